@@ -1,0 +1,269 @@
+"""What a user can ask for, validated where it is written down.
+
+Three frozen objects: `SpeculationParams` and `SamplingParams` belong to one request, `EngineConfig` to an engine.
+`None` means "decide for me"; `EngineConfig.resolve` turns it into a `ResolvedConfig` with nothing left open, which is
+what gets printed and stored with results.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, get_args
+
+from outpace.errors import UsageError
+
+SpeculationMode = Literal["auto", "off", "on"]
+Method = Literal["none", "ngram", "suffix", "draft"]
+Acceptance = Literal["exact", "rejection", "block", "typical", "threshold"]
+BackendName = Literal["auto", "llamacpp"]
+
+LOSSY: frozenset[str] = frozenset({"typical", "threshold"})
+MAX_DEPTH = 64
+DEFAULT_DEPTH = 4
+
+
+def _check(ok: bool, sentence: str) -> None:
+    if not ok:
+        raise UsageError(sentence)
+
+
+def _check_choice(name: str, value: object, choices: Any) -> None:
+    names = get_args(choices)
+    _check(value in names, f"{name} must be one of {', '.join(names)}; got {value!r}")
+
+
+def _check_number(name: str, value: object, low: float, high: float, *, meaning: str = "") -> None:
+    """Reject NaN, infinities outside the range, and things that are not numbers, in one sentence."""
+    ok = isinstance(value, int | float) and not isinstance(value, bool)
+    ok = ok and not math.isnan(float(value)) and low <= float(value) <= high  # type: ignore[arg-type]
+    bounds = f"between {low:g} and {high:g}" if math.isfinite(high) else f"at least {low:g}"
+    _check(ok, f"{name} must be a number {bounds}{meaning}; got {value!r}")
+
+
+def _check_int(name: str, value: object, low: int, high: int | None = None, *, meaning: str = "") -> None:
+    ok = isinstance(value, int) and not isinstance(value, bool) and value >= low and (high is None or value <= high)
+    bounds = f"at least {low}" if high is None else f"between {low} and {high}"
+    _check(ok, f"{name} must be a whole number {bounds}{meaning}; got {value!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationParams:
+    """How one request may be speculated on. Unset fields follow the engine's settings."""
+
+    mode: SpeculationMode | None = None
+    method: Method | None = None
+    max_depth: int | None = None
+    acceptance: Acceptance = "exact"
+    threshold: float | None = None
+    """`threshold` acceptance takes a draft token outright where the target gives it at least this probability."""
+    posterior_threshold: float = 0.09
+    posterior_alpha: float = 0.3
+    """`typical` acceptance takes it where its probability exceeds min(posterior_threshold, alpha * exp(-entropy))."""
+
+    def __post_init__(self) -> None:
+        if self.mode is not None:
+            _check_choice("speculation mode", self.mode, SpeculationMode)
+        if self.method is not None:
+            _check_choice("speculation method", self.method, Method)
+        if self.max_depth is not None:
+            _check_int("max_depth", self.max_depth, 0, MAX_DEPTH, meaning=" draft tokens a step")
+        _check_choice("acceptance", self.acceptance, Acceptance)
+        if self.acceptance == "threshold":
+            _check(self.threshold is not None, "acceptance 'threshold' needs a threshold between 0 and 1, such as 0.75")
+        if self.threshold is not None:
+            _check_number("threshold", self.threshold, 0.0, 1.0)
+            _check(
+                self.acceptance == "threshold",
+                f"a threshold was given with acceptance {self.acceptance!r}; say acceptance='threshold' to use it",
+            )
+        _check_number("posterior_threshold", self.posterior_threshold, 0.0, 1.0)
+        _check_number("posterior_alpha", self.posterior_alpha, 0.0, 1.0)
+
+    @property
+    def is_lossy(self) -> bool:
+        return self.acceptance in LOSSY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are chosen for one request. Temperature 0 is greedy."""
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0  # 0 and -1: all tokens
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    max_tokens: int = 256
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    logprobs: int | None = None  # how many alternatives to report per token; None: no logprobs
+    speculation: SpeculationParams = field(default_factory=SpeculationParams)
+
+    def __post_init__(self) -> None:
+        _check_int("n", self.n, 1, 128, meaning=" completions")
+        _check_number("temperature", self.temperature, 0.0, 100.0)
+        _check_int("top_k", self.top_k, -1)
+        _check_number("top_p", self.top_p, 0.0, 1.0)
+        _check(self.top_p > 0, f"top_p must be above 0, or no token is left; got {self.top_p!r}")
+        _check_number("min_p", self.min_p, 0.0, 1.0)
+        _check_number("repetition_penalty", self.repetition_penalty, 0.0, 10.0)
+        _check(self.repetition_penalty > 0, "repetition_penalty must be above 0; 1 leaves logits alone")
+        _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        for token, bias in self.logit_bias.items():
+            _check_int("a logit_bias token id", token, 0)
+            _check_number(f"the logit_bias of token {token}", bias, -100.0, 100.0)
+        if self.seed is not None:
+            _check_int("seed", self.seed, 0, 2**64 - 1)
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        for text in self.stop:
+            _check(isinstance(text, str) and text != "", f"a stop string must be a non-empty string; got {text!r}")
+        for token in self.stop_token_ids:
+            _check_int("a stop token id", token, 0)
+        _check_int("max_tokens", self.max_tokens, 1)
+        _check_int("min_tokens", self.min_tokens, 0)
+        _check(
+            self.min_tokens <= self.max_tokens,
+            f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})",
+        )
+        if self.logprobs is not None:
+            _check_int("logprobs", self.logprobs, 0, 100, meaning=" alternatives")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What to load and how much room to give it."""
+
+    model: str | None = None  # a GGUF file; None: the embedded SmolLM2-135M-Instruct
+    draft: str | None = None  # a GGUF file with the same vocabulary
+    backend: BackendName = "auto"
+    speculation: SpeculationMode = "auto"
+    method: Method | None = None
+    depth: int | None = None
+    ngram_min: int = 2
+    ngram_max: int = 4
+    suffix_store_tokens: int = 65536  # how much of earlier requests' output the suffix proposer remembers
+    max_context: int | None = None  # longest prompt plus output of one request
+    cache_tokens: int | None = None  # room for all running requests together
+    max_sequences: int = 8  # requests running at once
+    max_step_tokens: int = 512  # the most tokens one forward pass may carry; also the largest prefill chunk
+    prefix_reuse: bool = True  # compute a shared prompt prefix once
+    threads: int | None = None
+    llama_library: str | None = None  # a libllama to use instead of the installed one
+
+    def __post_init__(self) -> None:
+        _check_choice("backend", self.backend, BackendName)
+        _check_choice("speculation", self.speculation, SpeculationMode)
+        if self.method is not None:
+            _check_choice("method", self.method, Method)
+        if self.depth is not None:
+            _check_int("depth", self.depth, 0, MAX_DEPTH, meaning=" draft tokens a step")
+        _check_int("ngram_min", self.ngram_min, 1)
+        _check_int("ngram_max", self.ngram_max, self.ngram_min, meaning=" (ngram_min)")
+        _check_int("suffix_store_tokens", self.suffix_store_tokens, 0)
+        for name in ("max_context", "cache_tokens", "threads"):
+            if getattr(self, name) is not None:
+                _check_int(name, getattr(self, name), 1)
+        _check_int("max_sequences", self.max_sequences, 1, 128)
+        _check_int("max_step_tokens", self.max_step_tokens, 1)
+        _check(
+            self.max_step_tokens >= self.max_sequences,
+            f"max_step_tokens ({self.max_step_tokens}) must be at least max_sequences ({self.max_sequences}), "
+            "or not every running request could take a step",
+        )
+        if self.max_context is not None and self.cache_tokens is not None:
+            _check(
+                self.cache_tokens >= self.max_context,
+                f"cache_tokens ({self.cache_tokens}) must be at least max_context ({self.max_context}), "
+                "or the longest request could never run",
+            )
+        _check(
+            not (self.method == "draft" and self.draft is None),
+            "method 'draft' needs a draft model; name one (draft=, --draft) or choose suffix or ngram",
+        )
+        _check(
+            not (self.speculation == "off" and self.depth),
+            f"speculation is off but depth is {self.depth}; leave out the depth or say speculation 'on'",
+        )
+        _check(
+            not (self.speculation == "off" and self.method not in (None, "none")),
+            f"speculation is off but method is {self.method!r}; leave out the method or say speculation 'on'",
+        )
+        _check(
+            not (self.speculation == "on" and (self.depth == 0 or self.method == "none")),
+            "speculation is on but depth 0 or method 'none' means plain decoding; say speculation 'off'",
+        )
+
+    def resolve(self, *, model_context: int, model_path: str, draft_path: str | None) -> ResolvedConfig:
+        """Settle everything left open, from what the loaded model says of itself."""
+        if self.max_context is not None:
+            max_context = self.max_context
+        else:
+            max_context = min(model_context, self.cache_tokens or DEFAULT_CONTEXT)
+        method = self.method or ("draft" if self.draft is not None else "suffix")
+        settled = replace(
+            self,
+            model=model_path,
+            draft=draft_path,
+            backend="llamacpp",
+            method="none" if self.speculation == "off" else method,
+            depth=0 if self.speculation == "off" else (self.depth or DEFAULT_DEPTH),
+            max_context=max_context,
+            cache_tokens=max(self.cache_tokens or DEFAULT_CONTEXT, max_context),
+            threads=self.threads or usable_cores(),
+        )
+        return ResolvedConfig(**{name: getattr(settled, name) for name in ResolvedConfig.__dataclass_fields__})
+
+
+DEFAULT_CONTEXT = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedConfig:
+    """An EngineConfig with nothing left open."""
+
+    model: str
+    draft: str | None
+    backend: BackendName
+    speculation: SpeculationMode
+    method: Method
+    depth: int
+    ngram_min: int
+    ngram_max: int
+    suffix_store_tokens: int
+    max_context: int
+    cache_tokens: int
+    max_sequences: int
+    max_step_tokens: int
+    prefix_reuse: bool
+    threads: int
+    llama_library: str | None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def usable_cores() -> int:
+    """Cores this process may run on, which a container or taskset may have narrowed."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

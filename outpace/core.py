@@ -1,0 +1,235 @@
+"""The nouns of the engine. This module imports nothing local, so every other room may use it.
+
+Vocabulary, as the field uses it: a *draft* is guessed ahead of the target; its tokens are *accepted* or not; after the
+accepted ones the target adds exactly one token of its own, *recovered* where a draft token was refused, *bonus* where
+all were accepted. Mean accepted length counts that token too: (accepted + steps) / steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from outpace.config import SamplingParams
+    from outpace.engine.output import OutputWriter
+    from outpace.sampling import Shaper
+
+    FloatRow = NDArray[np.float32]
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sequence being generated. `tokens` is append-only: what is in it has been said for good."""
+
+    id: int
+    params: SamplingParams
+    prompt: Sequence[int]
+    seed: int  # the user's, or one drawn at submission
+    shaper: Shaper
+    writer: OutputWriter
+    max_length: int  # prompt and output together never exceed this
+    tokens: list[int] = field(default_factory=list)
+    seq: int | None = None  # the cache sequence held while running
+    num_computed: int = 0  # leading tokens whose keys and values are in the target's cache
+    finish_reason: FinishReason | None = None
+    num_preemptions: int = 0
+    num_shared: int = 0  # leading prompt tokens taken from another sequence's cache
+    spec: SpeculationCounts = field(default_factory=lambda: SpeculationCounts())
+    submitted_at: float = 0.0
+    first_token_at: float | None = None
+    finished_at: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.tokens:
+            self.tokens = list(self.prompt)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - len(self.prompt)
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens said but not yet in the cache: a whole prompt at first, one while decoding."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def is_decoding(self) -> bool:
+        return self.num_pending == 1 and self.num_output > 0
+
+    @property
+    def max_useful_depth(self) -> int:
+        """A step says up to depth + 1 tokens; more than the request may still say would be thrown away."""
+        return max(0, self.max_length - len(self.tokens) - 1)
+
+
+@dataclass(slots=True)
+class SpeculationCounts:
+    """What speculation did for one request; `per_position[i]` counts acceptances of the (i+1)-th draft token."""
+
+    steps: int = 0  # decoding steps, plain ones included
+    num_drafts: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    num_lenient: int = 0  # accepted only because a lossy rule was asked for
+    drafted_per_position: list[int] = field(default_factory=list)
+    accepted_per_position: list[int] = field(default_factory=list)
+    proposers: set[str] = field(default_factory=set)
+    decode_seconds: float = 0.0  # this request's share of the steps it took part in
+    plain_seconds: float = 0.0  # what the cost curve says plain decoding of the same tokens would have taken
+
+    def add(self, verdict: Verdict, proposer: str) -> None:
+        self.steps += 1
+        self.num_accepted += verdict.num_accepted
+        self.num_lenient += verdict.num_lenient
+        if not verdict.num_drafted:
+            return
+        self.num_drafts += 1
+        self.num_drafted += verdict.num_drafted
+        self.proposers.add(proposer)
+        while len(self.drafted_per_position) < verdict.num_drafted:
+            self.drafted_per_position.append(0)
+            self.accepted_per_position.append(0)
+        for i in range(verdict.num_drafted):
+            self.drafted_per_position[i] += 1
+        for i in range(verdict.num_accepted):
+            self.accepted_per_position[i] += 1
+
+    @property
+    def mean_accepted_length(self) -> float | None:
+        """Tokens per decoding step, the target's own token included: 1.0 is plain decoding."""
+        return (self.num_accepted + self.steps) / self.steps if self.steps else None
+
+    @property
+    def estimated_speedup(self) -> float | None:
+        if self.plain_seconds <= 0 or self.decode_seconds <= 0:
+            return None
+        return self.plain_seconds / self.decode_seconds
+
+
+@dataclass(slots=True)
+class Draft:
+    """Guessed tokens. `probs[i]` is exactly the distribution tokens[i] was drawn from; None stands for one-hot."""
+
+    tokens: list[int]
+    proposer: str
+    probs: list[FloatRow] | None = None
+
+
+@dataclass(slots=True)
+class Row:
+    """One sequence's share of a step: consecutive tokens at positions start, start+1, ...; ragged across rows.
+
+    Logits are wanted for the last `num_logits` of them: none while a prompt is still being read, depth + 1 for a draft.
+    """
+
+    seq: int
+    start: int
+    tokens: Sequence[int]
+    num_logits: int
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """Everything the target computes in one forward pass."""
+
+    rows: list[Row]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(row.tokens) for row in self.rows)
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What the target made of a draft: the accepted tokens and, last, the one it says itself."""
+
+    tokens: list[int]
+    num_drafted: int
+    num_accepted: int
+    num_lenient: int = 0
+
+
+@dataclass(slots=True)
+class StepStats:
+    """What one step did and where its time went, in seconds. Exporters read it; nothing else is measured twice."""
+
+    num_prefill_tokens: int = 0
+    num_decode_rows: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    num_emitted: int = 0
+    num_finished: int = 0
+    num_preempted: int = 0
+    schedule_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    verify_seconds: float = 0.0
+
+    @property
+    def host_seconds(self) -> float:
+        """Time outside model forwards; a draft model's own forwards count as drafting, not as host time."""
+        return self.schedule_seconds + self.verify_seconds
+
+    @property
+    def total_seconds(self) -> float:
+        return self.schedule_seconds + self.draft_seconds + self.forward_seconds + self.verify_seconds
+
+
+@dataclass(slots=True)
+class TokenLogprob:
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]]  # the most likely tokens, best first
+
+
+@dataclass(slots=True)
+class Segment:
+    """A piece of finished text and whether the token that completed it came from an accepted draft."""
+
+    text: str
+    from_draft: bool
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one step added to one request."""
+
+    request: Request
+    token_ids: list[int]
+    segments: list[Segment]
+    finish_reason: FinishReason | None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One finished (or interrupted) completion."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None
+    logprobs: list[TokenLogprob] | None
+    speculation: SpeculationCounts
+    timing: Timing
+
+
+@dataclass(slots=True)
+class Timing:
+    time_to_first_token: float | None
+    total: float | None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A prompt and its n completions."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]

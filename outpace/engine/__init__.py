@@ -1,0 +1,1 @@
+"""The visible loop: schedule, speculate, run the target once, verify, commit, stream."""
