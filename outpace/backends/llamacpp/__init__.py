@@ -1,0 +1,1 @@
+"""Any GGUF through llama.cpp, which owns kernels and cache memory."""

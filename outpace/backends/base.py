@@ -1,0 +1,82 @@
+"""What the engine asks of a backend. A runner owns weights, cache memory and kernels; it decides nothing.
+
+Sequences are small integers below `capacity.max_sequences`. The engine keeps the books (see `kv/`): it never asks for
+more than the capacity, always appends at the end of what a sequence holds, and says when tokens go away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outpace.core import StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    max_sequences: int
+    cache_tokens: int  # all sequences together; a token shared by several counts once
+    max_context: int  # one sequence
+    max_step_tokens: int  # one forward pass
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    can_rewind: bool  # truncate to any length; without it requests decode plainly and share no prefixes
+
+
+class Runner(Protocol):
+    capacity: Capacity
+    capabilities: Capabilities
+    vocab_size: int
+
+    def forward(self, plan: StepPlan) -> NDArray[np.float32]:
+        """Run the model once over all rows and append their tokens to their sequences.
+
+        Returns the logits asked for, one line per token in row order, [sum of num_logits, vocab_size]. The array is the
+        backend's own memory: read-only, and valid until the next forward.
+        """
+        ...
+
+    def truncate(self, seq: int, num_tokens: int) -> None:
+        """Keep the first num_tokens of a sequence."""
+        ...
+
+    def fork(self, source: int, target: int, num_tokens: int) -> None:
+        """Make the empty sequence `target` begin with the first num_tokens of `source`."""
+        ...
+
+    def free(self, seq: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Tokenizer(Protocol):
+    vocab_size: int
+    end_ids: frozenset[int]  # tokens that end a generation
+    bos_text: str
+    eos_text: str
+    chat_template: str | None
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]: ...
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes a token adds to the text; empty for control tokens."""
+        ...
+
+    def vocabulary(self) -> Sequence[tuple[bytes, int]]:
+        """Raw text and attribute flags of every token, for comparing two models."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    runner: Runner
+    tokenizer: Tokenizer
+    description: str
+    num_parameters: int
+    size_bytes: int

@@ -1,0 +1,146 @@
+"""Batches of ragged rows through llama.cpp.
+
+The cache is one pool shared by all sequences (`kv_unified`): rows of different lengths then share one pass over the
+weights, where per-sequence streams would be split into several; a fork shares cells instead of copying them; and the
+capacity is simply a number of tokens. Flash attention skips the cells of other sequences.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outpace.backends.base import Capabilities, Capacity, LoadedModel
+from outpace.backends.llamacpp import library as llama
+from outpace.backends.llamacpp.tokenizer import LlamaTokenizer
+from outpace.core import StepPlan
+from outpace.errors import BackendError, ModelError
+
+MAX_SEQUENCES = 256  # compiled into libllama
+
+
+class LlamaModel:
+    """Weights and vocabulary, before any cache is made for them."""
+
+    def __init__(self, path: Path, library: llama.Library) -> None:
+        self.library = library
+        self.path = path
+        library.forget_errors()
+        self.handle = library.llama_model_load_from_file(str(path).encode(), library.llama_model_default_params())
+        if not self.handle:
+            raise ModelError(
+                f"{path} cannot be loaded by llama.cpp: {library.first_error()}; "
+                "check that the file is complete and of an architecture this llama.cpp supports"
+            )
+        if library.llama_model_has_encoder(self.handle):
+            self.close()
+            raise ModelError(f"{path} is an encoder-decoder model; Outpace runs decoder-only language models")
+        self.tokenizer = LlamaTokenizer(library, self.handle)
+        self.train_context: int = library.llama_model_n_ctx_train(self.handle)
+        self.can_rewind = not (
+            library.llama_model_is_recurrent(self.handle) or library.llama_model_is_hybrid(self.handle)
+        )
+
+    def start(self, capacity: Capacity, threads: int) -> LoadedModel:
+        lib = self.library
+        description = c.create_string_buffer(256)
+        lib.llama_model_desc(self.handle, description, len(description))
+        return LoadedModel(
+            runner=LlamaRunner(self, capacity, threads),
+            tokenizer=self.tokenizer,
+            description=description.value.decode(errors="replace"),
+            num_parameters=lib.llama_model_n_params(self.handle),
+            size_bytes=lib.llama_model_size(self.handle),
+        )
+
+    def close(self) -> None:
+        if self.handle:
+            self.library.llama_model_free(self.handle)
+            self.handle = None
+
+
+class LlamaRunner:
+    """One llama.cpp context: a cache pool and the compute graph over it."""
+
+    def __init__(self, model: LlamaModel, capacity: Capacity, threads: int) -> None:
+        self._lib = lib = model.library
+        self._model = model
+        params = lib.llama_context_default_params()
+        params.n_ctx = capacity.cache_tokens
+        params.n_batch = params.n_ubatch = capacity.max_step_tokens
+        params.n_seq_max = min(capacity.max_sequences, MAX_SEQUENCES)
+        params.n_threads = params.n_threads_batch = threads
+        params.flash_attn_type = llama.FLASH_ATTENTION_ON
+        params.kv_unified = True
+        lib.forget_errors()
+        self._ctx = lib.llama_init_from_model(model.handle, params)
+        if not self._ctx:
+            raise BackendError(
+                f"llama.cpp could not set up {capacity.cache_tokens} tokens of cache for {model.path} "
+                f"({lib.first_error()}); a smaller cache_tokens or max_context needs less memory"
+            )
+        self._memory = lib.llama_get_memory(self._ctx)
+        self.capacity = capacity
+        self.capabilities = Capabilities(can_rewind=model.can_rewind)
+        self.vocab_size = model.tokenizer.vocab_size
+        self._make_batch(capacity.max_step_tokens)
+
+    def _make_batch(self, size: int) -> None:
+        """Arrays that llama.cpp reads in place; made once and filled again each step."""
+        self._token = np.zeros(size, np.int32)
+        self._position = np.zeros(size, np.int32)
+        self._wants_logits = np.zeros(size, np.int8)
+        self._seq = np.zeros(size, np.int32)
+        self._num_seqs = np.ones(size, np.int32)
+        self._seq_pointers = self._seq.ctypes.data + self._seq.itemsize * np.arange(size, dtype=np.uintp)
+        self._positions_from_zero = np.arange(size, dtype=np.int32)
+        self._batch = llama.Batch(
+            0, self._token.ctypes.data, None, self._position.ctypes.data, self._num_seqs.ctypes.data,
+            self._seq_pointers.ctypes.data, self._wants_logits.ctypes.data,
+        )  # fmt: skip
+
+    def forward(self, plan: StepPlan) -> NDArray[np.float32]:
+        at = num_outputs = 0
+        for row in plan.rows:
+            end = at + len(row.tokens)
+            self._token[at:end] = row.tokens
+            self._position[at:end] = self._positions_from_zero[: end - at]
+            self._position[at:end] += row.start
+            self._seq[at:end] = row.seq
+            self._wants_logits[at:end] = 0
+            self._wants_logits[end - row.num_logits : end] = 1
+            num_outputs += row.num_logits
+            at = end
+        self._batch.n_tokens = at
+        status = self._lib.llama_decode(self._ctx, self._batch)
+        if status != 0:
+            raise BackendError(
+                f"llama.cpp failed on a step of {at} tokens in {len(plan.rows)} sequences "
+                f"(status {status}: {self._lib.first_error()})"
+            )
+        if num_outputs == 0:
+            return np.empty((0, self.vocab_size), np.float32)
+        pointer = self._lib.llama_get_logits(self._ctx)  # also waits for the computation to end
+        memory = (c.c_float * (num_outputs * self.vocab_size)).from_address(pointer)
+        logits = np.frombuffer(memory, np.float32).reshape(num_outputs, self.vocab_size)
+        logits.flags.writeable = False
+        return logits
+
+    def truncate(self, seq: int, num_tokens: int) -> None:
+        if not self._lib.llama_memory_seq_rm(self._memory, seq, num_tokens, -1):
+            raise BackendError(f"llama.cpp cannot rewind the cache of {self._model.path} to {num_tokens} tokens")
+
+    def fork(self, source: int, target: int, num_tokens: int) -> None:
+        self._lib.llama_memory_seq_cp(self._memory, source, target, 0, num_tokens)
+
+    def free(self, seq: int) -> None:
+        self._lib.llama_memory_seq_rm(self._memory, seq, -1, -1)
+
+    def close(self) -> None:
+        if self._ctx:
+            self._lib.llama_free(self._ctx)
+            self._ctx = None
+            self._model.close()

@@ -1,0 +1,127 @@
+"""Renders a conversation with the chat template a model carries, by Hugging Face's conventions.
+
+The template is a program from an untrusted file, so it runs in jinja2's immutable sandbox. This module knows
+messages and templates; it knows no tokens and no model, and invents no template where a model has none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from outpace.errors import ModelError, UsageError
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from jinja2.nodes import Node
+    from jinja2.parser import Parser
+
+
+def render_chat(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    bos_token: str,
+    eos_token: str,
+    add_generation_prompt: bool = True,
+    **extra: Any,
+) -> str:
+    """The prompt for `messages`. `extra` reaches the template as variables, such as enable_thinking."""
+    # Templates ask `tools is not none`, so by convention these two are always defined.
+    variables: dict[str, Any] = {"tools": None, "documents": None, **extra}
+    variables.update(
+        messages=_check_messages(messages),
+        bos_token=bos_token,
+        eos_token=eos_token,
+        add_generation_prompt=add_generation_prompt,
+    )
+    compiled = _compile(template)
+    try:
+        return compiled.render(variables)
+    except Exception as error:  # a template can divide by zero as well as call raise_exception
+        raise ModelError(f"the model's chat template refused this conversation: {_say(error)}") from error
+
+
+def _check_messages(messages: object) -> list[dict[str, Any]]:
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        raise UsageError(
+            f"messages must be a list of objects with role and content; got {type(messages).__name__}"
+        )
+    if not messages:
+        raise UsageError("messages is empty; give at least one, such as {'role': 'user', 'content': 'Hello'}")
+    return [_check_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
+
+
+def _check_message(name: str, message: object) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise UsageError(f"{name} must be an object with a role and content; got {type(message).__name__}")
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise UsageError(f"{name} needs a role, such as 'user'; got {role!r}")
+    return {**message, "content": _text(name, message.get("content"))}
+
+
+def _text(name: str, content: object) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list | tuple):
+        raise UsageError(f"{name} needs content that is a string or a list of text parts; got {content!r}")
+    texts = []
+    for part in content:
+        text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+        if not isinstance(text, str):
+            raise UsageError(f"{name} has a part that is not {{'type': 'text', 'text': ...}}; send only text")
+        texts.append(text)
+    return "".join(texts)
+
+
+@lru_cache(maxsize=16)
+def _compile(template: str) -> Template:
+    from jinja2 import TemplateError
+    from jinja2.ext import Extension
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def raise_exception(message: str) -> NoReturn:
+        raise TemplateError(message)
+
+    class Generation(Extension):
+        """{% generation %} marks the assistant's words for training; here it only passes them through."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Parser) -> list[Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    try:
+        return environment.from_string(template)
+    except Exception as error:  # deep nesting ends in a RecursionError, not a TemplateSyntaxError
+        line = getattr(error, "lineno", None)
+        where = f" (line {line})" if line else ""
+        raise ModelError(f"the model's chat template does not compile: {_say(error)}{where}") from error
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON: jinja2's own filter escapes <, > and & for HTML, which a model would read as noise."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _say(error: Exception) -> str:
+    return str(error) or type(error).__name__

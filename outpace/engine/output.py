@@ -1,0 +1,99 @@
+"""From tokens to text that can be shown: whole characters only, and nothing that may turn out to be a stop string.
+
+Tokens are taken one at a time, in order, also when a step brings several: what counts as finished is then the same with
+and without speculation.
+"""
+
+from __future__ import annotations
+
+import codecs
+
+from outpace.backends.base import Tokenizer
+from outpace.config import SamplingParams
+from outpace.core import FinishReason, Segment, TokenLogprob
+
+
+class OutputWriter:
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, stop_ids: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._params = params
+        self._stop_ids = stop_ids
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._longest_stop = max((len(s) for s in params.stop), default=0)
+        self._held: list[Segment] = []  # text that may be the beginning of a stop string
+        self._shown: list[str] = []
+        self._fresh: list[Segment] = []
+        self.num_tokens = 0
+        self.logprobs: list[TokenLogprob] = []
+        self._finished = False
+
+    @property
+    def text(self) -> str:
+        return "".join(self._shown)
+
+    def add(self, token: int, *, from_draft: bool, room_left: int) -> FinishReason | None:
+        """Take the next token; says why the request ends, if it does. `room_left`: tokens it may still say after."""
+        self.num_tokens += 1
+        may_stop = self.num_tokens >= self._params.min_tokens
+        if token in self._stop_ids and may_stop:
+            self.finish()
+            return "stop"
+        piece = self._decoder.decode(self._tokenizer.token_bytes(token))
+        if piece:
+            self._held.append(Segment(piece, from_draft))
+            if self._params.stop and may_stop and self._stop_found():
+                return "stop"
+            self._release(keep=self._length_of_possible_stop() if self._params.stop else 0)
+        if room_left <= 0:
+            self.finish()
+            return "length"
+        return None
+
+    def finish(self) -> None:
+        """No more tokens: show what was held back, an unfinished character as U+FFFD."""
+        if self._finished:
+            return
+        self._finished = True
+        rest = self._decoder.decode(b"", final=True)
+        if rest:
+            self._held.append(Segment(rest, False))
+        self._release(keep=0)
+
+    def take(self) -> list[Segment]:
+        """Text that became certain since last asked."""
+        fresh, self._fresh = self._fresh, []
+        return fresh
+
+    def _held_text(self) -> str:
+        return "".join(segment.text for segment in self._held)
+
+    def _stop_found(self) -> bool:
+        text = self._held_text()
+        places = [place for place in (text.find(stop) for stop in self._params.stop) if place >= 0]
+        if not places:
+            return False
+        self._release(keep=len(text) - min(places))
+        self._held.clear()
+        self._finished = True
+        return True
+
+    def _length_of_possible_stop(self) -> int:
+        """The longest end of the held text that some stop string begins with."""
+        text = self._held_text()
+        for length in range(min(len(text), self._longest_stop - 1), 0, -1):
+            ending = text[-length:]
+            if any(stop.startswith(ending) for stop in self._params.stop):
+                return length
+        return 0
+
+    def _release(self, keep: int) -> None:
+        """Show all held text but its last `keep` characters."""
+        to_show = sum(len(segment.text) for segment in self._held) - keep
+        while self._held and to_show > 0:
+            segment = self._held.pop(0)
+            if len(segment.text) > to_show:
+                self._held.insert(0, Segment(segment.text[to_show:], segment.from_draft))
+                segment = Segment(segment.text[:to_show], segment.from_draft)
+            to_show -= len(segment.text)
+            self._fresh.append(segment)
+            self._shown.append(segment.text)

@@ -1,0 +1,213 @@
+"""Who takes part in the next step, and with how many tokens. Pure Python over the cache's books; no model, no drafts.
+
+Running requests are served in the order they were admitted: decodes first, one token each, then prompt chunks with what
+is left of the token budget, then admissions. Memory is given up in this order: kept prefixes of finished requests,
+oldest first; then the youngest running request, which goes back to the head of the queue with all it has said and is
+computed again later. A request never waits for one younger than itself, and one alone always fits.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outpace.core import Request
+from outpace.kv.cache import SequenceCache
+
+# Sharing fewer tokens than this is not worth waiting for the request that is computing them.
+MIN_SHARED_TOKENS = 16
+
+
+@dataclass(slots=True)
+class Work:
+    """The next num_tokens pending tokens of a request; `completes` when none stay pending and a token can be said."""
+
+    request: Request
+    num_tokens: int
+
+    @property
+    def completes(self) -> bool:
+        return self.num_tokens == self.request.num_pending
+
+
+class Scheduler:
+    def __init__(
+        self, cache: SequenceCache, *, max_running: int, max_step_tokens: int, prefix_reuse: bool
+    ) -> None:
+        self._cache = cache
+        self._max_running = max_running
+        self._max_step_tokens = max_step_tokens
+        self._prefix_reuse = prefix_reuse
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []  # in order of admission
+        self._kept: OrderedDict[int, list[int]] = OrderedDict()  # sequences of finished requests, and their tokens
+        self._preempted: list[Request] = []
+
+    @property
+    def has_requests(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def add(self, request: Request) -> None:
+        self.waiting.append(request)
+
+    def remove(self, request: Request, *, keep_prefix: bool) -> None:
+        """A request has ended. Its computed tokens may serve others until the room is needed."""
+        if request in self.waiting:
+            self.waiting.remove(request)
+        if request not in self.running:
+            return
+        self.running.remove(request)
+        assert request.seq is not None
+        if keep_prefix and self._prefix_reuse and request.num_computed >= MIN_SHARED_TOKENS:
+            self._kept[request.seq] = request.tokens[: request.num_computed]
+        else:
+            self._cache.close(request.seq)
+        request.seq = None
+
+    def schedule(self) -> list[Work]:
+        """Pick this step's work and reserve its room."""
+        work: list[Work] = []
+        budget = self._max_step_tokens
+        for decoding in (True, False):
+            for request in list(self.running):
+                if request.seq is None or request.is_decoding != decoding:
+                    continue  # preempted a moment ago, or served in the other round
+                item = self._continue(request, budget)
+                if item is not None:
+                    work.append(item)
+                    budget -= item.num_tokens
+        for request in list(self.waiting):
+            if budget == 0 or len(self.running) >= self._max_running or not self._admit(request):
+                break
+            if request.seq is None:
+                continue  # waits for an older request to compute what they share
+            item = self._continue(request, budget)
+            if item is not None:
+                work.append(item)
+                budget -= item.num_tokens
+        return work
+
+    def take_preempted(self) -> list[Request]:
+        """Requests that lost their place since last asked."""
+        preempted, self._preempted = self._preempted, []
+        return preempted
+
+    def reserve_draft(self, request: Request, depth: int) -> int:
+        """Room for a draft beyond the reserved token: as much of `depth` as there is, without pushing anyone out."""
+        assert request.seq is not None
+        while depth > 0 and not self._cache.reserve(request.seq, request.num_pending + depth):
+            if not self._evict_kept():
+                depth -= 1
+        return depth
+
+    def forget_kept(self) -> None:
+        """Drop every kept prefix."""
+        while self._evict_kept():
+            pass
+
+    def _continue(self, request: Request, budget: int) -> Work | None:
+        """The next chunk of a running request; None if it has to sit out or has lost its place."""
+        wanted = min(request.num_pending, budget)
+        if wanted == 0:
+            return None
+        while self._cache.num_free_tokens < wanted and self._evict_kept():
+            pass
+        while self._cache.num_free_tokens == 0:
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is request:
+                return None
+        num_tokens = min(wanted, self._cache.num_free_tokens)
+        assert request.seq is not None
+        reserved = self._cache.reserve(request.seq, num_tokens)
+        assert reserved
+        return Work(request, num_tokens)
+
+    def _preempt(self, request: Request) -> None:
+        assert request.seq is not None
+        self._cache.close(request.seq)
+        request.seq, request.num_computed = None, 0
+        request.num_preemptions += 1
+        self.running.remove(request)
+        self.waiting.appendleft(request)
+        self._preempted.append(request)
+
+    def _admit(self, request: Request) -> bool:
+        """Give a waiting request a sequence if everything it has to compute fits. False: nobody else may pass it.
+
+        True with `request.seq` still None means it waits for a shared prefix, and others may go ahead.
+        """
+        donor, num_shared = None, 0
+        if self._prefix_reuse:
+            donor, num_shared, worth_waiting = self._find_donor(request)
+            if worth_waiting:
+                return True
+        needed = len(request.tokens) - num_shared + 1
+        while self._cache.num_free_tokens < needed or self._cache.num_unused_sequences == 0:
+            if not self._evict_kept(spare=donor):
+                return False
+        if donor is not None:
+            request.seq = self._cache.fork(donor, num_shared)
+            if donor in self._kept:
+                self._kept.move_to_end(donor)
+        else:
+            request.seq = self._cache.open()
+        request.num_computed = request.num_shared = num_shared
+        self.waiting.remove(request)
+        self.running.append(request)
+        return True
+
+    def _find_donor(self, request: Request) -> tuple[int | None, int, bool]:
+        """The sequence sharing most with this request, how much is there to share now, and whether more is coming."""
+        most = len(request.tokens) - 1  # the last token is always computed, for its logits
+        best: int | None = None
+        best_shared = MIN_SHARED_TOKENS - 1
+        still_to_come = 0
+        for seq, tokens in self._kept.items():
+            shared = min(common_prefix_length(tokens, request.tokens), most)
+            if shared > best_shared:
+                best, best_shared = seq, shared
+        for other in self.running:
+            assert other.seq is not None
+            common = min(common_prefix_length(other.tokens, request.tokens), most)
+            shared = min(common, other.num_computed)
+            still_to_come = max(still_to_come, common)
+            if shared > best_shared:
+                best, best_shared = other.seq, shared
+        now = best_shared if best is not None else 0
+        return best, now, still_to_come - now >= MIN_SHARED_TOKENS
+
+    def _evict_kept(self, spare: int | None = None) -> bool:
+        """Give up the least recently used kept prefix; False if there is none to give."""
+        for seq in self._kept:
+            if seq != spare:
+                del self._kept[seq]
+                self._cache.close(seq)
+                return True
+        return False
+
+    def check_integrity(self) -> None:
+        self._cache.check_integrity()
+        owners = [request.seq for request in self.running] + list(self._kept)
+        assert None not in owners, "a running request has no sequence"
+        assert len(set(owners)) == len(owners) == self._cache.num_open_sequences, "a sequence has no owner, or two"
+        for request in self.running:
+            assert request.seq is not None
+            assert self._cache.length(request.seq) == request.num_computed, f"request {request.id}: wrong length"
+        for request in self.waiting:
+            assert request.seq is None and request.num_computed == 0, f"request {request.id} waits with a cache"
+
+
+def common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many leading tokens agree; compares slices, which is fast, and narrows down."""
+    low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,148 @@
+"""A pool of equal blocks with reference counts, and the block table of every sequence.
+
+    table      [ b0 | b1 | b2 | b3 | .. ]
+    tokens     |--------- length ---|--- reserved ---|
+                committed: in the cache for good      room taken, contents not yet decided
+
+A sequence grows by `reserve` (which can fail, and then changes nothing), writes into the reserved room, and then
+`commit`s what it keeps; the rest goes back. `rewind` gives up committed tokens. `fork` shares blocks; a block that
+several tables point at is never written: the first write into it takes a copy. With block_size 1 this mirrors a cache
+that manages single cells, such as llama.cpp's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+Copy = tuple[int, int]  # (source block, destination block)
+
+
+@dataclass(slots=True)
+class _Table:
+    blocks: list[int] = field(default_factory=list)
+    length: int = 0
+    reserved: int = 0
+
+
+class BlockPool:
+    def __init__(self, num_blocks: int, block_size: int = 1) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._refs = [0] * num_blocks
+        self._tables: dict[int, _Table] = {}
+
+    @property
+    def num_free_blocks(self) -> int:
+        return len(self._free)
+
+    @property
+    def sequences(self) -> frozenset[int]:
+        return frozenset(self._tables)
+
+    def length(self, seq: int) -> int:
+        return self._tables[seq].length
+
+    def reserved(self, seq: int) -> int:
+        return self._tables[seq].reserved
+
+    def blocks(self, seq: int) -> tuple[int, ...]:
+        return tuple(self._tables[seq].blocks)
+
+    def open(self, seq: int) -> None:
+        assert seq not in self._tables, f"sequence {seq} is already open"
+        self._tables[seq] = _Table()
+
+    def fork(self, source: int, target: int, num_tokens: int) -> None:
+        """Open `target` as the first num_tokens of `source`, sharing every block they lie in."""
+        origin = self._tables[source]
+        assert num_tokens <= origin.length, "only committed tokens can be shared"
+        self.open(target)
+        shared = origin.blocks[: self._blocks_for(num_tokens)]
+        for block in shared:
+            self._refs[block] += 1
+        table = self._tables[target]
+        table.blocks, table.length = shared, num_tokens
+
+    def reserve(self, seq: int, num_tokens: int) -> list[Copy] | None:
+        """Make room for num_tokens after the committed ones. None, and no change, if the pool has too little.
+
+        Returns the block copies the backend must make before writing: at most one, of a shared last block.
+        """
+        table = self._tables[seq]
+        first_written = table.length // self.block_size
+        copies_shared = (
+            num_tokens > 0
+            and first_written < len(table.blocks)
+            and self._refs[table.blocks[first_written]] > 1
+            and table.length % self.block_size != 0
+        )
+        num_new = self._blocks_for(table.length + num_tokens) - len(table.blocks)
+        if max(num_new, 0) + copies_shared > len(self._free):
+            return None
+        copies: list[Copy] = []
+        if copies_shared:
+            shared = table.blocks[first_written]
+            table.blocks[first_written] = self._take()
+            self._refs[shared] -= 1
+            copies.append((shared, table.blocks[first_written]))
+        for _ in range(num_new):
+            table.blocks.append(self._take())
+        table.reserved = max(table.reserved, num_tokens)
+        return copies
+
+    def advance(self, seq: int, num_tokens: int) -> None:
+        """The first num_tokens of the reserved room are written and stay; the rest remains reserved."""
+        table = self._tables[seq]
+        assert num_tokens <= table.reserved, f"{num_tokens} tokens kept, {table.reserved} reserved"
+        table.length += num_tokens
+        table.reserved -= num_tokens
+
+    def commit(self, seq: int, num_tokens: int) -> None:
+        """Keep the first num_tokens of the reserved room; give the rest back."""
+        self.advance(seq, num_tokens)
+        table = self._tables[seq]
+        table.reserved = 0
+        self._shrink(table)
+
+    def rewind(self, seq: int, length: int) -> None:
+        """Give up everything after the first `length` tokens."""
+        table = self._tables[seq]
+        assert length <= table.length, "rewinding cannot lengthen a sequence"
+        table.length, table.reserved = length, 0
+        self._shrink(table)
+
+    def close(self, seq: int) -> None:
+        table = self._tables.pop(seq)
+        for block in reversed(table.blocks):
+            self._drop(block)
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def _shrink(self, table: _Table) -> None:
+        keep = self._blocks_for(table.length)
+        while len(table.blocks) > keep:
+            self._drop(table.blocks.pop())
+
+    def _take(self) -> int:
+        block = self._free.pop()
+        self._refs[block] = 1
+        return block
+
+    def _drop(self, block: int) -> None:
+        self._refs[block] -= 1
+        if self._refs[block] == 0:
+            self._free.append(block)
+
+    def check_integrity(self) -> None:
+        """Every block is free or pointed at exactly as often as counted; every table is as long as it needs to be."""
+        refs = [0] * self.num_blocks
+        for seq, table in self._tables.items():
+            assert len(set(table.blocks)) == len(table.blocks), f"sequence {seq} holds a block twice"
+            needed = self._blocks_for(table.length + table.reserved)
+            assert len(table.blocks) == needed, f"sequence {seq} holds {len(table.blocks)} blocks, needs {needed}"
+            for block in table.blocks:
+                refs[block] += 1
+        assert refs == self._refs, "reference counts do not match the tables"
+        assert sorted(self._free) == [b for b in range(self.num_blocks) if refs[b] == 0], "the free list is wrong"

@@ -1,0 +1,251 @@
+"""The offline door: prompts in, completions out. Owns an engine and the text on both sides of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from outpace import backends
+from outpace.chat_template import render_chat
+from outpace.config import EngineConfig, Method, SamplingParams, SpeculationMode
+from outpace.core import CompletionOutput, Delta, Request, RequestOutput, Timing
+from outpace.engine.engine import Engine
+from outpace.errors import UsageError
+from outpace.models import resolve_model
+from outpace.randomness import child_seed
+from outpace.speculation.base import NoDraft, Proposer
+from outpace.speculation.draft_model import DraftModelProposer
+from outpace.speculation.ngram import NgramProposer
+from outpace.speculation.suffix import SuffixProposer
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """A loaded model.
+
+    >>> llm = LLM()                                    # the embedded SmolLM2-135M-Instruct
+    >>> llm.generate("The capital of France is")[0].outputs[0].text
+    >>> LLM("target.gguf", draft="draft.gguf", speculation="on", depth=4)
+
+    Further keyword arguments are the fields of `EngineConfig`.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        draft: str | None = None,
+        *,
+        speculation: SpeculationMode = "auto",
+        method: Method | None = None,
+        depth: int | None = None,
+        **options: Any,
+    ) -> None:
+        unknown = sorted(set(options) - set(EngineConfig.__dataclass_fields__))
+        if unknown:
+            raise UsageError(f"LLM does not know the option {unknown[0]!r}; see outpace.config.EngineConfig")
+        wanted = EngineConfig(
+            model=model, draft=draft, speculation=speculation, method=method, depth=depth, **options
+        )
+        model_path = resolve_model(model)
+        draft_path = resolve_model(draft) if draft is not None else None
+        loaded = backends.load(wanted, model_path, draft_path)
+        self.config = loaded.config
+        self._target, self._draft = loaded.target, loaded.draft
+        self.tokenizer = loaded.target.tokenizer
+        self.description = loaded.target.description
+        self.engine = Engine(loaded.target, self._proposers(), loaded.config)
+
+    def _proposers(self) -> dict[str, Proposer]:
+        proposers: list[Proposer] = [
+            NoDraft(),
+            NgramProposer(self.config.ngram_min, self.config.ngram_max),
+            SuffixProposer(self.config.suffix_store_tokens),
+        ]
+        if self._draft is not None:
+            proposers.append(DraftModelProposer(self._draft, self._target.runner.vocab_size))
+        return {proposer.name: proposer for proposer in proposers}
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Complete every prompt, a text or token ids each, in one batch. Results come in the order of the prompts."""
+        many = [prompts] if _is_one_prompt(prompts) else list(prompts)
+        encoded = [self._encode(prompt) for prompt in many]
+        texts = [prompt if isinstance(prompt, str) else None for prompt in many]
+        return self._run(encoded, texts, _params_per_prompt(params, len(many)), progress)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of several."""
+        several = bool(messages) and not isinstance(messages[0], Mapping)
+        conversations: list[Any] = list(messages) if several else [messages]
+        texts = [self.render_chat(conversation) for conversation in conversations]
+        encoded = [self._encode_rendered(text) for text in texts]
+        return self._run(encoded, list(texts), _params_per_prompt(params, len(texts)), progress)
+
+    def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> Iterator[Delta]:
+        """One prompt or conversation, delta by delta. Closing the iterator ends the request."""
+        params = params or SamplingParams()
+        if params.n != 1:
+            raise UsageError(f"stream gives one completion and n is {params.n}; use generate for several")
+        if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+            encoded = self._encode(prompt)  # type: ignore[arg-type]
+        else:
+            encoded = self._encode_rendered(self.render_chat(prompt))  # type: ignore[arg-type]
+        request = self.engine.submit(encoded, params)
+        try:
+            for delta in self._drive([request]):
+                yield delta
+        finally:
+            self.engine.abort(request)
+
+    def render_chat(self, messages: Sequence[Message]) -> str:
+        """A conversation as the text the model was trained to continue."""
+        template = self.tokenizer.chat_template
+        if template is None:
+            raise UsageError(
+                "this model carries no chat template; use generate with a prompt in the format it was trained on"
+            )
+        return render_chat(
+            template, messages, bos_token=self.tokenizer.bos_text, eos_token=self.tokenizer.eos_text
+        )
+
+    def close(self) -> None:
+        """Give the models' memory back."""
+        self._target.runner.close()
+        if self._draft is not None:
+            self._draft.runner.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def _encode_rendered(self, text: str) -> list[int]:
+        # A template writes its own beginning-of-text token; adding one more would double it.
+        starts_itself = bool(self.tokenizer.bos_text) and text.startswith(self.tokenizer.bos_text)
+        return self.tokenizer.encode(text, add_special=not starts_itself)
+
+    def _run(
+        self,
+        encoded: Sequence[Sequence[int]],
+        texts: Sequence[str | None],
+        params: Sequence[SamplingParams],
+        progress: bool | None,
+    ) -> list[RequestOutput]:
+        groups: list[list[Request]] = []
+        everyone: list[Request] = []
+        try:
+            for tokens, each in zip(encoded, params, strict=True):
+                group = [self._submit(tokens, each, index) for index in range(each.n)]
+                groups.append(group)
+                everyone += group
+            show = sys.stderr.isatty() and len(everyone) > 1 if progress is None else progress
+            with _Progress(len(everyone), enabled=show) as bar:
+                for delta in self._drive(everyone):
+                    bar.add(delta)
+        finally:
+            for request in everyone:
+                self.engine.abort(request)
+        return [
+            RequestOutput(text, list(tokens), [completion(r, i) for i, r in enumerate(group)])
+            for text, tokens, group in zip(texts, encoded, groups, strict=True)
+        ]
+
+    def _submit(self, tokens: Sequence[int], params: SamplingParams, index: int) -> Request:
+        seed = None if params.seed is None else child_seed(params.seed, index)
+        return self.engine.submit(tokens, params, seed=seed)
+
+    def _drive(self, requests: Sequence[Request]) -> Iterator[Delta]:
+        """Step the engine until these requests are done. A step that breaks leaves a clean engine behind."""
+        mine = {request.id for request in requests}
+        unfinished = len(mine)
+        while unfinished:
+            try:
+                deltas = self.engine.step()
+            except BaseException:
+                self.engine.reset()
+                raise
+            for delta in deltas:
+                if delta.request.id in mine:
+                    unfinished -= delta.finish_reason is not None
+                    yield delta
+
+
+class _Progress:
+    """A bar over requests, with tokens per second beside it."""
+
+    def __init__(self, total: int, *, enabled: bool) -> None:
+        self._enabled = enabled
+        self._total = total
+        self._num_tokens = 0
+
+    def __enter__(self) -> _Progress:
+        if self._enabled:
+            from time import perf_counter
+
+            from tqdm import tqdm
+
+            self._clock, self._begin = perf_counter, perf_counter()
+            self._bar = tqdm(total=self._total, unit="request", dynamic_ncols=True)
+        return self
+
+    def add(self, delta: Delta) -> None:
+        if self._enabled:
+            self._num_tokens += len(delta.token_ids)
+            if delta.finish_reason:
+                rate = self._num_tokens / max(self._clock() - self._begin, 1e-9)
+                self._bar.set_postfix_str(f"{rate:.1f} tokens/s", refresh=False)
+                self._bar.update(1)
+
+    def __exit__(self, *_: object) -> None:
+        if self._enabled:
+            self._bar.close()
+
+
+def completion(request: Request, index: int = 0) -> CompletionOutput:
+    """What a request has come to, finished or not."""
+    began = request.submitted_at
+    return CompletionOutput(
+        index=index,
+        text=request.writer.text,
+        token_ids=request.tokens[len(request.prompt) :],
+        finish_reason=request.finish_reason,
+        logprobs=request.writer.logprobs if request.params.logprobs is not None else None,
+        speculation=request.spec,
+        timing=Timing(
+            time_to_first_token=None if request.first_token_at is None else request.first_token_at - began,
+            total=None if request.finished_at is None else request.finished_at - began,
+        ),
+    )
+
+
+def _is_one_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
+    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+
+
+def _params_per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise UsageError(f"there are {count} prompts and {len(params)} sampling parameters; give one, or one each")
+    return list(params)

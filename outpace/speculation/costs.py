@@ -1,0 +1,61 @@
+"""What a step costs on this machine: measured at start, kept current by every step that runs.
+
+A curve from the number of tokens in a forward pass to seconds. It answers two questions: what would plain decoding have
+cost, and what does one more draft token cost.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+from outpace.backends.base import Runner
+from outpace.core import Row, StepPlan
+
+CALIBRATED_SIZES = (1, 2, 4, 8, 16)
+_REPEATS = 3
+_NEW_WEIGHT = 0.1  # of an observation against what is known; a machine's speed drifts, single steps are noisy
+
+
+class CostCurve:
+    def __init__(self, points: dict[int, float] | None = None) -> None:
+        self._points = dict(points or {})
+
+    @classmethod
+    def measure(cls, runner: Runner) -> CostCurve:
+        """A few forward passes of each size in a scratch sequence; the fastest of each counts, the rest is noise."""
+        curve = cls()
+        largest = min(runner.capacity.max_step_tokens, runner.capacity.max_context // 2)
+        scratch = runner.capacity.max_sequences - 1
+        plain = StepPlan([Row(scratch, 0, [0], 1)])
+        _timed(runner, plain)  # the first pass pays for touching memory
+        for size in [n for n in CALIBRATED_SIZES if n <= largest]:
+            plan = StepPlan([Row(scratch, 0, [0] * size, size)])
+            curve._points[size] = min(_timed(runner, plan) for _ in range(_REPEATS))
+        return curve
+
+    def observe(self, num_tokens: int, seconds: float) -> None:
+        known = self._points.get(num_tokens)
+        self._points[num_tokens] = seconds if known is None else known + _NEW_WEIGHT * (seconds - known)
+
+    @property
+    def is_known(self) -> bool:
+        return bool(self._points)
+
+    def seconds(self, num_tokens: int) -> float:
+        """Between measured sizes the curve is a straight line; beyond them it goes on as it last went."""
+        sizes = sorted(self._points)
+        assert sizes, "nothing has been measured"
+        if num_tokens in self._points or len(sizes) == 1:
+            return self._points.get(num_tokens, self._points[sizes[0]])
+        right = next((i for i, size in enumerate(sizes) if size > num_tokens), len(sizes) - 1)
+        low, high = sizes[max(right - 1, 0)], sizes[max(right, 1)]
+        slope = (self._points[high] - self._points[low]) / (high - low)
+        return max(self._points[low] + slope * (num_tokens - low), 0.0)
+
+
+def _timed(runner: Runner, plan: StepPlan) -> float:
+    begin = perf_counter()
+    runner.forward(plan)
+    seconds = perf_counter() - begin
+    runner.free(plan.rows[0].seq)
+    return seconds

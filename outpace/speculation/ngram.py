@@ -1,0 +1,66 @@
+"""Prompt lookup: what followed the last few tokens the last time they were said is guessed to follow again.
+
+Knows the tokens of one request at a time; refuses to know other requests, the model, and how often a
+continuation was right. The latest occurrence of the longest n-gram wins, without a vote: `suffix.py` is the
+proposer that counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outpace.core import Draft, Request
+from outpace.speculation.base import DraftAsk, NoDraft
+
+
+class NgramProposer(NoDraft):
+    name = "ngram"
+
+    def __init__(self, min_n: int, max_n: int) -> None:
+        self._sizes = range(max_n, min_n - 1, -1)  # longest first: the order of trust
+        self._indexes: dict[int, _Index] = {}
+
+    def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
+        return [Draft(self._draft(ask.request, ask.depth), self.name) for ask in asks]
+
+    def release(self, request: Request) -> None:
+        self._indexes.pop(request.id, None)
+
+    def _draft(self, request: Request, depth: int) -> list[int]:
+        index = self._indexes.get(request.id)
+        if index is None:
+            index = self._indexes[request.id] = _Index(self._sizes)
+        index.read(request.tokens)
+        start = index.find(request.tokens)
+        if start is None:
+            return []
+        source = request.tokens[start : start + depth]
+        # A source that meets the end of the text reads on in the draft itself, which repeats the pattern.
+        return [source[i % len(source)] for i in range(depth)]
+
+
+class _Index:
+    """Where to read on: the position just after each n-gram's latest occurrence but at the very end."""
+
+    __slots__ = ("_num_read", "_sizes", "_starts")
+
+    def __init__(self, sizes: range) -> None:
+        self._sizes = sizes
+        self._starts: dict[tuple[int, ...], int] = {}  # n-grams of every size: their lengths keep them apart
+        self._num_read = 0
+
+    def read(self, tokens: list[int]) -> None:
+        """Index the n-grams that end before the last token: the suffix itself must not be found."""
+        for end in range(self._num_read, len(tokens)):
+            for n in self._sizes:
+                if n <= end:
+                    self._starts[tuple(tokens[end - n : end])] = end
+        self._num_read = len(tokens)
+
+    def find(self, tokens: list[int]) -> int | None:
+        for n in self._sizes:
+            # A text shorter than n gives a shorter tuple, which only repeats the lookup of a smaller n.
+            start = self._starts.get(tuple(tokens[-n:]))
+            if start is not None:
+                return start
+        return None

@@ -1,0 +1,570 @@
+"""The acceptance rules leave the target's distribution untouched: proven on small models, not estimated.
+
+The production functions of `outpace.acceptance` run in exact fractions over every outcome of drafting and
+verification. What a speculative step says, continued by plain target draws, must have the target's joint
+law, compared with `==`. The same check refuses a set of plausible wrong rules and wrong drafts, so that it
+is known to see errors; and the lossy rules' distance from the target is stated as an exact number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outpace import acceptance
+from outpace.acceptance import Chance, Distribution, TargetProbs
+from outpace.core import Verdict
+from tests.enumeration import (
+    Context,
+    Drafted,
+    Drafter,
+    ExactDice,
+    Law,
+    Noise,
+    Pair,
+    Rule,
+    completed,
+    draw_draft,
+    exact_law,
+    expectation,
+    heated,
+    joint_law,
+    one_hot,
+    pairs,
+    row,
+    said,
+    speculate,
+    step_law,
+    total_variation,
+)
+
+
+def match_with_fresh_noise(
+    tokens: Sequence[int], draft_probs: Sequence[Distribution], target_probs: TargetProbs, chance: Chance
+) -> Verdict:
+    """`match` as an unseeded one-hot draft meets it: the target's own token takes no notice of the draft."""
+    return acceptance.match(tokens, lambda i: chance.draw(i, target_probs(i)))
+
+
+LOSSLESS: list[Rule] = [acceptance.reject, acceptance.verify_block, match_with_fresh_noise]
+WITH_PROBS: list[Rule] = [acceptance.reject, acceptance.verify_block]
+PAIRS = [*pairs(3), *pairs(2)]
+
+# Far enough apart, over and under the target at every token, that a mistake anywhere moves the law.
+UNLIKE = Pair(
+    "unlike",
+    3,
+    lambda context: row("1/2", "1/3", "1/6") if sum(context) % 2 == 0 else row("1/6", "1/6", "2/3"),
+    lambda context: (
+        row("1/6", "1/2", "1/3")
+        if len(context) % 2 == 0
+        else row("2/5", "2/5", "1/5")
+        if context[-1] == 2
+        else row("1/20", "4/5", "3/20")
+    ),
+)
+
+
+def name_of(item: Any) -> str | None:
+    return getattr(item, "__name__", None) or (str(item) if isinstance(item, Pair) else None)
+
+
+def each(name: str, values: Sequence[Any]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(name, values, ids=name_of)
+
+
+def check_lossless(rule: Rule, pair: Pair, depth: int, drafter: Drafter = draw_draft) -> None:
+    """One step, then plain decoding up to depth + 1 tokens, has the target's joint law."""
+    law = said(step_law(rule, pair, depth, drafter=drafter))
+    assert completed(law, pair.target, depth + 1) == joint_law(pair.target, depth + 1)
+
+
+@each("rule", LOSSLESS)
+@each("pair", PAIRS)
+@pytest.mark.parametrize("depth", [0, 1, 2, 3])
+def test_one_step_has_the_targets_joint_law(rule: Rule, pair: Pair, depth: int) -> None:
+    check_lossless(rule, pair, depth)
+
+
+# --- draft lengths ------------------------------------------------------------------------------------------
+
+
+def unsure(context: Context, distribution: Distribution) -> bool:
+    """Stop where the draft's whole distribution is flat, before a token is drawn from it."""
+    return bool(max(distribution) < Fraction(1, 2))
+
+
+def after_a_certain_token(context: Context, distribution: Distribution) -> bool:
+    """Stop by what was drafted, as at an end of sequence."""
+    return bool(context) and context[-1] == 0
+
+
+LENGTH_RULES = [
+    partial(draw_draft, stop=unsure),
+    partial(draw_draft, stop=after_a_certain_token),
+]
+
+
+@each("rule", LOSSLESS)
+@each("pair", [*PAIRS, UNLIKE])
+@pytest.mark.parametrize("drafter", LENGTH_RULES, ids=["unsure", "after_a_certain_token"])
+def test_a_length_chosen_from_the_past_and_the_whole_distribution_stays_exact(
+    rule: Rule, pair: Pair, drafter: Drafter
+) -> None:
+    check_lossless(rule, pair, 3, drafter)
+
+
+@each("rule", LOSSLESS)
+@each("pair", [*PAIRS, UNLIKE])
+def test_stopping_after_an_unlikely_token_is_exact_if_the_token_stays_in_the_draft(
+    rule: Rule, pair: Pair
+) -> None:
+    """The other side of the mutant that drops it: once drawn, a token is verified, whatever came of it."""
+
+    def drafter(pair: Pair, context: Context, depth: int, noise: Noise) -> Drafted:
+        def last_one_was_unlikely(so_far: Context, distribution: Distribution) -> bool:
+            return len(so_far) > len(context) and bool(pair.draft(so_far[:-1])[so_far[-1]] < Fraction(2, 5))
+
+        return draw_draft(pair, context, depth, noise, stop=last_one_was_unlikely)
+
+    check_lossless(rule, pair, 3, drafter)
+
+
+def test_the_length_rules_do_produce_different_lengths() -> None:
+    for drafter in LENGTH_RULES:
+
+        def length(noise: Noise, drafter: Drafter = drafter) -> int:
+            return len(drafter(UNLIKE, (), 3, noise)[0])
+
+        assert len(exact_law(length)) > 1
+
+
+# --- several steps ------------------------------------------------------------------------------------------
+
+
+def two_step_law(
+    rule: Rule, pair: Pair, first_depth: int, second_depth: Callable[[int], int]
+) -> Law[Context]:
+    """Two speculative steps in one enumeration, so that anything the first one leaves behind could show."""
+
+    def steps(noise: Noise) -> Context:
+        first = speculate(rule, pair, first_depth, noise)
+        context = tuple(first.tokens)
+        return context + tuple(speculate(rule, pair, second_depth(first.num_accepted), noise, context).tokens)
+
+    return exact_law(steps)
+
+
+@each("rule", LOSSLESS)
+@each("pair", pairs(2))
+def test_two_steps_in_a_row_stay_exact(rule: Rule, pair: Pair) -> None:
+    law = two_step_law(rule, pair, 2, lambda num_accepted: 2)
+    assert completed(law, pair.target, 5) == joint_law(pair.target, 5)
+
+
+@each("rule", LOSSLESS)
+@each("pair", pairs(3)[:4])
+def test_a_depth_that_follows_the_last_verdict_stays_exact(rule: Rule, pair: Pair) -> None:
+    """A policy may learn from acceptance: the next step's noise is independent of what it learned from."""
+    law = two_step_law(rule, pair, 2, lambda num_accepted: num_accepted)
+    assert completed(law, pair.target, 4) == joint_law(pair.target, 4)
+
+
+def draft_by_position(pair: Pair, context: Context, depth: int, noise: Noise) -> Drafted:
+    """Draft noise addressed by position alone: a position drafted again meets the number it met before."""
+    tokens: list[int] = []
+    for _ in range(depth):
+        position = len(context) + len(tokens)
+        tokens.append(noise.draw(("draft", position), pair.draft((*context, *tokens))))
+    return tokens, [pair.draft((*context, *tokens[:i])) for i in range(depth)]
+
+
+class DiceByPosition(ExactDice):
+    """Dice that forget where the draft began: one number per position of the sequence."""
+
+    def __init__(self, noise: Noise, anchor: int) -> None:
+        super().__init__(noise)
+        self._start = anchor
+
+    def happens(self, offset: int, probability: Any) -> bool:
+        return super().happens(self._start + offset, probability)
+
+    def draw(self, offset: int, weights: Distribution) -> int:
+        return super().draw(self._start + offset, weights)
+
+
+def two_step_law_with_reuse(rule: Rule, pair: Pair, *, draft_noise: bool, dice: bool) -> Law[Context]:
+    def steps(noise: Noise) -> Context:
+        context: Context = ()
+        for _ in range(2):
+            drafter = draft_by_position if draft_noise else draw_draft
+            tokens, probs = drafter(pair, context, 2, noise)
+            chance = (DiceByPosition if dice else ExactDice)(noise, len(context))
+            here = context
+
+            def target_probs(i: int, here: Context = here, tokens: Sequence[int] = tokens) -> Distribution:
+                return pair.target((*here, *tokens[:i]))
+
+            context += tuple(rule(tokens, probs, target_probs, chance).tokens)
+        return context
+
+    law = exact_law(steps, may_reuse_noise=True)
+    return completed(law, pair.target, 5)
+
+
+REUSES = [{"draft_noise": True, "dice": False}, {"draft_noise": False, "dice": True}]
+
+
+@pytest.mark.parametrize("reuse", REUSES, ids=["draft_noise", "dice"])
+def test_block_verification_needs_noise_addressed_by_where_the_draft_begins(reuse: dict[str, bool]) -> None:
+    """Later draft tokens and later trials decide where the accepted prefix ends. A position drafted again
+    with the number it had then is drafted with a number already known to be unlucky.
+    """
+    pair = pairs(2)[0]
+    expected = joint_law(pair.target, 5)
+    assert two_step_law_with_reuse(acceptance.verify_block, pair, draft_noise=False, dice=False) == expected
+    assert two_step_law_with_reuse(acceptance.verify_block, pair, **reuse) != expected
+
+
+@pytest.mark.parametrize("reuse", REUSES, ids=["draft_noise", "dice"])
+def test_token_by_token_rejection_looks_at_no_noise_beyond_the_first_refusal(reuse: dict[str, bool]) -> None:
+    pair = pairs(2)[0]
+    assert two_step_law_with_reuse(acceptance.reject, pair, **reuse) == joint_law(pair.target, 5)
+
+
+# --- the rules among themselves -----------------------------------------------------------------------------
+
+
+@each("pair", PAIRS)
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_match_is_rejection_sampling_for_a_one_hot_draft(pair: Pair, depth: int) -> None:
+    """In law, and in the number of accepted tokens too."""
+    vocab = pair.vocab
+    guessing = Pair("guess", vocab, pair.target, lambda context: one_hot(sum(context) % vocab, vocab))
+    assert step_law(match_with_fresh_noise, guessing, depth) == step_law(acceptance.reject, guessing, depth)
+
+
+@each("pair", PAIRS)
+def test_a_block_of_one_token_is_rejection_sampling(pair: Pair) -> None:
+    assert step_law(acceptance.verify_block, pair, 1) == step_law(acceptance.reject, pair, 1)
+
+
+@each("pair", PAIRS)
+def test_rejection_keeps_one_token_with_probability_one_minus_total_variation(pair: Pair) -> None:
+    law = step_law(acceptance.reject, pair, 1)
+    gap = total_variation(dict(enumerate(pair.target(()))), dict(enumerate(pair.draft(()))))
+    assert expectation(law, lambda outcome: outcome[1]) == 1 - gap
+
+
+def mean_accepted(rule: Rule, pair: Pair, depth: int) -> Fraction:
+    return expectation(step_law(rule, pair, depth), lambda outcome: outcome[1])
+
+
+def test_block_verification_accepts_at_least_as_much_as_token_by_token_rejection() -> None:
+    gains = {}
+    for pair in [*PAIRS, UNLIKE]:
+        for depth in (1, 2, 3):
+            gain = mean_accepted(acceptance.verify_block, pair, depth)
+            gain -= mean_accepted(acceptance.reject, pair, depth)
+            assert gain >= 0
+            gains[str(pair), depth] = gain
+    assert gains["free-3", 2] > 0
+    assert gains["free-3", 3] > gains["free-3", 2]
+    assert gains["perfect_draft-3", 3] == 0
+
+
+def test_a_perfect_draft_is_accepted_whole() -> None:
+    perfect = next(pair for pair in PAIRS if pair.name == "perfect_draft")
+    for rule in WITH_PROBS:
+        assert mean_accepted(rule, perfect, 3) == 3
+
+
+# --- seeded replay ------------------------------------------------------------------------------------------
+
+
+def replay(pair: Pair, depth: int, length: int, noise: Noise, *, draft: bool) -> Context:
+    """Decode with one number per position, which target and draft each turn into a token by inverse
+    transform.
+    """
+    said_so_far: Context = ()
+    while len(said_so_far) < length:
+        context = said_so_far
+        tokens: list[int] = []
+        for i in range(depth if draft else 0):
+            tokens.append(noise.draw(("token", len(context) + i), pair.draft((*context, *tokens))))
+
+        def own_token(i: int, context: Context = context, tokens: Sequence[int] = tokens) -> int:
+            return noise.draw(("token", len(context) + i), pair.target((*context, *tokens[:i])))
+
+        said_so_far += tuple(acceptance.match(tokens, own_token).tokens)
+    return said_so_far[:length]
+
+
+@pytest.mark.parametrize(
+    ("pair", "depth", "length"),
+    [*((pair, depth, 3) for pair in pairs(3) for depth in (1, 2))]
+    + [(pair, depth, 4) for pair in pairs(2) for depth in (1, 2, 3)],
+    ids=str,
+)
+def test_for_every_noise_a_seeded_request_says_what_plain_decoding_says(
+    pair: Pair, depth: int, length: int
+) -> None:
+
+    def both(noise: Noise) -> tuple[Context, Context]:
+        return replay(pair, depth, length, noise, draft=True), replay(pair, depth, length, noise, draft=False)
+
+    law = exact_law(both, may_reuse_noise=True)
+    assert all(speculative == plain for speculative, plain in law)
+    assert {tokens: p for (tokens, _), p in law.items()} == joint_law(pair.target, length)
+
+
+# --- wrong rules and wrong drafts, which the same check must refuse -----------------------------------------
+
+
+def keeps_the_refused_token(
+    tokens: Sequence[int], draft_probs: Sequence[Distribution], target_probs: TargetProbs, chance: Chance
+) -> Verdict:
+    verdict = acceptance.reject(tokens, draft_probs, target_probs, chance)
+    i = verdict.num_accepted
+    if i == len(tokens):
+        return verdict
+    own = chance.draw(i + 1, target_probs(i + 1))
+    return Verdict([*tokens[: i + 1], own], len(tokens), i + 1)
+
+
+def reject_recovering_from(
+    recovery: Callable[[Distribution, Distribution], Distribution],
+) -> Rule:
+    def rule(
+        tokens: Sequence[int], draft_probs: Sequence[Distribution], target_probs: TargetProbs, chance: Chance
+    ) -> Verdict:
+        for i, token in enumerate(tokens):
+            target, draft = target_probs(i), draft_probs[i]
+            if not chance.happens(i, min(1, target[token] / draft[token])):
+                return Verdict([*tokens[:i], chance.draw(i, recovery(target, draft))], len(tokens), i)
+        return Verdict(
+            [*tokens, chance.draw(len(tokens), target_probs(len(tokens)))], len(tokens), len(tokens)
+        )
+
+    return rule
+
+
+def bonus_from_the_draft(
+    tokens: Sequence[int], draft_probs: Sequence[Distribution], target_probs: TargetProbs, chance: Chance
+) -> Verdict:
+    n = len(tokens)
+    return acceptance.reject(
+        tokens, draft_probs, lambda i: target_probs(i) if i < n else draft_probs[-1], chance
+    )
+
+
+def block_with(
+    *,
+    kept_is_weight: bool = False,
+    residual_weight_is_one: bool = False,
+    uncapped_middle: bool = False,
+    stops_at_first_refusal: bool = False,
+    bonus_is_residual: bool = False,
+) -> Rule:
+    """Block verification, right if nothing is asked for, with one mistake at a time."""
+
+    def rule(
+        tokens: Sequence[int], draft_probs: Sequence[Distribution], target_probs: TargetProbs, chance: Chance
+    ) -> Verdict:
+        n = len(tokens)
+        weight: Any = Fraction(1)
+        weights, num_accepted = [weight], 0
+        for i, token in enumerate(tokens, start=1):
+            weight = weight * target_probs(i - 1)[token] / draft_probs[i - 1][token]
+            weight = weight if uncapped_middle and i < n else min(1, weight)
+            weights.append(weight)
+            capped = min(1, weight)
+            if i == n or kept_is_weight:
+                kept = capped
+            else:
+                mass = np.maximum(capped * target_probs(i) - draft_probs[i], 0).sum()
+                kept = mass / (mass + 1 - capped) if mass > 0 else 0
+            if chance.happens(i - 1, kept):
+                num_accepted = i
+            elif stops_at_first_refusal:
+                break
+        i = num_accepted
+        left_over = target_probs(i)
+        if i < n:
+            scale = 1 if residual_weight_is_one else min(1, weights[i])
+            left_over = np.maximum(scale * left_over - draft_probs[i], 0)
+        elif bonus_is_residual and n:
+            left_over = np.maximum(left_over - draft_probs[-1], 0)
+        left_over = left_over if left_over.sum() > 0 else target_probs(i)
+        return Verdict([*tokens[:i], chance.draw(i, left_over)], n, i)
+
+    return rule
+
+
+def match_whatever_is_possible(
+    tokens: Sequence[int], draft_probs: Sequence[Distribution], target_probs: TargetProbs, chance: Chance
+) -> Verdict:
+    return acceptance.match(
+        tokens,
+        lambda i: chance.draw(i, target_probs(i)),
+        lambda i, token: bool(target_probs(i)[token] > 0),
+    )
+
+
+WRONG_RULES: dict[str, Rule] = {
+    "one token more than was accepted": keeps_the_refused_token,
+    "recovery from the whole target": reject_recovering_from(lambda target, draft: target),
+    "recovery from the draft": reject_recovering_from(lambda target, draft: draft),
+    "recovery from the absolute difference": reject_recovering_from(
+        lambda target, draft: abs(target - draft)
+    ),
+    "bonus from the draft": bonus_from_the_draft,
+    "block: weight taken for the trial's probability": block_with(kept_is_weight=True),
+    "block: the single token's residual": block_with(residual_weight_is_one=True),
+    "block: weight not capped at one": block_with(uncapped_middle=True),
+    "block: first refusal ends it": block_with(stops_at_first_refusal=True),
+    "block: bonus from a residual": block_with(bonus_is_residual=True),
+    "match: whatever the target could have said": match_whatever_is_possible,
+}
+
+
+@pytest.mark.parametrize("rule", WRONG_RULES.values(), ids=WRONG_RULES.keys())
+def test_the_check_refuses_a_wrong_rule(rule: Rule) -> None:
+    with pytest.raises(AssertionError):
+        check_lossless(rule, UNLIKE, 2)
+
+
+@each("pair", [UNLIKE, *pairs(3)])
+def test_the_wrong_block_rules_differ_from_the_right_one_by_their_mistake_alone(pair: Pair) -> None:
+    assert step_law(block_with(), pair, 3) == step_law(acceptance.verify_block, pair, 3)
+
+
+def drops_an_unlikely_token(pair: Pair, context: Context, depth: int, noise: Noise) -> Drafted:
+    """Cuts the draft before the first token whose own draft probability is low: the draw itself decides."""
+    tokens, probs = draw_draft(pair, context, depth, noise)
+    for i, token in enumerate(tokens):
+        if probs[i][token] < Fraction(2, 5):
+            return tokens[:i], probs[:i]
+    return tokens, probs
+
+
+def reports_another_temperature(pair: Pair, context: Context, depth: int, noise: Noise) -> Drafted:
+    tokens, probs = draw_draft(pair, context, depth, noise)
+    return tokens, [heated(p) for p in probs]
+
+
+def reports_the_unfiltered_distribution(pair: Pair, context: Context, depth: int, noise: Noise) -> Drafted:
+    """Draws from the two likeliest tokens, as top-k would, and reports the distribution before the filter."""
+
+    def filtered(so_far: Context) -> Distribution:
+        kept = np.where(np.arange(pair.vocab) == np.argmin(pair.draft(so_far)), 0, pair.draft(so_far))
+        return np.asarray(kept / kept.sum(), dtype=object)
+
+    tokens, _ = draw_draft(Pair("filtered", pair.vocab, pair.target, filtered), context, depth, noise)
+    return tokens, [pair.draft((*context, *tokens[:i])) for i in range(depth)]
+
+
+@each("rule", WITH_PROBS)
+@each("drafter", [drops_an_unlikely_token, reports_another_temperature, reports_the_unfiltered_distribution])
+def test_the_check_refuses_a_dishonest_draft(rule: Rule, drafter: Drafter) -> None:
+    check_lossless(rule, UNLIKE, 2)
+    with pytest.raises(AssertionError):
+        check_lossless(rule, UNLIKE, 2, drafter)
+
+
+@each("drafter", [drops_an_unlikely_token, reports_another_temperature, reports_the_unfiltered_distribution])
+def test_match_forgives_every_dishonest_draft(drafter: Drafter) -> None:
+    """It never looks at draft_probs, and its own tokens do not depend on the draft."""
+    check_lossless(match_with_fresh_noise, UNLIKE, 2, drafter)
+
+
+# --- lossy rules, and by how much ---------------------------------------------------------------------------
+
+LOSSY_PAIR = Pair(
+    "lossy", 3, lambda context: row("1/2", "3/10", "1/5"), lambda context: row("1/10", "3/10", "3/5")
+)
+
+
+def lossy_distance(lenient: Callable[[TargetProbs], acceptance.Leniency], depth: int) -> Fraction:
+    """Total variation between what one lenient step says, completed, and the target."""
+
+    def rule(
+        tokens: Sequence[int], draft_probs: Sequence[Distribution], target_probs: TargetProbs, chance: Chance
+    ) -> Verdict:
+        own_token = partial(_draw_at, chance, target_probs)
+        return acceptance.match(tokens, own_token, lenient(target_probs))
+
+    law = said(step_law(rule, LOSSY_PAIR, depth))
+    target = LOSSY_PAIR.target
+    return total_variation(completed(law, target, depth + 1), joint_law(target, depth + 1))
+
+
+def _draw_at(chance: Chance, target_probs: TargetProbs, i: int) -> int:
+    return chance.draw(i, target_probs(i))
+
+
+def threshold_distance(threshold: Any, depth: int = 1) -> Fraction:
+    return lossy_distance(lambda target: acceptance.threshold_leniency(target, threshold), depth)
+
+
+def test_threshold_acceptance_is_off_the_target_by_an_exact_amount() -> None:
+    """A drafted x is kept if target(x) >= threshold, else the target's own token is said. For one token the
+    law is the draft where lenient, plus the draft's mass elsewhere spread as the target:
+
+    threshold 1/2   keeps token 0: (1/10 + 9/20, 27/100, 18/100), 1/20 away from (1/2, 3/10, 1/5)
+    threshold 3/10  keeps 0 and 1: (1/10 + 3/10, 3/10 + 18/100, 12/100), 9/50 away
+    threshold 1/5   keeps all: the draft itself, 2/5 away
+    """
+    assert threshold_distance(Fraction(1, 2)) == Fraction(1, 20)
+    assert threshold_distance(Fraction(3, 10)) == Fraction(9, 50)
+    assert threshold_distance(Fraction(1, 5)) == Fraction(2, 5)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_threshold_acceptance_is_further_off_the_lower_the_threshold(depth: int) -> None:
+    distances = [threshold_distance(Fraction(t, 10), depth) for t in (10, 6, 5, 3, 2, 0)]
+    assert distances[0] == distances[1] == 0  # no token is that likely, so leniency never speaks
+    assert all(a < b for a, b in pairwise(distances[1:5]))
+    assert distances[4] == distances[5]
+
+
+def test_threshold_one_is_the_exact_rule_even_where_the_target_is_certain() -> None:
+    """A token of probability one is the target's own token anyway."""
+    sure = Pair(
+        "sure", 3, lambda context: one_hot(1, 3) if context else row("1/2", "1/4", "1/4"), LOSSY_PAIR.draft
+    )
+
+    def rule(
+        tokens: Sequence[int], draft_probs: Sequence[Distribution], target_probs: TargetProbs, chance: Chance
+    ) -> Verdict:
+        lenient = acceptance.threshold_leniency(target_probs, 1.0)
+        return acceptance.match(tokens, partial(_draw_at, chance, target_probs), lenient)
+
+    check_lossless(rule, sure, 2)
+
+
+def test_typical_acceptance_is_off_the_target_by_an_exact_amount() -> None:
+    """The target's entropy is 1.03 nats, exp(-entropy) is 0.357. With alpha 0.3 the bar is 0.107: every
+    token passes and the draft itself is said, 2/5 away from the target. With alpha 0.7 the bar is 0.25:
+    tokens 0 and 1 pass, 9/50 away. With alpha 1 the bar is 0.357 and token 0 alone passes, 1/20 away.
+    """
+
+    def distance(threshold: float, alpha: float) -> Fraction:
+        return lossy_distance(lambda target: acceptance.typical_leniency(target, threshold, alpha), depth=1)
+
+    assert distance(1.0, 0.3) == Fraction(2, 5)
+    assert distance(1.0, 0.7) == Fraction(9, 50)
+    assert distance(1.0, 1.0) == Fraction(1, 20)
+    assert distance(0.09, 1.0) == Fraction(2, 5)  # the threshold limits the bar, and 0.09 lets all pass
+    assert distance(0.25, 1.0) == Fraction(9, 50)
+
+
+def test_lenient_acceptances_are_counted() -> None:
+    verdict = acceptance.match([2, 0, 1], lambda i: [0, 0, 2, 1][i], lambda i, token: i == 0)
+    assert verdict == Verdict([2, 0, 2], num_drafted=3, num_accepted=2, num_lenient=1)
