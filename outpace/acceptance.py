@@ -99,7 +99,8 @@ def verify_block(
 
 
 def _block_residual(weight: Any, target: Distribution, draft: Distribution) -> Distribution:
-    return np.maximum(weight * target - draft, 0)
+    residual: Distribution = np.maximum(weight * target - draft, 0)
+    return residual
 
 
 def _positive_part(weights: Distribution, otherwise: Distribution) -> Distribution:

@@ -47,9 +47,7 @@ def render_chat(
 
 def _check_messages(messages: object) -> list[dict[str, Any]]:
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
-        raise UsageError(
-            f"messages must be a list of objects with role and content; got {type(messages).__name__}"
-        )
+        raise UsageError(f"messages must be a list of objects with role and content; got {type(messages).__name__}")
     if not messages:
         raise UsageError("messages is empty; give at least one, such as {'role': 'user', 'content': 'Hello'}")
     return [_check_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
@@ -118,9 +116,7 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Plain JSON: jinja2's own filter escapes <, > and & for HTML, which a model would read as noise."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _say(error: Exception) -> str:

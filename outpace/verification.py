@@ -29,7 +29,7 @@ def matches_own_tokens(params: SamplingParams) -> bool:
 
 
 def verify(request: Request, draft: Draft | None, logits: NDArray[np.float32]) -> Verdict:
-    """Judge a draft. Row i of `logits` is the target's answer after i draft tokens; there is one more row than tokens."""
+    """Judge a draft. Row i of `logits` is the target's answer after i draft tokens: one row more than tokens."""
     tokens = draft.tokens if draft is not None else []
     rows = _Rows(request, tokens, logits)
     if draft is None or draft.probs is None or matches_own_tokens(request.params):
@@ -64,9 +64,7 @@ class _Rows:
 def _leniency(params: SamplingParams, rows: _Rows) -> acceptance.Leniency | None:
     speculation = params.speculation
     if speculation.acceptance == "typical":
-        return acceptance.typical_leniency(
-            rows.probs, speculation.posterior_threshold, speculation.posterior_alpha
-        )
+        return acceptance.typical_leniency(rows.probs, speculation.posterior_threshold, speculation.posterior_alpha)
     if speculation.acceptance == "threshold":
         assert speculation.threshold is not None
         return acceptance.threshold_leniency(rows.probs, speculation.threshold)

@@ -57,10 +57,14 @@ class Runner(Protocol):
 
 class Tokenizer(Protocol):
     vocab_size: int
-    end_ids: frozenset[int]  # tokens that end a generation
     bos_text: str
     eos_text: str
     chat_template: str | None
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end a generation."""
+        ...
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]: ...
 

@@ -189,9 +189,7 @@ class Engine:
             at += row.num_logits
         return deltas
 
-    def _commit(
-        self, turn: _Turn, row: Row, verdict: Verdict, logits: NDArray[np.float32], stats: StepStats
-    ) -> Delta:
+    def _commit(self, turn: _Turn, row: Row, verdict: Verdict, logits: NDArray[np.float32], stats: StepStats) -> Delta:
         """Say the verdict's tokens, one by one until something ends the request; keep their cache, drop the rest."""
         request = turn.request
         was_decoding = request.is_decoding
@@ -208,7 +206,7 @@ class Engine:
         said = request.tokens[num_said:]
         request.shaper.advance(said)
         # In the cache are the row's tokens; of the draft among them, what was accepted and said.
-        num_draft = turn.draft and len(turn.draft.tokens) or 0
+        num_draft = (turn.draft and len(turn.draft.tokens)) or 0
         num_kept = len(row.tokens) - num_draft + min(verdict.num_accepted, len(said))
         self._cache.commit(row.seq, len(row.tokens), num_kept)
         request.num_computed += num_kept
@@ -250,8 +248,8 @@ class Engine:
             raise UsageError("the prompt is empty; give at least one token of text")
         if len(prompt) >= self._config.max_context:
             raise UsageError(
-                f"the prompt has {len(prompt)} tokens and the context holds {self._config.max_context}, with room for at "
-                "least one more needed; shorten the prompt or raise max_context"
+                f"the prompt has {len(prompt)} tokens and the context holds {self._config.max_context}, where at least "
+                "one must be left for the answer; shorten the prompt or raise max_context"
             )
         vocab_size = self._runner.vocab_size
         for name, ids in (

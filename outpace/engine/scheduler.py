@@ -32,9 +32,7 @@ class Work:
 
 
 class Scheduler:
-    def __init__(
-        self, cache: SequenceCache, *, max_running: int, max_step_tokens: int, prefix_reuse: bool
-    ) -> None:
+    def __init__(self, cache: SequenceCache, *, max_running: int, max_step_tokens: int, prefix_reuse: bool) -> None:
         self._cache = cache
         self._max_running = max_running
         self._max_step_tokens = max_step_tokens

@@ -48,9 +48,7 @@ class SuffixProposer(NoDraft):
         return best
 
 
-def follow(
-    automaton: SuffixAutomaton, state: int, matched: int, depth: int, min_match: int
-) -> tuple[float, list[int]]:
+def follow(automaton: SuffixAutomaton, state: int, matched: int, depth: int, min_match: int) -> tuple[float, list[int]]:
     """How many tokens of a matched context's most frequent continuation should survive, and those tokens.
 
     A token survives where it and all before it are accepted. Among the continuations seen, its frequency says
@@ -68,6 +66,8 @@ def follow(
             state = automaton.link[state]
             if automaton.length[state] < min_match:
                 break
+            if not tokens:  # what matched beyond that context has nothing to say
+                matched = automaton.length[state]
             continue
         total = best_count = best_token = 0
         for token, child in children.items():

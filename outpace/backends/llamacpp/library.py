@@ -205,8 +205,7 @@ class Library:
 
 
 _REMEDY = (
-    f"use the one in {PINNED} (pip install {PINNED}), "
-    f"or point {LIBRARY_VARIABLE} at a libllama of the same version"
+    f"use the one in {PINNED} (pip install {PINNED}), or point {LIBRARY_VARIABLE} at a libllama of the same version"
 )
 
 

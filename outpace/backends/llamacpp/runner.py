@@ -124,8 +124,8 @@ class LlamaRunner:
         if num_outputs == 0:
             return np.empty((0, self.vocab_size), np.float32)
         pointer = self._lib.llama_get_logits(self._ctx)  # also waits for the computation to end
-        memory = (c.c_float * (num_outputs * self.vocab_size)).from_address(pointer)
-        logits = np.frombuffer(memory, np.float32).reshape(num_outputs, self.vocab_size)
+        memory = memoryview((c.c_float * (num_outputs * self.vocab_size)).from_address(pointer)).cast("B")
+        logits: NDArray[np.float32] = np.ndarray((num_outputs, self.vocab_size), np.float32, memory)
         logits.flags.writeable = False
         return logits
 

@@ -33,7 +33,9 @@ class LlamaTokenizer:
         try:
             data = text.encode()
         except UnicodeEncodeError as error:
-            raise UsageError(f"the prompt is not valid Unicode text ({error.reason}); remove lone surrogates") from error
+            raise UsageError(
+                f"the prompt is not valid Unicode text ({error.reason}); remove lone surrogates"
+            ) from error
         room = len(data) + 8
         while True:
             tokens = (c.c_int32 * room)()

@@ -1,0 +1,7 @@
+"""`python -m outpace` is `outpace`."""
+
+import sys
+
+from outpace.cli import main
+
+sys.exit(main())

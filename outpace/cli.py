@@ -1,0 +1,58 @@
+"""The command line: picks a subcommand, imports only that one, and turns errors into a sentence and an exit status.
+
+Exit status: 0 done, 1 failed (an interrupt too), 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import outpace
+from outpace.errors import OutpaceError, UsageError
+
+COMMANDS = {
+    "run": "generate text from one prompt",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="outpace",
+        description="LLM inference built around speculative decoding: lossless, never slower, visible.",
+        epilog="`outpace COMMAND --help` explains a command and its options.",
+    )
+    parser.add_argument("--version", action="version", version=f"outpace {outpace.__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        subparser = subparsers.add_parser(
+            name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        )
+        if name in arguments:
+            importlib.import_module(f"outpace.commands.{name}").add_arguments(subparser)
+    options = parser.parse_args(arguments)
+    try:
+        status: int = importlib.import_module(f"outpace.commands.{options.command}").execute(options)
+        sys.stdout.flush()
+        return status
+    except UsageError as error:
+        print(f"outpace: {error}", file=sys.stderr)
+        return 2
+    except OutpaceError as error:
+        print(f"outpace: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\noutpace: interrupted before anything was generated; run it again to start over", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # The reader went away, as `| head` does. Point stdout elsewhere so that the interpreter's own flush is quiet.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

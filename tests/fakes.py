@@ -1,0 +1,176 @@
+"""A model small enough to know by heart, behind the real protocols.
+
+`FakeRunner` answers with logits that are a pure function of the whole context it holds in its cache: if the engine ever
+leaves a wrong token there, or feeds one at the wrong place, the answer changes. It also counts cache cells the way a
+real backend would and refuses what a real backend could not do.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outpace.backends.base import Capabilities, Capacity, LoadedModel
+from outpace.config import EngineConfig, ResolvedConfig
+from outpace.core import StepPlan
+from outpace.engine.engine import Engine
+from outpace.speculation.base import NoDraft, Proposer
+from outpace.speculation.draft_model import DraftModelProposer
+from outpace.speculation.ngram import NgramProposer
+from outpace.speculation.suffix import SuffixProposer
+
+EOS, BOS = 256, 257
+
+
+class ByteTokenizer:
+    """Tokens 0 to 255 are bytes; then an end and a beginning."""
+
+    vocab_size = 258
+    bos_text = "<s>"
+    eos_text = "</s>"
+    chat_template: str | None = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        return frozenset({EOS})
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        return ([BOS] if add_special else []) + list(text.encode())
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([token]) if token < 256 else b""
+
+    def vocabulary(self) -> list[tuple[bytes, int]]:
+        return [(bytes([t]) if t < 256 else b"<%d>" % t, 0) for t in range(self.vocab_size)]
+
+
+class FakeModel:
+    """Logits from the last `order` tokens of a context and its length modulo a period: repetitive, yet never trivial.
+
+    Two models with the same salt agree; `noise` blends in another model's opinion, for drafts that are right sometimes.
+    """
+
+    def __init__(
+        self, vocab_size: int = 258, *, salt: int = 0, order: int = 3, noise: float = 0.0, sharpness: float = 3.0
+    ) -> None:
+        self.vocab_size = vocab_size
+        self._salt, self._order, self._noise, self._sharpness = salt, order, noise, sharpness
+        self._memory: dict[tuple[int, ...], NDArray[np.float32]] = {}
+
+    def logits(self, context: Sequence[int]) -> NDArray[np.float32]:
+        state = (len(context) % 7, *context[-self._order :])
+        if state not in self._memory:
+            row = self._opinion(state, self._salt)
+            if self._noise:
+                row = (1 - self._noise) * row + self._noise * self._opinion(state, self._salt + 1)
+            self._memory[state] = (self._sharpness * row).astype(np.float32)
+        return self._memory[state]
+
+    def _opinion(self, state: tuple[int, ...], salt: int) -> NDArray[np.float64]:
+        seed = zlib.crc32(np.array([salt, *state], np.int64).tobytes())
+        # A few tokens stand out, so that texts repeat themselves and drafts have something to find.
+        rng = np.random.default_rng(seed)
+        row = rng.normal(size=self.vocab_size) * 0.5
+        row[rng.integers(97, 103, size=3)] += 3.0
+        return row
+
+
+class FakeRunner:
+    def __init__(self, model: FakeModel, capacity: Capacity, *, can_rewind: bool = True) -> None:
+        self.model = model
+        self.capacity = capacity
+        self.capabilities = Capabilities(can_rewind=can_rewind)
+        self.vocab_size = model.vocab_size
+        self.sequences: dict[int, list[int]] = {}
+        self._cells: dict[int, list[int]] = {}  # the identity of each cached token; shared by forks
+        self._next_cell = 0
+        self.num_forwards = 0
+        self.num_computed = 0
+        self.steps: list[list[int]] = []  # row lengths of every forward
+
+    def forward(self, plan: StepPlan) -> NDArray[np.float32]:
+        self.num_forwards += 1
+        self.steps.append([len(row.tokens) for row in plan.rows])
+        assert 0 < plan.num_tokens <= self.capacity.max_step_tokens, "a step over the token budget"
+        seqs = [row.seq for row in plan.rows]
+        assert len(set(seqs)) == len(seqs), "a sequence twice in one step"
+        logits = []
+        for row in plan.rows:
+            assert 0 <= row.seq < self.capacity.max_sequences
+            held = self.sequences.setdefault(row.seq, [])
+            cells = self._cells.setdefault(row.seq, [])
+            assert row.start == len(held), f"row starts at {row.start}, cache holds {len(held)}"
+            for i, token in enumerate(row.tokens):
+                assert 0 <= token < self.vocab_size
+                held.append(token)
+                cells.append(self._next_cell)
+                self._next_cell += 1
+                if len(row.tokens) - i <= row.num_logits:
+                    logits.append(self.model.logits(held))
+            assert len(held) <= self.capacity.max_context
+            self.num_computed += len(row.tokens)
+        assert self.num_cells <= self.capacity.cache_tokens, "more cache used than there is"
+        return np.array(logits, np.float32).reshape(-1, self.vocab_size)
+
+    @property
+    def num_cells(self) -> int:
+        return len({cell for cells in self._cells.values() for cell in cells})
+
+    def truncate(self, seq: int, num_tokens: int) -> None:
+        assert self.capabilities.can_rewind, "this backend cannot rewind"
+        assert num_tokens <= len(self.sequences[seq])
+        del self.sequences[seq][num_tokens:], self._cells[seq][num_tokens:]
+
+    def fork(self, source: int, target: int, num_tokens: int) -> None:
+        assert target not in self.sequences and num_tokens <= len(self.sequences[source])
+        self.sequences[target] = self.sequences[source][:num_tokens]
+        self._cells[target] = self._cells[source][:num_tokens]
+
+    def free(self, seq: int) -> None:
+        self.sequences.pop(seq, None)
+        self._cells.pop(seq, None)
+
+    def close(self) -> None:
+        self.sequences.clear()
+
+
+def fake_config(**options: object) -> ResolvedConfig:
+    defaults: dict[str, object] = {"max_context": 256, "cache_tokens": 1024, "max_sequences": 4, "max_step_tokens": 64}
+    wanted = EngineConfig(**{**defaults, **options})  # type: ignore[arg-type]
+    return wanted.resolve(model_context=4096, model_path="fake", draft_path=wanted.draft)
+
+
+def fake_loaded(model: FakeModel, config: ResolvedConfig, *, can_rewind: bool = True) -> LoadedModel:
+    capacity = Capacity(
+        max_sequences=2 * config.max_sequences,
+        cache_tokens=config.cache_tokens,
+        max_context=config.max_context,
+        max_step_tokens=config.max_step_tokens,
+    )
+    return LoadedModel(FakeRunner(model, capacity, can_rewind=can_rewind), ByteTokenizer(), "fake", 0, 0)
+
+
+def fake_engine(
+    model: FakeModel | None = None, *, draft_noise: float = 0.3, can_rewind: bool = True, **options: object
+) -> Engine:
+    """A whole engine over the fake model, with every proposer; the draft model is the target with some noise."""
+    model = model or FakeModel()
+    config = fake_config(draft="fake", **options)
+    draft = FakeModel(model.vocab_size, salt=model._salt, order=model._order, noise=draft_noise)
+    target_loaded = fake_loaded(model, config, can_rewind=can_rewind)
+    proposers: list[Proposer] = [
+        NoDraft(),
+        NgramProposer(config.ngram_min, config.ngram_max),
+        SuffixProposer(config.suffix_store_tokens),
+        DraftModelProposer(fake_loaded(draft, config), model.vocab_size),
+    ]
+    return Engine(target_loaded, {p.name: p for p in proposers}, config)
+
+
+def runner_of(engine: Engine) -> FakeRunner:
+    runner = engine._runner
+    assert isinstance(runner, FakeRunner)
+    return runner
