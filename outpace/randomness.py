@@ -37,15 +37,15 @@ def _mix(x: int) -> int:
 
 def key(seed: int, purpose: Purpose, *place: int) -> int:
     """A 64-bit stream key; different addresses give unrelated streams."""
-    k = _mix((seed + _GOLDEN) & _MASK)
-    for word in (int(purpose), *place):
+    k = 0
+    for word in (seed, int(purpose), *place):
         k = _mix((k ^ _mix((word + _GOLDEN) & _MASK)) + _GOLDEN & _MASK)
     return k
 
 
 def uniform(k: int, index: int = 0) -> float:
     """The index-th number of a stream, strictly between 0 and 1."""
-    return ((_mix((k + (index + 1) * _GOLDEN) & _MASK) >> 11) + 0.5) * 2.0**-53
+    return ((_mix((k + (index + 1) * _GOLDEN) & _MASK) >> 12) + 0.5) * 2.0**-52
 
 
 def uniforms(k: int, indices: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -55,7 +55,7 @@ def uniforms(k: int, indices: NDArray[np.int64]) -> NDArray[np.float64]:
         x = (x ^ (x >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> _U64(27))) * _U64(0x94D049BB133111EB)
         x ^= x >> _U64(31)
-    return np.asarray(((x >> _U64(11)).astype(np.float64) + 0.5) * 2.0**-53)
+    return np.asarray(((x >> _U64(12)).astype(np.float64) + 0.5) * 2.0**-52)
 
 
 def gumbels(k: int, indices: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -22,6 +22,7 @@ FloatRow = NDArray[np.float32]
 # Tokens less likely than this share of the likeliest one are looked at together first, and one by one only if the
 # group wins: a draw from the same distribution that touches a few dozen tokens instead of the whole vocabulary.
 HEAD_RATIO = np.float32(1e-3)
+_LARGEST = float(np.finfo(np.float32).max)
 _TAIL_INDEX = np.array([-1], dtype=np.int64)
 
 
@@ -60,8 +61,12 @@ class Shaper:
             one_hot = np.zeros(x.shape, dtype=np.float32)
             one_hot[x.argmax()] = 1.0
             return one_hot
-        x = x * np.float32(1.0 / params.temperature) if params.temperature != 1.0 else x
-        p: FloatRow = np.exp(x - x.max())
+        # The maximum goes first: a tiny temperature then sends all other tokens to zero instead of overflowing.
+        x = x - x.max()
+        if params.temperature != 1.0:
+            with np.errstate(over="ignore"):
+                x *= np.float32(min(1.0 / params.temperature, _LARGEST))
+        p: FloatRow = np.exp(x, out=x)
         if 0 < params.top_k < p.size:
             _keep_top_k(p, params.top_k)
         p /= p.sum()

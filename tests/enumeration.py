@@ -222,9 +222,7 @@ Rule = Callable[..., Verdict]
 Stop = Callable[[Context, Distribution], bool]
 
 
-def draw_draft(
-    pair: Pair, context: Context, depth: int, noise: Noise, *, stop: Stop | None = None
-) -> Drafted:
+def draw_draft(pair: Pair, context: Context, depth: int, noise: Noise, *, stop: Stop | None = None) -> Drafted:
     """An honest draft of up to `depth` tokens; noise is addressed by where it begins and the offset inside
     it.
     """
@@ -245,9 +243,7 @@ def speculate(
 ) -> Verdict:
     """One speculative step after `context`."""
     tokens, probs = drafter(pair, context, depth, noise)
-    return rule(
-        tokens, probs, lambda i: pair.target((*context, *tokens[:i])), ExactDice(noise, anchor=len(context))
-    )
+    return rule(tokens, probs, lambda i: pair.target((*context, *tokens[:i])), ExactDice(noise, anchor=len(context)))
 
 
 def step_law(

@@ -122,9 +122,7 @@ def test_a_length_chosen_from_the_past_and_the_whole_distribution_stays_exact(
 
 @each("rule", LOSSLESS)
 @each("pair", [*PAIRS, UNLIKE])
-def test_stopping_after_an_unlikely_token_is_exact_if_the_token_stays_in_the_draft(
-    rule: Rule, pair: Pair
-) -> None:
+def test_stopping_after_an_unlikely_token_is_exact_if_the_token_stays_in_the_draft(rule: Rule, pair: Pair) -> None:
     """The other side of the mutant that drops it: once drawn, a token is verified, whatever came of it."""
 
     def drafter(pair: Pair, context: Context, depth: int, noise: Noise) -> Drafted:
@@ -148,9 +146,7 @@ def test_the_length_rules_do_produce_different_lengths() -> None:
 # --- several steps ------------------------------------------------------------------------------------------
 
 
-def two_step_law(
-    rule: Rule, pair: Pair, first_depth: int, second_depth: Callable[[int], int]
-) -> Law[Context]:
+def two_step_law(rule: Rule, pair: Pair, first_depth: int, second_depth: Callable[[int], int]) -> Law[Context]:
     """Two speculative steps in one enumeration, so that anything the first one leaves behind could show."""
 
     def steps(noise: Noise) -> Context:
@@ -312,9 +308,7 @@ def replay(pair: Pair, depth: int, length: int, noise: Noise, *, draft: bool) ->
     + [(pair, depth, 4) for pair in pairs(2) for depth in (1, 2, 3)],
     ids=str,
 )
-def test_for_every_noise_a_seeded_request_says_what_plain_decoding_says(
-    pair: Pair, depth: int, length: int
-) -> None:
+def test_for_every_noise_a_seeded_request_says_what_plain_decoding_says(pair: Pair, depth: int, length: int) -> None:
 
     def both(noise: Noise) -> tuple[Context, Context]:
         return replay(pair, depth, length, noise, draft=True), replay(pair, depth, length, noise, draft=False)
@@ -348,9 +342,7 @@ def reject_recovering_from(
             target, draft = target_probs(i), draft_probs[i]
             if not chance.happens(i, min(1, target[token] / draft[token])):
                 return Verdict([*tokens[:i], chance.draw(i, recovery(target, draft))], len(tokens), i)
-        return Verdict(
-            [*tokens, chance.draw(len(tokens), target_probs(len(tokens)))], len(tokens), len(tokens)
-        )
+        return Verdict([*tokens, chance.draw(len(tokens), target_probs(len(tokens)))], len(tokens), len(tokens))
 
     return rule
 
@@ -359,9 +351,7 @@ def bonus_from_the_draft(
     tokens: Sequence[int], draft_probs: Sequence[Distribution], target_probs: TargetProbs, chance: Chance
 ) -> Verdict:
     n = len(tokens)
-    return acceptance.reject(
-        tokens, draft_probs, lambda i: target_probs(i) if i < n else draft_probs[-1], chance
-    )
+    return acceptance.reject(tokens, draft_probs, lambda i: target_probs(i) if i < n else draft_probs[-1], chance)
 
 
 def block_with(
@@ -421,9 +411,7 @@ WRONG_RULES: dict[str, Rule] = {
     "one token more than was accepted": keeps_the_refused_token,
     "recovery from the whole target": reject_recovering_from(lambda target, draft: target),
     "recovery from the draft": reject_recovering_from(lambda target, draft: draft),
-    "recovery from the absolute difference": reject_recovering_from(
-        lambda target, draft: abs(target - draft)
-    ),
+    "recovery from the absolute difference": reject_recovering_from(lambda target, draft: abs(target - draft)),
     "bonus from the draft": bonus_from_the_draft,
     "block: weight taken for the trial's probability": block_with(kept_is_weight=True),
     "block: the single token's residual": block_with(residual_weight_is_one=True),
@@ -486,9 +474,7 @@ def test_match_forgives_every_dishonest_draft(drafter: Drafter) -> None:
 
 # --- lossy rules, and by how much ---------------------------------------------------------------------------
 
-LOSSY_PAIR = Pair(
-    "lossy", 3, lambda context: row("1/2", "3/10", "1/5"), lambda context: row("1/10", "3/10", "3/5")
-)
+LOSSY_PAIR = Pair("lossy", 3, lambda context: row("1/2", "3/10", "1/5"), lambda context: row("1/10", "3/10", "3/5"))
 
 
 def lossy_distance(lenient: Callable[[TargetProbs], acceptance.Leniency], depth: int) -> Fraction:
@@ -536,9 +522,7 @@ def test_threshold_acceptance_is_further_off_the_lower_the_threshold(depth: int)
 
 def test_threshold_one_is_the_exact_rule_even_where_the_target_is_certain() -> None:
     """A token of probability one is the target's own token anyway."""
-    sure = Pair(
-        "sure", 3, lambda context: one_hot(1, 3) if context else row("1/2", "1/4", "1/4"), LOSSY_PAIR.draft
-    )
+    sure = Pair("sure", 3, lambda context: one_hot(1, 3) if context else row("1/2", "1/4", "1/4"), LOSSY_PAIR.draft)
 
     def rule(
         tokens: Sequence[int], draft_probs: Sequence[Distribution], target_probs: TargetProbs, chance: Chance

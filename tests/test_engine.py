@@ -12,6 +12,7 @@ from outpace.core import Request
 from outpace.engine.engine import Engine
 from outpace.errors import UsageError
 from outpace.sampling import Shaper, choose
+from outpace.speculation.draft_model import DraftModelProposer
 from tests.fakes import EOS, FakeModel, fake_engine, runner_of
 
 METHODS = ["none", "ngram", "suffix", "draft"]
@@ -23,10 +24,8 @@ def plainly(model: FakeModel, prompt: list[int], params: SamplingParams, seed: i
     tokens = list(prompt)
     while len(tokens) < min(len(prompt) + params.max_tokens, max_length):
         logits = model.logits(tokens)
-        if params.is_greedy:
-            token = shaper.greedy(logits, ())
-        else:
-            token = choose(shaper.probs(logits, ()), seed, len(tokens))
+        greedy = params.is_greedy
+        token = shaper.greedy(logits, ()) if greedy else choose(shaper.probs(logits, ()), seed, len(tokens))
         tokens.append(token)
         shaper.advance([token])
         if token == EOS or token in params.stop_token_ids:
@@ -37,6 +36,7 @@ def plainly(model: FakeModel, prompt: list[int], params: SamplingParams, seed: i
 def run(engine: Engine, requests: list[Request]) -> list[list[int]]:
     while engine.has_requests:
         engine.step()
+        assert engine.stats.num_prefill_tokens or engine.stats.num_decode_rows, "a step that did nothing: a livelock"
         check(engine)
     return [r.tokens[len(r.prompt) :] for r in requests]
 
@@ -48,6 +48,14 @@ def check(engine: Engine) -> None:
     for request in engine.scheduler.running:
         assert request.seq is not None
         assert runner.sequences.get(request.seq, []) == request.tokens[: request.num_computed]
+    drafter = engine._proposers.get("draft")
+    if isinstance(drafter, DraftModelProposer):
+        drafter._cache.check_integrity()
+        held = drafter._runner.sequences  # type: ignore[attr-defined]
+        for request in engine.scheduler.running:
+            seq = drafter._sequences.get(request.id)
+            if seq is not None:
+                assert held.get(seq, []) == request.tokens[: drafter._cache.length(seq)]
 
 
 def prompt_of(rng: random.Random, length: int) -> list[int]:

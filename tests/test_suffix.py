@@ -37,9 +37,7 @@ def occurs(text: list[int], context: list[int]) -> bool:
     return any(text[end - len(context) : end] == context for end in range(len(context), len(text) + 1))
 
 
-def counted(
-    texts: Sequence[list[int]], context: list[int], depth: int, min_match: int
-) -> tuple[float, list[int]]:
+def counted(texts: Sequence[list[int]], context: list[int], depth: int, min_match: int) -> tuple[float, list[int]]:
     """Score and draft by their definitions, from the context's longest suffix that occurs in the texts."""
     while context and not any(occurs(text, context) for text in texts):
         context = context[1:]
@@ -48,6 +46,7 @@ def counted(
         counts = followers(texts, context)
         if not counts:
             context = context[1:]
+            matched = matched if drafted else len(context)
             continue
         best = max(reversed(counts), key=lambda token: counts[token])
         frequency *= counts[best] / sum(counts.values())
@@ -113,6 +112,8 @@ def test_most_frequent_continuation_wins_and_of_equals_the_newest():
     often, once = [1, 2, 7], [1, 2, 8]
     assert draft(SuffixProposer(0), make_request([*often, *often, *once, 1, 2]), 1) == [7]
     assert draft(SuffixProposer(0), make_request([*often, *once, 1, 2]), 1) == [8]
+    # The same where the context's state was split only after both were seen, and the newest has the lower id.
+    assert draft(SuffixProposer(0), make_request([0, 1, 2, 9, 0, 1, 2, 8, 5, 1, 2]), 1) == [8]
 
 
 def test_draft_ends_where_survival_is_unlikely():
@@ -209,6 +210,23 @@ def test_release_twice_stores_once_and_what_came_between():
     proposer.release(twice)
     assert young.num_tokens == 4 + 4 + 6
     assert draft(proposer, make_request([2, 7]), 2) == [3, 4]
+
+
+def test_release_twice_stores_once_though_a_generation_passed():
+    proposer = SuffixProposer(40)
+    request = make_request([5], [1, 2, 7])
+    proposer.release(request)
+    proposer.release(make_request([], range(100, 120)))
+    proposer.release(request)
+    assert [generation.num_tokens for generation in proposer._store.generations] == [20, 4]
+
+
+def test_resumed_request_is_not_misled_by_its_own_stored_text():
+    proposer = SuffixProposer(1000)
+    request = make_request([1, 2, 3, 7, 7, 7, *range(100, 120)], [2, 3, 8, 8, 8, 1, 2, 3])
+    assert draft(proposer, request, 3) == [7, 7, 7]
+    proposer.release(request)  # preempted: the store matches it to its last token, and of what follows knows 2, 3, 8
+    assert draft(proposer, request, 3) == [7, 7, 7]
 
 
 def test_release_forgets_the_request():

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="what runs the model (default: %(default)s)")  # fmt: skip
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all usable cores)")
     group.add_argument("--max-context", type=int, metavar="N",
-                       help=f"most tokens of prompt and output (default: the model's, up to {DEFAULT_CONTEXT})")  # fmt: skip
+                       help=f"most tokens, prompt and output (default: the model's, to {DEFAULT_CONTEXT})")  # fmt: skip
     group.add_argument("--llama-library", metavar="FILE", help="a libllama to use instead of the installed one")
     group = parser.add_argument_group("speculation")
     group.add_argument("--speculation", choices=get_args(SpeculationMode), default=engine.speculation,
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--depth", type=int, metavar="K",
                        help=f"draft tokens a step; with auto, at most (default: {DEFAULT_DEPTH})")  # fmt: skip
     group.add_argument("--acceptance", choices=get_args(Acceptance), default="exact",
-                       help="typical and threshold are LOSSY: not the target's own output (default: exact)")  # fmt: skip
+                       help="typical and threshold are LOSSY: no longer the target's own (default: exact)")  # fmt: skip
     group.add_argument("--threshold", type=float, metavar="P", help="for --acceptance threshold")
     group = parser.add_argument_group("sampling")
     group.add_argument("--temperature", type=float, default=0.0, metavar="T",

@@ -143,7 +143,7 @@ class Scheduler:
                 return True
         needed = len(request.tokens) - num_shared + 1
         while self._cache.num_free_tokens < needed or self._cache.num_unused_sequences == 0:
-            if not self._evict_kept(spare=donor):
+            if not (self._evict_kept(spare=donor) or self._trim_kept(donor, num_shared)):
                 return False
         if donor is not None:
             request.seq = self._cache.fork(donor, num_shared)
@@ -185,6 +185,17 @@ class Scheduler:
                 return True
         return False
 
+    def _trim_kept(self, seq: int | None, num_tokens: int) -> bool:
+        """Give up what a kept prefix has beyond the tokens wanted of it; False if that is nothing.
+
+        Without this a finished request could keep out the very one it shares with, for ever if nothing else runs.
+        """
+        if seq is None or seq not in self._kept or len(self._kept[seq]) <= num_tokens:
+            return False
+        del self._kept[seq][num_tokens:]
+        self._cache.rewind(seq, num_tokens)
+        return True
+
     def check_integrity(self) -> None:
         self._cache.check_integrity()
         owners = [request.seq for request in self.running] + list(self._kept)
@@ -193,6 +204,8 @@ class Scheduler:
         for request in self.running:
             assert request.seq is not None
             assert self._cache.length(request.seq) == request.num_computed, f"request {request.id}: wrong length"
+        for seq, tokens in self._kept.items():
+            assert self._cache.length(seq) == len(tokens), "a kept prefix has the wrong length"
         for request in self.waiting:
             assert request.seq is None and request.num_computed == 0, f"request {request.id} waits with a cache"
 

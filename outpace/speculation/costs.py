@@ -6,6 +6,7 @@ cost, and what does one more draft token cost.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from time import perf_counter
 
 from outpace.backends.base import Runner
@@ -42,15 +43,20 @@ class CostCurve:
         return bool(self._points)
 
     def seconds(self, num_tokens: int) -> float:
-        """Between measured sizes the curve is a straight line; beyond them it goes on as it last went."""
+        """Straight lines between measured sizes; beyond them as the last line went, but never cheaper for more."""
         sizes = sorted(self._points)
         assert sizes, "nothing has been measured"
-        if num_tokens in self._points or len(sizes) == 1:
-            return self._points.get(num_tokens, self._points[sizes[0]])
-        right = next((i for i, size in enumerate(sizes) if size > num_tokens), len(sizes) - 1)
-        low, high = sizes[max(right - 1, 0)], sizes[max(right, 1)]
+        right = bisect_left(sizes, num_tokens)
+        if right < len(sizes) and (right == 0 or sizes[right] == num_tokens):
+            return self._points[sizes[right]]
+        if len(sizes) == 1:
+            return self._points[sizes[0]]
+        beyond = right == len(sizes)
+        low, high = (sizes[-2], sizes[-1]) if beyond else (sizes[right - 1], sizes[right])
         slope = (self._points[high] - self._points[low]) / (high - low)
-        return max(self._points[low] + slope * (num_tokens - low), 0.0)
+        if beyond:
+            return self._points[high] + max(slope, 0.0) * (num_tokens - high)
+        return self._points[low] + slope * (num_tokens - low)
 
 
 def _timed(runner: Runner, plan: StepPlan) -> float:

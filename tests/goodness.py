@@ -1,0 +1,38 @@
+"""Goodness of fit, for the tests that must estimate a law instead of computing it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+Outcome = TypeVar("Outcome", bound=Hashable)
+
+# Seeds are fixed, so a test that passes keeps passing; this bounds how lucky its seeds had to be.
+SMALLEST_P = 1e-4
+
+
+def chi_square_p(counts: NDArray[Any], probabilities: NDArray[Any]) -> float:
+    """How likely counts this far from the expected ones are. Cells expecting fewer than 5 are put together."""
+    expected = np.asarray(probabilities, dtype=np.float64)
+    expected = expected * (counts.sum() / expected.sum())
+    assert not counts[expected == 0].any(), "something happened that has probability zero"
+    likeliest_last = np.argsort(expected)
+    expected, observed = expected[likeliest_last], counts[likeliest_last].astype(np.float64)
+    num_rare = int(np.searchsorted(expected, 5.0))
+    if num_rare:
+        while expected[:num_rare].sum() < 5:
+            num_rare += 1
+        expected = np.append(expected[num_rare:], expected[:num_rare].sum())
+        observed = np.append(observed[num_rare:], observed[:num_rare].sum())
+    return float(stats.chisquare(observed, expected).pvalue)
+
+
+def fits(outcomes: Iterable[Outcome], law: Mapping[Outcome, float]) -> float:
+    """`chi_square_p` of outcomes against a law of any hashable things."""
+    index = {outcome: i for i, outcome in enumerate(law)}
+    counts = np.bincount([index[outcome] for outcome in outcomes], minlength=len(index))
+    return chi_square_p(counts, np.array(list(law.values()), dtype=np.float64))
