@@ -143,7 +143,7 @@ def choose(probs: FloatRow, seed: int, position: int) -> int:
     cut = probs.max() * HEAD_RATIO
     head = np.flatnonzero(probs >= cut)
     head_probs = probs[head].astype(np.float64)
-    tail_mass = max(0.0, float(probs.sum(dtype=np.float64)) - float(head_probs.sum()))
+    tail_mass = max(0.0, float(probs.sum()) - float(head_probs.sum()))
     noise_key = key(seed, Purpose.TOKEN, position)
     scores = np.log(head_probs) + gumbels(noise_key, head)
     best = int(scores.argmax())

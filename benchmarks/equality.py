@@ -1,0 +1,210 @@
+"""Does speculation change what the model says? Every proposer and depth, alone and batched, against plain decoding.
+
+    python -m benchmarks.equality --prompts question.jsonl [--model FILE] [--draft FILE] [--temperature 0.8]
+
+At temperature 0 this is greedy equality; above it every prompt has a seed, and it is replay. The reference decodes each
+prompt alone, plainly, one token at a time. llama.cpp rounds differently when several tokens or sequences share a pass,
+and its 8-bit activations amplify that, so two tokens that are almost equally good can change places, with or without
+speculation (the rows `none` show how often without). Each difference is listed with
+
+    gap     by how much the reference preferred its token (in log-probability, with the seed's noise where sampled)
+    shift   by how much the odds between the two tokens differ between the two runs, in the same context
+
+A shift is rounding if it is no larger than the largest one met without speculation's help: where both runs agree
+(between the best two tokens), or between two plain runs. Anything larger is a bug, and makes the command fail.
+
+Without --draft, the first layers of the model itself are the draft (written to a temporary file).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from benchmarks.gguf_edit import shallow_draft
+from benchmarks.prompts import load_prompts
+from benchmarks.report import provenance, write_json
+from outpace import LLM, SamplingParams, SpeculationParams
+from outpace.config import Method
+from outpace.core import CompletionOutput, TokenLogprob
+from outpace.models import resolve_model
+from outpace.randomness import Purpose, gumbels, key
+
+NUM_TOP = 100
+Numbered = tuple[int, list[int]]
+METHODS: tuple[Method, ...] = ("none", "ngram", "suffix", "draft")
+
+
+@dataclass
+class Difference:
+    prompt: int
+    position: int
+    plain_token: int
+    other_token: int
+    gap: float
+    shift: float
+
+
+@dataclass
+class Cell:
+    """One way of running, over all prompts."""
+
+    method: Method
+    depth: int
+    batch: int
+    identical: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    differences: list[Difference] = field(default_factory=list)
+    shifts: list[float] = field(default_factory=list)  # where both runs agree
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=Path, required=True, help="Spec-Bench, HumanEval or JSON lines")
+    parser.add_argument("--model", help="a GGUF file (default: the embedded SmolLM2)")
+    parser.add_argument("--draft", help="a GGUF file (default: the model's own first layers)")
+    parser.add_argument("--draft-layers", type=int, default=27, help="without --draft (default: %(default)s)")
+    parser.add_argument("--count", type=int, default=60, help="prompts (default: %(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=64, help="(default: %(default)s)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="(default: %(default)s)")
+    parser.add_argument("--depths", type=int, nargs="+", default=[1, 4, 8], help="(default: 1 4 8)")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8], help="(default: 1 8)")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args()
+
+    model = resolve_model(options.model)
+    prompts = load_prompts(options.prompts, options.count)
+    with tempfile.TemporaryDirectory() as folder:
+        draft = Path(options.draft or shallow_draft(model, Path(folder) / "shallow.gguf", options.draft_layers))
+        cells = run(options, model, draft, prompts)
+    bound = rounding_bound(cells)
+    is_clean = report(cells, len(prompts), bound)
+    if options.json:
+        settings = {k: v for k, v in vars(options).items() if k not in ("json", "prompts", "model", "draft")}
+        rows = [{k: v for k, v in asdict(cell).items() if k != "shifts"} for cell in cells]
+        results = {"provenance": provenance([model]), "settings": settings, "rounding_bound": bound, "cells": rows}
+        write_json(options.json, results)
+    return 0 if is_clean else 1
+
+
+def run(options: argparse.Namespace, model: Path, draft: Path, prompts: list[str]) -> list[Cell]:
+    """Group by group, so that each prompt is read once: every run of it starts from the same cached prefix."""
+    cells = [Cell("none", 0, batch) for batch in options.batches] if "none" in options.methods else []
+    cells += [Cell(method, depth, batch) for method in options.methods if method != "none"
+              for depth in options.depths for batch in options.batches]  # fmt: skip
+    with LLM(str(model), draft=str(draft), speculation="on", cache_tokens=16384) as llm:
+        encoded = list(enumerate(_chat_tokens(llm, prompt) for prompt in prompts))
+        group_size = max(options.batches)
+        with tqdm(total=len(prompts) * (1 + len(cells)), unit="prompt", dynamic_ncols=True) as bar:
+            for begin in range(0, len(encoded), group_size):
+                group = encoded[begin : begin + group_size]
+                reference = generate(llm, group, Cell("none", 0, 1), options, bar)
+                for cell in cells:
+                    compare(cell, reference, generate(llm, group, cell, options, bar), group, options.temperature)
+    return cells
+
+
+def _chat_tokens(llm: LLM, prompt: str) -> list[int]:
+    if llm.tokenizer.chat_template is None:
+        return llm.tokenizer.encode(prompt)
+    return llm.tokenizer.encode(llm.render_chat([{"role": "user", "content": prompt}]))
+
+
+def generate(
+    llm: LLM, prompts: list[Numbered], cell: Cell, options: argparse.Namespace, bar: tqdm[Any]
+) -> list[CompletionOutput]:
+    speculation = SpeculationParams(
+        mode="off" if cell.method == "none" else "on", method=cell.method, max_depth=cell.depth
+    )
+    outputs = []
+    for begin in range(0, len(prompts), cell.batch):
+        batch = prompts[begin : begin + cell.batch]
+        params = [
+            SamplingParams(
+                temperature=options.temperature,
+                seed=number if options.temperature else None,
+                max_tokens=options.max_tokens,
+                logprobs=NUM_TOP,
+                speculation=speculation,
+            )
+            for number, _ in batch
+        ]
+        results = llm.generate([tokens for _, tokens in batch], params, progress=False)
+        outputs += [result.outputs[0] for result in results]
+        bar.update(len(batch))
+    return outputs
+
+
+def compare(
+    cell: Cell,
+    reference: list[CompletionOutput],
+    others: list[CompletionOutput],
+    prompts: list[Numbered],
+    temperature: float,
+) -> None:
+    for (number, prompt), plain, other in zip(prompts, reference, others, strict=True):
+        assert plain.logprobs is not None and other.logprobs is not None
+        cell.num_drafted += other.speculation.num_drafted
+        cell.num_accepted += other.speculation.num_accepted
+        cell.identical += plain.token_ids == other.token_ids
+        for i, (ours, theirs) in enumerate(zip(plain.logprobs, other.logprobs, strict=False)):
+            a, b = ours.token_id, theirs.token_id
+            if a == b:
+                second = next(token for token, _ in ours.top if token != a)
+                cell.shifts.append(abs(log_odds(ours, a, second) - log_odds(theirs, a, second)))
+                continue
+            gap = log_odds(ours, a, b) / (temperature or 1.0)
+            if temperature:
+                noise = gumbels(key(number, Purpose.TOKEN, len(prompt) + i), np.array([a, b]))
+                gap += float(noise[0] - noise[1])
+            shift = abs(log_odds(ours, a, b) - log_odds(theirs, a, b))
+            cell.differences.append(Difference(number, i, a, b, gap, shift))
+            break
+
+
+def log_odds(answer: TokenLogprob, a: int, b: int) -> float:
+    """How much likelier a is than b; infinite if one is not among the tokens reported."""
+    known = {**dict(answer.top), answer.token_id: answer.logprob}
+    return known[a] - known[b] if a in known and b in known else math.inf
+
+
+def rounding_bound(cells: list[Cell]) -> float:
+    """The largest shift met where speculation had no part in a difference: agreeing places, and plain runs."""
+    agreeing = [shift for cell in cells for shift in cell.shifts]
+    plain = [d.shift for cell in cells if cell.method == "none" for d in cell.differences]
+    return max([*agreeing, *plain], default=0.0)
+
+
+def report(cells: list[Cell], num_prompts: int, bound: float) -> bool:
+    print(f"\n{'method':8}{'depth':>6}{'batch':>6}{'identical':>12}{'accepted':>10}{'max gap':>10}{'max shift':>11}")
+    for cell in cells:
+        accepted = f"{cell.num_accepted / cell.num_drafted:.0%}" if cell.num_drafted else "-"
+        gap = max((d.gap for d in cell.differences), default=0.0)
+        shift = max((d.shift for d in cell.differences), default=0.0)
+        same = f"{cell.identical} / {num_prompts}"
+        print(f"{cell.method:8}{cell.depth:6}{cell.batch:6}{same:>12}{accepted:>10}{gap:10.4f}{shift:11.4f}")
+    shifts = np.array([shift for cell in cells for shift in cell.shifts])
+    differences = [(cell, d) for cell in cells for d in cell.differences]
+    print(f"\nrounding over {shifts.size} places where the runs agree: exactly none at {np.mean(shifts == 0):.0%}, "
+          f"99% below {np.quantile(shifts, 0.99):.4f}; bound {bound:.4f}")  # fmt: skip
+    for cell, d in differences:
+        flag = "" if d.shift <= bound else "   NOT ROUNDING"
+        print(f"  {cell.method} depth {cell.depth} batch {cell.batch}: prompt {d.prompt}, output token {d.position}: "
+              f"{d.plain_token} became {d.other_token}, gap {d.gap:.4f}, shift {d.shift:.4f}{flag}")  # fmt: skip
+    too_large = sum(d.shift > bound for _, d in differences)
+    print(f"{len(differences)} differences in {len(cells) * num_prompts} runs, {too_large} larger than rounding")
+    return too_large == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
