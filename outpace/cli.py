@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -35,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name in arguments:
             importlib.import_module(f"outpace.commands.{name}").add_arguments(subparser)
     options = parser.parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character gets a question mark
     try:
         status: int = importlib.import_module(f"outpace.commands.{options.command}").execute(options)
         sys.stdout.flush()

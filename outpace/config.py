@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 from outpace.errors import UsageError
@@ -37,10 +37,30 @@ def _check_choice(name: str, value: object, choices: Any) -> None:
 
 def _check_number(name: str, value: object, low: float, high: float, *, meaning: str = "") -> None:
     """Reject NaN, infinities outside the range, and things that are not numbers, in one sentence."""
-    ok = isinstance(value, int | float) and not isinstance(value, bool)
-    ok = ok and not math.isnan(float(value)) and low <= float(value) <= high  # type: ignore[arg-type]
+    # A comparison with NaN is false, and one with an int of any size is exact: no conversion that could overflow.
+    ok = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
     bounds = f"between {low:g} and {high:g}" if math.isfinite(high) else f"at least {low:g}"
     _check(ok, f"{name} must be a number {bounds}{meaning}; got {value!r}")
+
+
+def _check_kind(name: str, value: object, kind: type | tuple[type, ...], what: str) -> None:
+    _check(isinstance(value, kind), f"{name} must be {what}; got {value!r}")
+
+
+def _check_consistent(mode: str | None, method: str | None, depth: int | None) -> None:
+    """The same contradictions are wrong for an engine and for a request."""
+    _check(
+        not (mode == "off" and depth),
+        f"speculation is off but depth is {depth}; leave out the depth or say speculation 'on'",
+    )
+    _check(
+        not (mode == "off" and method not in (None, "none")),
+        f"speculation is off but method is {method!r}; leave out the method or say speculation 'on'",
+    )
+    _check(
+        not (mode == "on" and (depth == 0 or method == "none")),
+        "speculation is on but depth 0 or method 'none' means plain decoding; say speculation 'off'",
+    )
 
 
 def _check_int(name: str, value: object, low: int, high: int | None = None, *, meaning: str = "") -> None:
@@ -70,6 +90,7 @@ class SpeculationParams:
             _check_choice("speculation method", self.method, Method)
         if self.max_depth is not None:
             _check_int("max_depth", self.max_depth, 0, MAX_DEPTH, meaning=" draft tokens a step")
+        _check_consistent(self.mode, self.method, self.max_depth)
         _check_choice("acceptance", self.acceptance, Acceptance)
         if self.acceptance == "threshold":
             _check(self.threshold is not None, "acceptance 'threshold' needs a threshold between 0 and 1, such as 0.75")
@@ -120,15 +141,19 @@ class SamplingParams:
         _check(self.repetition_penalty > 0, "repetition_penalty must be above 0; 1 leaves logits alone")
         _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_kind("logit_bias", self.logit_bias, Mapping, "a mapping of token ids to biases")
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))  # the caller's own may change later
         for token, bias in self.logit_bias.items():
             _check_int("a logit_bias token id", token, 0)
             _check_number(f"the logit_bias of token {token}", bias, -100.0, 100.0)
         if self.seed is not None:
             _check_int("seed", self.seed, 0, 2**64 - 1)
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
+        _check_kind("stop", self.stop, Sequence, "a string or a list of strings")
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         for text in self.stop:
             _check(isinstance(text, str) and text != "", f"a stop string must be a non-empty string; got {text!r}")
+        _check_kind("stop_token_ids", self.stop_token_ids, Sequence, "a list of token ids")
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         for token in self.stop_token_ids:
             _check_int("a stop token id", token, 0)
         _check_int("max_tokens", self.max_tokens, 1)
@@ -137,6 +162,8 @@ class SamplingParams:
             self.min_tokens <= self.max_tokens,
             f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})",
         )
+        _check_kind("ignore_eos", self.ignore_eos, bool, "True or False")
+        _check_kind("speculation", self.speculation, SpeculationParams, "a SpeculationParams")
         if self.logprobs is not None:
             _check_int("logprobs", self.logprobs, 0, 100, meaning=" alternatives")
 
@@ -171,6 +198,9 @@ class EngineConfig:
     llama_library: str | None = None  # a libllama to use instead of the installed one
 
     def __post_init__(self) -> None:
+        for name in ("model", "draft", "llama_library"):
+            _check_kind(name, getattr(self, name), (str, os.PathLike, type(None)), "the path of a file")
+        _check_kind("prefix_reuse", self.prefix_reuse, bool, "True or False")
         _check_choice("backend", self.backend, BackendName)
         _check_choice("speculation", self.speculation, SpeculationMode)
         if self.method is not None:
@@ -200,38 +230,32 @@ class EngineConfig:
             not (self.method == "draft" and self.draft is None),
             "method 'draft' needs a draft model; name one (draft=, --draft) or choose suffix or ngram",
         )
-        _check(
-            not (self.speculation == "off" and self.depth),
-            f"speculation is off but depth is {self.depth}; leave out the depth or say speculation 'on'",
-        )
-        _check(
-            not (self.speculation == "off" and self.method not in (None, "none")),
-            f"speculation is off but method is {self.method!r}; leave out the method or say speculation 'on'",
-        )
-        _check(
-            not (self.speculation == "on" and (self.depth == 0 or self.method == "none")),
-            "speculation is on but depth 0 or method 'none' means plain decoding; say speculation 'off'",
-        )
+        _check_consistent(self.speculation, self.method, self.depth)
 
     def resolve(self, *, model_context: int, model_path: str, draft_path: str | None) -> ResolvedConfig:
         """Settle everything left open, from what the loaded model says of itself."""
         if self.max_context is not None:
             max_context = self.max_context
+            _check(
+                max_context <= model_context,
+                f"max_context is {max_context}, but the model was made for at most {model_context} tokens; lower it",
+            )
         else:
             max_context = min(model_context, self.cache_tokens or DEFAULT_CONTEXT)
         method = self.method or ("draft" if self.draft is not None else "suffix")
-        settled = replace(
-            self,
-            model=model_path,
-            draft=draft_path,
-            backend="llamacpp",
-            method="none" if self.speculation == "off" else method,
-            depth=0 if self.speculation == "off" else (self.depth or DEFAULT_DEPTH),
-            max_context=max_context,
-            cache_tokens=max(self.cache_tokens or DEFAULT_CONTEXT, max_context),
-            threads=self.threads or usable_cores(),
-        )
-        return ResolvedConfig(**{name: getattr(settled, name) for name in ResolvedConfig.__dataclass_fields__})
+        settled: dict[str, Any] = {name: getattr(self, name) for name in ResolvedConfig.__dataclass_fields__}
+        settled |= {
+            "model": model_path,
+            "draft": draft_path,
+            "backend": "llamacpp",
+            # Also where speculation is off: a request may turn it on for itself.
+            "method": method,
+            "depth": DEFAULT_DEPTH if self.depth is None else self.depth,
+            "max_context": max_context,
+            "cache_tokens": max(self.cache_tokens or DEFAULT_CONTEXT, max_context),
+            "threads": self.threads or usable_cores(),
+        }
+        return ResolvedConfig(**settled)
 
 
 DEFAULT_CONTEXT = 8192

@@ -108,7 +108,8 @@ class SpeculationCounts:
 
     @property
     def estimated_speedup(self) -> float | None:
-        if self.plain_seconds <= 0 or self.decode_seconds <= 0:
+        """None where nothing was drafted: two clocks of plain decoding would only show their noise."""
+        if not self.num_drafted or self.plain_seconds <= 0 or self.decode_seconds <= 0:
             return None
         return self.plain_seconds / self.decode_seconds
 

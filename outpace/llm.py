@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from numbers import Integral
 from types import TracebackType
 from typing import Any
 
@@ -11,6 +12,7 @@ from outpace import backends
 from outpace.chat_template import render_chat
 from outpace.config import EngineConfig, Method, SamplingParams, SpeculationMode
 from outpace.core import CompletionOutput, Delta, Request, RequestOutput, Timing
+from outpace.engine.driver import Driver, Stream
 from outpace.engine.engine import Engine
 from outpace.errors import UsageError
 from outpace.models import resolve_model
@@ -56,6 +58,8 @@ class LLM:
         self.tokenizer = loaded.target.tokenizer
         self.description = loaded.target.description
         self.engine = Engine(loaded.target, self._proposers(), loaded.config)
+        self._driver = Driver(self.engine)
+        self._is_closed = False
 
     def _proposers(self) -> dict[str, Proposer]:
         proposers: list[Proposer] = [
@@ -75,7 +79,7 @@ class LLM:
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Complete every prompt, a text or token ids each, in one batch. Results come in the order of the prompts."""
-        many: list[Prompt] = [prompts] if _is_one_prompt(prompts) else list(prompts)  # type: ignore[list-item, arg-type]
+        many: list[Any] = [prompts] if _is_one_prompt(prompts) else list(prompts)
         encoded = [self._encode(prompt) for prompt in many]
         texts = [prompt if isinstance(prompt, str) else None for prompt in many]
         return self._run(encoded, texts, _params_per_prompt(params, len(many)), progress)
@@ -94,29 +98,15 @@ class LLM:
         encoded = [self._encode_rendered(text) for text in texts]
         return self._run(encoded, list(texts), _params_per_prompt(params, len(texts)), progress)
 
-    def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> Iterator[Delta]:
-        """One prompt or conversation, delta by delta. Closing the iterator ends the request."""
-        return self.start(prompt, params)[1]
-
-    def start(
-        self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None
-    ) -> tuple[Request, Iterator[Delta]]:
-        """`stream`, with the request itself, whose counts and text can be read at any time."""
+    def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> Stream:
+        """One prompt or conversation, delta by delta. Closing the stream ends the request."""
         params = params or SamplingParams()
         if params.n != 1:
             raise UsageError(f"stream gives one completion and n is {params.n}; use generate for several")
-        if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
-            encoded = self._encode(prompt)  # type: ignore[arg-type]
-        else:
-            encoded = self._encode_rendered(self.render_chat(prompt))  # type: ignore[arg-type]
-        request = self.engine.submit(encoded, params)
-        return request, self._deltas(request)
-
-    def _deltas(self, request: Request) -> Iterator[Delta]:
-        try:
-            yield from self._drive([request])
-        finally:
-            self.engine.abort(request)
+        given: Any = prompt
+        is_plain = _is_one_prompt(given)
+        encoded = self._encode(given) if is_plain else self._encode_rendered(self.render_chat(given))
+        return self._driver.read([self.engine.submit(encoded, params)])
 
     def render_chat(self, messages: Sequence[Message]) -> str:
         """A conversation as the text the model was trained to continue."""
@@ -128,7 +118,8 @@ class LLM:
         return render_chat(template, messages, bos_token=self.tokenizer.bos_text, eos_token=self.tokenizer.eos_text)
 
     def close(self) -> None:
-        """Give the models' memory back."""
+        """Give the models' memory back. Nothing can be generated after that."""
+        self._is_closed = True
         self._target.runner.close()
         if self._draft is not None:
             self._draft.runner.close()
@@ -141,10 +132,16 @@ class LLM:
     ) -> None:
         self.close()
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise UsageError("this LLM was closed; make a new one to generate")
+
     def _encode(self, prompt: Prompt) -> list[int]:
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        self._check_open()
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
 
     def _encode_rendered(self, text: str) -> list[int]:
+        self._check_open()
         # A template writes its own beginning-of-text token; adding one more would double it.
         starts_itself = bool(self.tokenizer.bos_text) and text.startswith(self.tokenizer.bos_text)
         return self.tokenizer.encode(text, add_special=not starts_itself)
@@ -163,13 +160,13 @@ class LLM:
                 group = [self._submit(tokens, each, index) for index in range(each.n)]
                 groups.append(group)
                 everyone += group
-            show = sys.stderr.isatty() and len(everyone) > 1 if progress is None else progress
-            with _Progress(len(everyone), enabled=show) as bar:
-                for delta in self._drive(everyone):
-                    bar.add(delta)
-        finally:
-            for request in everyone:
-                self.engine.abort(request)
+        except BaseException:
+            self._driver.end(everyone)
+            raise
+        show = sys.stderr.isatty() and len(everyone) > 1 if progress is None else progress
+        with self._driver.read(everyone) as stream, _Progress(len(everyone), enabled=show) as bar:
+            for delta in stream:
+                bar.add(delta)
         return [
             RequestOutput(text, list(tokens), [completion(r, i) for i, r in enumerate(group)])
             for text, tokens, group in zip(texts, encoded, groups, strict=True)
@@ -178,21 +175,6 @@ class LLM:
     def _submit(self, tokens: Sequence[int], params: SamplingParams, index: int) -> Request:
         seed = None if params.seed is None else child_seed(params.seed, index)
         return self.engine.submit(tokens, params, seed=seed)
-
-    def _drive(self, requests: Sequence[Request]) -> Iterator[Delta]:
-        """Step the engine until these requests are done. A step that breaks leaves a clean engine behind."""
-        mine = {request.id for request in requests}
-        unfinished = len(mine)
-        while unfinished:
-            try:
-                deltas = self.engine.step()
-            except BaseException:
-                self.engine.reset()
-                raise
-            for delta in deltas:
-                if delta.request.id in mine:
-                    unfinished -= delta.finish_reason is not None
-                    yield delta
 
 
 class _Progress:
@@ -243,8 +225,9 @@ def completion(request: Request, index: int = 0) -> CompletionOutput:
     )
 
 
-def _is_one_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
-    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+def _is_one_prompt(prompts: Any) -> bool:
+    """A text, or token ids: numpy's integers too."""
+    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
 
 
 def _params_per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, TextIO, get_args
 
 from outpace.config import (
     DEFAULT_CONTEXT,
@@ -45,7 +45,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     sampling, engine = SamplingParams(), EngineConfig()
-    parser.description = _DESCRIPTION if sys.stdout.isatty() else _uncoloured(_DESCRIPTION)
+    parser.description = _DESCRIPTION if _has_colour(sys.stdout) else _uncoloured(_DESCRIPTION)
     parser.add_argument("prompt", nargs="?", default="-", metavar="PROMPT", help="the prompt; '-' or absent: stdin")
     group = parser.add_argument_group("models")
     group.add_argument("--model", metavar="FILE", help="a GGUF file (default: the embedded SmolLM2-135M-Instruct)")
@@ -123,24 +123,28 @@ def execute(options: argparse.Namespace) -> int:
 def _read_prompt(argument: str) -> str:
     if argument != "-":
         prompt = argument
-    elif sys.stdin.isatty():
+    elif sys.stdin is None or sys.stdin.isatty():
         raise UsageError('no prompt was given; write one, as in: outpace run "Why is the sky blue?"')
     else:
-        prompt = sys.stdin.read()
+        try:
+            prompt = sys.stdin.read()
+        except UnicodeDecodeError as error:
+            raise UsageError(f"the prompt on stdin is not {error.encoding} text; convert it first") from error
     if not prompt.strip():
         raise UsageError("the prompt is empty; give some text to answer")
     return prompt
 
 
 def _stream(llm: LLM, prompt: str, options: argparse.Namespace, params: SamplingParams) -> tuple[Request, bool]:
-    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    colour = _has_colour(sys.stdout)
     use_chat = not options.raw and llm.tokenizer.chat_template is not None
     messages: list[dict[str, str]] = [{"role": "user", "content": prompt}]
     if options.system is not None:
         messages.insert(0, {"role": "system", "content": options.system})
-    request, deltas = llm.start(messages if use_chat else prompt, params)
+    stream = llm.stream(messages if use_chat else prompt, params)
+    request = stream.request
     try:
-        for delta in deltas:
+        for delta in stream:
             if not options.json:
                 for segment in delta.segments:
                     marked = colour and segment.from_draft
@@ -149,6 +153,7 @@ def _stream(llm: LLM, prompt: str, options: argparse.Namespace, params: Sampling
     except KeyboardInterrupt:
         return request, True
     finally:
+        stream.close()
         if not options.json:
             sys.stdout.write("\n")
             sys.stdout.flush()
@@ -175,7 +180,7 @@ def _print_summary(output: CompletionOutput, params: SamplingParams) -> None:
     if params.speculation.is_lossy:
         parts.append(f"LOSSY ({params.speculation.acceptance}): {spec.num_lenient} tokens are not the target's own")
     line = f"[{'; '.join(parts)}]"
-    print(f"{_DIM}{line}{_PLAIN}" if sys.stderr.isatty() and not os.environ.get("NO_COLOR") else line, file=sys.stderr)
+    print(f"{_DIM}{line}{_PLAIN}" if _has_colour(sys.stderr) else line, file=sys.stderr)
 
 
 def _as_json(llm: LLM, request: Request, output: CompletionOutput) -> dict[str, Any]:
@@ -207,6 +212,10 @@ def _as_json(llm: LLM, request: Request, output: CompletionOutput) -> dict[str, 
         "seed": params.seed,
         "config": llm.config.as_dict(),
     }
+
+
+def _has_colour(stream: TextIO) -> bool:
+    return stream.isatty() and not os.environ.get("NO_COLOR")
 
 
 def _uncoloured(text: str) -> str:

@@ -87,7 +87,8 @@ class Engine:
             max_length=min(len(prompt) + params.max_tokens, self._config.max_context),
             submitted_at=perf_counter(),
         )
-        if not self.costs.is_known and self._config.speculation != "off" and not self.has_requests:
+        may_speculate = (params.speculation.mode or self._config.speculation) != "off"
+        if may_speculate and not self.costs.is_known and not self.has_requests:
             self.calibrate()
         self.scheduler.add(request)
         return request
@@ -111,6 +112,7 @@ class Engine:
             for proposer in self._proposers.values():
                 proposer.release(request)
             request.finish_reason = request.finish_reason or "abort"
+            request.finished_at = perf_counter()
             request.writer.finish()
             request.seq = None
         for seq in range(self._runner.capacity.max_sequences):
@@ -167,7 +169,7 @@ class Engine:
         for method, group in by_method.items():
             begin = perf_counter()
             drafts = self._proposers[method].propose([DraftAsk(t.request, t.choice.depth) for t in group])
-            self.policy.observe_drafting(sum(len(d.tokens) for d in drafts), perf_counter() - begin)
+            self.policy.observe_drafting(method, sum(len(d.tokens) for d in drafts), perf_counter() - begin)
             for turn, draft in zip(group, drafts, strict=True):
                 turn.guess = draft
                 if turn.choice.verify and draft.tokens:
@@ -206,8 +208,7 @@ class Engine:
         said = request.tokens[num_said:]
         request.shaper.advance(said)
         # In the cache are the row's tokens; of the draft among them, what was accepted and said.
-        num_draft = (turn.draft and len(turn.draft.tokens)) or 0
-        num_kept = len(row.tokens) - num_draft + min(verdict.num_accepted, len(said))
+        num_kept = len(row.tokens) - verdict.num_drafted + min(verdict.num_accepted, len(said))
         self._cache.commit(row.seq, len(row.tokens), num_kept)
         request.num_computed += num_kept
         if request.first_token_at is None:
@@ -234,7 +235,7 @@ class Engine:
 
     def _account(self, turns: Sequence[_Turn], plan: StepPlan, deltas: Sequence[Delta], stats: StepStats) -> None:
         """Compare pure decoding steps with what plain decoding of the same tokens costs; learn costs from them."""
-        if stats.num_prefill_tokens or not stats.num_decode_rows or self._config.speculation == "off":
+        if stats.num_prefill_tokens or not stats.num_decode_rows or not self.costs.is_known:
             return
         self.costs.observe(plan.num_tokens, stats.forward_seconds)
         num_rows = stats.num_decode_rows

@@ -41,7 +41,7 @@ class OutputWriter:
         piece = self._decoder.decode(self._tokenizer.token_bytes(token))
         if piece:
             self._held.append(Segment(piece, from_draft))
-            if self._params.stop and may_stop and self._stop_found():
+            if self._params.stop and may_stop and self._stop_found(len(piece)):
                 return "stop"
             self._release(keep=self._length_of_possible_stop() if self._params.stop else 0)
         if room_left <= 0:
@@ -67,9 +67,12 @@ class OutputWriter:
     def _held_text(self) -> str:
         return "".join(segment.text for segment in self._held)
 
-    def _stop_found(self) -> bool:
+    def _stop_found(self, num_new: int) -> bool:
+        """Whether a stop string ends in the last num_new characters: earlier ones were looked at, or did not count."""
         text = self._held_text()
-        places = [place for place in (text.find(stop) for stop in self._params.stop) if place >= 0]
+        old = len(text) - num_new
+        finds = (text.find(stop, max(0, old - len(stop) + 1)) for stop in self._params.stop)
+        places = [place for place in finds if place >= 0]
         if not places:
             return False
         self._release(keep=len(text) - min(places))

@@ -51,9 +51,9 @@ class Scheduler:
 
     def remove(self, request: Request, *, keep_prefix: bool) -> None:
         """A request has ended. Its computed tokens may serve others until the room is needed."""
-        if request in self.waiting:
-            self.waiting.remove(request)
         if request not in self.running:
+            if request in self.waiting:
+                self.waiting.remove(request)
             return
         self.running.remove(request)
         assert request.seq is not None

@@ -60,8 +60,9 @@ class CostCurve:
 
 
 def _timed(runner: Runner, plan: StepPlan) -> float:
-    begin = perf_counter()
-    runner.forward(plan)
-    seconds = perf_counter() - begin
-    runner.free(plan.rows[0].seq)
-    return seconds
+    try:
+        begin = perf_counter()
+        runner.forward(plan)
+        return perf_counter() - begin
+    finally:
+        runner.free(plan.rows[0].seq)

@@ -95,6 +95,8 @@ class DraftModelProposer:
             return None
         seq = self._sequences[request.id]
         to_feed = request.tokens[self._cache.length(seq) :]
+        if max(to_feed) >= self._runner.vocab_size:
+            return None  # padding of the target's vocabulary, in a prompt: the draft does not know it
         # The last drafted token is not fed, so depth tokens need depth - 1 places.
         while not self._cache.reserve(seq, len(to_feed) + ask.depth - 1):
             if not self._evict(asked):

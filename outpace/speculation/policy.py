@@ -55,7 +55,7 @@ class Policy:
         self._costs = costs
         self._can_speculate = can_speculate
         self._rates: dict[int, AcceptanceRate] = {}
-        self._draft_token_seconds = 0.0  # what one drafted token has cost to guess, lately
+        self._draft_token_seconds: dict[str, float] = {}  # per method: what one token has cost to guess, lately
 
     def decide(self, requests: Sequence[Request]) -> list[Choice]:
         """One choice per decoding request of this step."""
@@ -75,9 +75,11 @@ class Policy:
             hit = guessed[0] == verdict.tokens[0]
             rate.observe(int(hit), int(not hit))
 
-    def observe_drafting(self, num_tokens: int, seconds: float) -> None:
+    def observe_drafting(self, method: str, num_tokens: int, seconds: float) -> None:
         if num_tokens:
-            self._draft_token_seconds += 0.1 * (seconds / num_tokens - self._draft_token_seconds)
+            each = seconds / num_tokens
+            known = self._draft_token_seconds.get(method, each)
+            self._draft_token_seconds[method] = known + 0.1 * (each - known)
 
     def release(self, request: Request) -> None:
         self._rates.pop(request.id, None)
@@ -92,6 +94,8 @@ class Policy:
         """The depth asked for, which is also the most `auto` may take."""
         if not self._can_speculate or self._mode(request) == "off" or self._method(request) == "none":
             return 0
+        if self._mode(request) == "auto" and not self._costs.is_known:
+            return 0  # nothing to weigh with
         wanted = request.params.speculation.max_depth
         depth = self._config.depth if wanted is None else wanted
         return min(depth, request.max_useful_depth, MAX_DEPTH)
@@ -99,17 +103,23 @@ class Policy:
     def _weigh(self, requests: Sequence[Request], choices: list[Choice], undecided: list[int]) -> None:
         """Keep the draft tokens that pay, across the batch."""
         slots: list[tuple[float, int]] = []  # survival probability of each possible draft token, and whose it is
-        for i in undecided:
-            rate = self._rates.setdefault(requests[i].id, AcceptanceRate()).value
-            slots += [(rate**d, i) for d in range(1, choices[i].depth + 1)]
-        slots.sort(key=lambda slot: -slot[0])
-        num_tokens = len(requests) + sum(c.depth for i, c in enumerate(choices) if i not in set(undecided))
         expected = float(len(requests))
+        num_tokens = len(requests)
+        weighed = set(undecided)
+        for i, choice in enumerate(choices):
+            rate = self._rates.setdefault(requests[i].id, AcceptanceRate()).value
+            survivals = [rate**d for d in range(1, choice.depth + 1)]
+            if i in weighed:
+                slots += [(survival, i) for survival in survivals]
+            else:  # drafted in any case
+                expected += sum(survivals)
+                num_tokens += choice.depth
+        slots.sort(key=lambda slot: -slot[0])
         best_speed, best_count = expected / self._costs.seconds(num_tokens), 0
         drafting = 0.0
         for count, (survival, i) in enumerate(slots, start=1):
             expected += survival
-            drafting += self._draft_token_seconds if choices[i].method == NEURAL else 0.0
+            drafting += self._draft_token_seconds.get(choices[i].method, 0.0)
             speed = expected / (self._costs.seconds(num_tokens + count) + drafting)
             if speed > best_speed:
                 best_speed, best_count = speed, count
@@ -120,10 +130,13 @@ class Policy:
             choices[i] = self._follow(requests[i], choices[i].method, depth)
 
     def _follow(self, request: Request, method: str, depth: int) -> Choice:
+        """Depth 0 still learns, where that is free, and probes a draft model now and then."""
         if depth:
             return Choice(method, depth)
         if method != NEURAL:
             return Choice(method, 1, verify=False)
-        if self._rates[request.id].steps_unobserved >= _PROBE_EVERY:
+        rate = self._rates[request.id]
+        if rate.steps_unobserved >= _PROBE_EVERY:
+            rate.steps_unobserved = 0
             return Choice(method, 1)
         return Choice(method, 0)

@@ -8,6 +8,7 @@ capacity is simply a number of tokens. Flash attention skips the cells of other 
 from __future__ import annotations
 
 import ctypes as c
+import os
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ class LlamaModel:
         self.library = library
         self.path = path
         library.forget_errors()
-        self.handle = library.llama_model_load_from_file(str(path).encode(), library.llama_model_default_params())
+        self.handle = library.llama_model_load_from_file(os.fsencode(path), library.llama_model_default_params())
         if not self.handle:
             raise ModelError(
                 f"{path} cannot be loaded by llama.cpp: {library.first_error()}; "
@@ -103,6 +104,10 @@ class LlamaRunner:
         )  # fmt: skip
 
     def forward(self, plan: StepPlan) -> NDArray[np.float32]:
+        if not self._ctx:
+            raise BackendError("the model is closed; load it again to use it")
+        if plan.num_tokens > len(self._token):
+            raise BackendError(f"a step of {plan.num_tokens} tokens was asked for, and one carries {len(self._token)}")
         at = num_outputs = 0
         for row in plan.rows:
             end = at + len(row.tokens)
@@ -115,6 +120,7 @@ class LlamaRunner:
             num_outputs += row.num_logits
             at = end
         self._batch.n_tokens = at
+        self._lib.forget_errors()
         status = self._lib.llama_decode(self._ctx, self._batch)
         if status != 0:
             raise BackendError(
@@ -130,14 +136,16 @@ class LlamaRunner:
         return logits
 
     def truncate(self, seq: int, num_tokens: int) -> None:
-        if not self._lib.llama_memory_seq_rm(self._memory, seq, num_tokens, -1):
+        if self._ctx and not self._lib.llama_memory_seq_rm(self._memory, seq, num_tokens, -1):
             raise BackendError(f"llama.cpp cannot rewind the cache of {self._model.path} to {num_tokens} tokens")
 
     def fork(self, source: int, target: int, num_tokens: int) -> None:
-        self._lib.llama_memory_seq_cp(self._memory, source, target, 0, num_tokens)
+        if self._ctx:
+            self._lib.llama_memory_seq_cp(self._memory, source, target, 0, num_tokens)
 
     def free(self, seq: int) -> None:
-        self._lib.llama_memory_seq_rm(self._memory, seq, -1, -1)
+        if self._ctx:  # a stream may outlive its model, and still ends its request
+            self._lib.llama_memory_seq_rm(self._memory, seq, -1, -1)
 
     def close(self) -> None:
         if self._ctx:

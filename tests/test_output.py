@@ -1,0 +1,346 @@
+"""Text that can be shown: whole characters, never a stop string, and the same however tokens are grouped into steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outpace.config import SamplingParams
+from outpace.core import FinishReason, Segment
+from outpace.engine.output import OutputWriter
+from tests.fakes import BOS, EOS, ByteTokenizer
+
+
+class PieceTokenizer(ByteTokenizer):
+    """Tokens of several bytes, as real vocabularies have them."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self.pieces = list(pieces)
+
+    def token_bytes(self, token: int) -> bytes:
+        return self.pieces[token]
+
+
+def writer(*stop: str, min_tokens: int = 0, stop_ids: frozenset[int] = frozenset({EOS})) -> OutputWriter:
+    return OutputWriter(ByteTokenizer(), SamplingParams(stop=stop, min_tokens=min_tokens), stop_ids)
+
+
+def say(
+    out: OutputWriter, tokens: Sequence[int], *, from_draft: bool = False, room: int = 1000
+) -> tuple[list[str], FinishReason | None]:
+    """What each token brings to light, and why it ended, if it did; nothing is added after the end."""
+    shown = []
+    for i, token in enumerate(tokens, start=1):
+        reason = out.add(token, from_draft=from_draft, room_left=room - i)
+        shown.append("".join(segment.text for segment in out.take()))
+        if reason:
+            return shown, reason
+    return shown, None
+
+
+# ---- characters
+
+
+def test_a_character_appears_with_its_last_byte():
+    assert say(writer(), list("aé€😀".encode())) == (["a", "", "é", "", "", "€", "", "", "", "😀"], None)
+
+
+def test_a_character_cut_off_by_the_end_becomes_one_replacement_character():
+    out = writer()
+    assert say(out, [*b"ok", *"😀".encode()[:3]]) == (["o", "k", "", "", ""], None)
+    out.finish()
+    assert [s.text for s in out.take()] == ["\ufffd"]
+    assert out.text == "ok\ufffd"
+
+
+def test_a_character_cut_off_by_another_is_replaced_and_the_other_kept():
+    assert say(writer(), [*"€".encode()[:2], ord("x")]) == (["", "", "\ufffdx"], None)
+
+
+def test_bytes_that_begin_no_character_are_replaced_at_once():
+    assert say(writer(), [0xFF, 0x80, ord("a")]) == (["\ufffd", "\ufffd", "a"], None)
+
+
+def test_control_tokens_add_no_text_and_do_not_break_a_character():
+    first, second = "é".encode()
+    assert say(writer(), [first, BOS, second]) == (["", "", "é"], None)
+
+
+def test_finishing_twice_shows_the_rest_once():
+    out = writer("xy")
+    say(out, b"ax")
+    out.finish()
+    out.finish()
+    assert [s.text for s in out.take()] == ["x"]
+    assert out.take() == []
+    assert out.text == "ax"
+
+
+# ---- stop strings
+
+
+def test_text_before_a_stop_string_is_kept_and_the_rest_is_not():
+    out = writer("END")
+    assert say(out, b"say END now") == (["s", "a", "y", " ", "", "", ""], "stop")
+    assert out.text == "say "
+    assert out.num_tokens == len("say END")
+
+
+def test_a_stop_string_inside_one_token_ends_there():
+    out = OutputWriter(PieceTokenizer([b"one STOP two"]), SamplingParams(stop="STOP"), frozenset())
+    assert say(out, [0]) == (["one "], "stop")
+
+
+def test_a_stop_string_across_tokens_of_several_characters_is_found():
+    pieces = [b"a<|", b"e", b"nd|", b">b"]
+    out = OutputWriter(PieceTokenizer(pieces), SamplingParams(stop="<|end|>"), frozenset())
+    assert say(out, [0, 1, 2, 3]) == (["a", "", "", ""], "stop")
+    assert out.text == "a"
+
+
+def test_a_stop_string_of_multi_byte_characters_is_found():
+    out = writer("€€")
+    assert say(out, "a€b€€".encode())[1] == "stop"
+    assert out.text == "a€b"
+
+
+def test_held_text_is_shown_as_soon_as_it_cannot_become_a_stop_string():
+    assert say(writer("END"), b"ENx") == (["", "", "ENx"], None)
+
+
+def test_held_text_that_begins_anew_is_held_from_the_new_beginning():
+    out = writer("aab")
+    assert say(out, b"aaab") == (["", "", "a", ""], "stop")
+    assert out.text == "a"
+
+
+def test_held_text_is_shown_at_the_end():
+    out = writer("END")
+    assert say(out, b"the EN", room=6) == (["t", "h", "e", " ", "", "EN"], "length")
+    assert out.text == "the EN"
+
+
+def test_held_text_is_shown_when_a_stop_token_ends_the_request():
+    out = writer("END")
+    assert say(out, [*b"EN", EOS]) == (["", "", "EN"], "stop")
+
+
+def test_the_first_of_several_stop_strings_wins():
+    for stops in (("two", "one"), ("one", "two")):
+        out = writer(*stops)
+        assert say(out, b"zero one two")[1] == "stop"
+        assert out.text == "zero "
+
+
+def test_a_stop_string_that_begins_another_ends_first():
+    out = writer("abc", "ab")
+    assert say(out, b"xab") == (["x", "", ""], "stop")
+    assert out.text == "x"
+
+
+def test_a_stop_string_inside_the_beginning_of_another_ends_and_leaves_what_came_before():
+    out = writer("abcd", "bc")
+    assert say(out, b"abc")[1] == "stop"
+    assert out.text == "a"
+
+
+def test_a_one_character_stop_string_holds_nothing_back():
+    assert say(writer("\n"), b"ab\n") == (["a", "b", ""], "stop")
+
+
+# ---- why a request ends
+
+
+def test_a_stop_token_ends_without_text():
+    out = writer()
+    assert say(out, [ord("a"), EOS]) == (["a", ""], "stop")
+    assert out.text == "a" and out.num_tokens == 2
+
+
+def test_a_stop_token_of_the_requests_own_adds_no_text_even_if_it_has_some():
+    assert say(writer(stop_ids=frozenset({ord("!")})), b"hi!") == (["h", "i", ""], "stop")
+
+
+def test_the_last_token_with_room_ends_with_length_and_is_shown():
+    assert say(writer(), b"abc", room=2) == (["a", "b"], "length")
+
+
+def test_a_stop_on_the_last_token_is_a_stop():
+    assert say(writer("b"), b"ab", room=2)[1] == "stop"
+    assert say(writer(), [ord("a"), EOS], room=2)[1] == "stop"
+
+
+def test_neither_stop_tokens_nor_stop_strings_count_before_min_tokens():
+    out = writer("b", min_tokens=4)
+    assert say(out, [ord("b"), EOS, ord("a"), ord("b")]) == (["b", "", "a", ""], "stop")
+    assert out.text == "ba"
+    assert say(writer(min_tokens=3), [EOS, EOS, EOS]) == (["", "", ""], "stop")
+
+
+def test_a_stop_string_begun_before_min_tokens_counts_when_completed_after():
+    out = writer("END", min_tokens=3)
+    assert say(out, b"END") == (["", "", ""], "stop")
+    assert out.text == ""
+
+
+# ---- who said it
+
+
+def test_a_segment_belongs_to_the_token_that_completed_it():
+    out = writer()
+    first, second = "é".encode()
+    out.add(first, from_draft=True, room_left=9)
+    out.add(second, from_draft=False, room_left=9)
+    out.add(first, from_draft=False, room_left=9)
+    out.add(second, from_draft=True, room_left=9)
+    assert out.take() == [Segment("é", False), Segment("é", True)]
+
+
+def test_held_segments_keep_who_said_them_when_shown_later():
+    out = writer("abc")
+    for char, from_draft in (("a", True), ("b", False), ("x", True)):
+        out.add(ord(char), from_draft=from_draft, room_left=9)
+    assert out.take() == [Segment("a", True), Segment("b", False), Segment("x", True)]
+
+
+def test_a_token_shown_in_two_parts_keeps_its_mark_on_both():
+    out = OutputWriter(PieceTokenizer([b"xa", b"c"]), SamplingParams(stop="ab"), frozenset())
+    out.add(0, from_draft=True, room_left=9)
+    assert out.take() == [Segment("x", True)]
+    out.add(1, from_draft=False, room_left=9)
+    assert out.take() == [Segment("a", True), Segment("c", False)]
+
+
+def test_a_token_cut_by_a_stop_string_keeps_its_mark_on_what_is_shown():
+    out = OutputWriter(PieceTokenizer([b"ab", b"cXd"]), SamplingParams(stop="X"), frozenset())
+    out.add(0, from_draft=False, room_left=9)
+    assert out.add(1, from_draft=True, room_left=9) == "stop"
+    assert out.take() == [Segment("ab", False), Segment("c", True)]
+
+
+# ---- properties
+
+ALPHABET = st.sampled_from(["a", "b", "c", "é", "€", "😀"])
+STOPS = st.lists(st.text(ALPHABET, min_size=1, max_size=4), max_size=3)
+
+
+def transcript(
+    pieces: Sequence[bytes], stops: Sequence[str], group_sizes: Sequence[int], min_tokens: int = 0
+) -> tuple[str, str, int, FinishReason | None]:
+    """Concatenated segments, text, tokens taken and reason, with segments asked for after each group of tokens."""
+    params = SamplingParams(stop=tuple(stops), min_tokens=min_tokens, max_tokens=max(len(pieces), min_tokens, 1))
+    out = OutputWriter(PieceTokenizer(pieces), params, frozenset())
+    sizes = iter(group_sizes)
+    left, shown = next(sizes, 1), ""
+    reason: FinishReason | None = None
+    for i in range(len(pieces)):
+        reason = out.add(i, from_draft=bool(i % 2), room_left=len(pieces) - i - 1)
+        left -= 1
+        if left <= 0 or reason:
+            shown += "".join(segment.text for segment in out.take())
+            left = next(sizes, 1)
+        if reason:
+            break
+    return shown, out.text, out.num_tokens, reason
+
+
+def reference(
+    pieces: Sequence[bytes], stops: Sequence[str], min_tokens: int = 0
+) -> tuple[str, str, int, FinishReason | None]:
+    """The definition: after each token, is there a stop string in the text so far? Then the text ends before it.
+
+    Whole characters only: an unfinished one is not text yet. Before min_tokens an occurrence is ordinary text, so only
+    one that ends inside the newest text counts.
+    """
+    before = ""
+    for i in range(1, len(pieces) + 1):
+        text = whole_characters(b"".join(pieces[:i]))
+        if i >= min_tokens:
+            places = [place for stop in stops for place in occurrences(text, stop, ending_after=len(before))]
+            if places:
+                return text[: min(places)], text[: min(places)], i, "stop"
+        before = text
+    text = b"".join(pieces).decode(errors="replace")
+    return text, text, len(pieces), "length" if pieces else None
+
+
+def whole_characters(data: bytes) -> str:
+    """All of `data` that later bytes cannot change: at most three bytes at the end may be an unfinished character."""
+    full = data.decode(errors="replace")
+    for cut in range(1, min(3, len(data)) + 1):
+        head, tail = data[:-cut], data[-cut:]
+        unfinished = any(_decodes(tail + more) for more in CONTINUATIONS)
+        if unfinished and not _decodes(tail) and full == head.decode(errors="replace") + "\ufffd":
+            return head.decode(errors="replace")
+    return full
+
+
+CONTINUATIONS = [bytes(more) for more in ([0x80], [0x80] * 2, [0x80] * 3, [0xBF], [0xBF] * 2, [0xBF] * 3)]
+
+
+def _decodes(data: bytes) -> bool:
+    """Whether the bytes are exactly one character."""
+    try:
+        return len(data.decode()) == 1
+    except UnicodeDecodeError:
+        return False
+
+
+def occurrences(text: str, stop: str, *, ending_after: int) -> list[int]:
+    return [i for i in range(len(text)) if text.startswith(stop, i) and i + len(stop) > ending_after]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.binary(max_size=3), max_size=24), st.lists(st.integers(1, 6), max_size=12))
+def test_segments_join_to_the_plain_decoding_of_the_bytes(pieces, group_sizes):
+    shown, text, num_tokens, reason = transcript(pieces, (), group_sizes)
+    assert shown == text == b"".join(pieces).decode(errors="replace")
+    assert (num_tokens, reason) == (len(pieces), "length" if pieces else None)
+
+
+@st.composite
+def torn_texts(draw: st.DrawFn) -> list[bytes]:
+    """A text cut into tokens anywhere, also inside characters; now and then with a byte that belongs to none."""
+    data = draw(st.text(ALPHABET, max_size=24)).encode()
+    if draw(st.booleans()):
+        at = draw(st.integers(0, len(data)))
+        data = data[:at] + draw(st.sampled_from([b"\xff", b"\x80", b"\xe2\x82"])) + data[at:]
+    cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=20)))
+    return [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(torn_texts(), STOPS, st.lists(st.integers(1, 6), max_size=12))
+def test_stop_strings_end_the_text_as_the_definition_says_however_tokens_are_grouped(pieces, stops, group_sizes):
+    found = transcript(pieces, stops, group_sizes)
+    assert found == reference(pieces, stops)
+    assert found == transcript(pieces, stops, [])
+    assert not any(stop in found[1] for stop in stops)
+
+
+@settings(max_examples=150, deadline=None)
+@given(torn_texts(), st.text(ALPHABET, min_size=1, max_size=4), st.integers(0, 6))
+def test_a_stop_string_counts_where_it_is_completed_after_min_tokens(pieces, stop, min_tokens):
+    assert transcript(pieces, [stop], [], min_tokens) == reference(pieces, [stop], min_tokens)
+
+
+@settings(max_examples=100, deadline=None)
+@given(torn_texts(), STOPS)
+def test_what_is_shown_on_the_way_is_never_taken_back(pieces, stops):
+    out = OutputWriter(PieceTokenizer(pieces), SamplingParams(stop=tuple(stops)), frozenset())
+    final = reference(pieces, stops)[1]
+    for i in range(len(pieces)):
+        reason = out.add(i, from_draft=False, room_left=len(pieces) - i - 1)
+        assert final.startswith(out.text)
+        if reason:
+            break
+    assert out.text == final
+
+
+def test_a_stop_string_completed_before_min_tokens_stays_text_whatever_the_other_stop_strings():
+    """With stop "a" alone this text is "ab"; that "aa" is a stop string too should change nothing."""
+    alone, beside = writer("a", min_tokens=2), writer("a", "aa", min_tokens=2)
+    assert say(alone, b"ab")[1] is None
+    assert say(beside, b"ab")[1] is None
