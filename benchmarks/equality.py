@@ -79,6 +79,8 @@ def main() -> int:
     parser.add_argument("--depths", type=int, nargs="+", default=[1, 4, 8], help="(default: 1 4 8)")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8], help="(default: 1 8)")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--backend", default="llamacpp", help="what runs the model (default: %(default)s)")
+    parser.add_argument("--threads", type=int, help="(default: all usable cores)")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
 
@@ -102,7 +104,8 @@ def run(options: argparse.Namespace, model: Path, draft: Path, prompts: list[str
     cells = [Cell("none", 0, batch) for batch in options.batches] if "none" in options.methods else []
     cells += [Cell(method, depth, batch) for method in options.methods if method != "none"
               for depth in options.depths for batch in options.batches]  # fmt: skip
-    with LLM(str(model), draft=str(draft), speculation="on", cache_tokens=16384) as llm:
+    room = {"cache_tokens": 16384, "threads": options.threads, "backend": options.backend}
+    with LLM(str(model), draft=str(draft), speculation="on", **room) as llm:
         encoded = list(enumerate(_chat_tokens(llm, prompt) for prompt in prompts))
         group_size = max(options.batches)
         with tqdm(total=len(prompts) * (1 + len(cells)), unit="prompt", dynamic_ncols=True) as bar:
