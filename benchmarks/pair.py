@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=4, help="draft tokens a step (default: %(default)s)")
     parser.add_argument("--max-tokens", type=int, default=96, help="(default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0, help="(default: %(default)s)")
+    parser.add_argument("--backend", default="auto", help="what runs both (default: %(default)s)")
     parser.add_argument("--show", type=int, default=0, metavar="N", help="print the first N completions")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
@@ -43,7 +44,8 @@ def main() -> None:
     }
     results: dict[str, list[CompletionOutput]] = {name: [] for name in modes}
     seconds: dict[str, list[float]] = {name: [] for name in modes}
-    with LLM(options.model, draft=options.draft, speculation="on", prefix_reuse=False) as llm:
+    room = {"prefix_reuse": False, "backend": options.backend}
+    with LLM(options.model, draft=options.draft, speculation="on", **room) as llm:
         llm.engine.calibrate()
         for number, prompt in enumerate(tqdm(prompts, desc="prompts")):
             order = list(modes)

@@ -136,7 +136,13 @@ def model_path() -> Path:
 @pytest.fixture(scope="module")
 def loaded(model_path) -> Iterator[LoadedModel]:
     config = EngineConfig(
-        max_context=256, cache_tokens=CACHE_TOKENS, max_step_tokens=128, max_sequences=4, threads=1, speculation="off"
+        backend="llamacpp",
+        max_context=256,
+        cache_tokens=CACHE_TOKENS,
+        max_step_tokens=128,
+        max_sequences=4,
+        threads=1,
+        speculation="off",
     )
     target = load(config, model_path, None).target
     yield target
@@ -325,7 +331,13 @@ MAX_TOKENS = 32
 
 @pytest.fixture(scope="module")
 def llm(model_path) -> Iterator[LLM]:
-    options: dict[str, Any] = {"max_context": 256, "cache_tokens": CACHE_TOKENS, "max_step_tokens": 128, "threads": 1}
+    options: dict[str, Any] = {
+        "backend": "llamacpp",
+        "max_context": 256,
+        "cache_tokens": CACHE_TOKENS,
+        "max_step_tokens": 128,
+        "threads": 1,
+    }
     with LLM(draft=str(model_path), speculation="on", depth=4, prefix_reuse=False, **options) as made:
         yield made
 
@@ -367,7 +379,13 @@ def test_a_conversation_is_answered_and_ends_by_itself(llm):
 
 # ---- model files that cannot be used
 
-SMALL: dict[str, Any] = {"max_context": 128, "cache_tokens": 128, "threads": 1, "speculation": "off"}
+SMALL: dict[str, Any] = {
+    "backend": "llamacpp",
+    "max_context": 128,
+    "cache_tokens": 128,
+    "threads": 1,
+    "speculation": "off",
+}
 
 
 @pytest.mark.parametrize("share", [0.00001, 0.001, 0.5, 0.999])
@@ -392,7 +410,7 @@ def test_an_architecture_llama_cpp_does_not_know_is_named(model_path, tmp_path):
 def test_a_draft_with_another_vocabulary_is_refused_and_the_token_named(model_path, tmp_path):
     draft = other_vocabulary(model_path, tmp_path / "draft.gguf", token=1234, text="zebra")
     with pytest.raises(ModelError) as caught:
-        LLM(draft=str(draft), max_context=128, cache_tokens=128, threads=1)
+        LLM(draft=str(draft), backend="llamacpp", max_context=128, cache_tokens=128, threads=1)
     sentence = one_sentence(caught.value)
     assert "the draft model has another vocabulary: token 1234 is " in sentence
     assert "'zebra' in the draft; use a draft of the same model family" in sentence
@@ -428,7 +446,7 @@ def test_a_file_name_that_is_no_utf_8_can_be_loaded(model_path, tmp_path):
 def test_a_closed_model_refuses_in_a_sentence():
     code = (
         "from outpace import LLM, OutpaceError\n"
-        "llm = LLM(max_context=128, cache_tokens=128, threads=1, speculation='off')\n"
+        "llm = LLM(backend='llamacpp', max_context=128, cache_tokens=128, threads=1, speculation='off')\n"
         "llm.close()\n"
         "try: llm.generate('abc')\n"
         "except OutpaceError: pass\n"
