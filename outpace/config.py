@@ -18,7 +18,7 @@ from outpace.errors import UsageError
 SpeculationMode = Literal["auto", "off", "on"]
 Method = Literal["none", "ngram", "suffix", "draft"]
 Acceptance = Literal["exact", "rejection", "block", "typical", "threshold"]
-BackendName = Literal["auto", "llamacpp"]
+BackendName = Literal["auto", "native", "llamacpp"]
 
 LOSSY: frozenset[str] = frozenset({"typical", "threshold"})
 MAX_DEPTH = 64
@@ -213,7 +213,9 @@ class EngineConfig:
             "speculation is on but depth 0 or method 'none' means plain decoding; say speculation 'off'",
         )
 
-    def resolve(self, *, model_context: int, model_path: str, draft_path: str | None) -> ResolvedConfig:
+    def resolve(
+        self, *, model_context: int, model_path: str, draft_path: str | None, backend: BackendName = "llamacpp"
+    ) -> ResolvedConfig:
         """Settle everything left open, from what the loaded model says of itself."""
         if self.max_context is not None:
             max_context = self.max_context
@@ -224,7 +226,7 @@ class EngineConfig:
             self,
             model=model_path,
             draft=draft_path,
-            backend="llamacpp",
+            backend=backend,
             method="none" if self.speculation == "off" else method,
             depth=0 if self.speculation == "off" else (self.depth or DEFAULT_DEPTH),
             max_context=max_context,
