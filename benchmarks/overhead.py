@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     options = parser.parse_args()
 
-    llm = LLM(options.model, speculation="off", max_sequences=8)
+    llm = LLM(options.model, backend="llamacpp", speculation="off", max_sequences=8)
     runner = llm._target.runner
     assert isinstance(runner, LlamaRunner)
     rates: dict[str, list[float]] = {"engine": [], "bare": []}

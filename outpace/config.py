@@ -18,7 +18,7 @@ from outpace.errors import UsageError
 SpeculationMode = Literal["auto", "off", "on"]
 Method = Literal["none", "ngram", "suffix", "draft"]
 Acceptance = Literal["exact", "rejection", "block", "typical", "threshold"]
-BackendName = Literal["auto", "llamacpp"]
+BackendName = Literal["auto", "native", "llamacpp"]
 
 LOSSY: frozenset[str] = frozenset({"typical", "threshold"})
 MAX_DEPTH = 64
@@ -232,7 +232,9 @@ class EngineConfig:
         )
         _check_consistent(self.speculation, self.method, self.depth)
 
-    def resolve(self, *, model_context: int, model_path: str, draft_path: str | None) -> ResolvedConfig:
+    def resolve(
+        self, *, model_context: int, model_path: str, draft_path: str | None, backend: BackendName = "llamacpp"
+    ) -> ResolvedConfig:
         """Settle everything left open, from what the loaded model says of itself."""
         if self.max_context is not None:
             max_context = self.max_context
@@ -247,7 +249,7 @@ class EngineConfig:
         settled |= {
             "model": model_path,
             "draft": draft_path,
-            "backend": "llamacpp",
+            "backend": backend,
             # Also where speculation is off: a request may turn it on for itself.
             "method": method,
             "depth": DEFAULT_DEPTH if self.depth is None else self.depth,

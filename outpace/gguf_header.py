@@ -104,6 +104,7 @@ class GGUFHeader:
     architecture: str  # empty where the file names none
     metadata: Mapping[str, Scalar]  # arrays are left out
     tensors: tuple[TensorInfo, ...]
+    data_offset: int  # where the tensor data starts, from the beginning of the file
     expected_size: int | None  # where the last tensor ends; None where a tensor's type is unknown
 
     @property
@@ -240,12 +241,14 @@ def _parse(reader: _Reader) -> GGUFHeader:
     for i in range(num_tensors):
         reader.place = f"tensor {i + 1} of {num_tensors}"
         tensors.append(_read_tensor(reader))
+    data_offset = -(-reader.pos // alignment) * alignment
     return GGUFHeader(
         version=_U32.unpack_from(reader.data, 4)[0],
         architecture=architecture,
         metadata=metadata,
         tensors=tuple(tensors),
-        expected_size=_expected_size(tensors, reader.pos, alignment),
+        data_offset=data_offset,
+        expected_size=_expected_size(tensors, reader.pos, data_offset),
     )
 
 
@@ -278,9 +281,8 @@ def _read_tensor(reader: _Reader) -> TensorInfo:
     return TensorInfo(name, shape, kind, offset, row // elements * size * math.prod(shape[1:]))
 
 
-def _expected_size(tensors: list[TensorInfo], header_end: int, alignment: int) -> int | None:
+def _expected_size(tensors: list[TensorInfo], header_end: int, start: int) -> int | None:
     """Where the last tensor ends. Padding after it is customary, but nothing reads it."""
-    start = -(-header_end // alignment) * alignment
     end = header_end
     for tensor in tensors:
         if tensor.num_bytes is None:

@@ -27,6 +27,7 @@ class Capacity:
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     can_rewind: bool  # truncate to any length; without it requests decode plainly and share no prefixes
+    exact_to_the_bit: bool = False  # a token's logits do not depend on what shares its step or how it got there
 
 
 class Runner(Protocol):
@@ -75,6 +76,18 @@ class Tokenizer(Protocol):
     def vocabulary(self) -> Sequence[tuple[bytes, int]]:
         """Raw text and attribute flags of every token, for comparing two models."""
         ...
+
+
+class OpenModel(Protocol):
+    """A model file that has been looked at and can be run; its weights may not have been read yet."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def train_context(self) -> int: ...
+
+    def start(self, capacity: Capacity, threads: int) -> LoadedModel: ...
 
 
 @dataclass(frozen=True, slots=True)

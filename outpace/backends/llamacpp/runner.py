@@ -14,23 +14,25 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from outpace.backends import MAX_SEQUENCES
 from outpace.backends.base import Capabilities, Capacity, LoadedModel
 from outpace.backends.llamacpp import library as llama
 from outpace.backends.llamacpp.tokenizer import LlamaTokenizer
 from outpace.core import StepPlan
 from outpace.errors import BackendError, ModelError
 
-MAX_SEQUENCES = 256  # compiled into libllama
-
 
 class LlamaModel:
     """Weights and vocabulary, before any cache is made for them."""
 
-    def __init__(self, path: Path, library: llama.Library) -> None:
+    def __init__(self, path: Path, library: llama.Library, *, vocab_only: bool = False) -> None:
+        """`vocab_only`: for its tokenizer alone; such a model cannot be started."""
         self.library = library
         self.path = path
         library.forget_errors()
-        self.handle = library.llama_model_load_from_file(os.fsencode(path), library.llama_model_default_params())
+        params = library.llama_model_default_params()
+        params.vocab_only = vocab_only
+        self.handle = library.llama_model_load_from_file(os.fsencode(path), params)
         if not self.handle:
             raise ModelError(
                 f"{path} cannot be loaded by llama.cpp: {library.first_error()}; "

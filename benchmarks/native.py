@@ -1,0 +1,205 @@
+"""The native backend beside llama.cpp, and beside what the machine allows.
+
+    python -m benchmarks.native [--model FILE] [--rounds N] [--tokens N] [--json FILE]
+
+Decoding one token reads every weight once, so a step cannot be faster than weights / bandwidth: the floor. Verifying a
+draft reads them once for all its tokens; what it costs beyond one token is arithmetic, and how little that is decides
+whether speculation can pay on a CPU at all. Measured here: plain decoding through the whole engine; single forward
+passes of 1 to 16 tokens of one sequence; passes over one token each of several sequences; prefill; and the share of a
+plain step spent outside the kernels. Both backends are loaded in one process and take turns in changing order, so that
+a noisy machine hits both alike; medians and quartiles, and ratios from the same rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from tqdm import tqdm
+
+from benchmarks.report import provenance, spread, write_json
+from outpace import LLM, SamplingParams
+from outpace.backends.base import Runner
+from outpace.backends.curve import CURVE_SIZES, measure_curves
+from outpace.backends.native.runner import NativeRunner
+from outpace.core import Row, StepPlan
+from outpace.models import resolve_model
+
+PROMPT = "Write a short note about the history of the bicycle and how it changed cities."
+BANDWIDTH_BYTES = 256 << 20
+PREFILL_SIZES = (128, 512)
+NUM_SEQUENCES = 8
+
+# What the backend is held to.
+RATE_RATIO = 1.6  # tokens per second, native over llama.cpp
+FLOOR_SHARE = 0.75
+STEP_LIMITS = {4: 1.5, 8: 2.5}
+SEQUENCES_LIMIT = 2.5
+HOST_LIMIT = 0.08
+
+
+class InsideKernels:
+    """Counts the seconds spent inside the native library by wrapping the call a step makes."""
+
+    def __init__(self, runner: NativeRunner) -> None:
+        self.seconds = 0.0
+        self._forward: Callable[..., int] = runner._lib.forward
+        setattr(runner._lib, "forward", self._timed)  # noqa: B010 - set at load, so unknown to a type checker
+
+    def _timed(self, *arguments: Any) -> int:
+        begin = perf_counter()
+        status = self._forward(*arguments)
+        self.seconds += perf_counter() - begin
+        return status
+
+
+def decode_rate(llm: LLM, num_tokens: int) -> float:
+    """Tokens per second after the first, through the whole engine."""
+    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    timing = llm.generate(PROMPT, params, progress=False)[0].outputs[0].timing
+    llm.engine.scheduler.forget_kept()
+    assert timing.total is not None and timing.time_to_first_token is not None
+    return (num_tokens - 1) / (timing.total - timing.time_to_first_token)
+
+
+def sequences_seconds(runner: Runner, num_sequences: int) -> float:
+    """One forward pass over a token each of several sequences of 64."""
+    for seq in range(num_sequences):
+        runner.forward(StepPlan([Row(seq, 0, list(range(64)), 0)]))
+    begin = perf_counter()
+    runner.forward(StepPlan([Row(seq, 64, [100 + seq], 1) for seq in range(num_sequences)]))
+    seconds = perf_counter() - begin
+    for seq in range(num_sequences):
+        runner.free(seq)
+    return seconds
+
+
+def prefill_seconds(runner: Runner, size: int) -> float:
+    begin = perf_counter()
+    runner.forward(StepPlan([Row(0, 0, [i * 7 % 1000 for i in range(size)], 1)]))
+    seconds = perf_counter() - begin
+    runner.free(0)
+    return seconds
+
+
+def host_shares(llm: LLM, inside: InsideKernels, num_tokens: int) -> list[float]:
+    """Time outside the library over time inside it, for every plain decoding step of one sequence."""
+    shares = []
+    llm.engine.submit(
+        llm.tokenizer.encode(PROMPT), SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    )
+    while llm.engine.has_requests:
+        inside.seconds = 0.0
+        begin = perf_counter()
+        llm.engine.step()
+        total = perf_counter() - begin
+        if llm.engine.stats.num_decode_rows == 1 and not llm.engine.stats.num_prefill_tokens:
+            shares.append((total - inside.seconds) / inside.seconds)
+    llm.engine.scheduler.forget_kept()
+    return shares
+
+
+class Table:
+    """Lines of medians with quartiles, and the same figures for the results file."""
+
+    def __init__(self) -> None:
+        self.figures: dict[str, Any] = {}
+
+    def heading(self, text: str) -> None:
+        print(f"\n{text:52}{'median':>9}   quartiles")
+
+    def line(self, key: str, label: str, values: list[float], style: str, wanted: str = "") -> None:
+        median = statistics.median(values)
+        print(f"  {label:50}{median:9{style}}   {spread(values, style):24} {wanted}")
+        self.figures[key] = median
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="a GGUF file (default: the embedded SmolLM2)")
+    parser.add_argument("--tokens", type=int, default=96, help="tokens per run (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=7, help="runs of each kind (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    options = parser.parse_args()
+
+    llms = {
+        name: LLM(options.model, backend=name, speculation="off", max_context=2048, cache_tokens=4096)
+        for name in ("native", "llamacpp")
+    }
+    runners = {name: llm._target.runner for name, llm in llms.items()}
+    native = runners["native"]
+    assert isinstance(native, NativeRunner)
+    threads = llms["native"].config.threads
+    prefill_sizes = [n for n in PREFILL_SIZES if n <= native.capacity.max_step_tokens]
+
+    rates: dict[str, list[float]] = {name: [] for name in llms}
+    curves: dict[str, dict[int, list[float]]] = {name: {n: [] for n in CURVE_SIZES} for name in llms}
+    together: dict[str, dict[int, list[float]]] = {name: {1: [], NUM_SEQUENCES: []} for name in llms}
+    prefill: dict[str, dict[int, list[float]]] = {name: {n: [] for n in prefill_sizes} for name in llms}
+    bandwidth = 0.0  # the best met: a floor is what could be reached were nobody else there
+    names = list(llms)
+    for _ in tqdm(range(options.rounds), desc="rounds"):
+        random.shuffle(names)
+        bandwidth = max(bandwidth, native._lib.read_bandwidth(threads, BANDWIDTH_BYTES))
+        for name in names:
+            rates[name].append(decode_rate(llms[name], options.tokens))
+        for name, seconds in measure_curves({name: runners[name] for name in names}, CURVE_SIZES, 1).items():
+            for n, values in seconds.items():
+                curves[name][n].append(statistics.median(values))
+        for name in names:
+            for n in together[name]:
+                together[name][n].append(statistics.median(sequences_seconds(runners[name], n) for _ in range(3)))
+            for n in prefill_sizes:
+                prefill[name][n].append(prefill_seconds(runners[name], n))
+    inside = InsideKernels(native)
+    shares = [share for _ in range(3) for share in host_shares(llms["native"], inside, options.tokens)]
+
+    def paired(top: list[float], bottom: list[float]) -> list[float]:
+        return [a / b for a, b in zip(top, bottom, strict=True)]
+
+    table = Table()
+    table.heading("plain decoding through the engine")
+    for name in llms:
+        table.line(f"tokens_per_second.{name}", f"{name}, tokens per second", rates[name], ".1f")
+    table.line("rate_ratio", "native / llamacpp", paired(rates["native"], rates["llamacpp"]), ".2f", f">= {RATE_RATIO}")
+    table.line("host_share", "host time over kernel time, native", shares, ".2%", f"<= {HOST_LIMIT:.0%}")
+    table.heading(f"forward pass, ms ({native.bytes_per_step / 1e6:.0f} MB of weights)")
+    floor = native.bytes_per_step / bandwidth
+    table.line("floor_ms", f"floor: weights / {bandwidth / 1e9:.1f} GB/s, {threads} threads", [1e3 * floor], ".2f")
+    share = [floor / seconds for seconds in curves["native"][1]]
+    table.line("floor_share", "floor / native step of 1", share, ".2f", f">= {FLOOR_SHARE}")
+    for name in llms:
+        for n in CURVE_SIZES:
+            values = [1e3 * s for s in curves[name][n]]
+            table.line(f"step_ms.{name}.{n}", f"{name}, {n} token{'s' if n > 1 else ''}", values, ".2f")
+    table.heading("steps beside a step of one token")
+    for name in llms:
+        for n in CURVE_SIZES[1:]:
+            wanted = f"<= {STEP_LIMITS[n]}" if name == "native" and n in STEP_LIMITS else ""
+            table.line(
+                f"step_ratio.{name}.{n}", f"{name}, {n} tokens", paired(curves[name][n], curves[name][1]), ".2f", wanted
+            )
+        ratio = paired(together[name][NUM_SEQUENCES], together[name][1])
+        wanted = f"<= {SEQUENCES_LIMIT}" if name == "native" else ""
+        table.line(
+            f"sequences_ratio.{name}", f"{name}, a token each of {NUM_SEQUENCES} sequences", ratio, ".2f", wanted
+        )
+    table.heading("prefill, tokens per second")
+    for n in prefill_sizes:
+        for name in llms:
+            table.line(f"prefill.{name}.{n}", f"{name}, {n} tokens", [n / s for s in prefill[name][n]], ".0f")
+        ratio = paired(prefill["llamacpp"][n], prefill["native"][n])
+        table.line(f"prefill_ratio.{n}", f"native / llamacpp, {n} tokens", ratio, ".2f", ">= 1")
+    if options.json:
+        write_json(options.json, table.figures | {"provenance": provenance([resolve_model(options.model)])})
+    print(json.dumps({key: table.figures[key] for key in ("rate_ratio", "floor_share", "host_share")}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""How long forward passes of different sizes take, measured side by side.
+
+Runners take turns within every round, so that a noisy machine hits all alike; callers make medians of what comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+
+from outpace.backends.base import Runner
+from outpace.core import Row, StepPlan
+
+CURVE_SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
+_CONTEXT = 64  # tokens already in the cache
+_STEPS = 4  # forward passes in a row, as decoding makes them
+
+
+def measure_curves(
+    runners: Mapping[str, Runner], sizes: Sequence[int], rounds: int
+) -> dict[str, dict[int, list[float]]]:
+    """Seconds of single forward passes over one row of each size, all its tokens' logits included."""
+    seconds: dict[str, dict[int, list[float]]] = {name: {size: [] for size in sizes} for name in runners}
+    for runner in runners.values():
+        _run(runner, max(sizes))  # the first pass pays for touching memory
+    for _ in range(rounds):
+        for size in sizes:
+            for name, runner in runners.items():
+                seconds[name][size] += _run(runner, size)
+    return seconds
+
+
+def _run(runner: Runner, size: int) -> list[float]:
+    seq = runner.capacity.max_sequences - 1
+    runner.forward(StepPlan([Row(seq, 0, [token % runner.vocab_size for token in range(_CONTEXT)], 0)]))
+    taken = []
+    for step in range(_STEPS):
+        tokens = [(step * 977 + i * 131) % runner.vocab_size for i in range(size)]
+        begin = perf_counter()
+        runner.forward(StepPlan([Row(seq, _CONTEXT, tokens, size)]))
+        taken.append(perf_counter() - begin)
+        runner.truncate(seq, _CONTEXT)
+    runner.free(seq)
+    return taken

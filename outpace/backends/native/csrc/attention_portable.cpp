@@ -1,0 +1,2 @@
+#define OUTPACE_ATTENTION attention_portable
+#include "attention_impl.h"

@@ -1,0 +1,55 @@
+// What Python calls: plain C, with a version, error codes, and a message for the last error of the calling thread.
+//
+// Everything a caller passes is checked here; behind this file sizes and indices are trusted.
+#pragma once
+
+#include <stdint.h>
+
+#if defined(__cplusplus)
+extern "C" {
+#endif
+
+#define OUTPACE_API __attribute__((visibility("default")))
+#define OUTPACE_ABI_VERSION 1
+
+typedef struct OutpaceModel OutpaceModel;
+
+typedef enum { OUTPACE_OK = 0, OUTPACE_BAD_ARGUMENT = 1, OUTPACE_NO_MEMORY = 2, OUTPACE_FAULT = 3 } OutpaceStatus;
+
+typedef struct {
+    int32_t num_layers, width, hidden, num_heads, num_kv_heads, head_dim, num_rotated, vocab_size;
+    int32_t rope_style;  // 0: neighbours are paired, 1: halves
+    float epsilon, rope_scale;
+    const double* rope_frequencies;  // [num_rotated / 2]
+} OutpaceShape;
+
+// Tokens of one sequence: `count` of them, at positions start, start + 1, ..., in pages tables[table * table_stride ...].
+typedef struct {
+    int32_t table, start, count, num_logits;
+} OutpaceRow;
+
+OUTPACE_API int32_t outpace_abi_version(void);
+OUTPACE_API int32_t outpace_page_tokens(void);
+OUTPACE_API const char* outpace_isa(void);
+OUTPACE_API const char* outpace_last_error(void);
+OUTPACE_API double outpace_read_bandwidth(int32_t num_threads, int64_t num_bytes);  // bytes per second; 0: no memory
+OUTPACE_API int32_t outpace_supports(int32_t ggml_type, int64_t rows, int64_t cols);
+OUTPACE_API int64_t outpace_packed_bytes(int32_t ggml_type, int64_t rows, int64_t cols);
+
+OUTPACE_API int32_t outpace_create(const OutpaceShape* shape, int32_t num_threads, OutpaceModel** model);
+OUTPACE_API void outpace_destroy(OutpaceModel* model);
+// Matrices and vectors by number (MatrixName, VectorName in model.h); layer -1 holds those outside the layers.
+OUTPACE_API int32_t outpace_lay_out(OutpaceModel* model, int32_t layer, int32_t name, int32_t ggml_type, int64_t rows, int64_t cols);
+OUTPACE_API int32_t outpace_pack(OutpaceModel* model, int32_t layer, int32_t name, const void* source, int64_t row_begin, int64_t row_end);
+OUTPACE_API int32_t outpace_set_vector(OutpaceModel* model, int32_t layer, int32_t name, const float* values, int64_t n);
+OUTPACE_API int32_t outpace_start(OutpaceModel* model, int64_t num_pages, int64_t max_step_tokens);
+OUTPACE_API int64_t outpace_packed_size(const OutpaceModel* model);
+OUTPACE_API int64_t outpace_bytes_per_step(const OutpaceModel* model);
+
+OUTPACE_API int32_t outpace_forward(OutpaceModel* model, const OutpaceRow* rows, int32_t num_rows, const int32_t* tokens,
+                                    const int32_t* tables, int64_t table_stride, const float** logits);
+OUTPACE_API int32_t outpace_copy_page(OutpaceModel* model, int32_t source, int32_t target);
+
+#if defined(__cplusplus)
+}
+#endif

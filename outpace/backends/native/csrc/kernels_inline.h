@@ -1,0 +1,246 @@
+// What packing, quantising and every instruction set's kernel agree on: how packed tiles and quantised activations lie
+// in memory, and in which order tiles meet tokens.
+//
+// Everything defined here has internal linkage on purpose: each including file is compiled with its own -m flags, and
+// the linker must never hand one file's code (say, AVX-512) to another.
+//
+// The arithmetic, one for all instruction sets. For output (row r, token t), with blocks b of 32 in order of k:
+//     dot = sum of (code - offset) * q                       exact, int32 (Q6_K: each half times its int8 scale)
+//     acc = fma(scale[r][b] * d[t][b], float(dot), acc)
+//     acc = fma(min[r][b], d_sum[t][b], acc)                 only for types with a minimum
+// For float matrices, chain[k % 4] = fma(w[r][k], x[t][k], chain[k % 4]); y = (chain0 + chain1) + (chain2 + chain3).
+#pragma once
+
+#include "matmul.h"
+
+#include <cstring>
+
+namespace outpace {
+
+// One instruction set's matmul. Those a build's target cannot have are not defined, and matmul.cpp does not name them.
+using MatmulFunction = void(const Packed&, const Activations&, float*, int64_t, int64_t, int64_t);
+MatmulFunction matmul_portable, matmul_avx2, matmul_avx512, matmul_neon;
+
+namespace {
+
+constexpr int kRows = 16;         // of a packed tile: two of the steps in which threads share rows out
+constexpr int kBlock = 32;        // values of k that share an activation scale
+constexpr int kTokenGroup = 16;   // tokens whose activations are interleaved, block by block
+constexpr int kSuperBlocks = 8;   // blocks in a super-block of the K types
+
+// ---- packed weights ------------------------------------------------------------------------------------------------
+//
+// A tile is 16 rows. Its super-blocks (of one block, or of 8 for the K types) follow each other in order of k, each a
+// header with the scales of 16 rows and then the codes of its blocks: a kernel reads memory from front to back. Vector j
+// (0..7) of a block's codes is 64 bytes: byte 4 * row + c is the code of k = 4 * j + c. Planes below 8 bits:
+//     nibbles   4 x 64 bytes: vector i holds j = i in the low nibbles, j = i + 4 in the high ones
+//     bits=5    1 x 64 bytes: bit j is the fifth bit of vector j
+//     bits=6    2 x 64 bytes: bits 2 * (j % 4) and the next, of vector j / 4, are the upper bits of vector j
+
+enum class Scales {
+    None,      // a float matrix
+    Half,      // f16 scale[rows]
+    HalfMin,   // f16 scale[rows], f16 min[rows]
+    SuperMin,  // f16 d[rows], f16 dmin[rows], u8 scale[blocks][rows], u8 min[blocks][rows]
+    Super16,   // f16 d[rows], i8 scale[blocks][rows][2 halves]
+};
+
+struct Form {
+    int bits;    // of a code; 8 means signed
+    int offset;  // a code stands for code - offset
+    Scales scales;
+};
+
+constexpr Form form_of(GgmlType type) {
+    switch (type) {
+        case GgmlType::Q4_0: return {4, 8, Scales::Half};
+        case GgmlType::Q4_1: return {4, 0, Scales::HalfMin};
+        case GgmlType::Q5_0: return {5, 16, Scales::Half};
+        case GgmlType::Q5_1: return {5, 0, Scales::HalfMin};
+        case GgmlType::Q8_0: return {8, 0, Scales::Half};
+        case GgmlType::Q4_K: return {4, 0, Scales::SuperMin};
+        case GgmlType::Q5_K: return {5, 0, Scales::SuperMin};
+        case GgmlType::Q6_K: return {6, 32, Scales::Super16};
+        case GgmlType::F32: return {32, 0, Scales::None};
+        case GgmlType::F16:
+        case GgmlType::BF16: return {16, 0, Scales::None};
+    }
+    return {0, 0, Scales::None};
+}
+
+constexpr bool has_min(Form f) { return f.scales == Scales::HalfMin || f.scales == Scales::SuperMin; }
+constexpr int blocks_per_super(Form f) { return f.scales == Scales::SuperMin || f.scales == Scales::Super16 ? kSuperBlocks : 1; }
+constexpr int kVector = 4 * kRows;        // bytes of a vector of codes
+constexpr int kUpperAt = 4 * kVector;     // where the planes above the nibbles begin
+constexpr int kMinAt = 2 * kRows;         // where the f16 minima begin in a header
+constexpr int code_bytes(Form f) { return f.bits * kVector; }
+constexpr int header_bytes(Form f) {
+    switch (f.scales) {
+        case Scales::Half: return 2 * kRows;
+        case Scales::HalfMin: return 4 * kRows;
+        case Scales::SuperMin: return 4 * kRows + 2 * kSuperBlocks * kRows;
+        case Scales::Super16: return 2 * kRows + 2 * kSuperBlocks * kRows;
+        case Scales::None: break;
+    }
+    return 0;
+}
+constexpr int super_bytes(Form f) { return header_bytes(f) + blocks_per_super(f) * code_bytes(f); }
+
+// Where a block's scales lie in the header of its super-block.
+constexpr int kSuperScaleAt = 4 * kRows, kSuperMinAt = kSuperScaleAt + kSuperBlocks * kRows, kSuper16ScaleAt = 2 * kRows;
+
+// Float matrices: for each k, the values of the tile's rows.
+inline size_t tile_bytes(Form f, int64_t cols) {
+    if (f.scales == Scales::None) return size_t(cols) * kRows * f.bits / 8;
+    return size_t(cols / (kBlock * blocks_per_super(f))) * super_bytes(f);
+}
+
+// ---- quantised activations -----------------------------------------------------------------------------------------
+
+struct ActBlock {
+    int8_t q[kBlock];
+    float d;          // x is about d * q
+    float d_sum;      // d * sum, what a minimum is multiplied with
+    int32_t sum;      // of q, what an offset is multiplied with
+    int16_t half[2];  // sum of q[0..15], q[16..31]
+};
+static_assert(sizeof(ActBlock) == 48, "kernels step through activations by this size");
+
+// Tokens come in groups of 16 (the last may be smaller), within a group block by block, within a block token by token:
+// a kernel finds its tokens side by side, at offsets known when it is compiled.
+struct ActGroup {
+    ActBlock* first;      // block 0 of the group's first token
+    int64_t block_stride;  // from a block to the next, in ActBlocks: the group's number of tokens
+};
+
+inline ActGroup act_group(const Activations& x, int64_t token) {
+    const int64_t group_begin = token / kTokenGroup * kTokenGroup;
+    const int64_t left = x.n - group_begin;
+    const int64_t size = left < kTokenGroup ? left : kTokenGroup;
+    return {reinterpret_cast<ActBlock*>(x.buffer) + group_begin * (x.cols / kBlock) + (token - group_begin), size};
+}
+
+// ---- small floats --------------------------------------------------------------------------------------------------
+
+inline float float_from_bits(uint32_t bits) {
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
+inline uint16_t load_u16(const void* p) {
+    uint16_t v;
+    memcpy(&v, p, 2);
+    return v;
+}
+
+inline float half_to_float(uint16_t h) {
+    const uint32_t sign = uint32_t(h & 0x8000u) << 16;
+    const uint32_t rest = h & 0x7fffu;
+    if (rest >= 0x7c00u) return float_from_bits(sign | 0x7f800000u | (rest & 0x3ffu) << 13);  // infinity, NaN
+    if (rest >= 0x0400u) return float_from_bits(sign | ((rest << 13) + 0x38000000u));
+    const float tiny = float(rest) * 0x1p-24f;  // zero and subnormal: exact
+    return sign ? -tiny : tiny;
+}
+
+inline float bf16_to_float(uint16_t b) { return float_from_bits(uint32_t(b) << 16); }
+
+template <GgmlType Q>
+inline float load_float(const uint8_t* p) {
+    if constexpr (Q == GgmlType::F32) {
+        float f;
+        memcpy(&f, p, 4);
+        return f;
+    } else if constexpr (Q == GgmlType::F16) {
+        return half_to_float(load_u16(p));
+    } else {
+        return bf16_to_float(load_u16(p));
+    }
+}
+
+// ---- the walk over tiles and tokens --------------------------------------------------------------------------------
+
+// Activations a core keeps in its L2 cache while all its tiles pass by.
+constexpr int64_t kResidentBytes = 384 << 10;
+
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// Asks for the weights that follow a block of kBytes at a distance. Reading alone keeps memory busy while few tokens share
+// a tile; with more to compute between two reads, the next tile has to be sent for.
+template <int kBytes>
+inline void fetch_ahead(const uint8_t* block) {
+    constexpr uintptr_t kDistance = 3072;
+    for (int i = 0; i < kBytes; i += 64) __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(block) + kDistance + uintptr_t(i)));
+}
+
+// Calls kernel.run(tile, token, count, out, out_stride) so that rows [row_begin, row_end) meet every token; out is
+// [count][out_stride] with 16 floats per token. Weights are read once per chunk of resident activations; in it a tile
+// meets all tokens while it lies in the nearest cache. A range that begins or ends within a tile has the whole tile
+// computed, and keeps its part.
+template <class Kernel>
+inline void walk(const Kernel& kernel, const Packed& w, const Activations& x, int64_t bytes_per_token, float* y,
+                 int64_t y_stride, int64_t row_begin, int64_t row_end) {
+    const size_t tile_size = tile_bytes(form_of(w.source), w.cols);
+    int64_t chunk = kResidentBytes / bytes_per_token / kTokenGroup * kTokenGroup;
+    if (chunk < kTokenGroup) chunk = kTokenGroup;
+
+    for (int64_t chunk_begin = 0; chunk_begin < x.n; chunk_begin += chunk) {
+        const int64_t chunk_end = smaller(chunk_begin + chunk, x.n);
+        for (int64_t row = row_begin; row < row_end;) {
+            const uint8_t* tile = w.data + size_t(row / kRows) * tile_size;
+            const int64_t skipped = row % kRows, kept = smaller(kRows - skipped, row_end - row);
+            for (int64_t token = chunk_begin; token < chunk_end; token += kTokenGroup) {
+                const int count = int(smaller(kTokenGroup, chunk_end - token));
+                float* out = y + token * y_stride + row;
+                if (kept == kRows) {
+                    kernel.run(tile, token, count, out, y_stride);
+                } else {
+                    float whole[kTokenGroup * kRows];
+                    kernel.run(tile, token, count, whole, kRows);
+                    for (int t = 0; t < count; ++t) memcpy(out + t * y_stride, whole + t * kRows + skipped, size_t(kept) * sizeof(float));
+                }
+            }
+            row += kept;
+        }
+    }
+}
+
+// Calls Visitor::visit<T>() for the type of a packed matrix.
+template <class Visitor>
+inline void with_type(GgmlType type, const Visitor& v) {
+    switch (type) {
+        case GgmlType::Q4_0: return v.template visit<GgmlType::Q4_0>();
+        case GgmlType::Q4_1: return v.template visit<GgmlType::Q4_1>();
+        case GgmlType::Q5_0: return v.template visit<GgmlType::Q5_0>();
+        case GgmlType::Q5_1: return v.template visit<GgmlType::Q5_1>();
+        case GgmlType::Q8_0: return v.template visit<GgmlType::Q8_0>();
+        case GgmlType::Q4_K: return v.template visit<GgmlType::Q4_K>();
+        case GgmlType::Q5_K: return v.template visit<GgmlType::Q5_K>();
+        case GgmlType::Q6_K: return v.template visit<GgmlType::Q6_K>();
+        case GgmlType::F32: return v.template visit<GgmlType::F32>();
+        case GgmlType::F16: return v.template visit<GgmlType::F16>();
+        case GgmlType::BF16: return v.template visit<GgmlType::BF16>();
+    }
+}
+
+// The frame of an instruction set's matmul: picks the kernel of w's type and walks. QuantKernel<Q> and FloatKernel<Q>
+// are the instruction set's own.
+template <template <GgmlType> class QuantKernel, template <GgmlType> class FloatKernel>
+struct MatmulFrame {
+    const Packed& w;
+    const Activations& x;
+    float* y;
+    int64_t y_stride, row_begin, row_end;
+
+    template <GgmlType Q>
+    void visit() const {
+        if constexpr (form_of(Q).scales == Scales::None) {
+            walk(FloatKernel<Q>{x}, w, x, w.cols * int64_t(sizeof(float)), y, y_stride, row_begin, row_end);
+        } else {
+            walk(QuantKernel<Q>{x}, w, x, w.cols / kBlock * int64_t(sizeof(ActBlock)), y, y_stride, row_begin, row_end);
+        }
+    }
+};
+
+}  // namespace
+}  // namespace outpace

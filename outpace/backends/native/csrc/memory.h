@@ -1,0 +1,47 @@
+// Large aligned memory that is zero and costs nothing until it is touched.
+#pragma once
+
+#include <cstddef>
+#include <new>
+#include <utility>
+
+#include <sys/mman.h>
+
+namespace outpace {
+
+class Memory {
+  public:
+    Memory() = default;
+    explicit Memory(size_t num_bytes) : size_(num_bytes) {
+        if (num_bytes == 0) return;
+        data_ = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (data_ == MAP_FAILED) {
+            data_ = nullptr;
+            throw std::bad_alloc();
+        }
+#if defined(MADV_HUGEPAGE)
+        madvise(data_, num_bytes, MADV_HUGEPAGE);  // a wish: streaming weights through small pages costs TLB misses
+#endif
+    }
+    ~Memory() {
+        if (data_) munmap(data_, size_);
+    }
+    Memory(Memory&& other) noexcept { *this = std::move(other); }
+    Memory& operator=(Memory&& other) noexcept {
+        std::swap(data_, other.data_);
+        std::swap(size_, other.size_);
+        return *this;
+    }
+
+    template <typename T>
+    T* as() const {
+        return static_cast<T*>(data_);
+    }
+    size_t size() const { return size_; }
+
+  private:
+    void* data_ = nullptr;
+    size_t size_ = 0;
+};
+
+}  // namespace outpace

@@ -1,0 +1,2 @@
+#define OUTPACE_OPS ops_portable
+#include "ops_impl.h"

@@ -1,0 +1,131 @@
+// Persistent workers, and phases of work that whoever is there gets done.
+//
+// Two ways of working together. run(): every thread runs a region once, and all meet at barriers; for loading. post(): a
+// job whose work lies in Phases; the caller works too and goes on as soon as all work is done, whether or not the other
+// threads have come: on a machine shared with others, a thread that was put aside holds nobody up unless it was in
+// the middle of a piece. Waiting spins briefly, then sleeps, so that an idle server burns no CPU. Nothing here knows
+// models; who computes what is left to chance, and so no result may depend on it.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace outpace {
+
+// A number that threads wait on until it changes: by spinning, then by sleeping.
+class Signal {
+  public:
+    uint32_t value() const { return value_.load(std::memory_order_acquire); }
+    void raise();
+    void wait_while(uint32_t old, int spins);
+
+  private:
+    std::atomic<uint32_t> value_{0};
+    std::atomic<int> sleepers_{0};
+    std::mutex mutex_;
+    std::condition_variable changed_;
+};
+
+class ThreadPool {
+  public:
+    explicit ThreadPool(int num_threads);
+    ~ThreadPool();
+    ThreadPool(const ThreadPool&) = delete;
+    ThreadPool& operator=(const ThreadPool&) = delete;
+
+    // One pool per size for the whole process: a target and its draft take turns, and two pools would have the idle
+    // one's spinning workers in the way of the busy one.
+    static std::shared_ptr<ThreadPool> shared(int num_threads);
+
+    int size() const { return num_threads_; }
+
+    // Call region(thread) on every thread of the pool, the caller being thread 0; returns when all are done. Callers on
+    // different threads take turns.
+    template <typename Region>
+    void run(Region&& region) {
+        std::lock_guard<std::mutex> lock(turn_);
+        give([](void* it, int thread, uint32_t) { (*static_cast<std::remove_reference_t<Region>*>(it))(thread); }, &region, 0, true);
+        region(0);
+        barrier();
+    }
+
+    // Inside a region: wait until every thread has come here.
+    void barrier();
+
+    // Have work(thread, tag) called by the caller, as thread 0, and, sooner or later or never, by the others. `work` must
+    // return when its tag is over, and must live until leave().
+    template <typename Work>
+    void post(Work& work, uint32_t tag) {
+        std::lock_guard<std::mutex> lock(turn_);
+        if (num_threads_ > 1) {
+            give([](void* it, int thread, uint32_t now) { (*static_cast<Work*>(it))(thread, now); }, &work, tag, false);
+        }
+        work(0, tag);
+    }
+
+    // No thread is in posted work, or will come to it, when this returns.
+    void leave(const void* work);
+
+  private:
+    using Call = void (*)(void*, int thread, uint32_t tag);
+    struct Job {
+        Call call = nullptr;
+        void* argument = nullptr;
+        uint32_t tag = 0;
+        bool is_together = false;
+        uint32_t number = 0;
+    };
+    void give(Call call, void* argument, uint32_t tag, bool is_together);
+    void work(int thread);
+
+    const int num_threads_;
+    std::vector<std::thread> workers_;
+    std::mutex turn_;
+    std::mutex job_mutex_;
+    Job job_;
+    std::atomic<int> num_inside_{0};
+    std::atomic<bool> stopping_{false};
+    Signal start_;
+    alignas(64) std::atomic<int> arrived_{0};
+    Signal passed_;
+};
+
+// Pieces of work that come before the next phase. Threads take pieces until none are left, then wait until all are done;
+// whoever finishes the last one may do some more before the phase is over. A tag keeps threads that are late, and still
+// think of an earlier use, from taking anything.
+class Phase {
+  public:
+    void begin(uint32_t tag, int num_pieces);  // with no pieces, it is over
+    // The next piece, or -1: none left, or the tag is over.
+    int take(uint32_t tag);
+    // A piece taken is done. True: it was the last, and end() is to be called.
+    bool finish();
+    void end() { done_.fetch_add(1, std::memory_order_acq_rel); }
+    // Wait until the phase is over. False: the tag is.
+    bool wait(uint32_t tag) const;
+
+  private:
+    alignas(64) std::atomic<uint64_t> taken_{0};  // tag, pieces, pieces taken
+    alignas(64) std::atomic<uint64_t> done_{0};   // tag, pieces, pieces done and whether ended
+};
+
+struct Range {
+    int64_t begin, end;
+};
+
+// Part `index`'s contiguous share of `total` things, in whole grains.
+inline Range split(int64_t total, int64_t grain, int parts, int index) {
+    const int64_t grains = (total + grain - 1) / grain;
+    const auto bound = [&](int64_t i) {
+        const int64_t at = grains * i / parts * grain;
+        return at < total ? at : total;
+    };
+    return {bound(index), bound(index + 1)};
+}
+
+}  // namespace outpace

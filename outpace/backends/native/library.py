@@ -1,0 +1,107 @@
+"""The only module that knows the binary interface of the native library (csrc/capi.h).
+
+The library is optional: a machine without a compiler installs without it. `load_library` then raises a BackendError
+with a sentence that says why; importing this module never fails.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from outpace.backends.native.build import HERE, LIBRARY_NAME, BuildError, find_compiler
+from outpace.errors import BackendError
+
+ABI_VERSION = 1
+REBUILD = "python -m outpace.backends.native.build"
+
+OK, BAD_ARGUMENT, NO_MEMORY, FAULT = range(4)
+
+
+class Shape(c.Structure):
+    _fields_ = (
+        ("num_layers", c.c_int32),
+        ("width", c.c_int32),
+        ("hidden", c.c_int32),
+        ("num_heads", c.c_int32),
+        ("num_kv_heads", c.c_int32),
+        ("head_dim", c.c_int32),
+        ("num_rotated", c.c_int32),
+        ("vocab_size", c.c_int32),
+        ("rope_style", c.c_int32),
+        ("epsilon", c.c_float),
+        ("rope_scale", c.c_float),
+        ("rope_frequencies", c.POINTER(c.c_double)),
+    )
+
+
+_P, _I, _L = c.c_void_p, c.c_int32, c.c_int64
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "outpace_page_tokens": (_I, []),
+    "outpace_isa": (c.c_char_p, []),
+    "outpace_last_error": (c.c_char_p, []),
+    "outpace_read_bandwidth": (c.c_double, [_I, _L]),
+    "outpace_supports": (_I, [_I, _L, _L]),
+    "outpace_packed_bytes": (_L, [_I, _L, _L]),
+    "outpace_create": (_I, [c.POINTER(Shape), _I, c.POINTER(_P)]),
+    "outpace_destroy": (None, [_P]),
+    "outpace_lay_out": (_I, [_P, _I, _I, _I, _L, _L]),
+    "outpace_pack": (_I, [_P, _I, _I, _P, _L, _L]),
+    "outpace_set_vector": (_I, [_P, _I, _I, _P, _L]),
+    "outpace_start": (_I, [_P, _L, _L]),
+    "outpace_packed_size": (_L, [_P]),
+    "outpace_bytes_per_step": (_L, [_P]),
+    "outpace_forward": (_I, [_P, _P, _I, _P, _P, _L, _P]),
+    "outpace_copy_page": (_I, [_P, _I, _I]),
+}
+
+
+class Library:
+    """The native library, loaded and checked. Attributes are its functions, typed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            dll = c.CDLL(str(path))
+            dll.outpace_abi_version.restype = _I
+            version = dll.outpace_abi_version()
+        except (OSError, AttributeError) as error:
+            raise BackendError(
+                f"the native library {path} cannot be loaded ({error}); rebuild it: {REBUILD}"
+            ) from error
+        if version != ABI_VERSION:
+            raise BackendError(
+                f"the native library {path} has interface version {version} and Outpace needs {ABI_VERSION}; "
+                f"rebuild it: {REBUILD}"
+            )
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(dll, name)
+            function.restype, function.argtypes = result, arguments
+            setattr(self, name.removeprefix("outpace_"), function)
+        self.isa: str = self.__dict__["isa"]().decode()
+
+    def __getattr__(self, name: str) -> Any:  # the functions set above
+        raise AttributeError(f"{name} is not among the native library's functions")
+
+    def check(self, status: int) -> None:
+        """Turn an error code into an exception with the library's own sentence."""
+        if status != OK:
+            raise BackendError(f"the native backend failed: {self.last_error().decode(errors='replace')}")
+
+
+@cache
+def load_library() -> Library:
+    path = HERE / LIBRARY_NAME
+    if not path.is_file():
+        raise BackendError(f"the native library was not built ({_why_not_built()})")
+    return Library(path)
+
+
+def _why_not_built() -> str:
+    try:
+        compiler = find_compiler()
+    except BuildError as error:
+        return str(error)
+    return f"{compiler[0]} is there now; build it: {REBUILD}"

@@ -1,0 +1,164 @@
+"""Ragged rows through the native library, over pages handed out by `kv/blocks.py`.
+
+The engine counts single tokens; pages hold `outpace_page_tokens` of them. A sequence wastes part of its last page, and,
+where it was forked in the middle of one, the part it had to copy; so the pool has that much more than the engine may
+ask for, and the engine's books can always be honoured.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outpace.backends.base import Capabilities, Capacity, LoadedModel
+from outpace.backends.llamacpp.library import Library as LlamaLibrary
+from outpace.backends.llamacpp.runner import LlamaModel
+from outpace.backends.native.library import load_library
+from outpace.backends.native.memory import available_bytes
+from outpace.backends.native.model_file import ModelFile
+from outpace.backends.native.weights import Unsupported
+from outpace.core import StepPlan
+from outpace.errors import BackendError
+from outpace.kv.blocks import BlockPool
+
+
+class NativeModel:
+    """A model file that the native backend can run, and its tokenizer. Weights are read when it is started."""
+
+    def __init__(self, path: Path, llama: LlamaLibrary) -> None:
+        self.library = load_library()
+        self.isa = self.library.isa
+        self.file = ModelFile(path, self.library)
+        # The tokenizer is llama.cpp's, which reads only the vocabulary.
+        self._vocabulary = LlamaModel(path, llama, vocab_only=True)
+        self.tokenizer = self._vocabulary.tokenizer
+        architecture = self.file.description.architecture
+        if self.tokenizer.vocab_size != architecture.vocab_size:
+            raise Unsupported(f"it has {self.tokenizer.vocab_size} tokens and embeddings for {architecture.vocab_size}")
+        self.train_context = architecture.context
+
+    def start(self, capacity: Capacity, threads: int) -> LoadedModel:
+        num_pages = pages_needed(capacity, self.library.page_tokens())
+        self._check_memory(num_pages)
+        handle = self.file.load(threads)
+        try:
+            self.library.check(self.library.start(handle, num_pages, capacity.max_step_tokens))
+        except BaseException:
+            self.library.destroy(handle)
+            raise
+        return LoadedModel(
+            runner=NativeRunner(self, handle, capacity, num_pages),
+            tokenizer=self.tokenizer,
+            description=f"{self.file.name} (native, {self.isa})",
+            num_parameters=self.file.description.num_parameters,
+            size_bytes=self.library.packed_size(handle),
+        )
+
+    def _check_memory(self, num_pages: int) -> None:
+        a = self.file.description.architecture
+        page_bytes = 2 * 2 * a.num_layers * a.num_kv_heads * a.head_dim * self.library.page_tokens()
+        weights, cache = self.file.packed_bytes, num_pages * page_bytes
+        available = available_bytes()
+        if available is not None and weights + cache > available:
+            raise BackendError(
+                f"{self.file.path.name} needs {_shown(weights)} for its weights and {_shown(cache)} for its cache, and "
+                f"{_shown(available)} of memory are available; a smaller cache_tokens or max_context needs less"
+            )
+
+    def close(self) -> None:
+        self._vocabulary.close()
+
+
+def pages_needed(capacity: Capacity, page_tokens: int) -> int:
+    return -(-capacity.cache_tokens // page_tokens) + 2 * capacity.max_sequences
+
+
+def _shown(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"
+
+
+class NativeRunner:
+    """A started model: weights, cache pages, and who holds them."""
+
+    def __init__(self, model: NativeModel, handle: c.c_void_p, capacity: Capacity, num_pages: int) -> None:
+        self._model = model
+        self._lib = library = model.library
+        self._handle: c.c_void_p | None = handle
+        self.capacity = capacity
+        self.capabilities = Capabilities(can_rewind=True, exact_to_the_bit=True)
+        self.vocab_size = model.tokenizer.vocab_size
+        self.bytes_per_step: int = library.bytes_per_step(handle)  # of weights, that any step must read
+        page_tokens = library.page_tokens()
+        self.pool = BlockPool(num_pages, page_tokens)
+        self._open: set[int] = set()
+        # Arrays that the library reads in place; made once and filled again each step.
+        self._rows = np.zeros((capacity.max_sequences, 4), np.int32)
+        self._tokens = np.zeros(capacity.max_step_tokens, np.int32)
+        self._tables = np.zeros((capacity.max_sequences, -(-capacity.max_context // page_tokens) + 1), np.int32)
+        self._logits = c.c_void_p()
+        self._pointers = (
+            self._rows.ctypes.data, self._tokens.ctypes.data, self._tables.ctypes.data, self._tables.shape[1],
+            c.addressof(self._logits),
+        )  # fmt: skip
+
+    def forward(self, plan: StepPlan) -> NDArray[np.float32]:
+        at = num_outputs = 0
+        for i, row in enumerate(plan.rows):
+            count = len(row.tokens)
+            self._reserve(row.seq, row.start, count)
+            self._rows[i] = (row.seq, row.start, count, row.num_logits)
+            self._tokens[at : at + count] = row.tokens
+            at += count
+            num_outputs += row.num_logits
+        rows, tokens, tables, stride, logits_at = self._pointers
+        self._lib.check(self._lib.forward(self._handle, rows, len(plan.rows), tokens, tables, stride, logits_at))
+        for row in plan.rows:
+            self.pool.advance(row.seq, len(row.tokens))
+        if num_outputs == 0:
+            return np.empty((0, self.vocab_size), np.float32)
+        memory = memoryview((c.c_float * (num_outputs * self.vocab_size)).from_address(self._logits.value or 0))
+        logits: NDArray[np.float32] = np.ndarray((num_outputs, self.vocab_size), np.float32, memory.cast("B"))
+        logits.flags.writeable = False
+        return logits
+
+    def _reserve(self, seq: int, start: int, count: int) -> None:
+        """Room for `count` tokens at the end of a sequence, and its table brought up to date."""
+        if seq not in self._open:
+            self.pool.open(seq)
+            self._open.add(seq)
+        length = self.pool.length(seq)
+        if start != length:
+            raise BackendError(f"a row starts at {start}, but the cache of its sequence holds {length} tokens")
+        size = self.pool.block_size
+        copies = self.pool.reserve(seq, count)
+        if copies is None:
+            raise BackendError(f"the cache has no room for {count} more tokens of a sequence that holds {length}")
+        for source, target in copies:
+            self._lib.check(self._lib.copy_page(self._handle, source, target))
+        if copies or (length - 1) // size != (length + count - 1) // size:
+            blocks = self.pool.blocks(seq)
+            self._tables[seq, length // size : len(blocks)] = blocks[length // size :]
+
+    def truncate(self, seq: int, num_tokens: int) -> None:
+        self.pool.rewind(seq, num_tokens)
+
+    def fork(self, source: int, target: int, num_tokens: int) -> None:
+        self.free(target)
+        self.pool.fork(source, target, num_tokens)
+        self._open.add(target)
+        blocks = self.pool.blocks(target)
+        self._tables[target, : len(blocks)] = blocks
+
+    def free(self, seq: int) -> None:
+        if seq in self._open:
+            self.pool.close(seq)
+            self._open.discard(seq)
+
+    def close(self) -> None:
+        if self._handle is not None:
+            self._lib.destroy(self._handle)
+            self._handle = None
+            self._model.close()
