@@ -22,6 +22,7 @@ import argparse
 import math
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ import numpy as np
 from tqdm import tqdm
 
 from benchmarks.gguf_edit import shallow_draft
-from benchmarks.prompts import load_prompts
+from benchmarks.prompts import evenly, load_prompts
 from benchmarks.report import provenance, write_json
 from outpace import LLM, SamplingParams, SpeculationParams
 from outpace.config import Method
@@ -60,6 +61,7 @@ class Cell:
     method: Method
     depth: int
     batch: int
+    compared: int = 0
     identical: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
@@ -74,6 +76,7 @@ def main() -> int:
     parser.add_argument("--draft", help="a GGUF file (default: the model's own first layers)")
     parser.add_argument("--draft-layers", type=int, default=27, help="without --draft (default: %(default)s)")
     parser.add_argument("--count", type=int, default=60, help="prompts (default: %(default)s)")
+    parser.add_argument("--max-prompt-tokens", type=int, metavar="N", help="leave out longer prompts")
     parser.add_argument("--max-tokens", type=int, default=64, help="(default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0, help="(default: %(default)s)")
     parser.add_argument("--depths", type=int, nargs="+", default=[1, 4, 8], help="(default: 1 4 8)")
@@ -85,12 +88,12 @@ def main() -> int:
     options = parser.parse_args()
 
     model = resolve_model(options.model)
-    prompts = load_prompts(options.prompts, options.count)
+    prompts = load_prompts(options.prompts, None if options.max_prompt_tokens else options.count)
     with tempfile.TemporaryDirectory() as folder:
         draft = Path(options.draft or shallow_draft(model, Path(folder) / "shallow.gguf", options.draft_layers))
         cells = run(options, model, draft, prompts)
     bound = rounding_bound(cells)
-    is_clean = report(cells, len(prompts), bound)
+    is_clean = report(cells, bound)
     if options.json:
         settings = {k: v for k, v in vars(options).items() if k not in ("json", "prompts", "model", "draft")}
         rows = [{k: v for k, v in asdict(cell).items() if k != "shifts"} for cell in cells]
@@ -106,9 +109,14 @@ def run(options: argparse.Namespace, model: Path, draft: Path, prompts: list[str
               for depth in options.depths for batch in options.batches]  # fmt: skip
     room = {"cache_tokens": 16384, "threads": options.threads, "backend": options.backend}
     with LLM(str(model), draft=str(draft), speculation="on", **room) as llm:
-        encoded = list(enumerate(_chat_tokens(llm, prompt) for prompt in prompts))
+        tokens = [_chat_tokens(llm, prompt) for prompt in prompts]
+        if options.max_prompt_tokens:
+            tokens = evenly([each for each in tokens if len(each) <= options.max_prompt_tokens], options.count)
+        encoded = list(enumerate(tokens))
         group_size = max(options.batches)
-        with tqdm(total=len(prompts) * (1 + len(cells)), unit="prompt", dynamic_ncols=True) as bar:
+        num_runs = len(encoded) * (1 + len(cells))
+        # Ctrl-C keeps what was measured: the groups that are complete, and the cells that got further.
+        with tqdm(total=num_runs, unit="prompt", dynamic_ncols=True) as bar, suppress(KeyboardInterrupt):
             for begin in range(0, len(encoded), group_size):
                 group = encoded[begin : begin + group_size]
                 reference = generate(llm, group, Cell("none", 0, 1), options, bar)
@@ -159,6 +167,7 @@ def compare(
         assert plain.logprobs is not None and other.logprobs is not None
         cell.num_drafted += other.speculation.num_drafted
         cell.num_accepted += other.speculation.num_accepted
+        cell.compared += 1
         cell.identical += plain.token_ids == other.token_ids
         for i, (ours, theirs) in enumerate(zip(plain.logprobs, other.logprobs, strict=False)):
             a, b = ours.token_id, theirs.token_id
@@ -188,15 +197,15 @@ def rounding_bound(cells: list[Cell]) -> float:
     return max([*agreeing, *plain], default=0.0)
 
 
-def report(cells: list[Cell], num_prompts: int, bound: float) -> bool:
+def report(cells: list[Cell], bound: float) -> bool:
     print(f"\n{'method':8}{'depth':>6}{'batch':>6}{'identical':>12}{'accepted':>10}{'max gap':>10}{'max shift':>11}")
     for cell in cells:
         accepted = f"{cell.num_accepted / cell.num_drafted:.0%}" if cell.num_drafted else "-"
         gap = max((d.gap for d in cell.differences), default=0.0)
         shift = max((d.shift for d in cell.differences), default=0.0)
-        same = f"{cell.identical} / {num_prompts}"
+        same = f"{cell.identical} / {cell.compared}"
         print(f"{cell.method:8}{cell.depth:6}{cell.batch:6}{same:>12}{accepted:>10}{gap:10.4f}{shift:11.4f}")
-    shifts = np.array([shift for cell in cells for shift in cell.shifts])
+    shifts = np.array([shift for cell in cells for shift in cell.shifts] or [0.0])
     differences = [(cell, d) for cell in cells for d in cell.differences]
     print(f"\nrounding over {shifts.size} places where the runs agree: exactly none at {np.mean(shifts == 0):.0%}, "
           f"99% below {np.quantile(shifts, 0.99):.4f}; bound {bound:.4f}")  # fmt: skip
@@ -205,7 +214,9 @@ def report(cells: list[Cell], num_prompts: int, bound: float) -> bool:
         print(f"  {cell.method} depth {cell.depth} batch {cell.batch}: prompt {d.prompt}, output token {d.position}: "
               f"{d.plain_token} became {d.other_token}, gap {d.gap:.4f}, shift {d.shift:.4f}{flag}")  # fmt: skip
     too_large = sum(d.shift > bound for _, d in differences)
-    print(f"{len(differences)} differences in {len(cells) * num_prompts} runs, {too_large} larger than rounding")
+    print(
+        f"{len(differences)} differences in {sum(cell.compared for cell in cells)} runs, {too_large} larger than rounding"
+    )
     return too_large == 0
 
 

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-def load_prompts(path: Path, count: int) -> list[str]:
-    """`count` prompts spread evenly over the file, so that every kind it holds is represented."""
+def load_prompts(path: Path, count: int | None = None) -> list[str]:
+    """All prompts of a file, or `count` of them."""
     data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     records = [json.loads(line) for line in data.splitlines() if line.strip()]
     prompts = [record["turns"][0] if "turns" in record else record["prompt"] for record in records]
-    count = min(count, len(prompts))
-    return [prompts[i * len(prompts) // count] for i in range(count)]
+    return prompts if count is None else evenly(prompts, count)
+
+
+def evenly(items: Sequence[T], count: int) -> list[T]:
+    """`count` items spread over the whole, so that every kind a file holds is represented."""
+    count = min(count, len(items))
+    return [items[i * len(items) // count] for i in range(count)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,34 +30,36 @@ class Loaded:
 def load(config: EngineConfig, model_path: Path, draft_path: Path | None) -> Loaded:
     """Load the target and, if there is one, its draft; checks that they speak the same vocabulary."""
     from outpace.backends.llamacpp.library import load_library
+    from outpace.speculation.draft_model import check_same_vocabulary
 
     library = load_library(config.llama_library)
-    target, backend = _open(config.backend, model_path, library)
-    resolved = config.resolve(
-        model_context=target.train_context,
-        model_path=str(model_path),
-        draft_path=str(draft_path) if draft_path else None,
-        backend=backend,
-    )
-    draft = None
-    if draft_path is not None:
-        from outpace.speculation.draft_model import check_same_vocabulary
-
-        # A draft is free to run on another backend than its target: whatever runs it best.
-        draft, _ = _open("llamacpp" if config.backend == "llamacpp" else "auto", draft_path, library)
-        check_same_vocabulary(target.tokenizer, draft.tokenizer)
-    capacity = Capacity(
-        # As many again as may run, so that finished requests' prefixes can be kept for a while.
-        max_sequences=min(2 * resolved.max_sequences, MAX_SEQUENCES),
-        cache_tokens=resolved.cache_tokens,
-        max_context=resolved.max_context,
-        max_step_tokens=resolved.max_step_tokens,
-    )
-    return Loaded(
-        target=target.start(capacity, resolved.threads),
-        draft=draft.start(capacity, resolved.threads) if draft else None,
-        config=resolved,
-    )
+    with ExitStack() as undo:  # what was opened is closed again if a later part cannot be
+        target, backend = _open(config.backend, model_path, library)
+        undo.callback(target.close)
+        resolved = config.resolve(
+            model_context=target.train_context,
+            model_path=str(model_path),
+            draft_path=str(draft_path) if draft_path else None,
+            backend=backend,
+        )
+        capacity = Capacity(
+            # As many again as may run, so that finished requests' prefixes can be kept for a while.
+            max_sequences=min(2 * resolved.max_sequences, MAX_SEQUENCES),
+            cache_tokens=resolved.cache_tokens,
+            max_context=resolved.max_context,
+            max_step_tokens=resolved.max_step_tokens,
+        )
+        draft = None
+        if draft_path is not None:
+            # A draft is free to run on another backend than its target: whatever runs it best.
+            draft, _ = _open("llamacpp" if config.backend == "llamacpp" else "auto", draft_path, library)
+            undo.callback(draft.close)
+            check_same_vocabulary(target.tokenizer, draft.tokenizer)
+        loaded_target = target.start(capacity, resolved.threads)
+        undo.callback(loaded_target.runner.close)
+        loaded_draft = draft.start(capacity, resolved.threads) if draft else None
+        undo.pop_all()
+    return Loaded(loaded_target, loaded_draft, resolved)
 
 
 def _open(wanted: BackendName, path: Path, library: Library) -> tuple[OpenModel, BackendName]:

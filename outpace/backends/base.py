@@ -89,6 +89,8 @@ class OpenModel(Protocol):
 
     def start(self, capacity: Capacity, threads: int) -> LoadedModel: ...
 
+    def close(self) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:

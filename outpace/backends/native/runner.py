@@ -105,6 +105,8 @@ class NativeRunner:
         )  # fmt: skip
 
     def forward(self, plan: StepPlan) -> NDArray[np.float32]:
+        if self._handle is None:
+            raise BackendError("the model is closed; load it again to use it")
         at = num_outputs = 0
         for i, row in enumerate(plan.rows):
             count = len(row.tokens)
