@@ -214,9 +214,8 @@ def report(cells: list[Cell], bound: float) -> bool:
         print(f"  {cell.method} depth {cell.depth} batch {cell.batch}: prompt {d.prompt}, output token {d.position}: "
               f"{d.plain_token} became {d.other_token}, gap {d.gap:.4f}, shift {d.shift:.4f}{flag}")  # fmt: skip
     too_large = sum(d.shift > bound for _, d in differences)
-    print(
-        f"{len(differences)} differences in {sum(cell.compared for cell in cells)} runs, {too_large} larger than rounding"
-    )
+    num_runs = sum(cell.compared for cell in cells)
+    print(f"{len(differences)} differences in {num_runs} runs, {too_large} larger than rounding")
     return too_large == 0
 
 
