@@ -23,7 +23,7 @@ FloatRow = NDArray[np.float32]
 # group wins: a draw from the same distribution that touches a few dozen tokens instead of the whole vocabulary.
 HEAD_RATIO = np.float32(1e-3)
 _LARGEST = float(np.finfo(np.float32).max)
-_TAIL_INDEX = np.array([-1], dtype=np.int64)
+_TAIL_INDEX = -1  # of the noise that the unlikely tokens share
 
 
 class Shaper:
@@ -143,11 +143,11 @@ def choose(probs: FloatRow, seed: int, position: int) -> int:
     cut = probs.max() * HEAD_RATIO
     head = np.flatnonzero(probs >= cut)
     head_probs = probs[head].astype(np.float64)
-    tail_mass = max(0.0, float(probs.sum()) - float(head_probs.sum()))
-    noise_key = key(seed, Purpose.TOKEN, position)
-    scores = np.log(head_probs) + gumbels(noise_key, head)
+    tail_mass = max(0.0, 1.0 - float(head_probs.sum()))
+    noise = gumbels(key(seed, Purpose.TOKEN, position), np.append(head, _TAIL_INDEX))
+    scores = np.log(head_probs) + noise[:-1]
     best = int(scores.argmax())
-    if tail_mass > 0.0 and np.log(tail_mass) + gumbels(noise_key, _TAIL_INDEX)[0] > scores[best]:
+    if tail_mass > 0.0 and np.log(tail_mass) + noise[-1] > scores[best]:
         tail = np.flatnonzero((probs > 0.0) & (probs < cut))
         if tail.size:
             tail_noise = gumbels(key(seed, Purpose.TAIL, position), tail)

@@ -18,6 +18,7 @@ from outpace.speculation.costs import CostCurve
 NEURAL = "draft"
 _PROBE_EVERY = 64  # steps between probes of a neural draft that does not seem to pay
 _MEMORY = 0.9  # how much of the evidence survives each observation: about the last ten count
+_DRIFT = 1.02  # how fast a cost that is no longer met is forgotten
 _PRIOR_TRIALS = 2.0
 _PRIOR_RATE = 0.6
 
@@ -76,10 +77,11 @@ class Policy:
             rate.observe(int(hit), int(not hit))
 
     def observe_drafting(self, method: str, num_tokens: int, seconds: float) -> None:
+        """The cheapest seen lately: a draft that also had to catch up says little about the next one."""
         if num_tokens:
             each = seconds / num_tokens
             known = self._draft_token_seconds.get(method, each)
-            self._draft_token_seconds[method] = known + 0.1 * (each - known)
+            self._draft_token_seconds[method] = min(each, known * _DRIFT)
 
     def release(self, request: Request) -> None:
         self._rates.pop(request.id, None)
