@@ -64,7 +64,10 @@ class Engine:
             max_step_tokens=self._config.max_step_tokens,
             prefix_reuse=self._config.prefix_reuse and can_rewind,
         )
-        self.policy = Policy(self._config, self.costs, can_speculate=can_rewind)
+        self.policy = self._new_policy()
+
+    def _new_policy(self) -> Policy:
+        return Policy(self._config, self.costs, can_speculate=self._runner.capabilities.can_rewind)
 
     @property
     def has_requests(self) -> bool:
@@ -97,7 +100,7 @@ class Engine:
         """Measure the target's cost curve. Only while nothing runs: it borrows a sequence."""
         self.scheduler.forget_kept()
         self.costs = CostCurve.measure(self._runner)
-        self.policy = Policy(self._config, self.costs, can_speculate=self._runner.capabilities.can_rewind)
+        self.policy = self._new_policy()
 
     def abort(self, request: Request) -> None:
         """End a request now, wherever it stands; what it said so far stays in its writer."""

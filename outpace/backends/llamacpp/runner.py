@@ -18,6 +18,7 @@ from outpace.backends import MAX_SEQUENCES
 from outpace.backends.base import Capabilities, Capacity, LoadedModel
 from outpace.backends.llamacpp import library as llama
 from outpace.backends.llamacpp.tokenizer import LlamaTokenizer
+from outpace.backends.logits import logits_at
 from outpace.core import StepPlan
 from outpace.errors import BackendError, ModelError
 
@@ -129,13 +130,8 @@ class LlamaRunner:
                 f"llama.cpp failed on a step of {at} tokens in {len(plan.rows)} sequences "
                 f"(status {status}: {self._lib.first_error()})"
             )
-        if num_outputs == 0:
-            return np.empty((0, self.vocab_size), np.float32)
         pointer = self._lib.llama_get_logits(self._ctx)  # also waits for the computation to end
-        memory = memoryview((c.c_float * (num_outputs * self.vocab_size)).from_address(pointer)).cast("B")
-        logits: NDArray[np.float32] = np.ndarray((num_outputs, self.vocab_size), np.float32, memory)
-        logits.flags.writeable = False
-        return logits
+        return logits_at(pointer, num_outputs, self.vocab_size)
 
     def truncate(self, seq: int, num_tokens: int) -> None:
         if self._ctx and not self._lib.llama_memory_seq_rm(self._memory, seq, num_tokens, -1):

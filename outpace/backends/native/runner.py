@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from outpace.backends.base import Capabilities, Capacity, LoadedModel
 from outpace.backends.llamacpp.library import Library as LlamaLibrary
 from outpace.backends.llamacpp.runner import LlamaModel
+from outpace.backends.logits import logits_at
 from outpace.backends.native.library import load_library
 from outpace.backends.native.memory import available_bytes
 from outpace.backends.native.model_file import ModelFile
@@ -115,16 +116,11 @@ class NativeRunner:
             self._tokens[at : at + count] = row.tokens
             at += count
             num_outputs += row.num_logits
-        rows, tokens, tables, stride, logits_at = self._pointers
-        self._lib.check(self._lib.forward(self._handle, rows, len(plan.rows), tokens, tables, stride, logits_at))
+        rows, tokens, tables, stride, result = self._pointers
+        self._lib.check(self._lib.forward(self._handle, rows, len(plan.rows), tokens, tables, stride, result))
         for row in plan.rows:
             self.pool.advance(row.seq, len(row.tokens))
-        if num_outputs == 0:
-            return np.empty((0, self.vocab_size), np.float32)
-        memory = memoryview((c.c_float * (num_outputs * self.vocab_size)).from_address(self._logits.value or 0))
-        logits: NDArray[np.float32] = np.ndarray((num_outputs, self.vocab_size), np.float32, memory.cast("B"))
-        logits.flags.writeable = False
-        return logits
+        return logits_at(self._logits.value or 0, num_outputs, self.vocab_size)
 
     def _reserve(self, seq: int, start: int, count: int) -> None:
         """Room for `count` tokens at the end of a sequence, and its table brought up to date."""

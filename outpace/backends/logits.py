@@ -1,0 +1,18 @@
+"""Logits that a library has left in its own memory, seen as an array without copying them."""
+
+from __future__ import annotations
+
+import ctypes as c
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def logits_at(address: int, num_rows: int, vocab_size: int) -> NDArray[np.float32]:
+    """Read-only, [num_rows, vocab_size], and valid as long as that memory is. Without rows the address is not read."""
+    if num_rows == 0:
+        return np.empty((0, vocab_size), np.float32)
+    memory = memoryview((c.c_float * (num_rows * vocab_size)).from_address(address)).cast("B")
+    logits: NDArray[np.float32] = np.ndarray((num_rows, vocab_size), np.float32, memory)
+    logits.flags.writeable = False
+    return logits
