@@ -12,12 +12,14 @@ from outpace import backends
 from outpace.chat_template import render_chat
 from outpace.config import EngineConfig, Method, SamplingParams, SpeculationMode
 from outpace.core import CompletionOutput, Delta, Request, RequestOutput, Timing
+from outpace.embedded import cache_dir
 from outpace.engine.driver import Driver, Stream
 from outpace.engine.engine import Engine
 from outpace.errors import UsageError
 from outpace.models import resolve_model
 from outpace.randomness import child_seed
 from outpace.speculation.base import NoDraft, Proposer
+from outpace.speculation.calibration import CostFile
 from outpace.speculation.draft_model import DraftModelProposer
 from outpace.speculation.ngram import NgramProposer
 from outpace.speculation.suffix import SuffixProposer
@@ -57,7 +59,8 @@ class LLM:
         self._target, self._draft = loaded.target, loaded.draft
         self.tokenizer = loaded.target.tokenizer
         self.description = loaded.target.description
-        self.engine = Engine(loaded.target, self._proposers(), loaded.config)
+        cost_file = CostFile.for_config(loaded.config, cache_dir())
+        self.engine = Engine(loaded.target, self._proposers(), loaded.config, draft=loaded.draft, cost_file=cost_file)
         self._driver = Driver(self.engine)
         self._is_closed = False
 
@@ -119,6 +122,8 @@ class LLM:
 
     def close(self) -> None:
         """Give the models' memory back. Nothing can be generated after that."""
+        if not self._is_closed:
+            self.engine.keep_costs()
         self._is_closed = True
         self._target.runner.close()
         if self._draft is not None:

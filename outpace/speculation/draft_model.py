@@ -9,8 +9,9 @@ otherwise it draws freely and keeps the distribution it drew from.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from outpace.core import Draft, Request, Row, StepPlan, Verdict
 from outpace.errors import ModelError
 from outpace.kv.cache import SequenceCache
 from outpace.randomness import Purpose, key, uniform
-from outpace.speculation.base import DraftAsk
+from outpace.speculation.base import DraftAsk, DraftTiming
 from outpace.verification import draw_weighted, matches_own_tokens
 
 FloatRow = NDArray[np.float32]
@@ -37,10 +38,12 @@ class _Drafting:
     depth: int
     to_feed: list[int]
     draft: Draft
+    goes_on: Callable[[float], bool] | None
 
 
 class DraftModelProposer:
     name = "draft"
+    guesses_from_text = False
 
     def __init__(self, model: LoadedModel, target_vocab_size: int) -> None:
         if not model.runner.capabilities.can_rewind:
@@ -51,8 +54,10 @@ class DraftModelProposer:
         self._cache = SequenceCache(model.runner)
         self._vocab_size = target_vocab_size
         self._sequences: OrderedDict[int, int] = OrderedDict()  # request id to sequence, least recently used first
+        self.timing: DraftTiming | None = None
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
+        self.timing = DraftTiming()
         drafts = [Draft([], self.name) for _ in asks]
         asked = {ask.request.id for ask in asks}
         group: list[_Drafting] = []
@@ -64,9 +69,10 @@ class DraftModelProposer:
             self._catch_up(group)
         while group:
             logits = self._feed(group)
-            for drafting, row in zip(group, logits, strict=True):
-                drafting.to_feed = [self._draw(drafting, row)]
-            group = [drafting for drafting in group if len(drafting.draft.tokens) < drafting.depth]
+            begin = perf_counter()
+            group = [drafting for drafting, row in zip(group, logits, strict=True) if self._extend(drafting, row)]
+            self.timing.draw_seconds += perf_counter() - begin
+        self.timing.num_drawn = sum(len(draft.tokens) for draft in drafts)
         return drafts
 
     def observe(self, request: Request, verdict: Verdict) -> None:
@@ -80,6 +86,10 @@ class DraftModelProposer:
         seq = self._sequences.pop(request.id, None)
         if seq is not None:
             self._cache.close(seq)
+
+    def num_unread(self, request: Request) -> int:
+        seq = self._sequences.get(request.id)
+        return len(request.tokens) - (self._cache.length(seq) if seq is not None else 0)
 
     def close(self) -> None:
         self._runner.close()
@@ -103,7 +113,7 @@ class DraftModelProposer:
                 return None
         if not matches_own_tokens(request.params):
             draft.probs = []
-        return _Drafting(request, seq, ask.depth, to_feed, draft)
+        return _Drafting(request, seq, ask.depth, to_feed, draft, ask.goes_on)
 
     def _evict(self, asked: set[int]) -> bool:
         """Forget the draft cache of the request that has gone longest without a draft."""
@@ -125,17 +135,28 @@ class DraftModelProposer:
                     rows.append(self._row(drafting, chunk, num_logits=0))
                     drafting.to_feed = drafting.to_feed[len(chunk) :]
                     budget -= len(chunk)
-            self._forward(rows)
+            self._forward(rows, is_reading=True)
 
     def _feed(self, group: list[_Drafting]) -> list[FloatRow]:
-        logits = self._forward([self._row(d, d.to_feed, num_logits=1) for d in group])
+        rows = [self._row(d, d.to_feed, num_logits=1) for d in group]
+        # A draft that was accepted whole leaves two tokens to feed; more than that is a text not followed before.
+        logits = self._forward(rows, is_reading=any(len(row.tokens) > 2 for row in rows))
         return [self._fit(row) for row in logits]
 
     def _row(self, drafting: _Drafting, tokens: list[int], *, num_logits: int) -> Row:
         return Row(drafting.seq, self._cache.length(drafting.seq), tokens, num_logits)
 
-    def _forward(self, rows: list[Row]) -> NDArray[np.float32]:
-        logits = self._runner.forward(StepPlan(rows))
+    def _forward(self, rows: list[Row], *, is_reading: bool) -> NDArray[np.float32]:
+        plan = StepPlan(rows)
+        begin = perf_counter()
+        logits = self._runner.forward(plan)
+        seconds = perf_counter() - begin
+        assert self.timing is not None
+        if is_reading:
+            self.timing.reading_seconds += seconds
+        else:
+            context = sum(row.start for row in rows) / len(rows)
+            self.timing.forwards.append((len(rows), plan.num_tokens, context, seconds))
         for row in rows:
             self._cache.advance(row.seq, len(row.tokens))
         return logits
@@ -147,20 +168,38 @@ class DraftModelProposer:
             return row[: self._vocab_size]
         return np.concatenate([row, np.full(missing, -np.inf, np.float32)])
 
-    def _draw(self, drafting: _Drafting, logits: FloatRow) -> int:
+    def _extend(self, drafting: _Drafting, logits: FloatRow) -> bool:
+        """Add a token, unless the policy would rather stop here; whether to feed it and draft on.
+
+        Stopping looks at the whole distribution before anything is drawn from it: that keeps the draft's law exact.
+        """
+        request, draft = drafting.request, drafting.draft
+        probs = None if request.params.is_greedy else request.shaper.probs(logits, draft.tokens)
+        if drafting.goes_on is not None:
+            confidence = _largest_share(logits) if probs is None else float(probs.max())
+            draft.confidence.append(confidence)  # also of the token before which it stops: that is worth knowing
+            if not drafting.goes_on(confidence):
+                return False
+        drafting.to_feed = [self._draw(drafting, logits, probs)]
+        return len(draft.tokens) < drafting.depth
+
+    def _draw(self, drafting: _Drafting, logits: FloatRow, probs: FloatRow | None) -> int:
         request, draft = drafting.request, drafting.draft
         anchor, offset = len(request.tokens), len(draft.tokens)
-        if request.params.is_greedy:
+        if probs is None:
             token = request.shaper.greedy(logits, draft.tokens)
+        elif draft.probs is None:
+            token = sampling.choose(probs, request.seed, anchor + offset)
         else:
-            probs = request.shaper.probs(logits, draft.tokens)
-            if draft.probs is None:
-                token = sampling.choose(probs, request.seed, anchor + offset)
-            else:
-                token = draw_weighted(probs, uniform(key(request.seed, Purpose.DRAFT, anchor, offset)))
-                draft.probs.append(probs)
+            token = draw_weighted(probs, uniform(key(request.seed, Purpose.DRAFT, anchor, offset)))
+            draft.probs.append(probs)
         draft.tokens.append(token)
         return token
+
+
+def _largest_share(logits: FloatRow) -> float:
+    """The likeliest token's probability at temperature 1: how sure a greedy draft is."""
+    return 1.0 / float(np.exp(logits - logits.max()).sum())
 
 
 def check_same_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:

@@ -1,0 +1,1 @@
+"""Measuring: workloads, paired runs, load, simulation, reports."""
