@@ -83,7 +83,7 @@ class Dice:
         self._anchor = anchor
 
     def happens(self, offset: int, probability: float) -> bool:
-        return uniform(key(self._seed, Purpose.ACCEPT, self._anchor, offset)) < probability
+        return uniform(key(self._seed, Purpose.ACCEPT, self._anchor, offset)) < float(probability)
 
     def draw(self, offset: int, weights: FloatRow) -> int:
         return draw_weighted(weights, uniform(key(self._seed, Purpose.RECOVER, self._anchor, offset)))
