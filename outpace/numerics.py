@@ -1,9 +1,9 @@
 """Sums, powers and logarithms as fixed sequences of IEEE operations: the same bits on every machine, in every language.
 
-A library's own `exp`, `log` and `sum` round differently from one version, processor or language to the next. Where a
-token is decided by them, that would let a seeded request say something else elsewhere, or let two implementations of one
-rule disagree. What is here uses only additions, multiplications, divisions and exact conversions, none fused, in an
-order that is written down; `backends/native/csrc/numerics.h` is the same, line by line, and tests compare the bits.
+A library's own `exp`, `log` and `sum` round differently from one version, processor or language to the next. Where they
+decide a token, that would let a seeded request say something else elsewhere, or let two implementations of one rule
+disagree. What is here uses only additions, multiplications, divisions and exact conversions, none fused, in an order
+that is written down; `backends/native/csrc/numerics.h` is the same, line by line, and tests compare the bits.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ LOG2_E = 1.4426950408889634
 
 # 2^f = 1 + f * q(f) for |f| <= 1/2: minimax in relative error, 2e-7 with float32's own rounding included.
 _EXP2 = (0.6931470036506653, 0.24022242426872253, 0.05550733581185341, 0.009671512991189957, 0.0013264723820611835)
-# Smaller powers are zero. What is left stays clear of subnormal numbers, also when it is normalised: some libraries make
-# threads flush those to zero.
+# Smaller powers are zero. What is left stays clear of subnormal numbers, also when it is normalised: some libraries
+# make threads flush those to zero.
 SMALLEST_POWER = -100
 # Adding this to a float32 rounds it to a whole number, whose distance from the smallest power is then in the low bits.
 _ROUNDER = np.float32(1.5 * 2**23 - SMALLEST_POWER)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from outpace import acceptance, sampling
 from outpace.config import SamplingParams
-from outpace.core import Draft, Request, Verdict
+from outpace.core import Case, Draft, Request, Verdict
 from outpace.randomness import Purpose, key, uniform
 
 FloatRow = NDArray[np.float32]
@@ -36,6 +36,19 @@ def verify(request: Request, draft: Draft | None, logits: NDArray[np.float32]) -
         return acceptance.match(tokens, rows.own_token, _leniency(request.params, rows))
     rule = acceptance.reject if request.params.speculation.acceptance == "rejection" else acceptance.verify_block
     return rule(tokens, draft.probs, rows.probs, Dice(request.seed, rows.position(0)))
+
+
+class HostVerifier:
+    """The reference, and what judges where a backend brings nothing faster: numpy, one request after the other."""
+
+    def verify(self, cases: Sequence[Case], logits: NDArray[np.float32]) -> list[Verdict]:
+        verdicts = []
+        at = 0
+        for case in cases:
+            num_rows = len(case.tokens) + 1
+            verdicts.append(verify(case.request, case.draft, logits[at : at + num_rows]))
+            at += num_rows
+        return verdicts
 
 
 class _Rows:

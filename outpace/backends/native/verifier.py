@@ -1,0 +1,114 @@
+"""Sampling and acceptance in the native library: the same verdicts as `verification.py`, sooner.
+
+Bias, masks and penalties stay with the request's `Shaper`, which hands over adjusted rows; everything after them is in
+the library (csrc/verifier.cpp). A lossy rule is judged by the reference.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outpace.backends.native.library import Case as NativeCase
+from outpace.backends.native.library import Library
+from outpace.core import Case, Verdict
+from outpace.verification import HostVerifier, matches_own_tokens
+
+FloatRow = NDArray[np.float32]
+MATCH_GREEDY, MATCH, REJECT, BLOCK = range(4)
+
+
+class NativeVerifier:
+    def __init__(self, library: Library, vocab_size: int, threads: int) -> None:
+        self._lib = library
+        self._vocab_size = vocab_size
+        self._reference = HostVerifier()
+        self._handle: c.c_void_p | None = c.c_void_p()
+        library.check(library.verifier_create(vocab_size, threads, c.byref(self._handle)))
+
+    def verify(self, cases: Sequence[Case], logits: FloatRow) -> list[Verdict]:
+        if not cases:
+            return []
+        if any(case.request.params.speculation.is_lossy for case in cases):
+            return self._verify_apart(cases, logits)
+        logits = np.ascontiguousarray(logits, np.float32)
+        batch = _Batch(logits)
+        for case in cases:
+            batch.add(case)
+        found = (c.c_int32 * (2 * len(cases)))()
+        self._lib.check(self._lib.verify(self._handle, *batch.arguments(), found))
+        return [
+            Verdict([*case.tokens[: found[2 * i]], found[2 * i + 1]], len(case.tokens), found[2 * i])
+            for i, case in enumerate(cases)
+        ]
+
+    def _verify_apart(self, cases: Sequence[Case], logits: FloatRow) -> list[Verdict]:
+        """Lossy requests by the reference, the others here, each on its own."""
+        verdicts = []
+        at = 0
+        for case in cases:
+            rows = logits[at : at + len(case.tokens) + 1]
+            verifier = self._reference if case.request.params.speculation.is_lossy else self
+            verdicts += verifier.verify([case], rows)
+            at += len(rows)
+        return verdicts
+
+    def close(self) -> None:
+        if self._handle is not None:
+            self._lib.verifier_destroy(self._handle)
+            self._handle = None
+
+
+class _Batch:
+    """Cases as the library reads them. Keeps alive what it points to."""
+
+    def __init__(self, logits: FloatRow) -> None:
+        self._logits = logits
+        self._address = logits.ctypes.data
+        self._cases: list[NativeCase] = []
+        self._rows: list[int] = []
+        self._drafted: list[int] = []
+        self._draft_probs: list[int] = []
+        self._alive: list[FloatRow] = []
+
+    def add(self, case: Case) -> None:
+        request, tokens = case.request, case.tokens
+        params, shaper = request.params, request.shaper
+        probs = None if matches_own_tokens(params) or case.draft is None else case.draft.probs
+        if probs is not None:
+            rule = REJECT if params.speculation.acceptance == "rejection" else BLOCK
+            self._draft_probs += [self._address_of(row) for row in probs]
+        else:
+            rule = MATCH_GREEDY if params.is_greedy else MATCH
+        for i in range(len(tokens) + 1):
+            at = len(self._rows)
+            if shaper.may_adjust:
+                self._rows.append(self._address_of(shaper.adjusted(self._logits[at], tokens[:i])))
+            else:
+                self._rows.append(self._address + at * self._logits.strides[0])
+        self._drafted += tokens
+        self._cases.append(
+            NativeCase(
+                request.seed, len(request.tokens), params.top_p, params.min_p, float(shaper.sharpness),
+                max(params.top_k, 0), rule, len(tokens),
+            )
+        )  # fmt: skip
+
+    def _address_of(self, row: FloatRow) -> int:
+        row = np.ascontiguousarray(row, np.float32)
+        if row.size != self._logits.shape[1]:
+            raise ValueError(f"a row of {row.size} numbers does not fit a vocabulary of {self._logits.shape[1]}")
+        self._alive.append(row)
+        return row.ctypes.data
+
+    def arguments(self) -> tuple[object, int, object, object, object]:
+        return (
+            (NativeCase * len(self._cases))(*self._cases),
+            len(self._cases),
+            (c.c_uint64 * len(self._rows))(*self._rows),
+            (c.c_int32 * len(self._drafted))(*self._drafted),
+            (c.c_uint64 * len(self._draft_probs))(*self._draft_probs),
+        )
