@@ -1,7 +1,7 @@
 """Sampling and acceptance in the native library: the same verdicts as `verification.py`, sooner.
 
 Bias, masks and penalties stay with the request's `Shaper`, which hands over adjusted rows; everything after them is in
-the library (csrc/verifier.cpp). A lossy rule is judged by the reference.
+the library (csrc/verifier.cpp). A lossy rule, and a step that only takes maxima, are left to the reference.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class NativeVerifier:
         library.check(library.verifier_create(vocab_size, threads, c.byref(self._handle)))
 
     def verify(self, cases: Sequence[Case], logits: FloatRow) -> list[Verdict]:
-        if not cases:
-            return []
+        if all(case.request.params.is_greedy for case in cases):
+            return self._reference.verify(cases, logits)  # numpy's argmax is as fast, and there is nothing to hand over
         if any(case.request.params.speculation.is_lossy for case in cases):
             return self._verify_apart(cases, logits)
         logits = np.ascontiguousarray(logits, np.float32)

@@ -23,6 +23,7 @@ constexpr double kLogCoefficients[] = {
     0.1537327485849474, 0.13502342634960693, 0.10322668476649235, 0.1687070225687526,
 };
 constexpr double kLn2 = 0.6931471805599453;
+constexpr int64_t kFew = 32;  // numbers to be added one after the other
 
 // -log(u) for normal 0 < u < 1.
 inline double minus_log(double u) {
@@ -38,18 +39,23 @@ inline double minus_log(double u) {
     return (r + 2.0) * t + exponent * -kLn2;
 }
 
-// The sum of n > 0 numbers, by adding the second half to the first until one is left; `sums` has room for half of them.
+// The sum of n > 0 numbers: the second half is added to the first until few are left, and those one after the other.
+// `sums` has room for half of them.
 template <typename Float>
 inline Float total(const Float* x, int64_t n, Float* sums) {
-    int64_t half = (n + 1) / 2;
-    for (int64_t i = 0; i < n - half; i++) sums[i] = x[i] + x[half + i];
-    if (n % 2) sums[half - 1] = x[half - 1];
-    while (half > 1) {
-        n = half;
-        half = (n + 1) / 2;
-        for (int64_t i = 0; i < n - half; i++) sums[i] += sums[half + i];
+    if (n > kFew) {
+        int64_t half = (n + 1) / 2;
+        for (int64_t i = 0; i < n - half; i++) sums[i] = x[i] + x[half + i];
+        if (n % 2) sums[half - 1] = x[half - 1];
+        for (n = half; n > kFew; n = half) {
+            half = (n + 1) / 2;
+            for (int64_t i = 0; i < n - half; i++) sums[i] += sums[half + i];
+        }
+        x = sums;
     }
-    return sums[0];
+    Float sum = x[0];
+    for (int64_t i = 1; i < n; i++) sum += x[i];
+    return sum;
 }
 
 }  // namespace

@@ -8,19 +8,20 @@ namespace {
 
 constexpr int kBlock = 8 * kLanes;  // looked at as a whole, and one by one only if there is something in it
 
-inline float largest_of_block(const float* x) {
+// The largest of a block, over every eighth number.
+inline f32x8 largest_of_block(const float* x) {
     f32x8 m = load(x);
     for (int i = kLanes; i < kBlock; i += kLanes) m = max(load(x + i), m);
-    return largest(m);
+    return m;
 }
 
 int64_t argmax(const float* x, int64_t n) {
     float best = -__builtin_inff();
     int64_t at = 0, i = 0;
     for (; i + kBlock <= n; i += kBlock) {
-        const float here = largest_of_block(x + i);
-        if (here > best) {
-            best = here;
+        const f32x8 here = largest_of_block(x + i);
+        if (any(here > splat(best))) {
+            best = largest(here);
             at = i;
         }
     }
@@ -70,7 +71,7 @@ void divide(float* x, int64_t n, float divisor) {
 int64_t collect(const float* x, int64_t n, float bound, int32_t* places) {
     int64_t count = 0, i = 0;
     for (; i + kBlock <= n; i += kBlock) {
-        if (!(largest_of_block(x + i) >= bound)) continue;
+        if (!any(largest_of_block(x + i) >= splat(bound))) continue;
         for (int64_t j = i; j < i + kBlock; j++) {
             places[count] = int32_t(j);
             count += x[j] >= bound;
