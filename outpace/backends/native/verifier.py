@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outpace.backends.native.library import Case as NativeCase
-from outpace.backends.native.library import Library
+from outpace.backends.native.library import Library, load_library
 from outpace.core import Case, Verdict
+from outpace.errors import BackendError
 from outpace.verification import HostVerifier, matches_own_tokens
 
 FloatRow = NDArray[np.float32]
@@ -34,6 +35,8 @@ class NativeVerifier:
             return self._reference.verify(cases, logits)  # numpy's argmax is as fast, and there is nothing to hand over
         if any(case.request.params.speculation.is_lossy for case in cases):
             return self._verify_apart(cases, logits)
+        if self._handle is None:
+            raise BackendError("the model is closed; load it again to use it")
         logits = np.ascontiguousarray(logits, np.float32)
         batch = _Batch(logits)
         for case in cases:
@@ -60,6 +63,14 @@ class NativeVerifier:
         if self._handle is not None:
             self._lib.verifier_destroy(self._handle)
             self._handle = None
+
+
+def native_verifier(vocab_size: int, threads: int) -> NativeVerifier | None:
+    """For other backends whose logits are in this machine's memory; None where the library was not built."""
+    try:
+        return NativeVerifier(load_library(), vocab_size, threads)
+    except BackendError:
+        return None
 
 
 class _Batch:
