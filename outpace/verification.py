@@ -50,6 +50,14 @@ class HostVerifier:
             at += num_rows
         return verdicts
 
+    def own_token(self, request: Request, prefix: Sequence[int], logits: FloatRow) -> int:
+        if request.params.is_greedy:
+            return request.shaper.greedy(logits, prefix)
+        return sampling.choose(self.probs(request, prefix, logits), request.seed, len(request.tokens) + len(prefix))
+
+    def probs(self, request: Request, prefix: Sequence[int], logits: FloatRow) -> FloatRow:
+        return request.shaper.probs(logits, prefix)
+
 
 class _Rows:
     """The target's answers along a draft, computed when first asked for."""

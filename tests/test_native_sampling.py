@@ -6,7 +6,6 @@ reach top-p exactly, temperatures at which everything or nothing is left.
 
 from __future__ import annotations
 
-import ctypes as c
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
@@ -17,9 +16,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from outpace import sampling
-from outpace.backends.native.library import Case as NativeCase
 from outpace.backends.native.library import load_library
-from outpace.backends.native.verifier import MATCH, NativeVerifier
+from outpace.backends.native.verifier import NativeVerifier
 from outpace.config import SamplingParams, SpeculationParams
 from outpace.core import Case, Draft, Request, Verdict
 from outpace.errors import BackendError
@@ -76,15 +74,6 @@ def request_with(params: SamplingParams, seed: int, num_said: int = 0) -> Reques
     request.tokens += said
     request.shaper.advance(said)
     return request
-
-
-def native_probs(verifier: NativeVerifier, logits: FloatRow, request: Request) -> FloatRow:
-    params, shaper = request.params, request.shaper
-    logits = np.ascontiguousarray(shaper.adjusted(logits, ()))
-    shaping = NativeCase(0, 0, params.top_p, params.min_p, float(shaper.sharpness), max(params.top_k, 0), MATCH, 0)
-    probs = np.full(logits.size, np.nan, np.float32)
-    LIBRARY.check(LIBRARY.probs(verifier._handle, c.byref(shaping), logits.ctypes.data, probs.ctypes.data))
-    return probs
 
 
 # --- rows -------------------------------------------------------------------------------------------------------
@@ -162,7 +151,7 @@ def test_probabilities_are_the_same_bits(native: Verifiers, vocab_size: int, sha
     request = request_with(SamplingParams(**shaping | {"temperature": shaping["temperature"] or 1.0}), seed=1)
     for logits in awkward_rows(vocab_size, np.random.default_rng(vocab_size)).values():
         expected = request.shaper.probs(logits, ())
-        assert_same_bits(native_probs(native[vocab_size], logits, request), expected)
+        assert_same_bits(native[vocab_size].probs(request, (), logits), expected)
 
 
 @given(
@@ -182,7 +171,7 @@ def test_probabilities_are_the_same_bits_for_any_row(
     logits[data.draw(st.integers(0, vocab_size - 1))] = 1.5  # something must be left
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     request = request_with(params, seed=3)
-    assert_same_bits(native_probs(native[vocab_size], logits, request), request.shaper.probs(logits, ()))
+    assert_same_bits(native[vocab_size].probs(request, (), logits), request.shaper.probs(logits, ()))
 
 
 # --- plain rows -------------------------------------------------------------------------------------------------
@@ -203,6 +192,18 @@ def test_plain_rows_say_the_same_tokens(native: Verifiers, vocab_size: int, shap
     for seed in range(2 if vocab_size > 2000 else 20):
         cases = [Case(request_with(params, 31 * seed + i, num_said=i), None) for i in range(len(logits))]
         both(native, cases, np.stack(logits))
+
+
+@pytest.mark.parametrize("shaping", SHAPINGS, ids=name_of)
+def test_a_draft_model_draws_the_same_tokens(native: Verifiers, shaping: dict[str, Any]) -> None:
+    """One token after the other, each supposed to have been said."""
+    request = request_with(SamplingParams(**shaping), seed=11, num_said=3)
+    prefix: list[int] = []
+    for logits in awkward_rows(300, np.random.default_rng(2)).values():
+        token = HOST.own_token(request, prefix, logits)
+        assert native[300].own_token(request, prefix, logits) == token
+        assert_same_bits(native[300].probs(request, prefix, logits), HOST.probs(request, prefix, logits))
+        prefix.append(token)
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.6])
@@ -249,7 +250,7 @@ def draft_for(request: Request, logits: FloatRow, depth: int, rng: np.random.Gen
     """Tokens that are often right: from the target's own rows, made a little worse."""
     draft = Draft([], "draft", [] if neural else None)
     for i in range(depth):
-        noisy = logits[i] + rng.normal(size=logits.shape[1]).astype(np.float32) * np.float32(0.3)
+        noisy = logits[i] + rng.normal(scale=0.3, size=logits[i].shape).astype(np.float32)
         if request.params.is_greedy:
             draft.tokens.append(request.shaper.greedy(noisy, draft.tokens))
             continue
@@ -362,6 +363,13 @@ def test_draft_probabilities_of_another_size_are_refused(native: Verifiers) -> N
     request = request_with(SamplingParams(), 1)
     with pytest.raises(ValueError, match="39 numbers"):
         native[40].verify([Case(request, Draft([1], "draft", [np.full(39, 1 / 39, np.float32)]))], logits)
+
+
+def test_a_closed_verifier_says_so() -> None:
+    verifier = NativeVerifier(LIBRARY, 40, threads=1)
+    verifier.close()
+    with pytest.raises(BackendError, match="is closed"):
+        verifier.verify([Case(request_with(SamplingParams(), 1), None)], np.zeros((1, 40), np.float32))
 
 
 def test_rows_that_are_not_numbers_are_survived(native: Verifiers) -> None:

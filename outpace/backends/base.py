@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.core import Case, StepPlan, Verdict
+from outpace.core import Case, Request, StepPlan, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Capacity:
 
 
 class Verifier(Protocol):
-    """From drafts and the target's logits to verdicts, for all requests of a step at once.
+    """From logits to tokens: a draft's, and the verdicts on all drafts of a step at once.
 
     `outpace/verification.py` is the reference, and every other one must say the same: which of them judges a request is
     not a matter of what comes out, only of how fast.
@@ -33,6 +33,14 @@ class Verifier(Protocol):
 
     def verify(self, cases: Sequence[Case], logits: NDArray[np.float32]) -> list[Verdict]:
         """One verdict per case. Each has as many consecutive rows of `logits` as drafted tokens, and one more."""
+        ...
+
+    def own_token(self, request: Request, prefix: Sequence[int], logits: NDArray[np.float32]) -> int:
+        """What a model with these logits says after `prefix`: its argmax, or what the noise at that place picks."""
+        ...
+
+    def probs(self, request: Request, prefix: Sequence[int], logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The distribution that a model with these logits draws from after `prefix`."""
         ...
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from outpace.backends.native.library import Case as NativeCase
 from outpace.backends.native.library import Library, load_library
-from outpace.core import Case, Verdict
+from outpace.core import Case, Request, Verdict
 from outpace.errors import BackendError
 from outpace.verification import HostVerifier, matches_own_tokens
 
@@ -35,18 +35,42 @@ class NativeVerifier:
             return self._reference.verify(cases, logits)  # numpy's argmax is as fast, and there is nothing to hand over
         if any(case.request.params.speculation.is_lossy for case in cases):
             return self._verify_apart(cases, logits)
-        if self._handle is None:
-            raise BackendError("the model is closed; load it again to use it")
         logits = np.ascontiguousarray(logits, np.float32)
         batch = _Batch(logits)
         for case in cases:
             batch.add(case)
         found = (c.c_int32 * (2 * len(cases)))()
-        self._lib.check(self._lib.verify(self._handle, *batch.arguments(), found))
+        self._lib.check(self._lib.verify(self._open_handle(), *batch.arguments(), found))
         return [
             Verdict([*case.tokens[: found[2 * i]], found[2 * i + 1]], len(case.tokens), found[2 * i])
             for i, case in enumerate(cases)
         ]
+
+    def own_token(self, request: Request, prefix: Sequence[int], logits: FloatRow) -> int:
+        if request.params.is_greedy:
+            return self._reference.own_token(request, prefix, logits)
+        row = self._adjusted(request, prefix, logits)
+        case = _native_case(request, MATCH, num_said=len(prefix), num_drafted=0)
+        rows, found = c.c_uint64(row.ctypes.data), (c.c_int32 * 2)()
+        self._lib.check(self._lib.verify(self._open_handle(), c.byref(case), 1, c.byref(rows), None, None, found))
+        return found[1]
+
+    def probs(self, request: Request, prefix: Sequence[int], logits: FloatRow) -> FloatRow:
+        if request.params.is_greedy:
+            return self._reference.probs(request, prefix, logits)
+        row = self._adjusted(request, prefix, logits)
+        case = _native_case(request, MATCH, num_said=len(prefix), num_drafted=0)
+        probs = np.empty_like(row)
+        self._lib.check(self._lib.probs(self._open_handle(), c.byref(case), row.ctypes.data, probs.ctypes.data))
+        return probs
+
+    def _adjusted(self, request: Request, prefix: Sequence[int], logits: FloatRow) -> FloatRow:
+        return _fitting(request.shaper.adjusted(logits, prefix), self._vocab_size)
+
+    def _open_handle(self) -> c.c_void_p:
+        if self._handle is None:
+            raise BackendError("the model is closed; load it again to use it")
+        return self._handle
 
     def _verify_apart(self, cases: Sequence[Case], logits: FloatRow) -> list[Verdict]:
         """Lossy requests by the reference, the others here, each on its own."""
@@ -71,6 +95,22 @@ def native_verifier(vocab_size: int, threads: int) -> NativeVerifier | None:
         return NativeVerifier(load_library(), vocab_size, threads)
     except BackendError:
         return None
+
+
+def _native_case(request: Request, rule: int, *, num_said: int, num_drafted: int) -> NativeCase:
+    """`num_said`: tokens supposed to have been said beyond the request's own."""
+    params = request.params
+    return NativeCase(
+        request.seed, len(request.tokens) + num_said, params.top_p, params.min_p, float(request.shaper.sharpness),
+        max(params.top_k, 0), rule, num_drafted,
+    )  # fmt: skip
+
+
+def _fitting(row: FloatRow, vocab_size: int) -> FloatRow:
+    row = np.ascontiguousarray(row, np.float32)
+    if row.size != vocab_size:
+        raise ValueError(f"a row of {row.size} numbers does not fit a vocabulary of {vocab_size}")
+    return row
 
 
 class _Batch:
@@ -101,17 +141,10 @@ class _Batch:
             else:
                 self._rows.append(self._address + at * self._logits.strides[0])
         self._drafted += tokens
-        self._cases.append(
-            NativeCase(
-                request.seed, len(request.tokens), params.top_p, params.min_p, float(shaper.sharpness),
-                max(params.top_k, 0), rule, len(tokens),
-            )
-        )  # fmt: skip
+        self._cases.append(_native_case(request, rule, num_said=0, num_drafted=len(tokens)))
 
     def _address_of(self, row: FloatRow) -> int:
-        row = np.ascontiguousarray(row, np.float32)
-        if row.size != self._logits.shape[1]:
-            raise ValueError(f"a row of {row.size} numbers does not fit a vocabulary of {self._logits.shape[1]}")
+        row = _fitting(row, self._logits.shape[1])
         self._alive.append(row)
         return row.ctypes.data
 

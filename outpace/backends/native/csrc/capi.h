@@ -69,7 +69,7 @@ OUTPACE_API int32_t outpace_verifier_create(int64_t vocab_size, int32_t num_thre
 OUTPACE_API void outpace_verifier_destroy(OutpaceVerifier* verifier);
 OUTPACE_API int32_t outpace_verify(OutpaceVerifier* verifier, const OutpaceCase* cases, int32_t num_cases, const float* const* logits,
                                   const int32_t* drafted, const float* const* draft_probs, OutpaceVerdict* verdicts);
-// The distribution that a row of logits is drawn from, for looking into; [vocab_size].
+// The distribution that a row of logits is drawn from, [vocab_size].
 OUTPACE_API int32_t outpace_probs(OutpaceVerifier* verifier, const OutpaceCase* shaping, const float* logits, float* probs);
 
 #if defined(__cplusplus)
