@@ -118,6 +118,7 @@ SHAPINGS: list[dict[str, Any]] = [
     {"temperature": 0.8, "top_k": 1},
     {"temperature": 0.8, "top_k": 40},
     {"temperature": 2.0, "top_k": 1000},
+    {"temperature": 1.0, "top_k": 2**40},
     {"temperature": 0.9, "top_p": 0.9},
     {"temperature": 1.5, "top_p": 0.999},
     {"temperature": 1.0, "top_p": 1e-9},
@@ -233,8 +234,7 @@ def test_seeds_and_positions_use_all_their_bits(native: Verifiers) -> None:
 
 def test_a_row_does_not_depend_on_its_batch(native: Verifiers) -> None:
     logits = (np.random.default_rng(6).normal(size=(24, 49_152)) * 3).astype(np.float32)
-    params = [SamplingParams(**shaping) for shaping in SHAPINGS[:24]]
-    cases = [Case(request_with(p, seed), None) for seed, p in enumerate(params)]
+    cases = [Case(request_with(SamplingParams(**shaping), i), None) for i, shaping in enumerate(SHAPINGS[:24])]
     verifier = native[49_152]
     together = verifier.verify(cases, logits)
     assert together == [verifier.verify([case], logits[i : i + 1])[0] for i, case in enumerate(cases)]
@@ -363,6 +363,15 @@ def test_draft_probabilities_of_another_size_are_refused(native: Verifiers) -> N
     request = request_with(SamplingParams(), 1)
     with pytest.raises(ValueError, match="39 numbers"):
         native[40].verify([Case(request, Draft([1], "draft", [np.full(39, 1 / 39, np.float32)]))], logits)
+
+
+def test_logits_and_distributions_that_do_not_fit_the_cases_are_refused(native: Verifiers) -> None:
+    request = request_with(SamplingParams(), 1)
+    with pytest.raises(ValueError, match="do not fit 2 rows of 40"):
+        native[40].verify([Case(request, Draft([1], "ngram"))], np.zeros((1, 40), np.float32))
+    with pytest.raises(ValueError, match="2 tokens came with 1"):
+        draft = Draft([1, 2], "draft", [np.full(40, 1 / 40, np.float32)])
+        native[40].verify([Case(request, draft)], np.zeros((3, 40), np.float32))
 
 
 def test_a_closed_verifier_says_so() -> None:

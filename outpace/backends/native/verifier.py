@@ -20,6 +20,7 @@ from outpace.verification import HostVerifier, matches_own_tokens
 
 FloatRow = NDArray[np.float32]
 MATCH_GREEDY, MATCH, REJECT, BLOCK = range(4)
+_LARGEST_INT = 2**31 - 1
 
 
 class NativeVerifier:
@@ -39,6 +40,8 @@ class NativeVerifier:
         batch = _Batch(logits)
         for case in cases:
             batch.add(case)
+        if logits.shape != (batch.num_rows, self._vocab_size):
+            raise ValueError(f"logits of shape {logits.shape} do not fit {batch.num_rows} rows of {self._vocab_size}")
         found = (c.c_int32 * (2 * len(cases)))()
         self._lib.check(self._lib.verify(self._open_handle(), *batch.arguments(), found))
         return [
@@ -102,7 +105,7 @@ def _native_case(request: Request, rule: int, *, num_said: int, num_drafted: int
     params = request.params
     return NativeCase(
         request.seed, len(request.tokens) + num_said, params.top_p, params.min_p, float(request.shaper.sharpness),
-        max(params.top_k, 0), rule, num_drafted,
+        min(max(params.top_k, 0), _LARGEST_INT), rule, num_drafted,
     )  # fmt: skip
 
 
@@ -131,6 +134,8 @@ class _Batch:
         probs = None if matches_own_tokens(params) or case.draft is None else case.draft.probs
         if probs is not None:
             rule = REJECT if params.speculation.acceptance == "rejection" else BLOCK
+            if len(probs) != len(tokens):
+                raise ValueError(f"a draft of {len(tokens)} tokens came with {len(probs)} distributions")
             self._draft_probs += [self._address_of(row) for row in probs]
         else:
             rule = MATCH_GREEDY if params.is_greedy else MATCH
@@ -142,6 +147,10 @@ class _Batch:
                 self._rows.append(self._address + at * self._logits.strides[0])
         self._drafted += tokens
         self._cases.append(_native_case(request, rule, num_said=0, num_drafted=len(tokens)))
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._rows)
 
     def _address_of(self, row: FloatRow) -> int:
         row = _fitting(row, self._logits.shape[1])
