@@ -15,9 +15,9 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.backends.base import LoadedModel
+from outpace.backends.base import LoadedModel, Verifier
 from outpace.config import ResolvedConfig, SamplingParams
-from outpace.core import Delta, Draft, Request, Row, StepPlan, StepStats, Verdict
+from outpace.core import Case, Delta, Draft, Request, Row, StepPlan, StepStats, Verdict
 from outpace.engine.output import OutputWriter
 from outpace.engine.scheduler import Scheduler, Work
 from outpace.errors import UsageError
@@ -28,7 +28,7 @@ from outpace.speculation.calibration import CostFile, measure
 from outpace.speculation.costs import Costs
 from outpace.speculation.ledger import Ledger
 from outpace.speculation.policy import Choice, Outcome, Policy
-from outpace.verification import verify
+from outpace.verification import HostVerifier
 
 
 @dataclass(slots=True)
@@ -62,6 +62,7 @@ class Engine:
         self._target = target
         self._runner = target.runner
         self._tokenizer = target.tokenizer
+        self._verifier: Verifier = target.runner.capabilities.verifier or HostVerifier()
         self._proposers = dict(proposers)
         self._draft_model = draft
         self._config = config
@@ -237,12 +238,14 @@ class Engine:
     def _judge(
         self, turns: Sequence[_Turn], plan: StepPlan, logits: NDArray[np.float32], stats: StepStats
     ) -> tuple[list[Delta], list[Outcome]]:
+        cases = [Case(turn.request, turn.draft) for turn in turns if turn.work.completes]
+        verdicts = iter(self._verifier.verify(cases, logits))
         deltas, outcomes = list[Delta](), list[Outcome]()
         at = 0
         for turn, row in zip(turns, plan.rows, strict=True):
             if turn.work.completes:
                 rows = logits[at : at + row.num_logits]
-                verdict = verify(turn.request, turn.draft, rows)
+                verdict = next(verdicts)
                 if turn.request.is_decoding:
                     outcomes.append(Outcome(turn.request, turn.choice, verdict))
                 deltas.append(self._commit(turn, row, verdict, rows, stats))

@@ -16,14 +16,13 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace import sampling
-from outpace.backends.base import LoadedModel, Tokenizer
+from outpace.backends.base import LoadedModel, Tokenizer, Verifier
 from outpace.core import Draft, Request, Row, StepPlan, Verdict
 from outpace.errors import ModelError
 from outpace.kv.cache import SequenceCache
 from outpace.randomness import Purpose, key, uniform
 from outpace.speculation.base import DraftAsk, DraftTiming
-from outpace.verification import draw_weighted, matches_own_tokens
+from outpace.verification import HostVerifier, draw_weighted, matches_own_tokens
 
 FloatRow = NDArray[np.float32]
 _UNUSED_TOKEN = 1 << 1  # llama.cpp's attribute of vocabulary entries that only pad the embedding table
@@ -45,7 +44,8 @@ class DraftModelProposer:
     name = "draft"
     guesses_from_text = False
 
-    def __init__(self, model: LoadedModel, target_vocab_size: int) -> None:
+    def __init__(self, model: LoadedModel, target_vocab_size: int, verifier: Verifier | None = None) -> None:
+        """`verifier` is the target's: both draw in the same way."""
         if not model.runner.capabilities.can_rewind:
             raise ModelError(
                 "the draft model's architecture cannot rewind its cache, which drafting needs; use another draft"
@@ -53,6 +53,7 @@ class DraftModelProposer:
         self._runner = model.runner
         self._cache = SequenceCache(model.runner)
         self._vocab_size = target_vocab_size
+        self._verifier: Verifier = verifier or HostVerifier()
         self._sequences: OrderedDict[int, int] = OrderedDict()  # request id to sequence, least recently used first
         self.timing: DraftTiming | None = None
 
@@ -173,24 +174,22 @@ class DraftModelProposer:
 
         Stopping looks at the whole distribution before anything is drawn from it: that keeps the draft's law exact.
         """
-        request, draft = drafting.request, drafting.draft
-        probs = None if request.params.is_greedy else request.shaper.probs(logits, draft.tokens)
+        draft = drafting.draft
         if drafting.goes_on is not None:
-            confidence = _largest_share(logits) if probs is None else float(probs.max())
+            confidence = _largest_share(logits)
             draft.confidence.append(confidence)  # also of the token before which it stops: that is worth knowing
             if not drafting.goes_on(confidence):
                 return False
-        drafting.to_feed = [self._draw(drafting, logits, probs)]
+        drafting.to_feed = [self._draw(drafting, logits)]
         return len(draft.tokens) < drafting.depth
 
-    def _draw(self, drafting: _Drafting, logits: FloatRow, probs: FloatRow | None) -> int:
+    def _draw(self, drafting: _Drafting, logits: FloatRow) -> int:
         request, draft = drafting.request, drafting.draft
-        anchor, offset = len(request.tokens), len(draft.tokens)
-        if probs is None:
-            token = request.shaper.greedy(logits, draft.tokens)
-        elif draft.probs is None:
-            token = sampling.choose(probs, request.seed, anchor + offset)
+        if draft.probs is None:
+            token = self._verifier.own_token(request, draft.tokens, logits)
         else:
+            anchor, offset = len(request.tokens), len(draft.tokens)
+            probs = self._verifier.probs(request, draft.tokens, logits)
             token = draw_weighted(probs, uniform(key(request.seed, Purpose.DRAFT, anchor, offset)))
             draft.probs.append(probs)
         draft.tokens.append(token)
@@ -198,7 +197,7 @@ class DraftModelProposer:
 
 
 def _largest_share(logits: FloatRow) -> float:
-    """The likeliest token's probability at temperature 1: how sure a greedy draft is."""
+    """The likeliest token's probability at temperature 1: how sure the draft is of what comes."""
     return 1.0 / float(np.exp(logits - logits.max()).sum())
 
 
