@@ -37,10 +37,11 @@ def spread(values: Sequence[float], style: str) -> str:
     return f"{low:{style}} .. {high:{style}}"
 
 
-def write_json(path: Path, results: dict[str, Any]) -> None:
+def write_json(path: Path, results: dict[str, Any], *, announce: bool = True) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-    print(f"written to {_shortened(str(path))}", file=sys.stderr)
+    if announce:
+        print(f"written to {_shortened(str(path))}", file=sys.stderr)
 
 
 def _module_name() -> str:

@@ -37,6 +37,10 @@ class Proposer(Protocol):
         """Forget the request: it finished, was aborted, or lost its place. Unknown requests are ignored."""
         ...
 
+    def forget(self) -> None:
+        """Drop what was learned from requests that are over."""
+        ...
+
 
 class NoDraft:
     """Plain decoding as a proposer; also the base of those that have nothing to hear or forget."""
@@ -50,4 +54,7 @@ class NoDraft:
         pass
 
     def release(self, request: Request) -> None:
+        pass
+
+    def forget(self) -> None:
         pass

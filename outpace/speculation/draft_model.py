@@ -81,6 +81,9 @@ class DraftModelProposer:
         if seq is not None:
             self._cache.close(seq)
 
+    def forget(self) -> None:
+        pass  # the draft's cache holds running requests only
+
     def close(self) -> None:
         self._runner.close()
 
