@@ -29,9 +29,11 @@ from typing import Any, get_args
 from benchmarks.cell_figures import figures, print_table
 from benchmarks.report import provenance, write_json
 from outpace import LLM
-from outpace.bench.closed_loop import Job, Run
-from outpace.bench.paired import default_block_size, interleaved, make_jobs, warm_up
+from outpace.bench.loads import Closed
+from outpace.bench.paired import interleaved
 from outpace.bench.settings import AUTO, PLAIN, Setting, fixed_settings
+from outpace.bench.targets import EngineTarget
+from outpace.bench.trials import Job, Run
 from outpace.bench.workloads import Prompt, built_in
 from outpace.config import BackendName, Method
 from outpace.models import resolve_model
@@ -84,7 +86,7 @@ def main() -> int:
         models = [model, *([Path(options.draft)] if options.draft else [])]
         results = load_results(path, llm, settings, models, options)
         try:
-            run(llm, settings, options, results, path, end)
+            run(EngineTarget(llm), settings, options, results, path, end)
         except KeyboardInterrupt:
             print(f"\nstopped; the same command continues with what is in {path.name}", file=sys.stderr)
     print_table(results["cells"])
@@ -92,7 +94,12 @@ def main() -> int:
 
 
 def run(
-    llm: LLM, settings: list[Setting], options: argparse.Namespace, results: dict[str, Any], path: Path, end: float
+    target: EngineTarget,
+    settings: list[Setting],
+    options: argparse.Namespace,
+    results: dict[str, Any],
+    path: Path,
+    end: float,
 ) -> None:
     jobs: dict[Cell, list[Job]] = {}
     for cell, index in pending(options, results["cells"]):
@@ -100,14 +107,14 @@ def run(
             print("the time budget is spent; the same command continues", file=sys.stderr)
             return
         if cell not in jobs:
-            jobs[cell] = cell_jobs(llm, cell, options)
-        if len(jobs) == 1:
-            warm_up(llm.engine, jobs[cell][0], settings)
-        size = options.block_size or default_block_size(cell.concurrency)
+            jobs[cell] = cell_jobs(target, cell, options)
+            if len(jobs) == 1:
+                target.warm_up(jobs[cell][0], settings)
+        size = block_size(cell, options)
         block = jobs[cell][index * size : (index + 1) * size]
         runs = {
             setting.name: each
-            for setting, each in interleaved(llm.engine, block, settings, cell.concurrency, size, order_seed=index)
+            for setting, each in interleaved(target, block, settings, Closed(cell.concurrency), index)
         }
         record = results["cells"].setdefault(cell.name, {"blocks": []})
         record["blocks"].append({name: summary(each, runs[PLAIN.name]) for name, each in runs.items()})
@@ -134,14 +141,18 @@ def num_blocks(cell: Cell, options: argparse.Namespace) -> int:
     return options.blocks or (12 if cell.concurrency == 1 else 4)
 
 
-def cell_jobs(llm: LLM, cell: Cell, options: argparse.Namespace) -> list[Job]:
+def block_size(cell: Cell, options: argparse.Namespace) -> int:
+    return options.block_size or Closed(cell.concurrency).block_size
+
+
+def cell_jobs(target: EngineTarget, cell: Cell, options: argparse.Namespace) -> list[Job]:
     """As many requests as the cell's blocks hold. A prompt that is used again has another seed."""
-    count = num_blocks(cell, options) * (options.block_size or default_block_size(cell.concurrency))
+    count = num_blocks(cell, options) * block_size(cell, options)
     prompts = built_in(cell.workload)
     limit = options.max_tokens or max(prompt.max_tokens for prompt in prompts)
     chosen = [prompts[i % len(prompts)] for i in range(count)]
     capped = [Prompt(each.messages, each.category, min(each.max_tokens, limit)) for each in chosen]
-    return make_jobs(llm, capped, temperature=cell.temperature)
+    return target.jobs(capped, temperature=cell.temperature)
 
 
 def summary(run: Run, plain: Run) -> dict[str, Any]:

@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from outpace.bench.closed_loop import Job, run_closed
-from outpace.bench.paired import default_block_size, interleaved, measure
+from outpace.bench.engine_load import run_closed
+from outpace.bench.loads import Closed
+from outpace.bench.paired import interleaved, measure
 from outpace.bench.settings import AUTO, PLAIN, fixed, fixed_settings, parse_setting
-from outpace.config import SamplingParams
 from outpace.engine.engine import Engine
 from outpace.errors import UsageError
+from tests.bench_helper import engine_target, make
 from tests.fakes import fake_engine, runner_of
 
 SETTINGS = [PLAIN, AUTO, fixed("suffix", 4), fixed("draft", 3)]
 
 
-def make(count: int, temperature: float = 0.0, max_tokens: int = 24) -> list[Job]:
-    params = [
-        SamplingParams(temperature=temperature, seed=i, max_tokens=max_tokens, ignore_eos=True) for i in range(count)
-    ]
-    return [Job(i, "made", [97 + i % 6, 98, 99, 97 + i % 5] * 6, each) for i, each in enumerate(params)]
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_every_setting_runs_every_request_and_says_the_same(temperature):
-    paired = measure(fake_engine(), make(6, temperature), SETTINGS, concurrency=2, block_size=3)
+    paired = measure(engine_target(), make(8, temperature), SETTINGS, Closed(2))
     assert paired.num_blocks == 2
     for setting in SETTINGS:
         trials = paired.trials(setting.name)
-        assert [trial.prompt_id for trial in trials] == list(range(6))
+        assert [trial.prompt_id for trial in trials] == list(range(8))
         assert all(trial.num_output == 24 and trial.finish_reason == "length" for trial in trials)
         assert paired.num_unequal(setting.name) == 0
-        assert paired.decode_rate(setting.name) > 0
     assert all(trial.counts.num_drafted == 0 for trial in paired.trials("off"))
     assert all(trial.counts.num_drafted > 0 for trial in paired.trials("draft:3"))
-    assert paired.decode_ratio("off").value == 1.0 and paired.total_ratio("off").value == 1.0
+    assert (
+        paired.decode_ratio("off").value == paired.throughput_ratio("off").value == paired.speedup("off").value == 1.0
+    )
     assert paired.estimated_speedup("off") is None
     estimated = paired.estimated_speedup("draft:3")
     assert estimated is not None and estimated > 0
@@ -65,26 +62,28 @@ def test_decoding_is_counted_without_the_steps_that_read_prompts():
 def test_a_setting_finds_nothing_of_what_another_left():
     """Under any order of the settings, the suffix proposer drafts the same: it never saw the other runs' answers."""
     drafted = set()
-    for order_seed in range(4):
-        engine = fake_engine()
-        paired = measure(engine, make(3), SETTINGS, concurrency=1, order_seed=order_seed)
-        drafted.add(tuple(trial.counts.num_drafted for trial in paired.trials("suffix:4")))
-        engine.forget()
-        assert engine.scheduler._cache.num_open_sequences == 0
+    for seed in range(4):
+        target = engine_target()
+        target.warm_up(make(1)[0], SETTINGS)
+        runs = {setting.name: run for setting, run in interleaved(target, make(3), SETTINGS, Closed(1), seed)}
+        drafted.add(tuple(trial.counts.num_drafted for trial in runs["suffix:4"].trials))
+        target.llm.engine.forget()
+        assert target.llm.engine.scheduler._cache.num_open_sequences == 0
     assert len(drafted) == 1
 
 
 def test_settings_run_in_changing_order():
     orders = set()
     for block in range(4):
-        runs = interleaved(fake_engine(), make(1), SETTINGS, 1, order_seed=block)
+        runs = interleaved(engine_target(), make(1), SETTINGS, Closed(1), block)
         orders.add(tuple(setting.name for setting, _ in runs))
     assert len(orders) > 1
     assert all(sorted(order) == sorted(setting.name for setting in SETTINGS) for order in orders)
 
 
 def test_an_interrupt_keeps_the_finished_blocks_and_leaves_a_clean_engine(monkeypatch):
-    engine = fake_engine()
+    target = engine_target()
+    engine = target.llm.engine
     calls = 0
     step = Engine.step
 
@@ -96,7 +95,7 @@ def test_an_interrupt_keeps_the_finished_blocks_and_leaves_a_clean_engine(monkey
         return step(self)
 
     monkeypatch.setattr(Engine, "step", interrupted)
-    paired = measure(engine, make(40), [PLAIN, AUTO], concurrency=1)
+    paired = measure(target, make(40), [PLAIN, AUTO], Closed(1))
     assert 0 < paired.num_blocks < 40
     assert len(paired.trials("off")) == len(paired.trials("auto")) == paired.num_blocks
     assert not engine.has_requests
@@ -107,11 +106,9 @@ def test_an_interrupt_before_the_first_block_is_an_interrupt(monkeypatch):
     def interrupted(self):
         raise KeyboardInterrupt
 
-    engine = fake_engine()
-    engine.calibrate()
     monkeypatch.setattr(Engine, "step", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        measure(engine, make(2), [PLAIN], concurrency=1)
+        measure(engine_target(), make(2), [PLAIN], Closed(1))
 
 
 def test_settings_are_written_as_they_are_named():
@@ -122,6 +119,10 @@ def test_settings_are_written_as_they_are_named():
             parse_setting(wrong)
 
 
-def test_a_block_holds_the_load_for_a_while():
-    assert default_block_size(1) == 1
-    assert default_block_size(8) == 16
+def test_a_request_the_engine_refuses_is_a_failure_among_the_others():
+    jobs = make(3)
+    jobs[1] = replace(jobs[1], tokens=[97] * 400)
+    run = run_closed(fake_engine(), jobs, 2)
+    assert [bool(trial.error) for trial in run.trials] == [False, True, False]
+    assert "the context holds 256" in str(run.trials[1].error)
+    assert run.num_tokens == 48

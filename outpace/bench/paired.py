@@ -8,18 +8,16 @@ profits from another's answers to the same prompts. Costs are known before the f
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
-from outpace.bench.closed_loop import Job, Run, Trial, run_closed
+from outpace.bench.loads import Load
 from outpace.bench.settings import PLAIN, Setting
 from outpace.bench.statistics import Estimate, ratio_of_rates
-from outpace.bench.workloads import Prompt
-from outpace.config import SamplingParams
-from outpace.engine.engine import Engine
-from outpace.llm import LLM
+from outpace.bench.targets import Target
+from outpace.bench.trials import Job, Run, Trial
 
-WARM_UP_TOKENS = 16
+Pair = tuple[Trial, Trial]
 
 
 @dataclass(slots=True)
@@ -27,7 +25,6 @@ class Paired:
     """Runs by setting; the i-th of each are the same requests, one block."""
 
     settings: Sequence[Setting]
-    concurrency: int
     runs: dict[str, list[Run]] = field(default_factory=dict)
 
     @property
@@ -41,33 +38,24 @@ class Paired:
     def trials(self, setting: str) -> list[Trial]:
         return [trial for run in self.blocks(setting) for trial in run.trials]
 
-    def decode_rate(self, setting: str) -> float:
-        """Tokens per second of decoding, all requests together."""
-        runs = self.blocks(setting)
-        return _over(sum(run.decode_tokens for run in runs), sum(run.decode_seconds for run in runs))
-
-    def total_rate(self, setting: str) -> float:
-        """Tokens per second from the first request's beginning to the last one's end, prompts included."""
-        runs = self.blocks(setting)
-        return _over(sum(run.num_tokens for run in runs), sum(run.seconds for run in runs))
-
     def decode_ratio(self, setting: str, base: str = PLAIN.name) -> Estimate:
-        ours, theirs = self.blocks(setting), self.blocks(base)
-        return ratio_of_rates(
-            [run.decode_tokens for run in ours],
-            [run.decode_seconds for run in ours],
-            [run.decode_tokens for run in theirs],
-            [run.decode_seconds for run in theirs],
-        )
+        """Tokens per second over the engine's steps that read no prompt."""
+        return _run_ratio(self.blocks(setting), self.blocks(base), "decode_tokens", "decode_seconds")
 
-    def total_ratio(self, setting: str, base: str = PLAIN.name) -> Estimate:
-        ours, theirs = self.blocks(setting), self.blocks(base)
-        return ratio_of_rates(
-            [run.num_tokens for run in ours],
-            [run.seconds for run in ours],
-            [run.num_tokens for run in theirs],
-            [run.seconds for run in theirs],
-        )
+    def throughput_ratio(self, setting: str, base: str = PLAIN.name) -> Estimate:
+        """Tokens per second from the first request's beginning to the last one's end, prompts included."""
+        return _run_ratio(self.blocks(setting), self.blocks(base), "num_tokens", "seconds")
+
+    def speedup(self, setting: str, base: str = PLAIN.name) -> Estimate:
+        """How much faster tokens follow each other, as a client sees it, by block."""
+        return speed_ratio(
+            [list(zip(ours.trials, theirs.trials, strict=True))
+             for ours, theirs in zip(self.blocks(setting), self.blocks(base), strict=True)]
+        )  # fmt: skip
+
+    def pairs(self, setting: str, base: str = PLAIN.name, category: str | None = None) -> list[Pair]:
+        pairs = zip(self.trials(setting), self.trials(base), strict=True)
+        return [pair for pair in pairs if category is None or pair[0].category == category]
 
     def estimated_speedup(self, setting: str) -> float | None:
         """What the engine itself says it gained, over all requests; None where it did not draft."""
@@ -76,90 +64,56 @@ class Paired:
         return plain / spent if spent > 0 and any(each.num_drafted for each in counts) else None
 
     def num_unequal(self, setting: str, base: str = PLAIN.name) -> int:
-        """Requests whose tokens are not the baseline's, though prompt and seed are."""
-        pairs = zip(self.trials(setting), self.trials(base), strict=True)
-        return sum(ours.token_ids != theirs.token_ids for ours, theirs in pairs)
+        """Requests whose answer is not the baseline's, though prompt and seed are."""
+        return sum(not ours.same_answer(theirs) for ours, theirs in self.pairs(setting, base))
 
 
-def measure(
-    engine: Engine,
-    jobs: Sequence[Job],
-    settings: Sequence[Setting],
-    *,
-    concurrency: int,
-    block_size: int | None = None,
-    order_seed: int = 0,
-    on_run: Callable[[Setting, Run], None] | None = None,
-) -> Paired:
-    """Everything, unless interrupted: then what was measured so far."""
-    paired = Paired(settings, concurrency, {setting.name: [] for setting in settings})
-    warm_up(engine, jobs[0], settings)
+def speed_ratio(units: Sequence[Sequence[Pair]]) -> Estimate:
+    """Tokens after the first over the time after the first, ours beside theirs; each unit holds paired requests.
+
+    A request that failed on either side says nothing about speed; failures are counted elsewhere.
+    """
+    columns: list[tuple[float, float, float, float]] = []
+    for unit in units:
+        whole = [(ours, theirs) for ours, theirs in unit if not ours.error and not theirs.error]
+        row = (
+            sum(ours.num_later for ours, _ in whole),
+            sum(ours.decode_seconds for ours, _ in whole),
+            sum(theirs.num_later for _, theirs in whole),
+            sum(theirs.decode_seconds for _, theirs in whole),
+        )
+        if all(row):
+            columns.append(row)
+    if not columns:
+        return Estimate(float("nan"))
+    tokens, seconds, base_tokens, base_seconds = zip(*columns, strict=True)
+    return ratio_of_rates(tokens, seconds, base_tokens, base_seconds)
+
+
+def _run_ratio(ours: Sequence[Run], theirs: Sequence[Run], amount: str, seconds: str) -> Estimate:
+    columns = [[float(getattr(run, name)) for run in runs] for runs in (ours, theirs) for name in (amount, seconds)]
+    return ratio_of_rates(*columns)
+
+
+def interleaved(
+    target: Target, block: Sequence[Job], settings: Sequence[Setting], load: Load, seed: int = 0
+) -> Iterator[tuple[Setting, Run]]:
+    """One block under every setting, in an order of its own, each as soon as it is done."""
+    order = list(settings)
+    random.Random(seed).shuffle(order)
+    for setting in order:
+        yield setting, target.run(block, setting, load, seed)
+
+
+def measure(target: Target, jobs: Sequence[Job], settings: Sequence[Setting], load: Load) -> Paired:
+    """All jobs, block by block; if interrupted, what was measured so far."""
+    paired = Paired(settings, {setting.name: [] for setting in settings})
+    target.warm_up(jobs[0], settings)
     try:
-        for setting, run in interleaved(engine, jobs, settings, concurrency, block_size, order_seed):
-            paired.runs[setting.name].append(run)
-            if on_run is not None:
-                on_run(setting, run)
+        for number, begin in enumerate(range(0, len(jobs), load.block_size)):
+            for setting, run in interleaved(target, jobs[begin : begin + load.block_size], settings, load, number):
+                paired.runs[setting.name].append(run)
     except KeyboardInterrupt:
         if not paired.num_blocks:
             raise
     return paired
-
-
-def interleaved(
-    engine: Engine,
-    jobs: Sequence[Job],
-    settings: Sequence[Setting],
-    concurrency: int,
-    block_size: int | None = None,
-    order_seed: int = 0,
-) -> Iterator[tuple[Setting, Run]]:
-    """One run after another, each as soon as it is done."""
-    size = block_size or default_block_size(concurrency)
-    shuffle = random.Random(order_seed).shuffle
-    for begin in range(0, len(jobs), size):
-        block = jobs[begin : begin + size]
-        order = list(settings)
-        shuffle(order)
-        for setting in order:
-            engine.forget()
-            yield setting, run_closed(engine, [_under(setting, job) for job in block], concurrency)
-
-
-def default_block_size(concurrency: int) -> int:
-    """Alone, each prompt is a block. Together, twice as many as run at once: the load holds for half the block."""
-    return 1 if concurrency == 1 else 2 * concurrency
-
-
-def warm_up(engine: Engine, job: Job, settings: Sequence[Setting]) -> None:
-    """Costs measured, memory touched, every proposer asked once."""
-    engine.forget()
-    if not engine.costs.is_known:
-        engine.calibrate()
-    short = replace(job, params=replace(job.params, max_tokens=min(WARM_UP_TOKENS, job.params.max_tokens)))
-    for setting in settings:
-        run_closed(engine, [_under(setting, short)], 1)
-
-
-def make_jobs(llm: LLM, prompts: Sequence[Prompt], *, temperature: float, base_seed: int = 0) -> list[Job]:
-    """The prompts as the engine takes them. Every one has its own seed, the same under every setting."""
-    jobs = []
-    for number, prompt in enumerate(prompts):
-        chosen = temperature if prompt.temperature is None else prompt.temperature
-        params = SamplingParams(temperature=chosen, seed=base_seed + number, max_tokens=prompt.max_tokens)
-        jobs.append(Job(number, prompt.category, encode(llm, prompt), params))
-    return jobs
-
-
-def encode(llm: LLM, prompt: Prompt) -> list[int]:
-    """Through the model's chat template; a model without one gets the bare text of the conversation."""
-    if llm.tokenizer.chat_template is None:
-        return llm.tokenizer.encode("\n\n".join(message["content"] for message in prompt.messages))
-    return llm.encode_chat(prompt.messages)
-
-
-def _under(setting: Setting, job: Job) -> Job:
-    return replace(job, params=replace(job.params, speculation=setting.speculation))
-
-
-def _over(amount: float, seconds: float) -> float:
-    return amount / seconds if seconds > 0 else float("nan")
