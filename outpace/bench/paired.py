@@ -18,6 +18,7 @@ from outpace.bench.targets import Target
 from outpace.bench.trials import Job, Run, Trial
 
 Pair = tuple[Trial, Trial]
+SpeedRow = tuple[float, float, float, float]
 
 
 @dataclass(slots=True)
@@ -46,16 +47,39 @@ class Paired:
         """Tokens per second from the first request's beginning to the last one's end, prompts included."""
         return _run_ratio(self.blocks(setting), self.blocks(base), "num_tokens", "seconds")
 
-    def speedup(self, setting: str, base: str = PLAIN.name) -> Estimate:
-        """How much faster tokens follow each other, as a client sees it, by block."""
-        return speed_ratio(
-            [list(zip(ours.trials, theirs.trials, strict=True))
-             for ours, theirs in zip(self.blocks(setting), self.blocks(base), strict=True)]
-        )  # fmt: skip
+    def speedup(self, setting: str, base: str = PLAIN.name, category: str | None = None) -> Estimate:
+        """How much faster tokens follow each other, as a client sees it; of one class of requests, or of all."""
+        return speed_ratio([self.speed_rows(setting, base, category)])
 
-    def pairs(self, setting: str, base: str = PLAIN.name, category: str | None = None) -> list[Pair]:
-        pairs = zip(self.trials(setting), self.trials(base), strict=True)
-        return [pair for pair in pairs if category is None or pair[0].category == category]
+    def pairs(self, setting: str, base: str = PLAIN.name, category: str | None = None) -> list[list[Pair]]:
+        """Block by block, the same request under both settings."""
+        return [
+            [
+                (ours, theirs)
+                for ours, theirs in zip(mine.trials, other.trials, strict=True)
+                if category in (None, ours.category)
+            ]
+            for mine, other in zip(self.blocks(setting), self.blocks(base), strict=True)
+        ]
+
+    def speed_rows(self, setting: str, base: str = PLAIN.name, category: str | None = None) -> list[SpeedRow]:
+        """Per block: tokens after the first and the time after the first, ours and theirs.
+
+        The block is the unit, for its requests shared the machine's moods. A request that failed on either side says
+        nothing about speed; failures are counted elsewhere.
+        """
+        rows = []
+        for block in self.pairs(setting, base, category):
+            whole = [(ours, theirs) for ours, theirs in block if not ours.error and not theirs.error]
+            row = (
+                float(sum(ours.num_later for ours, _ in whole)),
+                sum(ours.decode_seconds for ours, _ in whole),
+                float(sum(theirs.num_later for _, theirs in whole)),
+                sum(theirs.decode_seconds for _, theirs in whole),
+            )
+            if all(row):
+                rows.append(row)
+        return rows
 
     def estimated_speedup(self, setting: str) -> float | None:
         """What the engine itself says it gained, over all requests; None where it did not draft."""
@@ -65,29 +89,19 @@ class Paired:
 
     def num_unequal(self, setting: str, base: str = PLAIN.name) -> int:
         """Requests whose answer is not the baseline's, though prompt and seed are."""
-        return sum(not ours.same_answer(theirs) for ours, theirs in self.pairs(setting, base))
+        return sum(not ours.same_answer(theirs) for block in self.pairs(setting, base) for ours, theirs in block)
 
 
-def speed_ratio(units: Sequence[Sequence[Pair]]) -> Estimate:
-    """Tokens after the first over the time after the first, ours beside theirs; each unit holds paired requests.
-
-    A request that failed on either side says nothing about speed; failures are counted elsewhere.
-    """
-    columns: list[tuple[float, float, float, float]] = []
-    for unit in units:
-        whole = [(ours, theirs) for ours, theirs in unit if not ours.error and not theirs.error]
-        row = (
-            sum(ours.num_later for ours, _ in whole),
-            sum(ours.decode_seconds for ours, _ in whole),
-            sum(theirs.num_later for _, theirs in whole),
-            sum(theirs.decode_seconds for _, theirs in whole),
-        )
-        if all(row):
-            columns.append(row)
-    if not columns:
+def speed_ratio(cells: Sequence[Sequence[SpeedRow]]) -> Estimate:
+    """Over several cells every one counts alike, however slow its load made it: each is scaled to its own baseline."""
+    scaled = []
+    for rows in cells:
+        sums = [sum(column) for column in zip(*rows, strict=True)]
+        for tokens, seconds, base_tokens, base_seconds in rows:
+            scaled.append((tokens / sums[2], seconds / sums[3], base_tokens / sums[2], base_seconds / sums[3]))
+    if not scaled:
         return Estimate(float("nan"))
-    tokens, seconds, base_tokens, base_seconds = zip(*columns, strict=True)
-    return ratio_of_rates(tokens, seconds, base_tokens, base_seconds)
+    return ratio_of_rates(*zip(*scaled, strict=True))
 
 
 def _run_ratio(ours: Sequence[Run], theirs: Sequence[Run], amount: str, seconds: str) -> Estimate:
