@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 460, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 40, 64
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 36, 70
 COLOURS = ("#6b7280", "#1d4ed8", "#c2410c", "#047857", "#7e22ce", "#b91c1c", "#0e7490", "#a16207", "#be185d")
 
 
@@ -26,6 +26,7 @@ class Series:
     points: Sequence[Point]
     colour: str
     dashed: bool = False
+    in_legend: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +173,17 @@ def _whisker(left: float, point: Point, y: _Axis, colour: str) -> str:
 
 
 def _legend(series: Sequence[Series]) -> str:
-    parts, left = [], float(_LEFT)
+    """Below the axis, in as many rows as it takes; two fit."""
+    parts, left, top = [], float(_LEFT), HEIGHT - 26
     for each in series:
-        parts.append(f'<rect x="{left:.0f}" y="{HEIGHT - 16}" width="10" height="10" fill="{each.colour}"/>')
-        parts.append(_text(left + 14, HEIGHT - 7, each.name, anchor="start"))
-        left += 26 + 6.2 * len(each.name)
+        if not each.in_legend:
+            continue
+        width = 24 + 6.0 * len(each.name)
+        if left + width > WIDTH:
+            left, top = float(_LEFT), top + 14
+        parts.append(f'<rect x="{left:.0f}" y="{top}" width="10" height="10" fill="{each.colour}"/>')
+        parts.append(_text(left + 14, top + 9, each.name, anchor="start"))
+        left += width
     return "".join(parts)
 
 

@@ -128,7 +128,7 @@ def acceptance_figures(trials: Sequence[Trial], runs: Sequence[Run]) -> dict[str
     elif totals.mean_accepted_length is None:  # a server's answers count tokens, not steps; its metrics do
         totals = replace(reported, num_drafted=totals.num_drafted, num_accepted=totals.num_accepted)
     rates = [each.num_accepted / each.num_drafted for each in drafting]
-    edges = np.linspace(0.0, 1.0, HISTOGRAM_BINS + 1)
+    edges = np.arange(HISTOGRAM_BINS + 1) / HISTOGRAM_BINS
     return {
         "rate": _over(totals.num_accepted, totals.num_drafted),
         "num_drafted": totals.num_drafted,

@@ -143,13 +143,14 @@ def _cdfs(results: Results, colours: Mapping[str, str]) -> Iterator[str]:
             ("end_to_end", "seconds to the end of the answer", 1.0),
             ("time_per_output_token", "milliseconds per output token", 1e3),
         ):
+            what = "Whole answer" if key == "end_to_end" else "Per token"
             series = [
                 Series(name, _cdf_points(figures["cdf"][key], scale), colours[name])
                 for name, figures in cell["settings"].items()
                 if figures["cdf"][key]
             ]
             yield line_chart(
-                f"Latency, {cell['name']}", series, x_label=label, y_label="share of requests", markers=False
+                f"{what}: {cell['name']}", series, x_label=label, y_label="share of requests", markers=False
             )
 
 
@@ -166,9 +167,9 @@ def _tail_by_load(results: Results, colours: Mapping[str, str]) -> str:
             times = [cell["settings"][name]["time_per_output_token"][percent] for cell in line]
             points = [Point(float(i), 1e3 * time) for i, time in enumerate(times) if time is not None]
             if points:
-                series.append(Series(f"{name} {percent.upper()}", points, colours[name], dashed))
+                series.append(Series(name, points, colours[name], dashed, in_legend=not dashed))
     return line_chart(
-        "P50 and P99 of time per output token by load",
+        "Time per output token by load: P50, and P99 dashed",
         series,
         x_label="load",
         y_label="milliseconds",

@@ -78,7 +78,7 @@ def _decide(setting: str, speedups: Mapping[str, Any], gains: list[str], losses:
 
 
 def _with_figures(names: list[str], speedups: Mapping[str, Any]) -> str:
-    parts = [f"{name} ({shown(speedups[name])})" for name in names]
+    parts = [f"{name} at {shown(speedups[name])}" for name in names]
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
