@@ -23,7 +23,6 @@ SUBCOMMANDS = {
 }
 DEPTHS = (2, 4, 8)
 MAIN_DEPTH = 4
-CONTEXT = 2048  # room enough for the built-in prompts and their answers
 
 _DESCRIPTION = f"""\
 Measure whether speculation pays on this machine, for your models, prompts, temperatures and load, and say so.

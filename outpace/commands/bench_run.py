@@ -21,7 +21,6 @@ from outpace.bench.targets import EngineTarget, Target
 from outpace.bench.terminal import as_text
 from outpace.bench.trials import Run
 from outpace.bench.workloads import Prompt
-from outpace.commands.bench import CONTEXT
 from outpace.llm import LLM
 from outpace.models import resolve_model
 
@@ -64,7 +63,6 @@ def _target(options: argparse.Namespace, plan: Plan) -> Iterator[tuple[Target, l
     room: dict[str, Any] = {
         "backend": options.backend,
         "threads": options.threads,
-        "max_context": CONTEXT,
         "max_sequences": max(8, most),
         "cache_tokens": max(8192, 1024 * most),
     }
