@@ -164,11 +164,8 @@ def test_peers_are_compared_with_their_own_plain_and_with_ours(monkeypatch):
 def test_peers_that_are_ahead_are_said_to_be(monkeypatch):
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(peers, "perf_counter", lambda: clock.now)
-    slow = FakePeer(clock)
-    monkeypatch.setattr(slow, "answer", lambda *_: (setattr(clock, "now", clock.now + 2.0), Answer("a", 10))[1])
-    attempts, _ = peers._measure(
-        {"outpace": slow, "quick": FakePeer(clock)}, [("chat", [i]) for i in range(5)], 10, 1e6
-    )
+    opened = {"outpace": FakePeer(clock, seconds=3.0), "quick": FakePeer(clock)}
+    attempts, _ = peers._measure(opened, [("chat", [i]) for i in range(5)], 10, 1e6)
     text = peers.as_text({"rows": peers.rows(attempts), "skipped": {}, "was_cut_short": False})
     assert "quick, auto is ahead of Outpace here" in text
 
