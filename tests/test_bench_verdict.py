@@ -119,7 +119,7 @@ def test_uneven_acceptance_and_the_best_fixed_setting_are_reported():
     grid = cell(flat(BOTH, suffix_4=1.2), BOTH, acceptance={"suffix:4": 0.3})
     sweep = cell(flat(BOTH, auto=1.3, suffix_2=1.1, suffix_8=1.4), BOTH, purpose="sweep")
     results = made_results([grid, sweep])
-    assert "below 30%" in sentence(results, "low_acceptance")
+    assert "at most 30%" in sentence(results, "low_acceptance")
     assert "the best is suffix:8 with 1.39x" in sentence(results, "best_fixed")
 
 

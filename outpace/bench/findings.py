@@ -197,7 +197,7 @@ def low_acceptance(results: Results) -> Iterator[Finding]:
         if low["per_request"]["p10"] < WEAK_RATE:
             yield Finding(
                 "low_acceptance",
-                f"Acceptance is uneven with {name}: {low['rate']:.0%} overall where it is worst, but below "
+                f"Acceptance is uneven with {name}: {low['rate']:.0%} overall where it is worst, but at most "
                 f"{low['per_request']['p10']:.0%} for the worst tenth of requests.",
                 {"setting": name, "p10": low["per_request"]["p10"], "rate": low["rate"]},
             )
