@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from outpace.bench.plan import Plan
 from outpace.bench.results import suspects
 from tests.bench_results import cell, flat, made_results
 
@@ -85,7 +86,7 @@ def test_a_worse_tail_behind_a_better_median_is_named_with_its_class():
 
 def test_the_culprit_is_run_alone_to_confirm():
     results = made_results([mixed_tail()])
-    (plan,) = suspects(results, num_blocks=3)
+    (plan,) = suspects(results, Plan((mixed_tail()[0],), {}, 1.0))
     assert plan.purpose == "confirm" and plan.only_class == "story"
     assert [setting.name for setting in plan.settings] == ["off", "suffix:4"]
     assert (plan.temperature, plan.load.name) == (1.0, "4 at once")
@@ -98,7 +99,7 @@ def test_the_culprit_is_run_alone_to_confirm():
 def test_an_even_workload_has_no_tail_to_speak_of():
     results = made_results([cell(flat(BOTH, suffix_4=1.4), BOTH, concurrency=4, num_blocks=8)])
     assert "tail" not in kinds(results)
-    assert suspects(results, 3) == []
+    assert suspects(results, Plan((), {}, 1.0)) == []
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,9 @@ def commands(decision: str, setting: str | None, losing: Sequence[str], results:
     """Empty where the verdict does not say what to do."""
     if decision == "too_little_data" or setting is None:
         return {}
+    target = results.get("target", {})
+    if target.get("baseline_url"):  # somebody else's server, whose own settings are all there is to advise
+        return {"serve as": target["baseline_url" if decision == "leave_off" else "url"]}
     model, draft = _models(results)
     if decision == "leave_off":
         return {

@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from outpace.bench.formats import interval, number
 from outpace.bench.pictures import pictures
 from outpace.errors import UsageError
 
@@ -106,7 +107,7 @@ def _commands(commands: Mapping[str, str]) -> str:
 def _class_table(results: Results) -> tuple[list[str], list[list[str]]]:
     settings = [name for name in results["overall"] if name != "off"]
     classes = list(results["overall"][settings[0]]) if settings else []
-    rows = [[each, *(_estimate(results["overall"][name].get(each)) for name in settings)] for each in classes]
+    rows = [[each, *(interval(results["overall"][name].get(each)) for name in settings)] for each in classes]
     return ["speedup", *settings], rows
 
 
@@ -124,13 +125,13 @@ def _cell_row(figures: Mapping[str, Any]) -> Iterator[str]:
     acceptance = figures["acceptance"] or {}
     yield str(figures["num_requests"])
     yield str(figures["num_failed"])
-    yield _number(figures["tokens_per_second"], ".1f")
-    yield _estimate(figures["speedup"])
-    yield _estimate(figures["throughput_ratio"])
-    yield _number(figures["estimated_speedup"], ".2f")
-    yield _number(acceptance.get("rate"), ".0%")
-    yield _number(acceptance.get("per_request", {}).get("p10"), ".0%")
-    yield _number(acceptance.get("mean_accepted_length"), ".2f")
+    yield number(figures["tokens_per_second"], ".1f")
+    yield interval(figures["speedup"])
+    yield interval(figures["throughput_ratio"])
+    yield number(figures["estimated_speedup"], ".2f")
+    yield number(acceptance.get("rate"), ".0%")
+    yield number(acceptance.get("per_request", {}).get("p10"), ".0%")
+    yield number(acceptance.get("mean_accepted_length"), ".2f")
     for key, style, scale in (
         ("time_to_first_token", ".0f", 1e3),
         ("time_per_output_token", ".1f", 1e3),
@@ -138,9 +139,9 @@ def _cell_row(figures: Mapping[str, Any]) -> Iterator[str]:
     ):
         for percent in ("p50", "p90", "p99"):
             value = figures[key][percent]
-            yield _number(None if value is None else scale * value, style)
-    yield _number(figures["good_share"], ".0%")
-    yield _number(figures["num_unequal"], "d")
+            yield number(None if value is None else scale * value, style)
+    yield number(figures["good_share"], ".0%")
+    yield number(figures["num_unequal"], "d")
 
 
 def _objective(results: Results) -> str:
@@ -183,15 +184,3 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _list(sentences: Iterator[str]) -> str:
     items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
     return f"<ul>{items}</ul>" if items else ""
-
-
-def _estimate(estimate: Mapping[str, Any] | None) -> str:
-    if not estimate:
-        return "-"
-    if estimate["low"] is None:
-        return f"{estimate['value']:.2f}"
-    return f"{estimate['value']:.2f} ({estimate['low']:.2f} to {estimate['high']:.2f})"
-
-
-def _number(value: float | None, style: str) -> str:
-    return "-" if value is None else f"{value:{style}}"

@@ -20,6 +20,7 @@ from typing import Any
 from tqdm import tqdm
 
 from outpace.bench.figures import estimate_dict
+from outpace.bench.formats import interval, number
 from outpace.bench.peer import PEERS, is_installed
 from outpace.bench.peer.base import Models, Peer, open_peer
 from outpace.bench.provenance import provenance
@@ -200,12 +201,12 @@ def _lines(results: Mapping[str, Any]) -> Iterator[str]:
         + "".join(f"{name:>11}" for name in workloads)
     )
     for row in table:
-        number = row["num_requests"]
+        asked = row["num_requests"]
         yield (
-            f"{row['engine'] + ', ' + row['variant']:30}{_shown(row['tokens_per_second']):>8}"
-            f"{_interval(row['to_own_plain']):>24}{_interval(row['to_outpace_auto']):>24}"
-            f"{_of(row['same_as_own_plain'], number):>11}{_of(row['same_as_outpace_plain'], number):>9}"
-            + "".join(f"{_shown(row['by_workload'].get(name)):>11}" for name in workloads)
+            f"{row['engine'] + ', ' + row['variant']:30}{number(row['tokens_per_second'], '.1f'):>8}"
+            f"{interval(row['to_own_plain']):>24}{interval(row['to_outpace_auto']):>24}"
+            f"{_of(row['same_as_own_plain'], asked):>11}{_of(row['same_as_outpace_plain'], asked):>9}"
+            + "".join(f"{number(row['by_workload'].get(name), '.1f'):>11}" for name in workloads)
         )
         for error in row["errors"]:
             yield f"    failed: {error}"
@@ -213,25 +214,13 @@ def _lines(results: Mapping[str, Any]) -> Iterator[str]:
         yield f"{name}: skipped, {reason}"
     ahead = [row for row in table if (row["to_outpace_auto"] or {}).get("low") and row["to_outpace_auto"]["low"] > 1]
     for row in ahead:
-        yield f"{row['engine']}, {row['variant']} is ahead of Outpace here: {_interval(row['to_outpace_auto'])}"
+        yield f"{row['engine']}, {row['variant']} is ahead of Outpace here: {interval(row['to_outpace_auto'])}"
     if results["was_cut_short"]:
         yield "The run was cut short; the figures are of the prompts every engine had answered."
 
 
-def _shown(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
-
-
 def _of(count: int | None, whole: int) -> str:
     return "-" if count is None else f"{count}/{whole}"
-
-
-def _interval(ratio: Mapping[str, Any] | None) -> str:
-    if not ratio:
-        return "-"
-    if ratio["low"] is None:
-        return f"{ratio['value']:.2f}"
-    return f"{ratio['value']:.2f} ({ratio['low']:.2f}..{ratio['high']:.2f})"
 
 
 def _first_line(error: Exception) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from outpace.bench.loads import Closed, Load
@@ -53,20 +53,17 @@ class Plan:
     time_budget: float
     seed: int = 0
     confirm_blocks: int = 4
-    baseline: str = field(default="off")
 
 
 def grid(
     temperatures: Sequence[float],
     loads: Sequence[Load],
     settings: Sequence[Setting],
-    *,
-    requests_alone: int,
-    blocks_together: int,
+    num_blocks: Callable[[Load], int],
 ) -> list[CellPlan]:
-    """Every temperature with every load. Alone, a block is one request; together, it is many."""
+    """Every temperature with every load."""
     return [
-        CellPlan(temperature, load, tuple(settings), requests_alone if load == Closed(1) else blocks_together, "grid")
+        CellPlan(temperature, load, tuple(settings), num_blocks(load), "grid")
         for temperature in temperatures
         for load in loads
     ]
@@ -84,6 +81,9 @@ class Scale:
     confirm_blocks: int
     max_tokens: int | None
     time_budget: float  # seconds; loading and confirming come on top
+
+    def num_blocks(self, load: Load) -> int:
+        return self.requests_alone if load == Closed(1) else self.blocks_together
 
 
 QUICK = Scale((0.0, 1.0), (1, 4), 12, 3, 6, 2, 64, 40.0)

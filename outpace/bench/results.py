@@ -11,10 +11,10 @@ from typing import Any
 from outpace.bench.figures import Objective, cell_figures, pooled_speedups
 from outpace.bench.findings import tail_troubles
 from outpace.bench.loads import Closed, Load, Open
-from outpace.bench.plan import CellPlan
+from outpace.bench.plan import CellPlan, Plan
 from outpace.bench.provenance import peak_memory_bytes
 from outpace.bench.session import Cell, Session
-from outpace.bench.settings import parse_setting
+from outpace.bench.settings import PLAIN
 from outpace.bench.verdict import verdict
 from outpace.errors import UsageError
 
@@ -24,7 +24,7 @@ FORMAT = "outpace-bench-1"
 def assemble(session: Session, objective: Objective, provenance: dict[str, Any]) -> dict[str, Any]:
     grid = [cell.paired for cell in session.cells if cell.plan.purpose == "grid"]
     names = dict.fromkeys(setting.name for paired in grid for setting in paired.settings)
-    has_base = session.plan.baseline in names
+    has_base = PLAIN.name in names
     results: dict[str, Any] = {
         "format": FORMAT,
         "provenance": provenance | {"seed": session.plan.seed},
@@ -48,14 +48,17 @@ def _cell(cell: Cell, objective: Objective) -> dict[str, Any]:
     return cell.plan.as_dict() | cell_figures(cell.paired, objective)
 
 
-def suspects(results: dict[str, Any], num_blocks: int) -> list[CellPlan]:
+def suspects(results: dict[str, Any], plan: Plan) -> list[CellPlan]:
     """Cells to run once more with one class alone, where a tail got worse and a class seems to blame."""
+    known = {setting.name: setting for cell in plan.cells for setting in cell.settings}
     plans = []
     for trouble in tail_troubles(results):
         if trouble.culprit is not None and len(trouble.cell["classes"]) > 1:
-            settings = tuple(parse_setting(name) for name in ("off", trouble.setting))
+            settings = (PLAIN, known[trouble.setting])
             load = _load(trouble.cell["load"])
-            plans.append(CellPlan(trouble.cell["temperature"], load, settings, num_blocks, "confirm", trouble.culprit))
+            plans.append(
+                CellPlan(trouble.cell["temperature"], load, settings, plan.confirm_blocks, "confirm", trouble.culprit)
+            )
     return plans
 
 

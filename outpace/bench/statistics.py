@@ -34,15 +34,6 @@ class Estimate:
     def as_dict(self) -> dict[str, Any]:
         return {"value": self.value, "low": self.low, "high": self.high, "num_units": self.num_units}
 
-    @property
-    def is_above(self) -> bool:
-        """Surely above 1, as far as the interval says."""
-        return self.low is not None and self.low > 1.0
-
-    @property
-    def is_below(self) -> bool:
-        return self.high is not None and self.high < 1.0
-
 
 def percentile(values: Sequence[float], percent: float) -> float:
     """By linear interpolation between the two nearest; NaN of nothing."""

@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from outpace.bench.formats import interval, milliseconds, number
+
 Results = Mapping[str, Any]
 _WIDTH = 118
 
@@ -30,7 +32,7 @@ def _verdict(results: Results) -> Iterator[str]:
 
 def _cells(results: Results) -> Iterator[str]:
     yield (
-        f"{'':32}{'tok/s':>8}{'speedup':>22}{'accepted':>9}{'length':>7}{'TTFT p50':>9}{'p99':>7}"
+        f"{'':32}{'tok/s':>8}{'speedup':>24}{'accepted':>9}{'length':>7}{'TTFT p50':>9}{'p99':>7}"
         f"{'TPOT p50':>9}{'p90':>7}{'p99':>7}{'good':>6}{'failed':>7}"
     )
     for cell in results["cells"]:
@@ -43,10 +45,10 @@ def _row(figures: Mapping[str, Any]) -> str:
     acceptance = figures["acceptance"] or {}
     ttft, tpot = figures["time_to_first_token"], figures["time_per_output_token"]
     return (
-        f"{_number(figures['tokens_per_second'], '.1f'):>8}{_estimate(figures['speedup']):>22}"
-        f"{_number(acceptance.get('rate'), '.0%'):>9}{_number(acceptance.get('mean_accepted_length'), '.2f'):>7}"
-        f"{_ms(ttft['p50']):>9}{_ms(ttft['p99']):>7}{_ms(tpot['p50']):>9}{_ms(tpot['p90']):>7}{_ms(tpot['p99']):>7}"
-        f"{_number(figures['good_share'], '.0%'):>6}{figures['num_failed']:>7}"
+        f"{number(figures['tokens_per_second'], '.1f'):>8}{interval(figures['speedup']):>24}"
+        f"{number(acceptance.get('rate'), '.0%'):>9}{number(acceptance.get('mean_accepted_length'), '.2f'):>7}"
+        f"{milliseconds(ttft['p50']):>9}{milliseconds(ttft['p99']):>7}{milliseconds(tpot['p50']):>9}{milliseconds(tpot['p90']):>7}{milliseconds(tpot['p99']):>7}"
+        f"{number(figures['good_share'], '.0%'):>6}{figures['num_failed']:>7}"
     )
 
 
@@ -57,26 +59,10 @@ def _classes(results: Results) -> Iterator[str]:
         return
     yield f"{'speedup by class, all loads and temperatures':46}" + "".join(f"{name:>24}" for name in settings)
     for category in results["overall"][settings[0]]:
-        values = "".join(f"{_estimate(results['overall'][name].get(category)):>24}" for name in settings)
+        values = "".join(f"{interval(results['overall'][name].get(category)):>24}" for name in settings)
         yield f"  {category:44}{values}"
 
 
 def _commands(results: Results) -> Iterator[str]:
     for name, command in results["verdict"]["commands"].items():
         yield f"{name:20}{command}"
-
-
-def _estimate(estimate: Mapping[str, Any] | None) -> str:
-    if not estimate:
-        return "-"
-    if estimate["low"] is None:
-        return f"{estimate['value']:.2f}"
-    return f"{estimate['value']:.2f} ({estimate['low']:.2f}..{estimate['high']:.2f})"
-
-
-def _number(value: float | None, style: str) -> str:
-    return "-" if value is None else f"{value:{style}}"
-
-
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{1e3 * seconds:.1f}"

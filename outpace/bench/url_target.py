@@ -40,12 +40,6 @@ class UrlTarget:
                 "with --baseline-url"
             )
 
-    def __enter__(self) -> UrlTarget:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
     def jobs(self, prompts: Sequence[Prompt], *, temperature: float, base_seed: int = 0) -> list[Job]:
         chosen = zip(prompts, sampling(prompts, temperature, base_seed), strict=True)
         return [Job(i, prompt.category, (), params, prompt.messages) for i, (prompt, params) in enumerate(chosen)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Sequence
+import math
 from pathlib import Path
 from typing import Any, get_args
 
@@ -115,9 +115,10 @@ def plan_from(options: argparse.Namespace) -> tuple[Plan, dict[str, Any]]:
     loads = _loads(options, scale)
     weights = parse_mix(options.mix) if options.mix else dict.fromkeys(BUILT_IN, 1.0)
     sources = load_sources(list(weights), options.max_tokens or scale.max_tokens)
-    cells = grid(temperatures, loads, settings, requests_alone=options.requests or scale.requests_alone,
-                 blocks_together=_blocks(options.requests, loads) or scale.blocks_together)  # fmt: skip
+    cells = grid(temperatures, loads, settings, lambda load: _num_blocks(options.requests, load, scale))
     cells += _sweep(options, scale, temperatures[0], loads[0])
+    if options.requests is not None and options.requests < 1:
+        raise UsageError(f"--requests must be at least 1; got {options.requests}")
     budget = scale.time_budget if options.time_budget is None else options.time_budget
     if budget <= 0:
         raise UsageError(f"--time-budget must be above 0 seconds; got {budget:g}")
@@ -146,9 +147,9 @@ def _loads(options: argparse.Namespace, scale: Scale) -> list[Load]:
     return [Closed(int(each)) for each in chosen]
 
 
-def _blocks(requests: int | None, loads: Sequence[Load]) -> int | None:
-    """As many blocks as hold the requests asked for, of the largest load's size."""
-    return None if requests is None else max(1, -(-requests // max(load.block_size for load in loads)))
+def _num_blocks(requests: int | None, load: Load, scale: Scale) -> int:
+    """As many as hold the requests asked for."""
+    return scale.num_blocks(load) if requests is None else math.ceil(requests / load.block_size)
 
 
 def _sweep(options: argparse.Namespace, scale: Scale, temperature: float, load: Load) -> list[CellPlan]:

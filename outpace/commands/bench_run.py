@@ -35,7 +35,7 @@ def run(options: argparse.Namespace, planned: tuple[Plan, Mapping[str, Sequence[
         session.measure()
         origin = provenance(["outpace", *sys.argv[1:]], models)
         measured = results_file.assemble(session, objective, origin)
-        more = results_file.suspects(measured, plan.confirm_blocks)
+        more = results_file.suspects(measured, plan)
         if more and not session.was_interrupted:
             progress.extend(more)
             session.confirm(more, CONFIRM_SHARE * plan.time_budget)
@@ -55,8 +55,7 @@ def _target(options: argparse.Namespace, plan: Plan) -> Iterator[tuple[Target, l
     if options.url:
         from outpace.bench.url_target import UrlTarget
 
-        with UrlTarget(options.url, options.baseline_url, api_key=options.api_key) as target:
-            yield target, []
+        yield UrlTarget(options.url, options.baseline_url, api_key=options.api_key), []
         return
     model = resolve_model(options.model)
     most = max((cell.load.concurrency if isinstance(cell.load, Closed) else 16) for cell in plan.cells)
