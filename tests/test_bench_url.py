@@ -135,7 +135,7 @@ def test_open_loop_times_count_from_the_intended_arrival():
 
 
 def test_an_outpace_server_is_asked_per_request_and_others_need_a_baseline():
-    page = '# TYPE outpace:steps_total counter\noutpace:steps_total{{model_name="m"}} 1\n'
+    page = '# TYPE outpace_engine_steps_total counter\noutpace_engine_steps_total{{model_name="m"}} 1\n'
     with FakeServer(page="# nothing\n" + page) as ours, FakeServer() as theirs:
         target = UrlTarget(ours.url)
         jobs = target.jobs(built_in("chat", 1), temperature=0.0)

@@ -1,7 +1,7 @@
 """What a server says of its speculation on its metrics page, whoever wrote the server.
 
 Counters named ...spec_decode_num_drafts, _num_draft_tokens, _num_accepted_tokens and _num_accepted_tokens_per_pos are
-vLLM's (new), llama.cpp's and our own; old vLLM has no count of drafts and adds _num_emitted_tokens and a gauge of the
+vLLM's (new), which Outpace uses too, and llama.cpp's; old vLLM has no count of drafts and adds _num_emitted_tokens and a gauge of the
 rate; SGLang has gauges only: the mean accepted length, and lately the rate.
 """
 
@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from outpace.bench.trials import DraftTotals
 
-_PREFIXES = ("vllm", "llamacpp", "outpace")
+_PREFIXES = ("vllm", "llamacpp")
 _COUNTERS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_emitted_tokens")
 
 

@@ -113,7 +113,7 @@ class UrlTarget:
             return False
 
     def _is_outpace(self) -> bool:
-        return "\noutpace:" in self._metrics_page(self._url)
+        return "\noutpace_" in self._metrics_page(self._url)
 
     def _metrics(self, url: str) -> Snapshot:
         return read_metrics(self._metrics_page(url))
