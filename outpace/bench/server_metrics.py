@@ -1,8 +1,8 @@
 """What a server says of its speculation on its metrics page, whoever wrote the server.
 
 Counters named ...spec_decode_num_drafts, _num_draft_tokens, _num_accepted_tokens and _num_accepted_tokens_per_pos are
-vLLM's (new), which Outpace uses too, and llama.cpp's; old vLLM has no count of drafts and adds _num_emitted_tokens and a gauge of the
-rate; SGLang has gauges only: the mean accepted length, and lately the rate.
+new vLLM's, which Outpace uses too, and llama.cpp's; old vLLM has no count of drafts, but a gauge of the rate; SGLang
+has gauges only: the mean accepted length, and lately the rate.
 """
 
 from __future__ import annotations
