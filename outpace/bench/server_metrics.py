@@ -1,8 +1,8 @@
 """What a server says of its speculation on its metrics page, whoever wrote the server.
 
 Counters named ...spec_decode_num_drafts, _num_draft_tokens, _num_accepted_tokens and _num_accepted_tokens_per_pos are
-new vLLM's, which Outpace uses too, and llama.cpp's; old vLLM has no count of drafts, but a gauge of the rate; SGLang
-has gauges only: the mean accepted length, and lately the rate.
+new vLLM's, which Outpace uses too, and llama.cpp's; old vLLM counts emitted tokens instead of drafts; SGLang has
+gauges only: the mean accepted length, and lately the rate.
 """
 
 from __future__ import annotations
@@ -73,6 +73,9 @@ def between(before: Snapshot, after: Snapshot) -> DraftTotals | None:
     drafted = _grown(before.num_draft_tokens, after.num_draft_tokens)
     accepted = _grown(before.num_accepted_tokens, after.num_accepted_tokens)
     drafts = _grown(before.num_drafts, after.num_drafts)
+    if after.num_drafts is None and after.num_emitted_tokens is not None:
+        # Each verified draft also emits one token of the target's own.
+        drafts = _grown(before.num_emitted_tokens, after.num_emitted_tokens) - accepted
     positions = range(max(after.accepted_per_position, default=-1) + 1)
     per_position = [
         round(after.accepted_per_position.get(i, 0.0) - before.accepted_per_position.get(i, 0.0)) for i in positions
