@@ -15,7 +15,7 @@ def commands(decision: str, setting: str | None, losing: Sequence[str], results:
     """Empty where the verdict does not say what to do."""
     if decision == "too_little_data" or setting is None:
         return {}
-    target = results.get("target", {})
+    target = results["target"]
     if target.get("baseline_url"):  # somebody else's server, whose own settings are all there is to advise
         return {"serve as": target["baseline_url" if decision == "leave_off" else "url"]}
     model, draft = _models(results)
@@ -37,9 +37,11 @@ def commands(decision: str, setting: str | None, losing: Sequence[str], results:
 
 
 def _models(results: Mapping[str, Any]) -> tuple[str, str | None]:
-    config = results.get("target", {}).get("config") or {}
+    """By file name, or, of a server, by the name it serves the model under."""
+    target = results["target"]
+    config = target.get("config") or {}
     draft = config.get("draft")
-    return Path(config.get("model") or "MODEL").name, Path(draft).name if draft else None
+    return Path(config.get("model") or target["model"]).name, Path(draft).name if draft else None
 
 
 def _outpace_models(model: str, draft: str | None) -> list[str]:
