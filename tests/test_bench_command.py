@@ -155,7 +155,9 @@ def test_peers_are_compared_with_their_own_plain_and_with_ours(monkeypatch):
     assert rows["outpace", "auto"]["same_as_own_plain"] == 5
     assert rows["liar", "auto"]["same_as_own_plain"] == 0
     assert rows["liar", "plain"]["to_outpace_auto"]["value"] == pytest.approx(0.5)
-    assert rows["broken", "auto"]["num_failed"] == 5 and rows["broken", "auto"]["errors"] == ["out of memory"]
+    assert rows["broken", "auto"]["num_failed"] == 5 and rows["broken", "auto"]["errors"] == [
+        "out of memory with details"
+    ]
     assert rows["broken", "auto"]["tokens_per_second"] is None
     text = peers.as_text({"rows": list(rows.values()), "skipped": {"vllm": "not installed"}, "was_cut_short": False})
     assert "vllm: skipped, not installed" in text and "failed: out of memory" in text

@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
         except (
             Exception
         ) as error:  # engines fail in their own ways; whichever it is, the others are still worth measuring
-            skipped[name] = f"cannot run {model.name}: {_first_line(error)}"
+            skipped[name] = f"cannot run {model.name}: {_briefly(error)}"
     attempts, was_cut_short = _measure(peers, prompts, options.max_tokens, options.time_budget)
     for peer in peers.values():
         peer.close()
@@ -132,7 +132,7 @@ def _attempt(peer: Peer, variant: str, workload: str, tokens: Sequence[int], max
     try:
         answer = peer.answer(variant, tokens, max_tokens)
     except Exception as error:  # shown as a failure of that engine, whatever it raises
-        return Attempt(workload, error=_first_line(error))
+        return Attempt(workload, error=_briefly(error))
     return Attempt(workload, answer.text, answer.num_tokens, perf_counter() - begin)
 
 
@@ -223,5 +223,5 @@ def _of(count: int | None, whole: int) -> str:
     return "-" if count is None else f"{count}/{whole}"
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+def _briefly(error: Exception) -> str:
+    return " ".join(str(error).split())[:240] or type(error).__name__
