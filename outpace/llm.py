@@ -109,7 +109,7 @@ class LLM:
             raise UsageError(f"stream gives one completion and n is {params.n}; use generate for several")
         given: Any = prompt
         is_plain = _is_one_prompt(given)
-        encoded = self._encode(given) if is_plain else self._encode_rendered(self.render_chat(given))
+        encoded = self._encode(given) if is_plain else self.encode_chat(given)
         return self._driver.read([self.engine.submit(encoded, params)])
 
     def render_chat(self, messages: Sequence[Message]) -> str:
@@ -120,6 +120,10 @@ class LLM:
                 "this model carries no chat template; use generate with a prompt in the format it was trained on"
             )
         return render_chat(template, messages, bos_token=self.tokenizer.bos_text, eos_token=self.tokenizer.eos_text)
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """A conversation as token ids."""
+        return self._encode_rendered(self.render_chat(messages))
 
     def close(self) -> None:
         """Give the models' memory back. Nothing can be generated after that."""

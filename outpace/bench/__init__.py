@@ -1,1 +1,1 @@
-"""Measuring: workloads, paired runs, load, simulation, reports."""
+"""Measuring whether speculation pays: workloads, paired runs, simulation, reports. Uses the engine's public doors."""

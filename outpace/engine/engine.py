@@ -160,6 +160,12 @@ class Engine:
             self._runner.free(seq)
         self._start()
 
+    def forget(self) -> None:
+        """Drop what finished requests left behind, kept prefixes and proposers' stores: the next start from nothing."""
+        self.scheduler.forget_kept()
+        for proposer in self._proposers.values():
+            proposer.forget()
+
     def step(self) -> list[Delta]:
         """Advance every scheduled request by a prompt chunk or by one token and what its draft adds to it."""
         stats = self.stats = StepStats()

@@ -56,6 +56,10 @@ class Proposer(Protocol):
         """Tokens it would have to read before drafting, each at a cost; 0 where reading is as good as free."""
         ...
 
+    def forget(self) -> None:
+        """Drop what was learned from requests that are over."""
+        ...
+
 
 class NoDraft:
     """Plain decoding as a proposer; also the base of those that have nothing to hear or forget."""
@@ -75,3 +79,6 @@ class NoDraft:
 
     def num_unread(self, request: Request) -> int:
         return 0
+
+    def forget(self) -> None:
+        pass

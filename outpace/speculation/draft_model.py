@@ -92,6 +92,9 @@ class DraftModelProposer:
         seq = self._sequences.get(request.id)
         return len(request.tokens) - (self._cache.length(seq) if seq is not None else 0)
 
+    def forget(self) -> None:
+        pass  # the draft's cache holds running requests only
+
     def close(self) -> None:
         self._runner.close()
 

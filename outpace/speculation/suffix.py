@@ -23,6 +23,7 @@ class SuffixProposer(NoDraft):
     name = "suffix"
 
     def __init__(self, store_tokens: int, min_match: int = 2) -> None:
+        self._store_tokens = store_tokens
         self._store = _Store(store_tokens // 2)
         self._min_match = min_match
         self._readings: dict[int, _Reading] = {}
@@ -33,6 +34,9 @@ class SuffixProposer(NoDraft):
     def release(self, request: Request) -> None:
         self._readings.pop(request.id, None)
         self._store.insert(request)
+
+    def forget(self) -> None:
+        self._store = _Store(self._store_tokens // 2)
 
     def _draft(self, request: Request, depth: int) -> Draft:
         reading = self._readings.get(request.id)
