@@ -27,7 +27,8 @@ from outpace.speculation.base import Proposer
 from outpace.speculation.calibration import CostFile, measure
 from outpace.speculation.costs import Costs
 from outpace.speculation.ledger import Ledger
-from outpace.speculation.policy import Choice, Outcome, Policy
+from outpace.speculation.policy import Policy
+from outpace.speculation.seats import Choice, Outcome
 from outpace.verification import HostVerifier
 
 
@@ -131,7 +132,7 @@ class Engine:
             costs = measure(self._runner, draft, guessers, self._request([0], SamplingParams(), 0))
             if self._cost_file is not None:
                 self._cost_file.save(costs)
-        self.policy.costs = costs
+        self.policy.use_costs(costs)
 
     def keep_costs(self) -> None:
         """Save what steps have taught about costs, for the next start."""
@@ -307,15 +308,19 @@ class Engine:
         begin = perf_counter()
         self.policy.observe(outcomes)
         stats.policy_seconds += perf_counter() - begin
-        if stats.num_prefill_tokens or self.costs is None:
-            return
-        context = sum(row.start for row in plan.rows) / len(plan.rows)
-        self.costs.target.observe(len(plan.rows), plan.num_tokens, context, stats.forward_seconds)
-        self.costs.observe_host(
-            schedule_seconds=stats.schedule_seconds, verify_seconds=stats.verify_seconds, num_said=stats.num_emitted
-        )
-        timings = [proposer.timing for proposer in self._proposers.values()] if stats.draft_seconds else []
-        self.policy.account(outcomes, stats, sum(timing.reading_seconds for timing in timings if timing is not None))
+        if self.costs is not None and not stats.num_prefill_tokens:
+            context = sum([row.start for row in plan.rows]) / len(plan.rows)
+            self.costs.target.observe(len(plan.rows), plan.num_tokens, context, stats.forward_seconds)
+            self.costs.observe_host(
+                schedule_seconds=stats.schedule_seconds, verify_seconds=stats.verify_seconds, num_said=stats.num_emitted
+            )
+            asked = {outcome.choice.method for outcome in outcomes if outcome.choice.ask is not None}
+            timings = [self._proposers[method].timing for method in asked]
+            reading = sum([timing.reading_seconds for timing in timings if timing is not None])
+            self.policy.account(outcomes, stats, reading)
+        for outcome in outcomes:
+            if outcome.request.finish_reason is not None:
+                self.policy.release(outcome.request)
 
     def _check(self, prompt: Sequence[int], params: SamplingParams) -> None:
         if not prompt:

@@ -8,18 +8,16 @@ likelihood of each trial: few observations move them little or much according to
 
 A trial is a draft token whose fate became known. Tokens after a refused one were never tried, and a draft accepted
 whole says nothing about the token that would have come next: only what was tried is counted.
+
+Plain arithmetic on a few numbers at a time: between two steps that stream a model's weights through the processor's
+caches, every call into an array library costs more than what it computes here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
-from numpy.typing import NDArray
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.intp]
-Bools = NDArray[np.bool_]
+from dataclasses import dataclass, field
+from math import exp, log
 
 TEMPERATURES = (0.0, 0.5, 0.9)  # up to and including; hotter is a class of its own
 _NUM_POSITIONS = 4  # the rate without confidence: of the first, second, third, and of all further tokens
@@ -27,10 +25,10 @@ _LOW, _HIGH, _NUM_KNOTS = -3.0, 5.0, 9  # log-odds of confidence
 _WIDTH = (_HIGH - _LOW) / (_NUM_KNOTS - 1)
 
 # What is believed before any traffic, in log-odds. A draft model is right four times in five on greedy text and less as
-# text gets freer; a confidence is taken for half of what it says, because proposers flatter themselves.
+# text gets freer; a confidence is taken for less than what it says, because proposers flatter themselves.
 _RATE_PRIOR = (1.4, 0.8, 0.4, 0.0)
-_TRUST_PRIOR = 0.7
-_CONFIDENCE_SHIFT = (-0.2, -0.4, -0.7, -1.0)
+_TRUST_PRIOR = 0.8
+_CONFIDENCE_SHIFT = (0.0, -0.3, -0.7, -1.0)
 
 _GENERAL_CERTAINTY = 3.0  # of the prior, in units of information; a trial brings at most a quarter
 _MOST_CERTAINTY = 40.0  # traffic changes: older trials are forgotten once there are many
@@ -40,178 +38,160 @@ _DRIFT_VARIANCE = 0.12  # how far a request moves from one step to the next
 _RETURN = 0.985  # and how it is drawn back each step
 _LEAST, _MOST = 0.005, 0.995  # probabilities nobody can claim to know better
 
-_START_SLOTS = 16
-
 
 def temperature_class(temperature: float) -> int:
     return sum(temperature > bound for bound in TEMPERATURES)
 
 
+@dataclass(slots=True)
+class _Own:
+    """A request's distance from the general part, how uncertain that is, and when it was last looked at."""
+
+    mean: float
+    variance: float = _OWN_VARIANCE
+    step: int = 0
+
+    def at(self, step: int) -> float:
+        """What is known gets older with every step."""
+        passed = step - self.step
+        if passed:
+            self.mean *= _RETURN**passed
+            self.variance = min(self.variance + passed * _DRIFT_VARIANCE, _MOST_VARIANCE)
+            self.step = step
+        return self.mean
+
+    def learn(self, surprise: float, information: float) -> None:
+        self.variance = 1.0 / (1.0 / self.variance + information)
+        self.mean += self.variance * surprise
+
+
+@dataclass(slots=True)
+class Prospects:
+    """What is known of one request: how it differs from others, by proposer."""
+
+    temperature: int  # class
+    shift: float = 0.0  # what was known of it beforehand, in log-odds
+    step: int = 0  # that it has come to
+    rates: dict[str, _Own] = field(default_factory=dict)  # where no confidence is known,
+    trusts: dict[str, _Own] = field(default_factory=dict)  # and where it is
+
+    def rate(self, method: str) -> _Own:
+        return self._of(self.rates, method)
+
+    def trust(self, method: str) -> _Own:
+        return self._of(self.trusts, method)
+
+    def _of(self, owns: dict[str, _Own], method: str) -> _Own:
+        own = owns.get(method)
+        if own is None:
+            own = owns[method] = _Own(self.shift, step=self.step)
+        own.at(self.step)
+        return own
+
+
 class AcceptanceModel:
-    """Works on whole batches at once: requests are rows, positions of their drafts are columns."""
+    def __init__(self, methods: Sequence[str]) -> None:
+        self._methods = {method: _Method() for method in methods}
 
-    def __init__(self, methods: Sequence[str], shift: float = 0.0) -> None:
-        self._methods = {method: _Method(shift) for method in methods}
-        self._free = list(range(_START_SLOTS))
-        self._num_slots = _START_SLOTS
+    def given_confidence(self, method: str, prospects: Prospects, confidence: Sequence[float]) -> list[float]:
+        """P(accepted | those before were) for each token of a draft whose proposer said how sure it is."""
+        knots = self._methods[method].knots[prospects.temperature]
+        own = prospects.trust(method).mean
+        return [_probability(_between(knots, _log_odds(sure)) + own) for sure in confidence]
 
-    def open(self, shift: float = 0.0) -> int:
-        """A slot for a new request; `shift` is what is known of it beforehand, in log-odds."""
-        if not self._free:
-            self._free = list(range(self._num_slots, 2 * self._num_slots))
-            self._num_slots *= 2
-        slot = self._free.pop()
-        for method in self._methods.values():
-            method.open(slot, self._num_slots, shift)
-        return slot
-
-    def close(self, slot: int) -> None:
-        self._free.append(slot)
-
-    def given_confidence(self, method: str, slots: Ints, classes: Ints, confidence: Floats) -> Floats:
-        """P(accepted | those before were) for drafts whose proposer said how sure it is, [rows, positions]."""
-        state = self._methods[method]
-        return _probability(state.calibrated(classes, _log_odds(confidence)) + state.own_trust.at(slots))
-
-    def forecast(self, method: str, slots: Ints, classes: Ints, depth: int) -> Floats:
-        """The same before anything was drafted, [rows, depth]."""
-        state = self._methods[method]
-        return _probability(state.rates[classes][:, _positions(depth)] + state.own_rate.at(slots))
+    def forecast(self, method: str, prospects: Prospects, depth: int) -> list[float]:
+        """The same before anything was drafted."""
+        rates = self._methods[method].rates[prospects.temperature]
+        own = prospects.rate(method).mean
+        known = [_probability(rate + own) for rate in rates[:depth]]
+        return known + known[-1:] * (depth - len(known))
 
     def observe(
-        self, method: str, slots: Ints, classes: Ints, confidence: Floats | None, hits: Ints, trials: Ints
+        self, method: str, prospects: Prospects, confidence: Sequence[float], num_hits: int, num_tried: int
     ) -> None:
-        """Of each row's draft, `trials` tokens met their fate and the first `hits` of them were accepted."""
-        depth = int(trials.max(initial=0))
-        if not depth:
+        """Of a draft, `num_tried` tokens met their fate and the first `num_hits` of them were accepted.
+
+        `confidence` is of each token, or empty where the proposer was not asked for it.
+        """
+        if not num_tried:
             return
         state = self._methods[method]
-        columns = np.arange(depth)
-        tried = columns < trials[:, None]
-        accepted = (columns < hits[:, None]).astype(np.float64)
-        if confidence is not None:
-            odds = _log_odds(confidence[:, :depth])
-            predicted = _probability(state.calibrated(classes, odds) + state.own_trust.at(slots))
-            state.learn_calibration(classes, odds, tried, accepted, predicted)
-            state.own_trust.learn(slots, tried, accepted, predicted)
-        self._learn_rate(state, slots, classes, tried, accepted, self.forecast(method, slots, classes, depth))
+        if confidence:
+            surprise = information = 0.0
+            for i, chance in enumerate(self.given_confidence(method, prospects, confidence[:num_tried])):
+                missed = (i < num_hits) - chance
+                state.learn_knots(prospects.temperature, _log_odds(confidence[i]), missed, chance * (1 - chance))
+                surprise += missed
+                information += chance * (1 - chance)
+            prospects.trust(method).learn(surprise, information)
+        fates = [float(i < num_hits) for i in range(num_tried)]
+        self._learn_rate(method, prospects, 0, fates)
 
-    def observe_unsaid(self, method: str, slots: Ints, classes: Ints, confidence: Floats, positions: Ints) -> None:
-        """Drafts that stopped before a token because of this confidence: what that is worth stands in for its fate."""
+    def observe_unsaid(self, method: str, prospects: Prospects, confidence: float, position: int) -> None:
+        """A draft stopped before a token because of this confidence: what that is worth stands in for its fate."""
+        [worth] = self.given_confidence(method, prospects, [confidence])
+        self._learn_rate(method, prospects, position, [worth])
+
+    def _learn_rate(self, method: str, prospects: Prospects, start: int, fates: Sequence[float]) -> None:
         state = self._methods[method]
-        depth = int(positions.max()) + 1
-        tried = np.arange(depth) == positions[:, None]
-        worth = self.given_confidence(method, slots, classes, confidence[:, None])
-        accepted = np.where(tried, worth, 0.0)
-        self._learn_rate(state, slots, classes, tried, accepted, self.forecast(method, slots, classes, depth))
-
-    def _learn_rate(
-        self, state: _Method, slots: Ints, classes: Ints, tried: Bools, accepted: Floats, predicted: Floats
-    ) -> None:
-        state.learn_rates(classes, tried, accepted, predicted)
-        state.own_rate.learn(slots, tried, accepted, predicted)
-
-    def pass_time(self, slots: Ints) -> None:
-        """A step went by for these requests: what is known of them gets older."""
-        for state in self._methods.values():
-            state.own_rate.pass_time(slots)
-            state.own_trust.pass_time(slots)
+        chances = self.forecast(method, prospects, start + len(fates))[start:]
+        surprise = information = 0.0
+        for i, (chance, fate) in enumerate(zip(chances, fates, strict=True)):
+            state.learn_rate(prospects.temperature, start + i, fate - chance, chance * (1 - chance))
+            surprise += fate - chance
+            information += chance * (1 - chance)
+        prospects.rate(method).learn(surprise, information)
 
     def general_rate(self, method: str, temperature: float) -> float:
         """For people: how often the first draft token is accepted in recent traffic."""
-        return float(_probability(self._methods[method].rates[temperature_class(temperature), 0]))
+        return _probability(self._methods[method].rates[temperature_class(temperature)][0])
 
 
 class _Method:
-    """One proposer's numbers."""
-
-    def __init__(self, shift: float) -> None:
-        num_classes = len(TEMPERATURES) + 1
-        self.rates = np.repeat(np.array(_RATE_PRIOR)[:, None] + shift, _NUM_POSITIONS, axis=1)
-        self._rate_certainty = np.full((num_classes, _NUM_POSITIONS), _GENERAL_CERTAINTY)
-        knots = np.linspace(_LOW, _HIGH, _NUM_KNOTS)
-        self._knots = _TRUST_PRIOR * knots[None, :] + np.array(_CONFIDENCE_SHIFT)[:, None] + shift
-        self._knot_certainty = np.full((num_classes, _NUM_KNOTS), _GENERAL_CERTAINTY)
-        self.own_rate = _Own()  # how the request differs where no confidence is known,
-        self.own_trust = _Own()  # and where it is
-
-    def open(self, slot: int, num_slots: int, shift: float) -> None:
-        self.own_rate.open(slot, num_slots, shift)
-        self.own_trust.open(slot, num_slots, shift)
-
-    def calibrated(self, classes: Ints, odds: Floats) -> Floats:
-        """Straight lines between the knots of confidence."""
-        left, share = _knot(odds)
-        rows = classes[:, None]
-        out: Floats = self._knots[rows, left] * (1 - share) + self._knots[rows, left + 1] * share
-        return out
-
-    def learn_calibration(self, classes: Ints, odds: Floats, tried: Bools, accepted: Floats, predicted: Floats) -> None:
-        left, share = _knot(odds)
-        rows = np.broadcast_to(classes[:, None], left.shape)
-        surprise = np.where(tried, accepted - predicted, 0.0)
-        information = np.where(tried, predicted * (1 - predicted), 0.0)
-        for knots, weight in ((left, 1 - share), (left + 1, share)):
-            np.add.at(self._knot_certainty, (rows, knots), weight * weight * information)
-            np.add.at(self._knots, (rows, knots), weight * surprise / self._knot_certainty[rows, knots])
-        np.minimum(self._knot_certainty, _MOST_CERTAINTY, out=self._knot_certainty)
-
-    def learn_rates(self, classes: Ints, tried: Bools, accepted: Floats, predicted: Floats) -> None:
-        columns = np.broadcast_to(_positions(tried.shape[1]), tried.shape)
-        rows = np.broadcast_to(classes[:, None], tried.shape)
-        np.add.at(self._rate_certainty, (rows, columns), np.where(tried, predicted * (1 - predicted), 0.0))
-        np.add.at(
-            self.rates,
-            (rows, columns),
-            np.where(tried, accepted - predicted, 0.0) / self._rate_certainty[rows, columns],
-        )
-        np.minimum(self._rate_certainty, _MOST_CERTAINTY, out=self._rate_certainty)
-
-
-class _Own:
-    """One number per request: its distance from the general part, and how uncertain that is."""
+    """The general part of one proposer: by temperature class, its rates by position and its confidence's worth."""
 
     def __init__(self) -> None:
-        self._mean = np.zeros(_START_SLOTS)
-        self._variance = np.full(_START_SLOTS, _OWN_VARIANCE)
+        self.rates = [[prior] * _NUM_POSITIONS for prior in _RATE_PRIOR]
+        self.knots = [
+            [_TRUST_PRIOR * (_LOW + i * _WIDTH) + shift for i in range(_NUM_KNOTS)] for shift in _CONFIDENCE_SHIFT
+        ]
+        self._rate_certainty = [[_GENERAL_CERTAINTY] * _NUM_POSITIONS for _ in _RATE_PRIOR]
+        self._knot_certainty = [[_GENERAL_CERTAINTY] * _NUM_KNOTS for _ in _CONFIDENCE_SHIFT]
 
-    def open(self, slot: int, num_slots: int, mean: float) -> None:
-        missing = num_slots - self._mean.size
-        if missing > 0:
-            self._mean = np.concatenate([self._mean, np.zeros(missing)])
-            self._variance = np.concatenate([self._variance, np.full(missing, _OWN_VARIANCE)])
-        self._mean[slot], self._variance[slot] = mean, _OWN_VARIANCE
+    def learn_rate(self, temperature: int, position: int, surprise: float, information: float) -> None:
+        position = min(position, _NUM_POSITIONS - 1)
+        _newton(self.rates[temperature], self._rate_certainty[temperature], position, 1.0, surprise, information)
 
-    def at(self, slots: Ints) -> Floats:
-        out: Floats = self._mean[slots][:, None]
-        return out
-
-    def learn(self, slots: Ints, tried: Bools, accepted: Floats, predicted: Floats) -> None:
-        information = np.where(tried, predicted * (1 - predicted), 0.0).sum(axis=1)
-        surprise = np.where(tried, accepted - predicted, 0.0).sum(axis=1)
-        variance = 1.0 / (1.0 / self._variance[slots] + information)
-        self._variance[slots] = variance
-        self._mean[slots] += variance * surprise
-
-    def pass_time(self, slots: Ints) -> None:
-        self._mean[slots] *= _RETURN
-        self._variance[slots] = np.minimum(self._variance[slots] + _DRIFT_VARIANCE, _MOST_VARIANCE)
+    def learn_knots(self, temperature: int, odds: float, surprise: float, information: float) -> None:
+        knots, certainty = self.knots[temperature], self._knot_certainty[temperature]
+        left, share = _knot(odds)
+        _newton(knots, certainty, left, 1.0 - share, surprise, information)
+        _newton(knots, certainty, left + 1, share, surprise, information)
 
 
-def _positions(depth: int) -> Ints:
-    return np.minimum(np.arange(depth), _NUM_POSITIONS - 1)
+def _newton(
+    values: list[float], certainty: list[float], i: int, weight: float, surprise: float, information: float
+) -> None:
+    certainty[i] = min(certainty[i] + weight * weight * information, _MOST_CERTAINTY)
+    values[i] += weight * surprise / certainty[i]
 
 
-def _knot(odds: Floats) -> tuple[Ints, Floats]:
+def _knot(odds: float) -> tuple[int, float]:
     place = (odds - _LOW) / _WIDTH
-    left = np.minimum(place.astype(np.intp), _NUM_KNOTS - 2)
+    left = min(int(place), _NUM_KNOTS - 2)
     return left, place - left
 
 
-def _log_odds(probability: Floats) -> Floats:
-    inside = np.clip(probability, 1e-4, 1 - 1e-4)
-    return np.clip(np.log(inside / (1 - inside)), _LOW, _HIGH)
+def _between(knots: Sequence[float], odds: float) -> float:
+    """Straight lines between the knots of confidence."""
+    left, share = _knot(odds)
+    return knots[left] * (1.0 - share) + knots[left + 1] * share
 
 
-def _probability(odds: Floats) -> Floats:
-    return np.clip(1.0 / (1.0 + np.exp(-odds)), _LEAST, _MOST)
+def _log_odds(probability: float) -> float:
+    inside = min(max(probability, 1e-4), 1.0 - 1e-4)
+    return min(max(log(inside / (1.0 - inside)), _LOW), _HIGH)
+
+
+def _probability(odds: float) -> float:
+    return min(max(1.0 / (1.0 + exp(-odds)), _LEAST), _MOST)

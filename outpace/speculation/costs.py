@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 _DRIFT_RATE = 0.1  # how fast the machine as a whole is believed to have become faster or slower
 _POINT_RATE = 0.03  # how fast one size is believed to cost more or less than its neighbours say
 _HOST_RATE = 0.05
+_STALE_POINTS = 16
 _MOST_SURPRISE = math.log(2.0)  # a step disturbed by something else says at most this much
 
 
@@ -43,7 +43,8 @@ class StepCosts:
         self.row_context_seconds = row_context_seconds  # for each token of context a row has
         self.token_context_seconds = token_context_seconds  # for each pair of a new token and one of its context
         self._drift = 1.0
-        self._dense: NDArray[np.float64] | None = None  # seconds by number of tokens, drift aside
+        self._dense: list[float] = []  # seconds by number of tokens, drift aside
+        self._num_changed = 0  # points, since that was made
 
     @property
     def points(self) -> dict[int, float]:
@@ -52,14 +53,13 @@ class StepCosts:
 
     def seconds(self, rows: int, tokens: int, context: float = 0.0) -> float:
         """`context` is the mean number of tokens the rows already have in the cache."""
-        return self._drift * (self._at(tokens) + float(self._extra(rows, tokens, context)))
+        return self._drift * (self._at(tokens) + self._extra(rows, tokens, context))
 
-    def by_tokens(self, rows: int, least: int, most: int, context: float = 0.0) -> NDArray[np.float64]:
+    def by_tokens(self, rows: int, least: int, most: int, context: float = 0.0) -> list[float]:
         """`seconds` for every number of tokens from least to most."""
-        tokens = np.arange(least, most + 1)
-        curve = self._dense_to(most)[least : most + 1]
-        out: NDArray[np.float64] = self._drift * (curve + self._extra(rows, tokens, context))
-        return out
+        dense = self._dense_to(most)
+        base, for_token = self._drift * self._extra(rows, 0, context), context * self.token_context_seconds
+        return [base + self._drift * (dense[tokens] + tokens * for_token) for tokens in range(least, most + 1)]
 
     def observe(self, rows: int, tokens: int, context: float, seconds: float) -> None:
         """A forward pass took this long."""
@@ -70,7 +70,7 @@ class StepCosts:
         self._drift *= math.exp(_DRIFT_RATE * surprise)
         if tokens <= 2 * max(self._points):  # a prompt's chunk is no size a draft is weighed at
             self._points[tokens] = self._at(tokens) * math.exp(_POINT_RATE * surprise)
-            self._dense = None
+            self._num_changed += 1
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -91,24 +91,26 @@ class StepCosts:
             raise ValueError("costs that no machine has")
         return cls(points, **extras)
 
-    def _extra(self, rows: int, tokens: Any, context: float) -> Any:
+    def _extra(self, rows: int, tokens: int, context: float) -> float:
         per_row = (rows - 1) * self.row_seconds + rows * context * self.row_context_seconds
         return per_row + tokens * (context * self.token_context_seconds)
 
     def _at(self, tokens: int) -> float:
         known = self._points.get(tokens)
-        return known if known is not None else float(self._dense_to(tokens)[tokens])
+        return known if known is not None else self._dense_to(tokens)[tokens]
 
-    def _dense_to(self, most: int) -> NDArray[np.float64]:
-        if self._dense is None or self._dense.size <= most:
-            sizes = np.array(sorted(self._points))
-            seconds = np.array([self._points[int(size)] for size in sizes])
-            length = max(most, int(sizes[-1])) + 1
-            self._dense = np.interp(np.arange(length), sizes, seconds)
-            if sizes.size > 1:
+    def _dense_to(self, most: int) -> list[float]:
+        """Made anew now and then: a point that has moved a little since changes no decision."""
+        if len(self._dense) <= most or self._num_changed >= _STALE_POINTS:
+            sizes = sorted(self._points)
+            seconds = [self._points[size] for size in sizes]
+            length = max(most, sizes[-1], len(self._dense) - 1) + 1
+            dense = np.interp(np.arange(length), sizes, seconds)
+            if len(sizes) > 1:
                 slope = max(0.0, (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2]))
-                beyond = np.arange(length) - sizes[-1]
-                self._dense += slope * np.maximum(beyond, 0)
+                dense += slope * np.maximum(np.arange(length) - sizes[-1], 0)
+            self._dense = dense.tolist()
+            self._num_changed = 0
         return self._dense
 
 

@@ -7,96 +7,111 @@ remains is how many, and every count is looked at, because costs have steps in t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(slots=True)
 class Table:
     """Seconds of a step by number of draft tokens taken, and what it says without any."""
 
-    seconds: Floats
+    seconds: Sequence[float]
     expected: float  # tokens said, before any draft token is taken
     token_seconds: float = 0.0  # of host work for each token said
 
     @property
     def plain_speed(self) -> float:
-        return self.expected / (float(self.seconds[0]) + self.token_seconds * self.expected)
+        return self.expected / self.total(0, self.expected)
+
+    def total(self, count: int, expected: float) -> float:
+        return self.seconds[count] + self.token_seconds * expected
 
     def after(self, seconds: float) -> Table:
         """The same where something has to be done first."""
-        return Table(self.seconds + seconds, self.expected, self.token_seconds)
+        return Table([each + seconds for each in self.seconds], self.expected, self.token_seconds)
 
 
 class Plan:
-    """So many of the draft tokens, the likeliest first; rows can then be given more than their share."""
+    """So many of the draft tokens, the likeliest first; rows can then be given more than their share.
 
-    def __init__(self, table: Table, survival: Floats) -> None:
+    `survival` is, for each row, the chance that each of its draft tokens is reached and accepted; never rising.
+    """
+
+    def __init__(self, table: Table, survival: Sequence[Sequence[float]]) -> None:
         self._table = table
-        self._width = survival.shape[1]
-        self._gains = np.cumsum(survival, axis=1)  # accepted tokens to expect of a row, by its depth less one
-        self._most = np.count_nonzero(survival > 0.0, axis=1)
-        flat = survival.ravel()
-        order = np.argsort(-flat, kind="stable")
-        num = min(int(np.count_nonzero(flat > 0.0)), table.seconds.size - 1)
-        self._order = order[:num]
-        expected = table.expected + np.concatenate([[0.0], np.cumsum(flat[self._order])])
-        self._seconds = table.seconds[: num + 1] + table.token_seconds * expected
-        self._speeds = expected / self._seconds
-        self.drafted: NDArray[np.bool_] | None = None  # rows a draft model drafts for
-        self._take(int(np.argmax(self._speeds)))
+        self._survival = survival
+        slots = [(-chance, row) for row, chances in enumerate(survival) for chance in chances if chance > 0.0]
+        if len(survival) > 1:
+            slots.sort()
+        self._slots = slots[: len(table.seconds) - 1]
+        self.drafted: list[bool] | None = None  # rows a draft model drafts for
+        self._take(self._best(float("inf"), len(self._slots)))
+
+    def _best(self, seconds: float, most: int) -> int:
+        """The count, up to `most`, that is fastest among those that take no longer than this."""
+        expected = self._table.expected
+        best, best_speed = 0, 0.0
+        for count in range(most + 1):
+            if count:
+                expected -= self._slots[count - 1][0]
+            taken = self._table.total(count, expected)
+            if expected / taken > best_speed and (taken <= seconds or not count):
+                best, best_speed = count, expected / taken
+        return best
 
     def _take(self, count: int) -> None:
         self.count = count
-        self.depths = np.bincount(self._order[:count] // self._width, minlength=self._most.size)
-        self.seconds = float(self._seconds[count])
-        self.speed = float(self._speeds[count])
+        depths = [0] * len(self._survival)
+        for _, row in self._slots[:count]:
+            depths[row] += 1
+        self._settle(depths)
+
+    def _settle(self, depths: list[int]) -> None:
+        self.depths = depths
+        # Draft tokens each row is expected to have accepted.
+        self.gains = [sum(chances[:depth]) for chances, depth in zip(self._survival, depths, strict=True)]
+        expected = self._table.expected + sum(self.gains)
+        self.seconds = self._table.total(sum(depths), expected)
+        self.speed = expected / self.seconds
 
     @property
-    def gains(self) -> Floats:
-        """Draft tokens each row is expected to have accepted."""
-        at = np.maximum(self.depths - 1, 0)
-        out: Floats = np.where(self.depths > 0, self._gains[np.arange(at.size), at], 0.0)
-        return out
-
-    @property
-    def most_gains(self) -> Floats:
+    def most_gains(self) -> list[float]:
         """The same, were each row given all it can use."""
-        out: Floats = self._gains[:, -1]
-        return out
+        return [sum(chances) for chances in self._survival]
 
     @property
     def slot_seconds(self) -> float:
         """What the last draft tokens taken cost, each."""
-        rows = min(self.count, self._most.size)
-        if not rows:
+        last = min(self.count, len(self._survival))
+        if not last:
             return 0.0
-        last: float = float(self._seconds[self.count]) - float(self._seconds[self.count - rows])
-        return last / rows if last > 0 else 0.0
+        return max(0.0, self._table.seconds[self.count] - self._table.seconds[self.count - last]) / last
 
-    def raise_to(self, rows: NDArray[np.bool_], gains: Floats) -> bool:
+    def raise_to(self, gains: dict[int, float]) -> bool:
         """Give these rows the depth at which they may expect so many accepted tokens; False if there is no room."""
-        wanted = 1 + np.count_nonzero(self._gains < gains[:, None], axis=1)
-        depths = np.where(rows, np.maximum(self.depths, np.minimum(wanted, self._most)), self.depths)
-        total = int(depths.sum())
-        if total >= self._table.seconds.size:
+        depths = list(self.depths)
+        for row, gain in gains.items():
+            total, depth = 0.0, 0
+            for chance in self._survival[row]:
+                if total >= gain or chance <= 0.0:
+                    break
+                total += chance
+                depth += 1
+            depths[row] = max(depths[row], depth)
+        if sum(depths) >= len(self._table.seconds):
             return False
-        self.depths = depths
-        expected = self._table.expected + float(self.gains.sum())
-        self.seconds = float(self._table.seconds[total]) + self._table.token_seconds * expected
-        self.speed = expected / self.seconds
+        self._settle(depths)
         return True
 
     def within(self, seconds: float) -> None:
         """The best number of tokens that takes no longer than this, and fewer than now; zero where there is none."""
-        allowed = np.flatnonzero(self._seconds[: self.count] <= seconds)
-        self._take(int(allowed[np.argmax(self._speeds[allowed])]) if allowed.size else 0)
+        self._take(self._best(seconds, self.count - 1) if self.count else 0)
 
 
-def sweep(table: Table, survival: Floats) -> Plan:
-    """`survival` is [rows, positions]: the chance that a draft token is reached and accepted, 0 where there is none."""
-    return Plan(table, survival)
+def survival(chances: Sequence[float]) -> list[float]:
+    """From the chance of each token, given those before it, to its chance of being reached and accepted."""
+    out, product = [], 1.0
+    for chance in chances:
+        product *= chance
+        out.append(product)
+    return out

@@ -17,11 +17,12 @@ from outpace.bench.simulation.rivals import Rival
 from outpace.bench.simulation.world import Rates, Result, Scenario, SimulatedRequest
 from outpace.config import EngineConfig, ResolvedConfig, SamplingParams
 from outpace.core import Draft, Request, StepStats, Verdict
-from outpace.speculation.acceptance_model import AcceptanceModel
+from outpace.speculation.acceptance_model import AcceptanceModel, Prospects
 from outpace.speculation.base import DraftAsk, DraftTiming, NoDraft
 from outpace.speculation.calibration import SIZES
 from outpace.speculation.costs import Costs, StepCosts
-from outpace.speculation.policy import NEURAL, Choice, Outcome, Policy
+from outpace.speculation.policy import Policy
+from outpace.speculation.seats import NEURAL, Choice, Outcome
 
 _TEXT = "suffix"
 _RIGHT, _WRONG = 1, 2  # the target always says 1
@@ -124,25 +125,21 @@ class _ModelProposer(NoDraft):
 class _TrueRates(AcceptanceModel):
     """The oracle's: it reads the world instead of learning."""
 
-    def __init__(self, running: dict[int, _Running]) -> None:
+    def __init__(self) -> None:
         super().__init__([_TEXT, NEURAL])
-        self._running = running
-        self.of_slot: dict[int, _Running] = {}
+        self.known: dict[int, _Running] = {}  # by the identity of a request's prospects
 
-    def given_confidence(self, method: str, slots: Any, classes: Any, confidence: Any) -> Any:
-        return self.forecast(method, slots, classes, confidence.shape[1])
+    def given_confidence(self, method: str, prospects: Prospects, confidence: Sequence[float]) -> list[float]:
+        return self.forecast(method, prospects, len(confidence))
 
-    def forecast(self, method: str, slots: Any, classes: Any, depth: int) -> Any:
-        out = np.zeros((len(slots), depth))
-        for line, slot in zip(out, slots, strict=True):
-            running = self.of_slot[int(slot)]
-            rates = running.world.text if method == _TEXT else running.world.model
-            assert rates is not None
-            if rates.spites and running.drafted_last:
-                continue
-            known = rates.rate[running.position : running.position + depth]
-            line[: known.size] = known
-        return np.clip(out, 1e-6, 0.999)
+    def forecast(self, method: str, prospects: Prospects, depth: int) -> list[float]:
+        running = self.known[id(prospects)]
+        rates = running.world.text if method == _TEXT else running.world.model
+        assert rates is not None
+        if rates.spites and running.drafted_last:
+            return [1e-6] * depth
+        true = rates.rate[running.position : running.position + depth].tolist()
+        return [min(max(rate, 1e-6), 0.999) for rate in true] + [1e-6] * (depth - len(true))
 
     def observe(self, *_: Any) -> None:
         pass
@@ -175,7 +172,8 @@ class Simulation:
                 _config(scenario), self._costs(exact=policy == "oracle"), proposers, can_speculate=True
             )
             if policy == "oracle":
-                self._policy.acceptance = _TrueRates(self._running)
+                self._policy.acceptance = _TrueRates()
+                self._policy.use_costs(self._policy.costs)
 
     def _costs(self, *, exact: bool) -> Costs:
         """As calibration would find them: each size with an error of its own, unless exact."""
@@ -269,7 +267,7 @@ class Simulation:
         policy = self._policy
         for request in requests:
             if isinstance(policy.acceptance, _TrueRates):
-                policy.acceptance.of_slot[policy._seat(request).slot] = self._running[request.id]
+                policy.acceptance.known[id(policy._seat(request).prospects)] = self._running[request.id]
         asks = policy.wanted_guesses(requests)
         guesses: dict[int, list[Draft]] = {}
         for method, of_method in asks.items():
@@ -345,6 +343,9 @@ class Simulation:
             costs.target.observe(len(outcomes), num_tokens, context, stats.forward_seconds)
         timing = self._proposers[NEURAL].timing if NEURAL in self._proposers and stats.draft_seconds else None
         self._policy.account(outcomes, stats, timing.reading_seconds if timing is not None else 0.0)
+        for outcome in outcomes:
+            if outcome.request.finish_reason is not None:
+                self._policy.release(outcome.request)
 
 
 def _config(scenario: Scenario) -> ResolvedConfig:
