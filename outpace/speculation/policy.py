@@ -312,10 +312,11 @@ class Policy:
             if num_readers or seat.has_read:
                 reads = reading_seconds / num_readers if outcome.choice.method == NEURAL else 0.0
                 paid += self._pay(request, seat, num_said, reads, drafted=outcome.choice.method == NEURAL)
-        plain = plain_step * stats.num_emitted / rows
-        if has_drafts:
-            self._probe_seconds += _PROBE_GAIN * max(0.0, plain - spent)
-        self.ledger.add(spent, plain, step.plain_seconds, invested=reading_seconds, paid=paid)
+        if not (has_drafts and any(seat.mode == "on" for seat in step.seats)):  # that was not weighed: no one's fault
+            plain = plain_step * stats.num_emitted / rows
+            if has_drafts:
+                self._probe_seconds += _PROBE_GAIN * max(0.0, plain - spent)
+            self.ledger.add(spent, plain, step.plain_seconds, invested=reading_seconds, paid=paid)
         if self.trace:
             self.trace[-1].seconds = spent
 
