@@ -112,7 +112,7 @@ def bar_chart(
 
 
 def _tops(points: Sequence[Point]) -> list[float]:
-    """How high each point reaches; an interval that knows next to nothing is cut off rather than allowed to dwarf all."""
+    """How high each point reaches; an interval that knows nothing is cut off, or it would dwarf all else."""
     most = _TALLEST * max(point.y for point in points)
     return [point.y if point.high is None else min(point.high, most) for point in points]
 
