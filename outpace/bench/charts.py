@@ -9,6 +9,7 @@ from html import escape
 
 WIDTH, HEIGHT = 460, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 36, 70
+_TALLEST = 1.6  # times the largest value: how far an interval may reach up
 COLOURS = ("#6b7280", "#1d4ed8", "#c2410c", "#047857", "#7e22ce", "#b91c1c", "#0e7490", "#a16207", "#be185d")
 
 
@@ -39,6 +40,7 @@ class _Axis:
     end: float
 
     def at(self, value: float) -> float:
+        value = min(max(value, self.low), self.high)
         span = self.high - self.low or 1.0
         return round(self.begin + (value - self.low) / span * (self.end - self.begin), 2)
 
@@ -67,7 +69,7 @@ def line_chart(
     points = [point for each in series for point in each.points]
     if not points:
         return ""
-    tops = [point.high if point.high is not None else point.y for point in points] + [reference or 0.0]
+    tops = [*_tops(points), reference or 0.0]
     bottoms = [point.low if point.low is not None else point.y for point in points]
     y = _y_axis(0.0 if from_zero else min([*bottoms, reference or math.inf]), max(tops))
     xs = [point.x for point in points]
@@ -94,7 +96,7 @@ def bar_chart(
     points = [point for each in series for point in each.points]
     if not points:
         return ""
-    y = _y_axis(0.0, max([point.high if point.high is not None else point.y for point in points] + [reference or 0.0]))
+    y = _y_axis(0.0, max([*_tops(points), reference or 0.0]))
     slot = (WIDTH - _LEFT - _RIGHT) / max(len(groups), 1)
     width = min(slot * 0.8 / max(len(series), 1), 34.0)
     parts = [_y_grid(y), _labels(x_label, y_label)]
@@ -107,6 +109,12 @@ def bar_chart(
                 parts.append(_bar(each.points[i], left, width * 0.92, y, each.colour))
     parts.append(_reference(y, reference))
     return _figure(title, parts, _legend(series))
+
+
+def _tops(points: Sequence[Point]) -> list[float]:
+    """How high each point reaches; an interval that knows nothing is cut off, or it would dwarf all else."""
+    most = _TALLEST * max(point.y for point in points)
+    return [point.y if point.high is None else min(point.high, most) for point in points]
 
 
 def _y_axis(low: float, high: float) -> _Axis:

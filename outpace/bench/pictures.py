@@ -30,8 +30,9 @@ def pictures(results: Results) -> list[str]:
 
 
 def _colours(results: Results) -> dict[str, str]:
-    names = dict.fromkeys(name for cell in results["cells"] for name in cell["settings"])
-    return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
+    """Plain decoding is always grey and `auto` always blue, whatever else there is."""
+    names = ["off", "auto", *(name for cell in results["cells"] for name in cell["settings"])]
+    return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(dict.fromkeys(names))}
 
 
 def _by_temperature(results: Results, colours: Mapping[str, str]) -> str:

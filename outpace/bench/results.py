@@ -70,7 +70,7 @@ def _load(described: dict[str, Any]) -> Load:
 
 def save(path: Path, results: dict[str, Any]) -> None:
     """JSON proper: no NaN or infinity, which other readers refuse."""
-    text = json.dumps(_without_nan(results), indent=1, sort_keys=True, allow_nan=False)
+    text = json.dumps(_without_nan(results), indent=1, allow_nan=False)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n", encoding="utf-8")
