@@ -99,6 +99,17 @@ class AcceptanceModel:
         own = prospects.trust(method).mean
         return [_probability(_between(knots, _log_odds(sure)) + own) for sure in confidence]
 
+    def survival(self, method: str, prospects: Prospects, confidence: Sequence[float], least: float) -> list[float]:
+        """The chance that each token is reached and accepted, as far as that exceeds `least`."""
+        knots = self._methods[method].knots[prospects.temperature]
+        own, product, out = prospects.trust(method).mean, 1.0, []
+        for sure in confidence:
+            product *= _probability(_between(knots, _log_odds(sure)) + own)
+            if product < least:
+                break
+            out.append(product)
+        return out
+
     def forecast(self, method: str, prospects: Prospects, depth: int) -> list[float]:
         """The same before anything was drafted."""
         rates = self._methods[method].rates[prospects.temperature]

@@ -27,7 +27,7 @@ from outpace.speculation.costs import Costs, StepCosts
 _log = logging.getLogger("outpace.costs")
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-_FORMAT = 2
+_FORMAT = 3
 _ROUNDS = 3
 _TARGET_BUDGET = 1.4  # seconds; the draft gets less, because it is smaller
 _DRAFT_BUDGET = 0.6

@@ -121,6 +121,7 @@ class Costs:
     target: StepCosts
     draft: StepCosts | None = None
     guess_seconds: dict[str, float] = field(default_factory=dict)  # one guess, by proposer that needs no model
+    weigh_seconds: float = 0.0  # the policy's part of one guess: weighing it and learning from it
     draw_seconds: float = 0.0  # the host's part of one token drafted by a model: shaping and drawing
     judge_seconds: float = 0.0  # the host's part of one token said: sampling, detokenising
     schedule_seconds: float = 0.0  # the host's part of a step, whatever its size
@@ -140,6 +141,9 @@ class Costs:
     def observe_guesses(self, method: str, num_asked: int, seconds: float) -> None:
         self.guess_seconds[method] = _followed(self.guess_seconds.get(method, 0.0), seconds / num_asked)
 
+    def observe_weighing(self, num_guesses: int, seconds: float) -> None:
+        self.weigh_seconds = _followed(self.weigh_seconds, seconds / num_guesses)
+
     def observe_draws(self, num_tokens: int, seconds: float) -> None:
         self.draw_seconds = _followed(self.draw_seconds, seconds / num_tokens)
 
@@ -152,6 +156,7 @@ class Costs:
             "target": self.target.as_dict(),
             "draft": None if self.draft is None else self.draft.as_dict(),
             "guess_seconds": dict(self.guess_seconds),
+            "weigh_seconds": self.weigh_seconds,
             "draw_seconds": self.draw_seconds,
             "judge_seconds": self.judge_seconds,
             "schedule_seconds": self.schedule_seconds,
@@ -163,6 +168,7 @@ class Costs:
             target=StepCosts.from_dict(saved["target"]),
             draft=None if saved["draft"] is None else StepCosts.from_dict(saved["draft"]),
             guess_seconds={str(name): _seconds(value) for name, value in saved["guess_seconds"].items()},
+            weigh_seconds=_seconds(saved["weigh_seconds"]),
             draw_seconds=_seconds(saved["draw_seconds"]),
             judge_seconds=_seconds(saved["judge_seconds"]),
             schedule_seconds=_seconds(saved["schedule_seconds"]),

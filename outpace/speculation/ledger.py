@@ -64,17 +64,28 @@ class ReadingRecord:
     def __init__(self) -> None:
         self._risk = 0.0
         self._num_open = 0
+        self._open_seconds = 0.0
         self._num_won = 0
 
     @property
     def is_worth_trying(self) -> bool:
         return self._risk <= self._MOST and self._num_open <= self._num_won
 
-    def begin(self) -> None:
-        self._num_open += 1
+    @property
+    def has_none_open(self) -> bool:
+        return self._num_open == 0
 
-    def end(self, lost: bool) -> None:
+    def room_for(self, plain_seconds: float) -> float:
+        """Seconds that may be staked now, cheap ones too: a plain step's worth, and as much again for every winner."""
+        return max(2.0, 1.0 + self._num_won) * plain_seconds - self._open_seconds
+
+    def begin(self, seconds: float) -> None:
+        self._num_open += 1
+        self._open_seconds += seconds
+
+    def end(self, seconds: float, lost: bool) -> None:
         self._num_open -= 1
+        self._open_seconds = max(0.0, self._open_seconds - seconds)
         self.pass_time()
         if lost:
             self._risk += self._LOSS * (1.0 - self._risk)

@@ -37,6 +37,7 @@ _GUESS_SHARE = 0.004  # of a plain step, for guesses about requests that nothing
 _MOST_PATIENCE = 256  # steps between such guesses, at most
 _START_VALUE = 3.0  # of a guess, before anything is known: so many times what it costs
 _VALUE_RATE = 0.2
+_COMPARE_EVERY = 8  # guesses, of which one is asked of every guesser
 _GAIN_RATE = 0.05
 _LOST = 1.04  # a request that took so much longer than plain decoding has lost by speculation
 
@@ -72,6 +73,10 @@ class Policy:
         if costs is not None:
             self._weigher = Weigher(costs, self.acceptance, self._proposers, self._config.max_step_tokens)
 
+    def keep_trace(self, num_steps: int) -> None:
+        """From now on, remember why the latest steps did what they did."""
+        self.trace = deque(maxlen=num_steps)
+
     # ---- deciding
 
     def wanted_guesses(self, requests: Sequence[Request]) -> dict[str, list[DraftAsk]]:
@@ -87,9 +92,16 @@ class Policy:
             depth = min(seat.most, request.max_useful_depth)
             if seat.wait <= 0 and depth > 0:
                 seat.wait = seat.patience
-                for name in seat.guessers:
+                for name in self._whom_to_ask(seat):
                     asks.setdefault(name, []).append(DraftAsk(request, depth))
         return asks
+
+    def _whom_to_ask(self, seat: Seat) -> Sequence[str]:
+        """The guesser that has been right most; now and then all of them, to compare."""
+        seat.num_asked += 1
+        if len(seat.guessers) == 1 or seat.num_asked % _COMPARE_EVERY == 1:
+            return seat.guessers
+        return [max(seat.guessers, key=lambda name: seat.hits.get(name, 0.0))]
 
     def decide(
         self, requests: Sequence[Request], guesses: Mapping[int, Sequence[Draft]], num_prefill: int = 0
@@ -134,7 +146,9 @@ class Policy:
             context,
             plain_seconds=plain_forward + self.costs.schedule_seconds + rows * self.costs.judge_seconds,
             slot_seconds=slot,
-            guess_seconds=sum([price.get(d.proposer, 0.0) for drafts in guesses.values() for d in drafts]),
+            guess_seconds=sum(
+                [price.get(d.proposer, 0.0) + self.costs.weigh_seconds for drafts in guesses.values() for d in drafts]
+            ),
         )
         if not self._is_crowded(rows):
             step.weighed = [i for i, seat in enumerate(seats) if seat.mode == "auto" and seat.most]
@@ -259,6 +273,8 @@ class Policy:
                 hits = _common_length(draft.tokens, said)
                 tried = min(hits + 1, len(draft.tokens), len(said))
                 self.acceptance.observe(draft.proposer, seat.prospects, draft.confidence, hits, tried)
+                known = seat.hits.get(draft.proposer, 0.0)
+                seat.hits[draft.proposer] = known + _VALUE_RATE * (hits / len(said) - known)
         drafted = outcome.choice.draft
         if drafted is not None and outcome.choice.ask is not None:
             hits, num_drafted = outcome.verdict.num_accepted, len(drafted.tokens)
@@ -284,13 +300,17 @@ class Policy:
 
     def _guess_price(self, seat: Seat) -> float:
         assert self.costs is not None
-        return sum([self.costs.guess_seconds.get(name, 0.0) for name in seat.guessers])
+        each = [self.costs.guess_seconds.get(name, 0.0) for name in seat.guessers]
+        return self.costs.weigh_seconds + (sum(each) / len(each) if each else 0.0)
 
     def account(self, outcomes: Sequence[Outcome], stats: StepStats, reading_seconds: float) -> None:
         """Book a step of pure decoding. `reading_seconds`: what of drafting was catching up with texts."""
         step = self._step
-        if step is None:
+        if step is None or self.costs is None:
             return
+        num_guesses = sum(map(len, step.guesses.values()))
+        if num_guesses:
+            self.costs.observe_weighing(num_guesses, stats.policy_seconds)
         spent, rows = stats.total_seconds, len(outcomes)
         has_drafts = any(outcome.choice.depth for outcome in outcomes)
         plain_step = step.plain_seconds if has_drafts else spent - stats.policy_seconds - stats.guess_seconds
@@ -326,7 +346,8 @@ class Policy:
         if reads:
             if not seat.has_read:
                 seat.has_read = True
-                self._weigher.readings.begin()
+                seat.staked_seconds = reads
+                self._weigher.readings.begin(reads)
             seat.unpaid_seconds += reads
             seat.unpaid_tokens = int(self._weigher.still_to_say(request))
         seat.num_said += num_said

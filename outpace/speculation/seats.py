@@ -58,10 +58,13 @@ class Seat:
     patience: int = 1  # steps between guesses
     wait: int = 0  # until the next
     guess_value: float = 0.0  # seconds that guesses have saved lately, each
+    num_asked: int = 0  # guesses
+    hits: dict[str, float] = field(default_factory=dict)  # tokens of each guesser that were right lately, a guess
     gain: float = 1.0  # over plain decoding, in its latest steps with drafts in them
     has_read: bool = False  # the draft model has read its text
     num_said: int = 0  # since then,
     num_said_drafting: int = 0  # and of them, in steps with a draft of that model
+    staked_seconds: float = 0.0  # on reading its text for the first time
     unpaid_seconds: float = 0.0  # of reading this request's text with the draft model
     unpaid_tokens: int = 0
 

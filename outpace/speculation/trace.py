@@ -22,6 +22,12 @@ class RowTrace:
     num_accepted: int = 0
     num_said: int = 0
 
+    def as_text(self) -> str:
+        if not self.depth:
+            return f"plain, {self.num_said} said"
+        came = f"{self.num_accepted} accepted, {self.num_said} said"
+        return f"{self.method} {self.depth}: {came}, {self.expected_tokens:.1f} expected"
+
 
 @dataclass(slots=True)
 class StepTrace:
@@ -42,6 +48,12 @@ class StepTrace:
         for row, verdict in zip(self.rows, verdicts, strict=False):
             row.num_drafted, row.num_accepted = verdict.num_drafted, verdict.num_accepted
             row.num_said = len(verdict.tokens)
+
+    def as_line(self) -> str:
+        """For a terminal: the reason, and each request's draft as expected and as it came."""
+        rows = [row.as_text() for row in self.rows]
+        took = f"{1e3 * self.seconds:.2f} ms" if self.seconds is not None else "not timed"
+        return f"{took} (plain {1e3 * self.plain_seconds:.2f} ms); {self.reason}: {' | '.join(rows)}"
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

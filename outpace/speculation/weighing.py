@@ -18,6 +18,7 @@ from outpace.speculation.seats import NEURAL, Choice, Seat, Step
 from outpace.speculation.sweep import Plan, Table, survival
 
 _MARGIN = 1.01  # a gain smaller than this is within what measured costs can be wrong by
+_LEAST_SURVIVAL = 0.05  # a token less likely than this to be reached and right pays nowhere
 _DRAFT_DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # tried for a draft model
 _READING_LOSS = 0.012  # of the time a request is expected to take: reading that costs no more is always allowed
 _REQUEST_LOSS = 0.02  # what one request may lose to the gain of others, of its own time,
@@ -74,8 +75,8 @@ class Weigher:
             best_chances: list[float] = []
             for draft in step.guesses.get(step.requests[i].id, ()):
                 if draft.tokens:
-                    known = survival(
-                        self._acceptance.given_confidence(draft.proposer, step.seats[i].prospects, draft.confidence)
+                    known = self._acceptance.survival(
+                        draft.proposer, step.seats[i].prospects, draft.confidence, _LEAST_SURVIVAL
                     )
                     if sum(known) > sum(best_chances):
                         best, best_chances = draft, known
@@ -110,8 +111,14 @@ class Weigher:
     def _with_draft_model(self, step: Step, table: Table, guessed: list[list[float]], best: Plan) -> Plan:
         """Try the draft model at several depths, for the requests where it promises more than a guess."""
         forecasts: list[list[float]] = []
+        stakes = self.readings.room_for(step.plain_seconds)
+        is_first = self.readings.has_none_open  # which may cost what it costs
         for i in step.weighed:
             room = self.room(step, i) if self.may_draft(step, i) else 0
+            if room and not step.seats[i].has_read:
+                stakes -= self._reading_price(step.requests[i])
+                room = room if stakes > 0 or is_first else 0
+                is_first = False
             forecasts.append(survival(self._acceptance.forecast(NEURAL, step.seats[i].prospects, room)) if room else [])
         promised = [sum(chances) for chances in guessed]
         deepest = max(map(len, forecasts))
@@ -141,12 +148,15 @@ class Weigher:
         seat, request = step.seats[i], step.requests[i]
         if not seat.may_draft or self._costs.draft is None:
             return False
-        unread = self._proposers[NEURAL].num_unread(request)
-        if unread <= 2 or seat.has_read:
+        if seat.has_read:
             return True
-        price = self._costs.draft.seconds(1, unread) - self._costs.draft.seconds(1, 1)
         cheap = _READING_LOSS * step.plain_seconds * (request.num_output + self.still_to_say(request))
-        return price <= cheap or self.readings.is_worth_trying
+        return self._reading_price(request) <= cheap or self.readings.is_worth_trying
+
+    def _reading_price(self, request: Request) -> float:
+        assert self._costs.draft is not None
+        unread = self._proposers[NEURAL].num_unread(request)
+        return self._costs.draft.seconds(1, unread) - self._costs.draft.seconds(1, 1)
 
     def _drafting_seconds(self, step: Step, users: Sequence[bool], depth: int) -> float:
         """Drafting for these rows, with what they have to read first spread over the tokens it may serve."""
@@ -180,7 +190,7 @@ class Weigher:
         if seat.has_read:
             used = seat.num_said_drafting / max(seat.num_said, 1)
             self._drafted_share = max(0.1, self._drafted_share + _OUTPUT_RATE * (used - self._drafted_share))
-            self.readings.end(lost)
+            self.readings.end(seat.staked_seconds, lost)
         else:
             self.readings.pass_time()
 

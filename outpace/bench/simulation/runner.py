@@ -23,6 +23,7 @@ from outpace.speculation.calibration import SIZES
 from outpace.speculation.costs import Costs, StepCosts
 from outpace.speculation.policy import Policy
 from outpace.speculation.seats import NEURAL, Choice, Outcome
+from outpace.speculation.sweep import survival
 
 _TEXT = "suffix"
 _RIGHT, _WRONG = 1, 2  # the target always says 1
@@ -131,6 +132,9 @@ class _TrueRates(AcceptanceModel):
 
     def given_confidence(self, method: str, prospects: Prospects, confidence: Sequence[float]) -> list[float]:
         return self.forecast(method, prospects, len(confidence))
+
+    def survival(self, method: str, prospects: Prospects, confidence: Sequence[float], least: float) -> list[float]:
+        return survival(self.forecast(method, prospects, len(confidence)))
 
     def forecast(self, method: str, prospects: Prospects, depth: int) -> list[float]:
         running = self.known[id(prospects)]
