@@ -22,17 +22,24 @@ def measure_curves(
     """Seconds of single forward passes over one row of each size, all its tokens' logits included."""
     seconds: dict[str, dict[int, list[float]]] = {name: {size: [] for size in sizes} for name in runners}
     for runner in runners.values():
+        context = [token % runner.vocab_size for token in range(_CONTEXT)]
+        runner.forward(StepPlan([Row(_last_sequence(runner), 0, context, 0)]))
         _run(runner, max(sizes))  # the first pass pays for touching memory
     for _ in range(rounds):
         for size in sizes:
             for name, runner in runners.items():
                 seconds[name][size] += _run(runner, size)
+    for runner in runners.values():
+        runner.free(_last_sequence(runner))
     return seconds
 
 
+def _last_sequence(runner: Runner) -> int:
+    return runner.capacity.max_sequences - 1
+
+
 def _run(runner: Runner, size: int) -> list[float]:
-    seq = runner.capacity.max_sequences - 1
-    runner.forward(StepPlan([Row(seq, 0, [token % runner.vocab_size for token in range(_CONTEXT)], 0)]))
+    seq = _last_sequence(runner)
     taken = []
     for step in range(_STEPS):
         tokens = [(step * 977 + i * 131) % runner.vocab_size for i in range(size)]
@@ -40,5 +47,4 @@ def _run(runner: Runner, size: int) -> list[float]:
         runner.forward(StepPlan([Row(seq, _CONTEXT, tokens, size)]))
         taken.append(perf_counter() - begin)
         runner.truncate(seq, _CONTEXT)
-    runner.free(seq)
     return taken

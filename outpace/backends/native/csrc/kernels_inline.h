@@ -14,6 +14,7 @@
 #include "matmul.h"
 
 #include <cstring>
+#include <utility>
 
 namespace outpace {
 
@@ -243,6 +244,31 @@ inline void walk(const Kernel& kernel, const Packed& w, const Activations& x, in
         }
     }
 }
+
+// A tile of a quantised matrix meets tokens in parts that Isa has registers for. Isa::Sizes are the numbers of tokens it can
+// take at once, Isa::num_parts(count) says into how many parts, as equal as can be (9 is 3, 3 and 3), it wants `count` cut,
+// and Isa::multiply<Q, T> does one.
+template <class Isa, GgmlType Q>
+struct QuantisedKernel {
+    const Activations& x;
+
+    void run(const uint8_t* tile, int64_t token, int count, float* out, int64_t out_stride) const {
+        const int parts = Isa::num_parts(count);
+        const bool fetch = count > 4;
+        for (int i = 0, done = 0; i < parts; ++i) {
+            const int size = (count - done + parts - i - 1) / (parts - i);
+            run_part(typename Isa::Sizes{}, size, tile, fetch, token + done, out + done * out_stride, out_stride);
+            done += size;
+        }
+    }
+
+    template <int... kSizes>
+    void run_part(std::integer_sequence<int, kSizes...>, int size, const uint8_t* tile, bool fetch, int64_t token, float* out, int64_t out_stride) const {
+        const ActGroup group = act_group(x, token);
+        const int64_t blocks = x.cols / kBlock;
+        (void)((size == kSizes && (Isa::template multiply<Q, kSizes>(tile, fetch, group.first, group.block_stride, blocks, out, out_stride), true)) || ...);
+    }
+};
 
 // Calls Visitor::visit<T>() for the type of a packed matrix.
 template <class Visitor>
