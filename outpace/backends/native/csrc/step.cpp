@@ -116,7 +116,7 @@ Fetch Model::fetch_after(int64_t phase, int thread) const {
     if (kind >= kProjectOut && kind < kGated) return from(layer(index)[MatrixName::kGate], share(num_tiles(shape_.hidden), 2));
     if (kind == kGated) return from(layer(index)[MatrixName::kDown], share(num_tiles(shape_.width)));
     if (kind >= kLogits) return Fetch();
-    if (kind >= kDown && index + 1 == shape_.num_layers) return from(head(), share(num_tiles(shape_.vocab_size)));
+    if (kind >= kDown && index + 1 >= shape_.num_layers) return from(head(), share(num_tiles(shape_.vocab_size)));
     const Layer& next = layer(kind == kBegin ? 0 : index + 1);
     int64_t tile = share(num_tiles(next[MatrixName::kQuery].rows) + 2 * num_tiles(next[MatrixName::kKey].rows));
     for (MatrixName name : {MatrixName::kQuery, MatrixName::kKey}) {
