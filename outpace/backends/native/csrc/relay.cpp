@@ -51,8 +51,9 @@ Range Relay::take_from(uint64_t number, int owner, int thread) {
 
 bool Relay::finish(uint64_t number, int thread) {
     const uint64_t brought = uint64_t(std::exchange(shares_[size_t(thread)].brought, 0));
-    if (brought == 0) return false;  // the phase may be over, and its target another one's
-    return done_.fetch_add(brought, std::memory_order_acq_rel) + brought == targets_[number % num_phases_];
+    if (brought == 0) return false;
+    const uint64_t target = targets_[number % num_phases_];  // read while the phase cannot be over
+    return done_.fetch_add(brought, std::memory_order_acq_rel) + brought == target;
 }
 
 }  // namespace outpace
