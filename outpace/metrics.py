@@ -1,7 +1,7 @@
 """What the engine did, added up: one writer, the thread that steps the engine, and exporters that only read.
 
 `EngineMetrics` is plain numbers. `Exporter` shows them in Prometheus' format, under the names vLLM's dashboards use and
-our own beside them; `summary` gives the same as one JSON-able object, `log_line` as a sentence. Nothing here knows HTTP.
+our own beside them; `summary` gives the same as one object for JSON, `log_line` as a sentence. Nothing here knows HTTP.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _TOKEN_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
 _RATES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+_PARTS = ("schedule", "draft", "forward", "verify")
 _DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 
 
@@ -148,9 +149,6 @@ class EngineMetrics:
         return self.num_accepted / self.num_drafted if self.num_drafted else 0.0
 
 
-_PARTS = ("schedule", "draft", "forward", "verify")
-
-
 def ledger(metrics: EngineMetrics) -> tuple[float, float]:
     """Seconds spent decoding, and what plain decoding of the same tokens would have taken."""
     return metrics.spent_seconds, metrics.plain_seconds
@@ -242,14 +240,14 @@ class Exporter(Collector):
         yield acceptance
         speedup = plain / spent if spent and m.num_drafted else 1.0
         yield gauge(
-            "outpace_estimated_speedup_ratio", "Plain decoding of the same tokens over what it took; 1: no gain.", speedup
+            "outpace_estimated_speedup_ratio",
+            "Plain decoding of the same tokens over what it took; 1: no gain.",
+            speedup,
         )
         yield self._histogram(
             "outpace_speculation_depth", "Draft tokens verified for one request in one step; 0 is plain.", m.depth
         )
-        yield counter(
-            "outpace_plain_steps", "Steps of a decoding request that verified no draft.", m.num_plain_rows
-        )
+        yield counter("outpace_plain_steps", "Steps of a decoding request that verified no draft.", m.num_plain_rows)
         yield self._labelled(
             "outpace_ledger_seconds",
             "Seconds decoding took, and what plain decoding of the same tokens would have taken.",

@@ -24,7 +24,8 @@ from outpace.server.launch import Server
 
 class LiveServer:
     def __init__(self, engine: Engine, tokenizer: Tokenizer, max_context: int, **options: Any) -> None:
-        config = ServerConfig(**({"model_names": ("fake",), "log_interval": 0.0, "max_queued": 256} | options))
+        defaults: dict[str, Any] = {"model_names": ("fake",), "log_interval": 0.0}
+        config = ServerConfig(**(defaults | options))
         self.engine = engine
         self.async_engine = AsyncEngine(engine, max_queued=config.max_queued)
         self.app = create_app(self.async_engine, tokenizer, config, max_context=max_context)
@@ -38,7 +39,8 @@ class LiveServer:
         wait_until(lambda: self.server.started)
 
     def client(self, **options: Any) -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", **({"api_key": "none", "max_retries": 0, "timeout": 60} | options))
+        defaults: dict[str, Any] = {"api_key": "none", "max_retries": 0, "timeout": 60}
+        return OpenAI(base_url=f"{self.url}/v1", **(defaults | options))
 
     def post(self, path: str, body: object, headers: dict[str, str] | None = None) -> tuple[int, Any, dict[str, str]]:
         """Status, decoded JSON and headers of one request."""
@@ -48,14 +50,20 @@ class LiveServer:
     def get(self, path: str, headers: dict[str, str] | None = None) -> tuple[int, Any, dict[str, str]]:
         return self.ask("GET", path, None, headers or {})
 
-    def ask(self, method: str, path: str, data: bytes | None, headers: dict[str, str]) -> tuple[int, Any, dict[str, str]]:
+    def ask(
+        self, method: str, path: str, data: bytes | None, headers: dict[str, str]
+    ) -> tuple[int, Any, dict[str, str]]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request(method, path, data, headers)
             response = connection.getresponse()
             text = response.read().decode()
             is_json = (response.headers.get_content_type()) == "application/json"
-            return response.status, json.loads(text) if is_json else text, {k.lower(): v for k, v in response.getheaders()}
+            return (
+                response.status,
+                json.loads(text) if is_json else text,
+                {k.lower(): v for k, v in response.getheaders()},
+            )
         finally:
             connection.close()
 

@@ -221,7 +221,9 @@ class AsyncEngine:
         ticket = self._tickets.pop(request.id)
         self.engine.abort(request)
         self.metrics.ended(request, "error")
-        fault = EngineFault(f"the engine failed on this request ({type(error).__name__}); the server's log has the details")
+        fault = EngineFault(
+            f"the engine failed on this request ({type(error).__name__}); the server's log has the details"
+        )
         self._send([(ticket.generation, Piece(ticket.index, error=fault))])
 
     def _parcel(self, ticket: Ticket, text: str, token_ids: list[int], now: float) -> _Parcel:

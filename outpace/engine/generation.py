@@ -1,6 +1,6 @@
 """One caller's order and what comes back of it: the only objects that both the engine's thread and the callers' see.
 
-A `Generation` lives in the event loop. The engine's thread hands it `Piece`s, which never change afterwards. What a slow
+A `Generation` lives in the event loop. The engine's thread hands it `Piece`s and never touches them again. What a slow
 reader has not taken yet is merged into one piece per completion, so a reader can neither stall the engine nor pile up
 more than its own answer.
 """
@@ -79,7 +79,7 @@ class Ticket:
 
 
 class Generation:
-    """The answers to one call, as they come: an asynchronous iterator over lists of pieces, one piece per completion."""
+    """The answers to one call, as they come: an asynchronous iterator over lists of pieces, one per completion."""
 
     def __init__(self, orders: Sequence[Order], on_abort: Callable[[Generation], None]) -> None:
         self.tickets = [Ticket(self, i, order) for i, order in enumerate(orders)]

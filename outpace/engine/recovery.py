@@ -29,7 +29,8 @@ def recover(engine: Engine, requests: Sequence[Request], error: Exception, reade
     """Bring `engine` back after `error`; `requests` are all it had. Raises where that is not possible."""
     was_running = set(map(id, engine.scheduler.running))
     engine.restart()
-    suspects, waiting = [], []
+    suspects: list[Request] = []
+    waiting: list[Request] = []
     for request in requests:
         if not _is_whole(request):
             readers.failed(request, error)

@@ -22,7 +22,8 @@ from outpace.server.streaming import EventStream, WholeReply
 from outpace.server.wire import ChatRequest, CompletionRequest, SamplingFields
 
 log = logging.getLogger("outpace.server")
-ERRORS: dict[int | str, dict[str, Any]] = {
+Responses = dict[int | str, dict[str, Any]]
+ERRORS: Responses = {
     400: {"model": ErrorReply, "description": "The request cannot be meant as given."},
     401: {"model": ErrorReply, "description": "The API key is missing or wrong."},
     404: {"model": ErrorReply, "description": "The model is not served here."},
@@ -32,7 +33,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     503: {"model": ErrorReply, "description": "The server is shutting down, or its engine has stopped."},
     504: {"model": ErrorReply, "description": "The answer took too long."},
 }
-_STREAM = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+_STREAM: Responses = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
 router = APIRouter()
 
 
@@ -93,7 +94,7 @@ def _fitted(state: ServerState, body: SamplingFields, tokens: list[int]) -> _Enc
             "were asked for; shorten the prompt or ask for fewer"
         )
         raise ApiError(400, message, param="messages", code="context_length_exceeded")
-    params = body.params(state.config.speculation, wanted or min(room, limit or room))
+    params = body.params(state.config.default_speculation, wanted or min(room, limit or room))
     state.engine.engine.check(tokens, params)
     return _Encoded(tokens, params)
 

@@ -28,7 +28,9 @@ class ServerConfig:
     request_timeout: float = 600.0
     shutdown_timeout: float = 30.0
     allowed_origins: tuple[str, ...] = ()
-    speculation: SpeculationParams = field(default_factory=SpeculationParams)  # for requests that say nothing of it
+    default_speculation: SpeculationParams = field(
+        default_factory=SpeculationParams
+    )  # for requests that say nothing of it
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"
     log_interval: float = 10.0  # seconds between lines about the engine while it works; 0: none

@@ -1,4 +1,4 @@
-"""Errors in the shape OpenAI's clients understand: {"error": {"message", "type", "param", "code"}} and the right status."""
+"""Errors in the shape OpenAI's clients know, {"error": {"message", "type", "param", "code"}}, with the right status."""
 
 from __future__ import annotations
 

@@ -108,7 +108,8 @@ class Gate:
             usage = answer.usage()
             facts |= {name: usage[name] for name in ("prompt_tokens", "completion_tokens")}
             facts |= {name: usage["speculation"][name] for name in ("drafted", "accepted", "lossy")}
-            facts["finish"] = "+".join(sorted({r.finish_reason or "none" for r in answer.finished.values()}))
+            reasons = {request.finish_reason or "" for request in answer.finished.values()}
+            facts["finish"] = "+".join(sorted(reasons)) if answer.is_complete else "incomplete"
         level = logging.DEBUG if path in _QUIET_PATHS and status == 200 else logging.INFO
         log.log(level, "request", extra={"facts": facts})
 

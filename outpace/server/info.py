@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 import outpace
 from outpace import prompts
-from outpace.server.completions import ERRORS, text_of
+from outpace.server.completions import ERRORS, Responses, text_of
 from outpace.server.errors import ApiError
 from outpace.server.state import ServerState, state_of
 from outpace.server.wire import DetokenizeRequest, TokenizeRequest
@@ -52,7 +52,8 @@ class Version(BaseModel):
     version: str
 
 
-_DENIED = {401: ERRORS[401]}
+_DENIED: Responses = {401: ERRORS[401]}
+_UNKNOWN: Responses = {404: ERRORS[404]}
 
 
 @router.get("/v1/models", responses=_DENIED, tags=["about"])
@@ -61,7 +62,7 @@ async def models(request: Request) -> ModelList:
     return ModelList(data=[_card(state, name) for name in state.config.model_names])
 
 
-@router.get("/v1/models/{name:path}", responses=_DENIED | {404: ERRORS[404]}, tags=["about"])
+@router.get("/v1/models/{name:path}", responses=_DENIED | _UNKNOWN, tags=["about"])
 async def model(name: str, request: Request) -> ModelCard:
     state = state_of(request)
     state.check_model(name)
@@ -72,7 +73,7 @@ def _card(state: ServerState, name: str) -> ModelCard:
     return ModelCard(id=name, created=state.created, max_model_len=state.max_context)
 
 
-_TEXT_ERRORS: dict[int | str, dict[str, Any]] = {status: ERRORS[status] for status in (400, 401, 404, 413)}
+_TEXT_ERRORS: Responses = {status: ERRORS[status] for status in (400, 401, 404, 413)}
 
 
 @router.post("/tokenize", responses=_TEXT_ERRORS, response_model_exclude_none=True, tags=["text"])
@@ -122,5 +123,3 @@ async def metrics(request: Request) -> Response:
     """Prometheus' text format."""
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
     return Response(encode(state_of(request).registry), media_type=content_type)
-
-

@@ -1,4 +1,4 @@
-"""What clients get back, in OpenAI's terms. A whole reply is folded from the same pieces that a stream sends one by one.
+"""What clients get back, in OpenAI's terms. A whole reply is folded from the pieces that a stream sends one by one.
 
 The pydantic types describe replies to the OpenAPI page and to tests; chunks of a stream are written straight from
 dictionaries, because there is one per token.

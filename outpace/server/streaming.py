@@ -1,4 +1,4 @@
-"""Two ways of answering: one JSON object, or a stream of events. Both end the work when the client leaves or time is up."""
+"""Two ways of answering: one JSON object, or a stream of events. Both end when the client leaves or time is up."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class EventStream(_Answering):
 
     async def answer_to(self, scope: Scope, receive: Receive, send: Send) -> None:
         async for pieces in self.generation:
-            events = []
+            events: list[bytes] = []
             for piece in pieces:
                 _raise_error(piece)
                 events += map(event, self.answer.chunks(piece))

@@ -79,7 +79,7 @@ class SamplingFields(_Body):
 
     def params(self, defaults: SpeculationParams, max_tokens: int) -> SamplingParams:
         """Raises UsageError for what no field by itself could show to be wrong."""
-        given = {
+        given: dict[str, Any] = {
             "n": self.n,
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -163,9 +163,8 @@ class CompletionRequest(SamplingFields):
         return self.logprobs
 
     def prompts(self) -> list[str | list[int]]:
-        if isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int)):
-            return [self.prompt]  # type: ignore[list-item]
-        return list(self.prompt)  # type: ignore[arg-type]
+        several: list[Any] = [self.prompt] if isinstance(self.prompt, str) else self.prompt
+        return [several] if several and isinstance(several[0], int) else several
 
     def check(self) -> None:
         if self.echo and self.logprobs is not None:
