@@ -40,6 +40,11 @@ class _Stop:
     pass
 
 
+# Writing an event costs about as much as a fifth of a small model's token, so they are rationed: many fast readers get
+# several tokens at a time, and none waits longer than a pause nobody sees.
+EVENTS_PER_SECOND = 300
+LONGEST_PAUSE = 0.1
+
 _Command = _Submit | _Abort | _Stop
 _Parcel = tuple[Generation, Piece]
 
@@ -64,6 +69,7 @@ class AsyncEngine:
         self._began = perf_counter()
         # The thread's side
         self._tickets: dict[int, Ticket] = {}  # by request id
+        self._unsent: dict[int, Ticket] = {}  # those with something to send
 
     # ---- called from the event loop
 
@@ -83,8 +89,8 @@ class AsyncEngine:
         """Completions that callers still wait for."""
         return self._num_open
 
-    def submit(self, orders: Sequence[Order]) -> Generation:
-        """Queue these together, or refuse them together."""
+    def submit(self, orders: Sequence[Order], *, stream: bool = True) -> Generation:
+        """Queue these, or refuse them together. Without `stream` a completion comes in one piece, at its end."""
         if self.failure is not None:
             raise EngineStopped(f"the engine has stopped: {self.failure}; restart the server")
         if not self.is_accepting:
@@ -96,7 +102,7 @@ class AsyncEngine:
                 f"most {most} fit; try again later",
                 self._seconds_until_room(),
             )
-        generation = Generation(orders, self._abort)
+        generation = Generation(orders, self._abort, stream=stream)
         self._open.add(generation)
         self._num_open += len(orders)
         self._inbox.put(_Submit(generation.tickets))
@@ -181,6 +187,7 @@ class AsyncEngine:
         for ticket in tickets:
             request = ticket.request
             if request is not None and self._tickets.pop(request.id, None) is not None:
+                self._unsent.pop(request.id, None)
                 self.engine.abort(request)
                 self.metrics.ended(request, "abort")
 
@@ -198,27 +205,26 @@ class AsyncEngine:
         """Count what a step did and hand it to the readers."""
         now = perf_counter()
         self.metrics.step_done(self.engine.stats)
-        parcels = []
         for delta in deltas:
             ticket = self._tickets.get(delta.request.id)
             if ticket is not None:
-                text = "".join(segment.text for segment in delta.segments)
-                parcels.append(self._parcel(ticket, text, delta.token_ids, now))
+                self._take(ticket, "".join(segment.text for segment in delta.segments), delta.token_ids, now)
         self.metrics.look_at(self.engine)
-        self._send(parcels)
+        self._send(self._due(now))
 
     def catch_up(self, request: Request) -> None:
         """Hand on what a broken step had already said."""
         ticket = self._tickets[request.id]
-        text = request.writer.text[ticket.num_characters_sent :]
-        tokens = request.tokens[len(request.prompt) + ticket.num_sent :]
+        text = request.writer.text[ticket.num_characters :]
+        tokens = request.tokens[len(request.prompt) + ticket.num_taken :]
+        request.writer.take()
         if tokens or request.finish_reason:
-            request.writer.take()
-            self._send([self._parcel(ticket, text, tokens, perf_counter())])
+            self._take(ticket, text, tokens, perf_counter())
 
     def failed(self, request: Request, error: Exception) -> None:
         """This request cannot go on; its reader hears a sentence, the log had the rest."""
         ticket = self._tickets.pop(request.id)
+        self._unsent.pop(request.id, None)
         self.engine.abort(request)
         self.metrics.ended(request, "error")
         fault = EngineFault(
@@ -226,19 +232,38 @@ class AsyncEngine:
         )
         self._send([(ticket.generation, Piece(ticket.index, error=fault))])
 
-    def _parcel(self, ticket: Ticket, text: str, token_ids: list[int], now: float) -> _Parcel:
+    def _take(self, ticket: Ticket, text: str, token_ids: list[int], now: float) -> None:
+        """Note what a request has said; it goes out when it is due."""
         request = ticket.request
         assert request is not None
-        reason = request.finish_reason
-        logprobs = request.writer.logprobs[ticket.num_sent : ticket.num_sent + len(token_ids)]
-        ticket.num_sent += len(token_ids)
-        ticket.num_characters_sent += len(text)
+        logprobs = request.writer.logprobs[ticket.num_taken : ticket.num_taken + len(token_ids)]
+        ticket.num_taken += len(token_ids)
+        ticket.num_characters += len(text)
         self.metrics.advanced(request, len(token_ids), ticket.progress, now)
+        reason = request.finish_reason
         if reason is not None:
             del self._tickets[request.id]
             self.metrics.ended(request, reason)
         piece = Piece(ticket.index, text, token_ids, logprobs, reason, request if reason else None)
-        return ticket.generation, piece
+        if ticket.unsent is None:
+            ticket.unsent = piece
+            self._unsent[request.id] = ticket
+        else:
+            ticket.unsent.merge(piece)
+
+    def _due(self, now: float) -> list[_Parcel]:
+        """First and last words at once; what comes between them, when the reader's pause is over."""
+        pause = min(len(self._tickets) / EVENTS_PER_SECOND, LONGEST_PAUSE)
+        parcels: list[_Parcel] = []
+        for request_id, ticket in list(self._unsent.items()):
+            piece = ticket.unsent
+            assert piece is not None
+            in_time = ticket.generation.stream and (ticket.sent_at is None or now - ticket.sent_at >= pause)
+            if in_time or piece.is_last:
+                parcels.append((ticket.generation, piece))
+                ticket.unsent, ticket.sent_at = None, now
+                del self._unsent[request_id]
+        return parcels
 
     def _send(self, parcels: Sequence[_Parcel]) -> None:
         if parcels and self._loop is not None and not self._loop.is_closed():

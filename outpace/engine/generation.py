@@ -73,15 +73,18 @@ class Ticket:
     index: int
     order: Order
     request: Request | None = None
-    num_sent: int = 0  # tokens handed on
-    num_characters_sent: int = 0
+    num_taken: int = 0  # tokens taken over from the request
+    num_characters: int = 0
+    unsent: Piece | None = None
+    sent_at: float | None = None  # when the latest piece went out
     progress: Progress = field(default_factory=Progress)
 
 
 class Generation:
     """The answers to one call, as they come: an asynchronous iterator over lists of pieces, one per completion."""
 
-    def __init__(self, orders: Sequence[Order], on_abort: Callable[[Generation], None]) -> None:
+    def __init__(self, orders: Sequence[Order], on_abort: Callable[[Generation], None], *, stream: bool) -> None:
+        self.stream = stream  # False: the caller has no use for anything but whole answers
         self.tickets = [Ticket(self, i, order) for i, order in enumerate(orders)]
         self._unfinished = set(range(len(orders)))
         self._pending: dict[int, Piece] = {}

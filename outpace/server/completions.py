@@ -127,7 +127,7 @@ def _answer(
     )
     answer = kind(heading, state.texts)
     request.scope["outpace.answer"] = answer
-    generation = state.engine.submit(orders)
+    generation = state.engine.submit(orders, stream=bool(body.stream))
     response = EventStream if body.stream else WholeReply
     return response(generation, answer, state.config.request_timeout)
 
