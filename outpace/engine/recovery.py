@@ -2,9 +2,9 @@
 
 A broken step may have said something to some of its requests and nothing to others. Those it finished are finished; one
 it left half way through a token cannot be trusted and fails. The caches are thrown away, which loses nothing: like a
-preempted request, each is computed again from what it has said. Then every request that was running is taken up alone
-until it has said one more token. Who breaks a step alone is at fault and fails; the others go on together. If nobody is
-left to vouch for the engine, one token of its own has to.
+preempted request, each is computed again from what it has said. Then every request that was running goes on alone, for
+one decoding step. Who breaks a step alone is at fault and fails; the others go on together. If nobody is left to vouch
+for the engine, one token of its own has to.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def _is_whole(request: Request) -> bool:
 
 
 def _try_alone(engine: Engine, request: Request, readers: Readers) -> Exception | None:
-    num_said = request.num_output
+    num_steps = request.spec.steps  # what is computed anew is prefill, so the first token said does not count
     engine.restart([request])
     try:
-        while request.finish_reason is None and request.num_output == num_said:
+        while request.finish_reason is None and request.spec.steps == num_steps:
             readers.step_done(engine.step())
     except Exception as error:
         engine.restart()

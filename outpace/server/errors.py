@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -18,6 +19,8 @@ from outpace.engine.generation import EngineStopped, Overloaded
 from outpace.errors import ModelError, OutpaceError, UsageError
 
 log = logging.getLogger("outpace.server")
+
+_UNION_MEMBER = re.compile(r"[^\w]|^(str|int|float|bool)$")  # pydantic's names for types, among those of fields
 
 
 class ErrorBody(BaseModel):
@@ -63,6 +66,10 @@ def as_api_error(error: BaseException) -> ApiError:
         return ApiError(503, str(error), type="service_unavailable_error", code="unavailable")
     if isinstance(error, UsageError | ModelError):  # a chat template that refuses a conversation is a ModelError
         return ApiError(400, str(error))
+    if isinstance(error, UnicodeEncodeError):  # JSON can spell what no text may contain
+        return ApiError(
+            400, "the request holds text that is not valid Unicode; remove lone surrogates (\\ud800 to \\udfff)"
+        )
     if isinstance(error, OutpaceError):
         return ApiError(500, str(error), type="server_error", code="engine_fault")
     return ApiError(500, "the server failed on this request; its log has the details", type="server_error")
@@ -96,8 +103,12 @@ def install(app: FastAPI) -> None:
 
 def _from_validation(error: RequestValidationError) -> ApiError:
     """One sentence about the first thing wrong. It never repeats what was sent: that may be a prompt."""
-    first = error.errors()[0]
-    where = [str(part) for part in first["loc"] if part != "body"]
+    problems = error.errors()
+    first = problems[0]
+    # Where several types are possible each complains; the one whose type was meant says what else is wrong.
+    about_it = [each for each in problems if each["loc"][:2] == first["loc"][:2]]
+    first = next((each for each in about_it if not each["type"].endswith("_type")), first)
+    where = [str(part) for part in first["loc"] if part != "body" and not _UNION_MEMBER.search(str(part))]
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not valid JSON ({first['ctx']['error']}); send one JSON object")
     if not where:

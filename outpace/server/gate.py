@@ -5,11 +5,13 @@ Plain ASGI: it must neither hold back a stream nor hide from it that the client 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from time import perf_counter
 from uuid import uuid4
 
@@ -24,6 +26,9 @@ log = logging.getLogger("outpace.server")
 
 _PLAIN_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 _OPEN_PATHS = frozenset({"/health", "/version", "/metrics", "/docs", "/redoc", "/openapi.json"})
+_CLOSE = {"Connection": "close"}
+_BODY_SECONDS = 60.0
+_DISCARD_BYTES, _DISCARD_SECONDS = 64 << 20, 5.0
 _QUIET_PATHS = frozenset({"/health", "/metrics"})  # asked for every few seconds by machines
 
 
@@ -53,13 +58,15 @@ class Gate:
 
         try:
             self._check_key(scope, headers)
-            await self._app(scope, self._limited(headers, receive), send_with_id)
+            await self._app(scope, await self._with_body(headers, receive), send_with_id)
         except Exception as error:
             told = as_api_error(error)
             if told.status == 500:
                 log.error("request %s failed", request_id, exc_info=error)
             if status:
                 raise  # too late for another answer: the connection is closed
+            if told.status == 413:
+                await _discard(receive)
             await reply(told)(scope, receive, send_with_id)
         finally:
             self._note(scope, request_id, status, perf_counter() - began)
@@ -75,27 +82,42 @@ class Gate:
             message = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
-    def _limited(self, headers: Headers, receive: Receive) -> Receive:
-        """The request's body, up to the limit: more is refused as soon as it is known."""
+    async def _with_body(self, headers: Headers, receive: Receive) -> Receive:
+        """Reads the body, as far as it may go, and gives it to the app whole: no route can use half of one."""
         announced = headers.get("content-length", "")
         if announced.isdigit() and int(announced) > self._max_bytes:
             raise self._too_large()
+        parts: list[bytes] = []
         num_bytes = 0
+        try:
+            async with asyncio.timeout(_BODY_SECONDS):
+                while True:
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        break  # the client has left
+                    parts.append(message.get("body", b""))
+                    num_bytes += len(parts[-1])
+                    if num_bytes > self._max_bytes:
+                        raise self._too_large()
+                    if not message.get("more_body", False):
+                        message = {"type": "http.request", "body": b"".join(parts), "more_body": False}
+                        break
+        except TimeoutError:
+            raise ApiError(408, f"the body did not arrive within {_BODY_SECONDS:g} seconds", headers=_CLOSE) from None
+        first: Message | None = message
 
-        async def receive_some() -> Message:
-            nonlocal num_bytes
-            message = await receive()
-            if message["type"] == "http.request":
-                num_bytes += len(message.get("body", b""))
-                if num_bytes > self._max_bytes:
-                    raise self._too_large()
+        async def replay() -> Message:
+            nonlocal first
+            if first is None:
+                return await receive()
+            message, first = first, None
             return message
 
-        return receive_some
+        return replay
 
     def _too_large(self) -> ApiError:
         message = f"the body is larger than the {self._max_bytes} bytes allowed (--max-request-bytes)"
-        return ApiError(413, message, code="request_too_large", headers={"Connection": "close"})
+        return ApiError(413, message, code="request_too_large", headers=_CLOSE)
 
     def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         path = scope["path"]
@@ -112,6 +134,18 @@ class Gate:
             facts["finish"] = "+".join(sorted(reasons)) if answer.is_complete else "incomplete"
         level = logging.DEBUG if path in _QUIET_PATHS and status == 200 else logging.INFO
         log.log(level, "request", extra={"facts": facts})
+
+
+async def _discard(receive: Receive) -> None:
+    """Read on for a while: a client that is still sending when the connection closes never sees the answer."""
+    num_bytes = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_DISCARD_SECONDS):
+            while num_bytes < _DISCARD_BYTES:
+                message = await receive()
+                num_bytes += len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return
 
 
 def _digest(key: bytes) -> bytes:

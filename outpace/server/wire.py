@@ -164,7 +164,7 @@ class CompletionRequest(SamplingFields):
 
     def prompts(self) -> list[str | list[int]]:
         several: list[Any] = [self.prompt] if isinstance(self.prompt, str) else self.prompt
-        return [several] if several and isinstance(several[0], int) else several
+        return [several] if not several or isinstance(several[0], int) else several
 
     def check(self) -> None:
         if self.echo and self.logprobs is not None:
