@@ -130,7 +130,12 @@ class AsyncEngine:
     def _abort(self, generation: Generation) -> None:
         self._inbox.put(_Abort(generation.tickets))
         self._num_open -= generation.num_unfinished
+        self._close(generation)
+
+    def _close(self, generation: Generation) -> None:
+        """Nothing more will come of it. It lets go of its tickets, which hold it: a cycle would outlive the request."""
         self._open.discard(generation)
+        generation.tickets = []
 
     def _seconds_until_room(self) -> float:
         """From how fast completions have been ending since the start: when half of the queue should be gone."""
@@ -147,7 +152,7 @@ class AsyncEngine:
                 self._num_open -= 1
                 self._num_delivered += 1
                 if not generation.num_unfinished:
-                    self._open.discard(generation)
+                    self._close(generation)
 
     # ---- the engine's thread
 
