@@ -123,9 +123,13 @@ class AsyncEngine:
         """End what is unfinished and wait for the thread."""
         self.drain()
         self.end_all("the server was stopped before the answer was complete; ask again")
+        await asyncio.to_thread(self.join)
+
+    def join(self) -> None:
+        """The thread ends after the step it is in; then the engine may be closed. From any thread but its own."""
         self._inbox.put(_Stop())
         if self._thread is not None:
-            await asyncio.to_thread(self._thread.join)
+            self._thread.join()
 
     def _abort(self, generation: Generation) -> None:
         self._inbox.put(_Abort(generation.tickets))

@@ -131,6 +131,7 @@ def serve(llm: LLM, config: ServerConfig) -> int:
     where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     log.info("serving %s at %s (API /v1, reference /docs, metrics /metrics)", config.model_names[0], where)
     Server(app, engine, config).run(sockets=[listener])
+    engine.join()  # a second signal skips the orderly end
     if engine.failure is not None:
         log.critical("stopped, because the engine has failed: %s", engine.failure)
         return 1
