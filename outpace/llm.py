@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import Any
 
 from outpace import backends
-from outpace.chat_template import render_chat
 from outpace.config import EngineConfig, Method, SamplingParams, SpeculationMode
 from outpace.core import CompletionOutput, Delta, Request, RequestOutput, Timing
 from outpace.embedded import cache_dir
@@ -17,6 +16,7 @@ from outpace.engine.driver import Driver, Stream
 from outpace.engine.engine import Engine
 from outpace.errors import UsageError
 from outpace.models import resolve_model
+from outpace.prompts import encode_rendered, render
 from outpace.randomness import child_seed
 from outpace.speculation.base import NoDraft, Proposer
 from outpace.speculation.calibration import CostFile
@@ -114,12 +114,7 @@ class LLM:
 
     def render_chat(self, messages: Sequence[Message]) -> str:
         """A conversation as the text the model was trained to continue."""
-        template = self.tokenizer.chat_template
-        if template is None:
-            raise UsageError(
-                "this model carries no chat template; use generate with a prompt in the format it was trained on"
-            )
-        return render_chat(template, messages, bos_token=self.tokenizer.bos_text, eos_token=self.tokenizer.eos_text)
+        return render(self.tokenizer, messages)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """A conversation as token ids."""
@@ -152,9 +147,7 @@ class LLM:
 
     def _encode_rendered(self, text: str) -> list[int]:
         self._check_open()
-        # A template writes its own beginning-of-text token; adding one more would double it.
-        starts_itself = bool(self.tokenizer.bos_text) and text.startswith(self.tokenizer.bos_text)
-        return self.tokenizer.encode(text, add_special=not starts_itself)
+        return encode_rendered(self.tokenizer, text)
 
     def _run(
         self,

@@ -15,7 +15,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.backends.base import LoadedModel, Verifier
+from outpace.backends.base import Capacity, LoadedModel, Verifier
 from outpace.config import ResolvedConfig, SamplingParams
 from outpace.core import Case, Delta, Draft, Request, Row, StepPlan, StepStats, Verdict
 from outpace.engine.output import OutputWriter
@@ -93,13 +93,21 @@ class Engine:
         return self.policy.ledger
 
     @property
+    def capacity(self) -> Capacity:
+        return self._runner.capacity
+
+    @property
+    def max_running(self) -> int:
+        return self._config.max_sequences
+
+    @property
     def has_requests(self) -> bool:
         return self.scheduler.has_requests
 
     def submit(self, prompt: Sequence[int], params: SamplingParams, *, seed: int | None = None) -> Request:
         """Queue a request. `seed` replaces the parameters' own, for the n completions of one prompt."""
         prompt = list(prompt)
-        self._check(prompt, params)
+        self.check(prompt, params)
         if seed is None:
             seed = params.seed if params.seed is not None else secrets.randbits(64)
         request = self._request(prompt, params, seed)
@@ -149,17 +157,28 @@ class Engine:
 
     def reset(self) -> None:
         """Forget all requests and caches: the way back from a step that was interrupted half way."""
-        for request in [*self.scheduler.running, *self.scheduler.waiting]:
-            for proposer in self._proposers.values():
-                proposer.release(request)
+        ended = [*self.scheduler.running, *self.scheduler.waiting]
+        self.restart()
+        for request in ended:
             self.policy.release(request)
             request.finish_reason = request.finish_reason or "abort"
             request.finished_at = perf_counter()
             request.writer.finish()
-            request.seq = None
+
+    def restart(self, requests: Sequence[Request] = ()) -> None:
+        """Forget all caches, then queue these requests, to be computed anew with all they have said so far.
+
+        Requests that are not among them are let go of as they are, without being ended: the caller still holds them.
+        """
+        for request in [*self.scheduler.running, *self.scheduler.waiting, *requests]:
+            for proposer in self._proposers.values():
+                proposer.release(request)
+            request.seq, request.num_computed = None, 0
         for seq in range(self._runner.capacity.max_sequences):
             self._runner.free(seq)
         self._start()
+        for request in requests:
+            self.scheduler.add(request)
 
     def forget(self) -> None:
         """Drop what finished requests left behind, kept prefixes and proposers' stores: the next start from nothing."""
@@ -322,7 +341,8 @@ class Engine:
             if outcome.request.finish_reason is not None:
                 self.policy.release(outcome.request)
 
-    def _check(self, prompt: Sequence[int], params: SamplingParams) -> None:
+    def check(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        """Refuse what cannot run here. Reads nothing that changes, so any thread may ask before it submits."""
         if not prompt:
             raise UsageError("the prompt is empty; give at least one token of text")
         if len(prompt) >= self._config.max_context:
