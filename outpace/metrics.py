@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _TOKEN_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
 _RATES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-_PARTS = ("schedule", "draft", "forward", "verify")
+_PARTS = ("schedule", "policy", "guess", "draft", "forward", "verify")
 _DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 
 
@@ -85,8 +85,8 @@ class EngineMetrics:
     num_waiting: int = 0
     cache_usage: float = 0.0
     step_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_PARTS, 0.0))
-    spent_seconds: float = 0.0
-    plain_seconds: float = 0.0
+    spent_seconds: float = 0.0  # decoding where speculation was weighed, and
+    plain_seconds: float = 0.0  # what plain decoding of the same tokens would have taken
     time_to_first_token: Histogram = field(default_factory=lambda: Histogram(_SECONDS))
     time_per_output_token: Histogram = field(default_factory=lambda: Histogram(_TOKEN_SECONDS))
     latency: Histogram = field(default_factory=lambda: Histogram(_SECONDS))
@@ -98,6 +98,8 @@ class EngineMetrics:
         self.num_preemptions += stats.num_preempted
         seconds = self.step_seconds
         seconds["schedule"] += stats.schedule_seconds
+        seconds["policy"] += stats.policy_seconds
+        seconds["guess"] += stats.guess_seconds
         seconds["draft"] += stats.draft_seconds
         seconds["forward"] += stats.forward_seconds
         seconds["verify"] += stats.verify_seconds
@@ -130,8 +132,6 @@ class EngineMetrics:
         self.latency.observe((request.finished_at or request.submitted_at) - request.submitted_at)
         self.num_lossy_requests += request.params.speculation.is_lossy
         self.num_lenient += spec.num_lenient
-        self.spent_seconds += spec.decode_seconds
-        self.plain_seconds += spec.plain_seconds
         if spec.num_drafted:
             method = "+".join(sorted(spec.proposers))
             histogram = self.acceptance.setdefault(method, Histogram(_RATES))
@@ -141,6 +141,7 @@ class EngineMetrics:
         """Gauges: how full the engine is now. Prefixes kept of finished requests give way, so they do not count."""
         scheduler = engine.scheduler
         self.num_running, self.num_waiting = len(scheduler.running), len(scheduler.waiting)
+        self.spent_seconds, self.plain_seconds = engine.ledger.spent_seconds, engine.ledger.plain_seconds
         used = sum(request.num_computed for request in scheduler.running)
         self.cache_usage = min(1.0, used / engine.capacity.cache_tokens)
 
@@ -149,13 +150,8 @@ class EngineMetrics:
         return self.num_accepted / self.num_drafted if self.num_drafted else 0.0
 
 
-def ledger(metrics: EngineMetrics) -> tuple[float, float]:
-    """Seconds spent decoding, and what plain decoding of the same tokens would have taken."""
-    return metrics.spent_seconds, metrics.plain_seconds
-
-
 def summary(metrics: EngineMetrics) -> dict[str, Any]:
-    spent, plain = ledger(metrics)
+    spent, plain = metrics.spent_seconds, metrics.plain_seconds
     return {
         "running": metrics.num_running,
         "waiting": metrics.num_waiting,
@@ -196,7 +192,7 @@ class Exporter(Collector):
 
     def collect(self) -> Iterator[Metric]:
         m = self._metrics
-        spent, plain = ledger(m)
+        spent, plain = m.spent_seconds, m.plain_seconds
         counter, gauge, histogram = self._counter, self._gauge, self._histogram
         yield counter("vllm:spec_decode_num_drafts", "Drafts verified in speculative decoding.", m.num_drafts)
         yield counter("vllm:spec_decode_num_draft_tokens", "Draft tokens in speculative decoding.", m.num_drafted)

@@ -36,6 +36,10 @@ class _Abort:
     tickets: list[Ticket]
 
 
+class _Forget:
+    pass
+
+
 class _Stop:
     pass
 
@@ -45,7 +49,7 @@ class _Stop:
 EVENTS_PER_SECOND = 300
 LONGEST_PAUSE = 0.1
 
-_Command = _Submit | _Abort | _Stop
+_Command = _Submit | _Abort | _Forget | _Stop
 _Parcel = tuple[Generation, Piece]
 
 
@@ -107,6 +111,10 @@ class AsyncEngine:
         self._num_open += len(orders)
         self._inbox.put(_Submit(generation.tickets))
         return generation
+
+    def forget(self) -> None:
+        """Drop what finished requests left behind, before anything that is submitted after this runs."""
+        self._inbox.put(_Forget())
 
     def drain(self) -> None:
         """Take no new requests; those that are here go on."""
@@ -179,6 +187,8 @@ class AsyncEngine:
                 return False
             if isinstance(command, _Submit):
                 self._admit(command.tickets)
+            elif isinstance(command, _Forget):
+                self.engine.forget()
             else:
                 self._end(command.tickets)
             self.metrics.look_at(self.engine)

@@ -113,6 +113,13 @@ async def health(request: Request) -> Response:
     return JSONResponse({"status": "ok", "reason": None})
 
 
+@router.post("/reset_prefix_cache", responses=_DENIED, tags=["about"])
+async def reset_prefix_cache(request: Request) -> Health:
+    """Forget kept prefixes and remembered answers, as a benchmark wants between runs; vLLM's name for it."""
+    state_of(request).engine.forget()
+    return Health(status="ok", reason=None)
+
+
 @router.get("/version", tags=["about"])
 async def version() -> Version:
     return Version(version=outpace.__version__)
