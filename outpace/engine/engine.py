@@ -333,8 +333,8 @@ class Engine:
             self.costs.observe_host(
                 schedule_seconds=stats.schedule_seconds, verify_seconds=stats.verify_seconds, num_said=stats.num_emitted
             )
-            asked = {outcome.choice.method for outcome in outcomes if outcome.choice.ask is not None}
-            timings = [self._proposers[method].timing for method in asked]
+            asked = {o.choice.method for o in outcomes if o.choice.depth and o.choice.ask is not None}
+            timings = [self._proposers[method].timing for method in asked]  # others are of earlier calls
             reading = sum([timing.reading_seconds for timing in timings if timing is not None])
             self.policy.account(outcomes, stats, reading)
         for outcome in outcomes:
