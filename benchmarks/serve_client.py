@@ -55,7 +55,8 @@ def text_of(raw: bytes) -> dict[str, Any]:
 
 
 def _chunks(body: bytes) -> list[bytes]:
-    parts, at = [], 0
+    parts: list[bytes] = []
+    at = 0
     while True:
         end = body.index(b"\r\n", at)
         size = int(body[at:end], 16)

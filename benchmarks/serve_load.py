@@ -16,7 +16,7 @@ import random
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
@@ -234,7 +234,11 @@ def overhead(options: argparse.Namespace) -> int:
         seconds: float = result["seconds"]
         return seconds
 
-    variants = {"offline": offline, "whole": lambda: served(stream=False), "streamed": lambda: served(stream=True)}
+    variants: dict[str, Callable[[], float]] = {
+        "offline": offline,
+        "whole": lambda: served(stream=False),
+        "streamed": lambda: served(stream=True),
+    }
     rates: dict[str, list[float]] = {name: [] for name in variants}
     order = list(variants)
     for round_ in range(-1, options.rounds):  # the first warms up

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from outpace.core import Request, StepStats
+from outpace.core import MethodCounts, Request, StepStats
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _TOKEN_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
 _RATES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-_PARTS = ("schedule", "policy", "guess", "draft", "forward", "verify")
+_PARTS = ("schedule", "policy", "draft", "forward", "verify")
 _DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 
 
@@ -56,25 +56,12 @@ class Histogram:
 
 
 @dataclass(slots=True)
-class Progress:
-    """What of one request has been counted already, so that each step adds only what is new."""
-
-    num_steps: int = 0
-    num_drafts: int = 0
-    num_drafted: int = 0
-    num_accepted: int = 0
-    last_at: float | None = None  # when its latest tokens came
-
-
-@dataclass(slots=True)
 class EngineMetrics:
     num_steps: int = 0
     num_faults: int = 0
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
-    num_drafts: int = 0
-    num_drafted: int = 0
-    num_accepted: int = 0
+    by_method: dict[str, MethodCounts] = field(default_factory=dict)  # drafts
     accepted_per_position: Counter[int] = field(default_factory=Counter)
     num_plain_rows: int = 0
     num_preemptions: int = 0
@@ -85,8 +72,8 @@ class EngineMetrics:
     num_waiting: int = 0
     cache_usage: float = 0.0
     step_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_PARTS, 0.0))
-    spent_seconds: float = 0.0  # decoding where speculation was weighed, and
-    plain_seconds: float = 0.0  # what plain decoding of the same tokens would have taken
+    spent_seconds: float = 0.0
+    plain_seconds: float = 0.0
     time_to_first_token: Histogram = field(default_factory=lambda: Histogram(_SECONDS))
     time_per_output_token: Histogram = field(default_factory=lambda: Histogram(_TOKEN_SECONDS))
     latency: Histogram = field(default_factory=lambda: Histogram(_SECONDS))
@@ -96,35 +83,33 @@ class EngineMetrics:
     def step_done(self, stats: StepStats) -> None:
         self.num_steps += 1
         self.num_preemptions += stats.num_preempted
+        self.num_plain_rows += stats.num_plain_rows
+        if stats.num_plain_rows:
+            self.depth.observe(0, stats.num_plain_rows)
+        for depth, accepted in zip(stats.depths, stats.accepted, strict=True):
+            self.depth.observe(depth)
+            for position in range(accepted):  # what is accepted of a draft is always its beginning
+                self.accepted_per_position[position] += 1
+        for method, counts in stats.drafts_by_method.items():
+            total = self.by_method.setdefault(method, MethodCounts())
+            total.num_drafts += counts.num_drafts
+            total.num_drafted += counts.num_drafted
+            total.num_accepted += counts.num_accepted
         seconds = self.step_seconds
         seconds["schedule"] += stats.schedule_seconds
         seconds["policy"] += stats.policy_seconds
-        seconds["guess"] += stats.guess_seconds
-        seconds["draft"] += stats.draft_seconds
+        seconds["draft"] += stats.guess_seconds + stats.draft_seconds
         seconds["forward"] += stats.forward_seconds
         seconds["verify"] += stats.verify_seconds
 
-    def advanced(self, request: Request, num_new: int, seen: Progress, now: float) -> None:
-        """A step brought this request `num_new` tokens; everything else is read off the request itself."""
-        spec = request.spec
+    def advanced(self, request: Request, num_new: int, last_at: float | None, now: float) -> None:
+        """A step brought this request `num_new` tokens; `last_at` is when it got some before."""
         self.num_generated_tokens += num_new
-        if spec.steps > seen.num_steps:
-            depth, accepted = spec.num_drafted - seen.num_drafted, spec.num_accepted - seen.num_accepted
-            self.depth.observe(depth)
-            self.num_plain_rows += depth == 0
-            self.num_drafts += spec.num_drafts - seen.num_drafts
-            self.num_drafted += depth
-            self.num_accepted += accepted
-            for position in range(accepted):  # what is accepted of a draft is always its beginning
-                self.accepted_per_position[position] += 1
-            seen.num_steps, seen.num_drafts = spec.steps, spec.num_drafts
-            seen.num_drafted, seen.num_accepted = spec.num_drafted, spec.num_accepted
-        if seen.last_at is None:
+        if last_at is None:
             self.num_prompt_tokens += len(request.prompt)
             self.time_to_first_token.observe(now - request.submitted_at)
         elif num_new:
-            self.time_per_output_token.observe((now - seen.last_at) / num_new, num_new)
-        seen.last_at = now
+            self.time_per_output_token.observe((now - last_at) / num_new, num_new)
 
     def ended(self, request: Request, reason: str) -> None:
         spec = request.spec
@@ -141,9 +126,26 @@ class EngineMetrics:
         """Gauges: how full the engine is now. Prefixes kept of finished requests give way, so they do not count."""
         scheduler = engine.scheduler
         self.num_running, self.num_waiting = len(scheduler.running), len(scheduler.waiting)
-        self.spent_seconds, self.plain_seconds = engine.ledger.spent_seconds, engine.ledger.plain_seconds
         used = sum(request.num_computed for request in scheduler.running)
         self.cache_usage = min(1.0, used / engine.capacity.cache_tokens)
+        self.spent_seconds, self.plain_seconds = engine.ledger.spent_seconds, engine.ledger.plain_seconds
+
+    @property
+    def num_drafts(self) -> int:
+        return sum(counts.num_drafts for counts in list(self.by_method.values()))
+
+    @property
+    def num_drafted(self) -> int:
+        return sum(counts.num_drafted for counts in list(self.by_method.values()))
+
+    @property
+    def num_accepted(self) -> int:
+        return sum(counts.num_accepted for counts in list(self.by_method.values()))
+
+    @property
+    def estimated_speedup(self) -> float | None:
+        """By the engine's ledger; None before anything was drafted."""
+        return self.plain_seconds / self.spent_seconds if self.spent_seconds and self.num_drafted else None
 
     @property
     def acceptance_rate(self) -> float:
@@ -151,7 +153,7 @@ class EngineMetrics:
 
 
 def summary(metrics: EngineMetrics) -> dict[str, Any]:
-    spent, plain = metrics.spent_seconds, metrics.plain_seconds
+    speedup = metrics.estimated_speedup
     return {
         "running": metrics.num_running,
         "waiting": metrics.num_waiting,
@@ -161,7 +163,7 @@ def summary(metrics: EngineMetrics) -> dict[str, Any]:
         "drafted": metrics.num_drafted,
         "accepted": metrics.num_accepted,
         "acceptance_rate": round(metrics.acceptance_rate, 4),
-        "estimated_speedup": round(plain / spent, 3) if spent and metrics.num_drafted else None,
+        "estimated_speedup": None if speedup is None else round(speedup, 3),
         "preemptions": metrics.num_preemptions,
         "faults": metrics.num_faults,
         "finished": dict(metrics.finished),
@@ -192,7 +194,6 @@ class Exporter(Collector):
 
     def collect(self) -> Iterator[Metric]:
         m = self._metrics
-        spent, plain = m.spent_seconds, m.plain_seconds
         counter, gauge, histogram = self._counter, self._gauge, self._histogram
         yield counter("vllm:spec_decode_num_drafts", "Drafts verified in speculative decoding.", m.num_drafts)
         yield counter("vllm:spec_decode_num_draft_tokens", "Draft tokens in speculative decoding.", m.num_drafted)
@@ -222,9 +223,9 @@ class Exporter(Collector):
         yield counter("vllm:prompt_tokens", "Prompt tokens of requests that began to answer.", m.num_prompt_tokens)
         yield counter("vllm:generation_tokens", "Tokens generated.", m.num_generated_tokens)
         yield self._labelled("vllm:request_success", "Requests ended, by reason.", "finished_reason", dict(m.finished))
-        yield from self._own(m, spent, plain)
+        yield from self._own(m)
 
-    def _own(self, m: EngineMetrics, spent: float, plain: float) -> Iterator[Metric]:
+    def _own(self, m: EngineMetrics) -> Iterator[Metric]:
         counter, gauge = self._counter, self._gauge
         acceptance = HistogramMetricFamily(
             "outpace_acceptance_rate_per_request",
@@ -234,7 +235,12 @@ class Exporter(Collector):
         for method, values in sorted(dict(m.acceptance).items()):
             acceptance.add_metric([self._model, method], values.buckets(), values.total)
         yield acceptance
-        speedup = plain / spent if spent and m.num_drafted else 1.0
+        for what in ("drafted", "accepted"):
+            tokens = {method: getattr(counts, f"num_{what}") for method, counts in dict(m.by_method).items()}
+            yield self._labelled(
+                f"outpace_{what}_tokens", f"Draft tokens {what}, by drafting method.", "method", tokens
+            )
+        speedup = m.estimated_speedup or 1.0
         yield gauge(
             "outpace_estimated_speedup_ratio",
             "Plain decoding of the same tokens over what it took; 1: no gain.",
@@ -248,7 +254,7 @@ class Exporter(Collector):
             "outpace_ledger_seconds",
             "Seconds decoding took, and what plain decoding of the same tokens would have taken.",
             "kind",
-            {"spent": spent, "plain": plain},
+            {"spent": m.spent_seconds, "plain": m.plain_seconds},
             family=GaugeMetricFamily,
         )
         yield counter("outpace_lossy_requests", "Requests that asked for lossy acceptance.", m.num_lossy_requests)

@@ -38,7 +38,7 @@ class LiveServer:
         self._thread.start()
         wait_until(lambda: self.server.started)
 
-    def client(self, **options: Any) -> OpenAI:
+    def client(self, **options: Any) -> Any:
         defaults: dict[str, Any] = {"api_key": "none", "max_retries": 0, "timeout": 60}
         return OpenAI(base_url=f"{self.url}/v1", **(defaults | options))
 

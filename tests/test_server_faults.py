@@ -21,7 +21,6 @@ import pytest
 
 from outpace.config import SamplingParams
 from outpace.core import StepPlan
-from outpace.engine import engine as engine_module
 from outpace.engine.driver import Driver
 from outpace.engine.engine import Engine
 from tests.fakes import ByteTokenizer, fake_engine, runner_of
@@ -297,30 +296,29 @@ def wrong_answers(replies: list[tuple[int, Any]], prompts: list[str]) -> list[st
 def test_a_request_that_breaks_steps_fails_alone(monkeypatch, where):
     """Whatever part breaks on it, the others in its batch lose nothing and the server goes on."""
     engine = make(step_seconds=0.001, speculation="on", method="ngram")
-    is_marked = threading.Event()
 
-    def check(tokens: Any) -> None:
-        if MARK in tokens and is_marked.is_set():
+    def check(*contexts: Any) -> None:
+        if any(MARK in tokens for tokens in contexts):
             raise RuntimeError("broken on purpose")
 
+    def before(part: object, name: str, contexts: Callable[[Any], Any]) -> None:
+        whole = getattr(part, name)
+
+        def checked(*args: Any) -> Any:
+            check(*contexts(args[0]))
+            return whole(*args)
+
+        monkeypatch.setattr(part, name, checked)
+
     if where == "forward":
-        on_forward(engine, lambda plan: [check(runner_of(engine).sequences.get(row.seq, ())) for row in plan.rows])
+        held = runner_of(engine).sequences
+        before(runner_of(engine), "forward", lambda plan: [held.get(row.seq, ()) for row in plan.rows])
     elif where == "draft":
-        propose = engine._proposers["ngram"].propose
-        monkeypatch.setattr(
-            engine._proposers["ngram"],
-            "propose",
-            lambda asks: [check(a.request.tokens) for a in asks] and propose(asks),
-        )
+        before(engine._proposers["ngram"], "propose", lambda asks: [ask.request.tokens for ask in asks])
     elif where == "verify":
-        verify = engine_module.verify
-        monkeypatch.setattr(engine_module, "verify", lambda r, d, x: check(r.tokens) or verify(r, d, x))
+        before(engine._verifier, "verify", lambda cases: [case.request.tokens for case in cases])
     else:
-        observe = engine.policy.observe
-        monkeypatch.setattr(
-            type(engine.policy), "observe", lambda self, r, *rest: check(r.tokens) or observe.__func__(self, r, *rest)
-        )
-    is_marked.set()
+        before(engine.policy, "observe", lambda outcomes: [outcome.request.tokens for outcome in outcomes])
     prompts = [*(f"prompt {i}" for i in range(5)), "with ! in it"]
     with live(engine, ByteTokenizer(), 512) as server:
         replies = ask_all(server, prompts)

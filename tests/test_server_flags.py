@@ -113,8 +113,7 @@ def test_every_flag_goes_somewhere():
     by_name |= {f"typical_acceptance_sampler_posterior_{what}" for what in ("threshold", "alpha")}
     assert names == by_name | set(ENGINE_FIELDS) | set(SERVER_FIELDS) | set(LACKING)
     assert set(SERVER_FIELDS.values()) <= set(ServerConfig.__dataclass_fields__)
-    unknown = set(ENGINE_FIELDS.values()) - set(EngineConfig.__dataclass_fields__)
-    assert unknown <= {"disable_by_batch_size"}  # refused by name until the engine has it
+    assert set(ENGINE_FIELDS.values()) <= set(EngineConfig.__dataclass_fields__)
 
 
 # ---- files and the environment

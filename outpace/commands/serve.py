@@ -65,10 +65,6 @@ def configure(settings: Mapping[str, Any]) -> tuple[dict[str, Any], ServerConfig
     if engine.get("draft") == "[ngram]":
         del engine["draft"]
         engine.setdefault("method", "ngram")
-    missing = sorted(name for name, field in ENGINE_FIELDS.items()
-                     if name in settings and field not in EngineConfig.__dataclass_fields__)  # fmt: skip
-    if missing:
-        raise UsageError(f"this build has nothing behind --{missing[0].replace('_', '-')} yet; leave it out")
     EngineConfig(**engine)
     server = {field: settings[name] for name, field in SERVER_FIELDS.items() if name in settings}
     return engine, ServerConfig(

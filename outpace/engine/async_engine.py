@@ -215,6 +215,7 @@ class AsyncEngine:
             deltas = self.engine.step()
         except Exception as error:
             self.metrics.num_faults += 1
+            self.metrics.step_done(self.engine.stats)
             log.error("a step broke; finding out whose fault it was", exc_info=error)
             recover(self.engine, [t.request for t in self._tickets.values() if t.request], error, self)
             return
@@ -258,7 +259,8 @@ class AsyncEngine:
         logprobs = request.writer.logprobs[ticket.num_taken : ticket.num_taken + len(token_ids)]
         ticket.num_taken += len(token_ids)
         ticket.num_characters += len(text)
-        self.metrics.advanced(request, len(token_ids), ticket.progress, now)
+        self.metrics.advanced(request, len(token_ids), ticket.last_at, now)
+        ticket.last_at = now
         reason = request.finish_reason
         if reason is not None:
             del self._tickets[request.id]

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from outpace.config import SamplingParams
 from outpace.core import FinishReason, Request, TokenLogprob
 from outpace.errors import OutpaceError
-from outpace.metrics import Progress
 
 
 class EngineFault(OutpaceError):
@@ -77,7 +76,7 @@ class Ticket:
     num_characters: int = 0
     unsent: Piece | None = None
     sent_at: float | None = None  # when the latest piece went out
-    progress: Progress = field(default_factory=Progress)
+    last_at: float | None = None  # when its latest tokens came
 
 
 class Generation:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from outpace.config import (
+    DEFAULT_AUTO_DEPTH,
     DEFAULT_CONTEXT,
     DEFAULT_DEPTH,
     Acceptance,
@@ -38,6 +39,7 @@ ENGINE_FIELDS = {
     "method": "method",
     "num_speculative_tokens": "depth",
     "speculative_disable_by_batch_size": "disable_by_batch_size",
+    "allowed_loss": "allowed_loss",
     "suffix_store_tokens": "suffix_store_tokens",
     "ngram_prompt_lookup_min": "ngram_min",
     "ngram_prompt_lookup_max": "ngram_max",
@@ -125,10 +127,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
               choices=get_args(Method))  # fmt: skip
     flags.add("--speculative-model", "a smaller GGUF with the same vocabulary, to draft with; '[ngram]' stands for "
               "--method ngram", metavar="FILE")  # fmt: skip
-    flags.add("--num-speculative-tokens", "draft tokens a step; with auto, at most", DEFAULT_DEPTH,
-              metavar="K", type=int)  # fmt: skip
+    flags.add("--num-speculative-tokens", "draft tokens a step, with auto at most (default: "
+              f"{DEFAULT_DEPTH}, with auto {DEFAULT_AUTO_DEPTH})", metavar="K", type=int)  # fmt: skip
     flags.add("--speculative-disable-by-batch-size", "no drafts where this many requests or more run (default: "
-              "never by number)", metavar="N", type=int)  # fmt: skip
+              "where drafts pay)", metavar="N", type=int)  # fmt: skip
+    flags.add("--allowed-loss", "how much slower than plain decoding auto may get before it only probes",
+              engine.allowed_loss, metavar="SHARE", type=float)  # fmt: skip
     flags.add("--suffix-store-tokens", "how much of earlier answers the suffix method remembers and shares between "
               "requests; 0: nothing", engine.suffix_store_tokens, metavar="N", type=int)  # fmt: skip
     flags.add("--ngram-prompt-lookup-min", "shortest repetition the ngram method looks for", engine.ngram_min,

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from outpace.config import Acceptance, Method, SamplingParams, SpeculationMode, SpeculationParams
+from outpace.config import Acceptance, Method, SamplingParams, SpeculationMode, SpeculationParams, Workload
 from outpace.server.config import MAX_STOP_LENGTH, MAX_STOP_STRINGS
 from outpace.server.errors import ApiError
 
@@ -30,6 +30,7 @@ class SpeculationFields(_Body):
     mode: SpeculationMode | None = None
     method: Method | None = None
     max_depth: int | None = Field(None, ge=0, le=64)
+    workload: Workload | None = None
     acceptance: Acceptance | None = None
     threshold: float | None = Field(None, ge=0, le=1)
     posterior_threshold: float | None = Field(None, ge=0, le=1)
