@@ -86,7 +86,7 @@ class StepCosts:
         points = {int(size): float(seconds) for size, seconds in saved["points"].items()}
         names = ("row_seconds", "row_context_seconds", "token_context_seconds")
         extras = {name: float(saved[name]) for name in names}
-        plausible = bool(points) and all(size >= 1 and 0 < seconds < 1e4 for size, seconds in points.items())
+        plausible = bool(points) and all(1 <= size < 1e6 and 0 < seconds < 1e4 for size, seconds in points.items())
         if not plausible or not all(0 <= extra < 1e3 for extra in extras.values()):
             raise ValueError("costs that no machine has")
         return cls(points, **extras)
