@@ -314,7 +314,10 @@ class Engine:
         self.costs.observe_host(
             schedule_seconds=stats.schedule_seconds, verify_seconds=stats.verify_seconds, num_said=stats.num_emitted
         )
-        timings = [proposer.timing for proposer in self._proposers.values()] if stats.draft_seconds else []
+        asked = {
+            outcome.choice.method for outcome in outcomes if outcome.choice.depth and outcome.choice.ask is not None
+        }
+        timings = [self._proposers[method].timing for method in asked]  # of this step: others are of earlier calls
         self.policy.account(outcomes, stats, sum(timing.reading_seconds for timing in timings if timing is not None))
 
     def _check(self, prompt: Sequence[int], params: SamplingParams) -> None:

@@ -251,6 +251,7 @@ class Policy:
             step.reason = "the ledger is below the allowed loss"
         elif self._steps_without_plain >= _PLAIN_EVERY:
             step.reason = "a plain step, to measure it"
+            self._steps_without_plain = 0  # also where another request drafts in any case, and it is none
             return
         else:
             plan = self._best_plan(step, choices)
