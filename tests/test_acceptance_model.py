@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -70,7 +71,7 @@ def test_more_confidence_is_believed_more_and_none_is_believed_whole():
     slot = beliefs.open()
     claims = np.linspace(0.05, 0.99, 20)
     believed = [worth(beliefs, slot, float(claim)) for claim in claims]
-    assert all(a < b for a, b in zip(believed, believed[1:], strict=False))
+    assert all(a < b for a, b in pairwise(believed))
     assert worth(beliefs, slot, 0.95) < 0.95, "proposers flatter themselves"
 
 

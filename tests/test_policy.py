@@ -346,7 +346,7 @@ def test_in_debt_a_draft_model_is_probed_rarely_and_shallowly():
     in_debt(desk)
     taken = [depths[0] for depths in desk.run([who], 2000)]
     probes = [depth for depth in taken if depth]
-    assert 2 <= len(probes) and max(probes) <= 2
+    assert len(probes) >= 2 and max(probes) <= 2
     # What is spent on probing is a small share of the time spent decoding.
     assert sum(depth * 0.15 for depth in probes) < 0.01 * 2000
 
