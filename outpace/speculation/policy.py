@@ -33,10 +33,13 @@ _PROBE_SHARE = 0.004  # of the time spent decoding plainly, for finding out whet
 _PROBE_GAIN = 0.1  # and of what speculation has saved
 _MOST_PROBES = 20.0  # plain steps that can be saved up for that
 _PROBE_DEPTH = 2
-_GUESS_SHARE = 0.004  # of a plain step, for guesses about requests that nothing came of lately
+_GUESS_SHARE = 0.006  # of a plain step, for guesses about requests that nothing came of lately
 _MOST_PATIENCE = 256  # steps between such guesses, at most
 _START_VALUE = 3.0  # of a guess, before anything is known: so many times what it costs
 _VALUE_RATE = 0.2
+_CONVINCING = 2  # tokens of an unused guess that were right: reason to ask again at once
+_FIRST_GUESSES = 4  # that a request is given at its start, one a step, where
+_FIRST_SHARE = 0.06  # of a plain step pays for all of them together
 _COMPARE_EVERY = 8  # guesses, of which one is asked of every guesser
 _GAIN_RATE = 0.05
 _LOST = 1.04  # a request that took so much longer than plain decoding has lost by speculation
@@ -264,6 +267,8 @@ class Policy:
                 self._learn(seat, outcome, guesses)
                 if guesses:
                     self._be_patient(step, seat, outcome, guesses)
+                elif seat.unused:
+                    self._compare(seat, outcome.verdict.tokens)
         if self.trace and step is not None:
             self.trace[-1].add_outcomes([outcome.verdict for outcome in outcomes])
 
@@ -293,11 +298,27 @@ class Policy:
         seat.guess_value += _VALUE_RATE * (brought - seat.guess_value)
         known = self._guess_value if self._guess_value is not None else seat.guess_value
         self._guess_value = known + _VALUE_RATE / step.rows * (brought - known)
+        seat.unused, seat.num_right = (), 0
+        if not outcome.verdict.num_drafted:
+            right = [draft.tokens for draft in guesses if draft.tokens[:1] == outcome.verdict.tokens]
+            if right:
+                seat.unused, seat.num_right = right[0][1:], 1
         price = self._guess_price(seat)
         seat.patience = 1
-        if seat.guess_value < price or self.ledger.is_in_debt:
+        is_new = seat.num_asked < _FIRST_GUESSES and step.rows * price < _FIRST_SHARE * step.plain_seconds
+        if (seat.guess_value < price and not is_new) or self.ledger.is_in_debt:
             seat.patience = min(_MOST_PATIENCE, ceil(price * step.rows / (_GUESS_SHARE * step.plain_seconds)))
         seat.wait = seat.patience
+
+    def _compare(self, seat: Seat, said: Sequence[int]) -> None:
+        """A guess that was not used and turns out right, token after token, says that it is time to ask again."""
+        if list(seat.unused[: len(said)]) != list(said):
+            seat.unused = ()
+            return
+        seat.unused = seat.unused[len(said) :]
+        seat.num_right += len(said)
+        if seat.num_right >= _CONVINCING:
+            seat.wait = 0
 
     def _guess_price(self, seat: Seat) -> float:
         assert self.costs is not None

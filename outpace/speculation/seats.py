@@ -59,6 +59,8 @@ class Seat:
     wait: int = 0  # until the next
     guess_value: float = 0.0  # seconds that guesses have saved lately, each
     num_asked: int = 0  # guesses
+    unused: Sequence[int] = ()  # what is left of the latest guess that was not used: right so far,
+    num_right: int = 0  # for so many tokens
     hits: dict[str, float] = field(default_factory=dict)  # tokens of each guesser that were right lately, a guess
     gain: float = 1.0  # over plain decoding, in its latest steps with drafts in them
     has_read: bool = False  # the draft model has read its text
