@@ -8,8 +8,8 @@ written off over the tokens it is expected to serve, and at once where the reque
 from __future__ import annotations
 
 _MEMORY_STEPS = 2000.0  # older steps fade: what was lost an hour ago forbids nothing today
-_CAUTION = 0.6  # of the allowed loss; the rest is for what the books do not see, such as costs measured a little wrong
-_CREDIT_STEPS = 4.0  # plain steps that may be lost in finding out, before anything is known
+_CAUTION = 0.5  # of the allowed loss; the rest is for what the books do not see, such as costs measured a little wrong
+_CREDIT_STEPS = 3.0  # plain steps that may be lost in finding out, before anything is known
 
 
 class Ledger:
