@@ -12,7 +12,8 @@ from outpace.config import SamplingParams, SpeculationParams
 from outpace.core import Draft, Request, StepStats, Verdict
 from outpace.speculation.base import DraftAsk, DraftTiming, NoDraft
 from outpace.speculation.costs import Costs, StepCosts
-from outpace.speculation.policy import Choice, Outcome, Policy
+from outpace.speculation.policy import Policy
+from outpace.speculation.seats import Choice, Outcome
 from tests.fakes import fake_config
 from tests.requests_helper import make_request
 
@@ -166,6 +167,9 @@ class Desk:
         )
         self.policy.observe(outcomes)
         self.policy.account(outcomes, stats, reading)
+        for outcome in outcomes:
+            if outcome.request.finish_reason is not None:
+                self.policy.release(outcome.request)
         return outcomes
 
     def run(self, requests: Sequence[Request], steps: int) -> list[list[int]]:

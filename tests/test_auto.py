@@ -15,7 +15,7 @@ from outpace.engine.engine import Engine
 from outpace.speculation.base import DraftAsk
 from outpace.speculation.costs import Costs, StepCosts
 from outpace.speculation.draft_model import DraftModelProposer
-from outpace.speculation.policy import Outcome
+from outpace.speculation.seats import Outcome
 from tests.fakes import FakeModel, fake_engine
 from tests.test_engine import plainly, prompt_of, run
 

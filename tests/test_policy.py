@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
 
 from outpace.config import MAX_DEPTH
 from outpace.core import Draft, Request, StepStats, Verdict
-from outpace.speculation.policy import Choice, Outcome
+from outpace.speculation.seats import Choice, Outcome
+from outpace.speculation.sweep import survival
 from tests.desk import FLAT, PROPORTIONAL, RIGHT, USUAL, Desk, ScriptedModel, always, nothing, request_of
 
 NONE = Choice.plain()
@@ -17,11 +17,8 @@ NONE = Choice.plain()
 
 def expected_of(desk: Desk, who: Request, depth: int, sure: float, method: str = "suffix") -> float:
     """Tokens that `depth` draft tokens of this confidence are believed to say."""
-    seat = desk.policy._seat(who)
-    chances = desk.policy.acceptance.given_confidence(
-        method, np.array([seat.slot]), np.array([seat.temperature]), np.full((1, max(depth, 1)), sure)
-    )[0]
-    return 1.0 + float(np.cumprod(chances)[:depth].sum()) if depth else 1.0
+    prospects = desk.policy._seat(who).prospects
+    return 1.0 + sum(survival(desk.policy.acceptance.given_confidence(method, prospects, [sure] * depth)))
 
 
 # ---- one request
