@@ -164,7 +164,8 @@ class SamplingParams:
         _check(self.top_p > 0, f"top_p must be above 0, or no token is left; got {self.top_p!r}")
         _check_number("min_p", self.min_p, 0.0, 1.0)
         _check_number("repetition_penalty", self.repetition_penalty, 0.0, 10.0)
-        _check(self.repetition_penalty > 0, "repetition_penalty must be above 0; 1 leaves logits alone")
+        # Smaller ones divide logits into infinities, of which no distribution can be made.
+        _check(self.repetition_penalty >= 0.01, "repetition_penalty must be at least 0.01; 1 leaves logits alone")
         _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_kind("logit_bias", self.logit_bias, Mapping, "a mapping of token ids to biases")

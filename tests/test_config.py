@@ -68,7 +68,7 @@ def test_a_wrong_sampling_parameter_is_named_with_its_value(field, value):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"repetition_penalty": 0.0}, "repetition_penalty must be above 0; 1 leaves logits alone"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be at least 0.01; 1 leaves logits alone"),
         ({"logit_bias": {-1: 1.0}}, "a logit_bias token id must be a whole number at least 0; got -1"),
         ({"logit_bias": {True: 1.0}}, "a logit_bias token id must be a whole number at least 0; got True"),
         ({"logit_bias": {"5": 1.0}}, "a logit_bias token id must be a whole number at least 0; got '5'"),

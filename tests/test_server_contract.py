@@ -214,6 +214,14 @@ def test_parameters_reach_the_sampler(client):
         assert got.choices[0].text == offline(prompt, max_tokens=30, seed=4, **params), params
 
 
+def test_limits_of_the_server_hold_without_and_against_a_number():
+    with live(fake_engine(speculation="off"), ByteTokenizer(), 256, max_output_tokens=8) as server:
+        body = {"prompt": "ab", "ignore_eos": True}
+        assert server.post("/v1/completions", body)[1]["usage"]["completion_tokens"] == 8
+        status, reply, _ = server.post("/v1/completions", body | {"max_tokens": 9})
+        assert status == 400 and "at most 8" in reply["error"]["message"]
+
+
 def test_a_long_prompt_leaves_the_rest_of_the_context(client):
     answer = client.chat.completions.create(
         model="fake", messages=[{"role": "user", "content": "x" * 180}], extra_body={"ignore_eos": True}

@@ -194,6 +194,8 @@ def test_a_full_queue_says_when_to_come_back():
         with pytest.raises(openai.RateLimitError):
             server.client().completions.create(model="fake", prompt="ab")
         assert server.get("/health")[0] == 200
+        status, reply, _ = server.post("/v1/completions", body(n=4))
+        assert status == 400 and "at most 3 fit" in reply["error"]["message"]  # waiting would not help
         for connection in held:
             connection.close()
         server.check_clean()

@@ -50,11 +50,17 @@ def test_no_request_breaks_the_server():
 
 
 def sober(body: dict[str, Any]) -> None:
-    """What the schema allows and this server still refuses, most of the time, would keep everything else from being met."""
+    """What the schema allows and this server still refuses would keep everything else from being met."""
     body.pop("model", None)
     for name in ("max_tokens", "max_completion_tokens"):
         if body.get(name) is not None:
             body[name] = body[name] % 8 + 1
+    if not body.get("stream"):
+        body.pop("stream_options", None)
+    for message in body.get("messages") or []:
+        message["content"] = str(message.get("content"))
+        for name in set(message) - {"role", "content"}:
+            del message[name]
     for name in ("logit_bias", "stop_token_ids", "min_tokens"):
         if body.get(name) and len(str(body)) % 2:
             del body[name]

@@ -20,7 +20,7 @@ from outpace.core import Delta, Request
 from outpace.engine.engine import Engine
 from outpace.engine.generation import EngineFault, EngineStopped, Generation, Order, Overloaded, Piece, Ticket
 from outpace.engine.recovery import recover
-from outpace.errors import OutpaceError
+from outpace.errors import OutpaceError, UsageError
 from outpace.metrics import EngineMetrics
 
 log = logging.getLogger("outpace.engine")
@@ -100,6 +100,10 @@ class AsyncEngine:
         if not self.is_accepting:
             raise EngineStopped("the server is shutting down; send the request to another one, or later")
         most = self.engine.max_running + self._max_queued
+        if len(orders) > most:
+            raise UsageError(
+                f"{len(orders)} completions were asked for at once, where at most {most} fit; ask for fewer"
+            )
         if self._num_open + len(orders) > most:
             raise Overloaded(
                 f"{self._num_open} completions are running or waiting and {len(orders)} more were asked for, where at "

@@ -94,7 +94,8 @@ def _fitted(state: ServerState, body: SamplingFields, tokens: list[int]) -> _Enc
             "were asked for; shorten the prompt or ask for fewer"
         )
         raise ApiError(400, message, param="messages", code="context_length_exceeded")
-    params = body.params(state.config.default_speculation, wanted or min(room, limit or room))
+    most = wanted or min(room, limit or room, body.default_tokens or room)
+    params = body.params(state.config.default_speculation, most)
     state.engine.engine.check(tokens, params)
     return _Encoded(tokens, params)
 

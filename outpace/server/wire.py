@@ -7,7 +7,7 @@ cannot do are refused unless they ask for nothing.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -58,7 +58,7 @@ class SamplingFields(_Body):
     # Beyond OpenAI, as vLLM has them
     top_k: int | None = Field(None, ge=-1)
     min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=10)
     min_tokens: int | None = Field(None, ge=0)
     ignore_eos: bool | None = None
     stop_token_ids: Tokens | None = None
@@ -71,6 +71,8 @@ class SamplingFields(_Body):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+
+    default_tokens: ClassVar[int | None] = None  # where no number is given: what the context leaves
 
     def wanted_tokens(self) -> int | None:
         return self.max_tokens
@@ -157,8 +159,7 @@ class CompletionRequest(SamplingFields):
     suffix: Literal[""] | None = Field(None, description="Filling in the middle is not supported.")
     best_of: int | None = Field(None, ge=1)
 
-    def wanted_tokens(self) -> int | None:
-        return 16 if self.max_tokens is None else self.max_tokens  # OpenAI's default for this endpoint
+    default_tokens: ClassVar[int | None] = 16  # as OpenAI has it for this endpoint
 
     def num_logprobs(self) -> int | None:
         return self.logprobs
