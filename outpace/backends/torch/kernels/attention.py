@@ -1,0 +1,221 @@
+"""Attention of ragged rows over a paged cache, and what comes before it: RoPE and the write into the cache.
+
+One program takes a few tokens of one row with all the query heads that share a key head, so keys are read once for the
+group, and one share of the row's context: with few rows the context is what there is to divide. Shares are joined by a
+second kernel. Decoding, verifying drafts and reading prompts are the same kernel with different lengths.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from outpace.backends.torch.kernels.base import Cache
+from outpace.backends.torch.step import StepInputs
+
+_LOG2_E = 1.4426950408889634
+_MAX_SPLITS = 64
+_TILE_ROWS = 64  # query rows, tokens times heads of a group, that one program takes at most
+
+
+@triton.jit
+def _rotate_kernel(
+    qkv_ptr, q_ptr, keys_ptr, values_ptr, rope_ptr, q_norm_ptr, k_norm_ptr,
+    positions_ptr, token_rows_ptr, tables_ptr, table_width, epsilon,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF_BLOCK: tl.constexpr,
+    PAGE: tl.constexpr, HAS_NORM: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    HALF: tl.constexpr = DIM // 2
+    token, head = tl.program_id(0), tl.program_id(1)
+    position = tl.load(positions_ptr + token)
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    if position >= 0:
+        is_query = head < NUM_HEADS
+        d = tl.arange(0, HALF_BLOCK)
+        mask = d < HALF
+        source = qkv_ptr + token.to(tl.int64) * (NUM_HEADS + 2 * NUM_KV_HEADS) * DIM + head * DIM + d
+        first = tl.load(source, mask, 0.0).to(tl.float32)
+        second = tl.load(source + HALF, mask, 0.0).to(tl.float32)
+        if HAS_NORM:
+            scale = tl.rsqrt((tl.sum(first * first) + tl.sum(second * second)) / DIM + epsilon)
+            norm_ptr = q_norm_ptr if is_query else k_norm_ptr
+            first = first * scale * tl.load(norm_ptr + d, mask, 0.0).to(tl.float32)
+            second = second * scale * tl.load(norm_ptr + HALF + d, mask, 0.0).to(tl.float32)
+        cosines = tl.load(rope_ptr + position * DIM + d, mask, 0.0)
+        sines = tl.load(rope_ptr + position * DIM + HALF + d, mask, 0.0)
+        rotated, rotated_second = first * cosines - second * sines, second * cosines + first * sines
+        if is_query:
+            target = q_ptr + (token.to(tl.int64) * NUM_HEADS + head) * DIM + d
+            tl.store(target, rotated.to(q_ptr.dtype.element_ty), mask)
+            tl.store(target + HALF, rotated_second.to(q_ptr.dtype.element_ty), mask)
+        else:
+            row = tl.load(token_rows_ptr + token)
+            page = tl.load(tables_ptr + row * table_width + position // PAGE).to(tl.int64)
+            place = ((page * NUM_KV_HEADS + head - NUM_HEADS) * PAGE + position % PAGE) * DIM + d
+            tl.store(keys_ptr + place, rotated.to(keys_ptr.dtype.element_ty), mask)
+            tl.store(keys_ptr + place + HALF, rotated_second.to(keys_ptr.dtype.element_ty), mask)
+            value = source + NUM_KV_HEADS * DIM
+            tl.store(values_ptr + place, tl.load(value, mask, 0.0), mask)
+            tl.store(values_ptr + place + HALF, tl.load(value + HALF, mask, 0.0), mask)
+
+
+@triton.jit
+def _attention_kernel(
+    q_ptr, keys_ptr, values_ptr, out_ptr, parts_ptr, stats_ptr,
+    begins_ptr, lengths_ptr, contexts_ptr, tables_ptr, table_width, scale,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
+    PAGE: tl.constexpr, NUM_TILES: tl.constexpr, TILE_TOKENS: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_KV: tl.constexpr, NUM_SPLITS: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
+    row, tile = tl.program_id(0) // NUM_TILES, tl.program_id(0) % NUM_TILES
+    kv_head, split = tl.program_id(1), tl.program_id(2)
+    begin, length = tl.load(begins_ptr + row), tl.load(lengths_ptr + row)
+    context = tl.load(contexts_ptr + row)
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    if tile * TILE_TOKENS < length:
+        m, d = tl.arange(0, BLOCK_M), tl.arange(0, DIM_BLOCK)
+        in_row = tile * TILE_TOKENS + m // GROUP
+        is_real = (m < TILE_TOKENS * GROUP) & (in_row < length)
+        place = (begin + in_row).to(tl.int64) * NUM_HEADS + kv_head * GROUP + m % GROUP  # token and head
+        q = tl.load(q_ptr + place[:, None] * DIM + d[None, :], is_real[:, None] & (d < DIM)[None, :], 0.0)
+        position = context - length + in_row
+        visible = context - length + tl.minimum((tile + 1) * TILE_TOKENS, length)
+        share = tl.cdiv(tl.cdiv(visible, NUM_SPLITS), BLOCK_KV) * BLOCK_KV
+        low = split * share
+        high = tl.minimum(low + share, visible)
+        best = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+        total = tl.zeros((BLOCK_M,), tl.float32)
+        acc = tl.zeros((BLOCK_M, DIM_BLOCK), tl.float32)
+        for at in range(low, high, BLOCK_KV):
+            t = at + tl.arange(0, BLOCK_KV)
+            page = tl.load(tables_ptr + row * table_width + t // PAGE, t < high, 0).to(tl.int64)
+            there = ((page * NUM_KV_HEADS + kv_head) * PAGE + t % PAGE) * DIM
+            mask = (t < high)[:, None] & (d < DIM)[None, :]
+            k = tl.load(keys_ptr + there[:, None] + d[None, :], mask, 0.0)
+            scores = tl.dot(q, k.T, input_precision="ieee") * scale
+            scores = tl.where((t < high)[None, :] & (t[None, :] <= position[:, None]), scores, float("-inf"))
+            new_best = tl.maximum(best, tl.max(scores, 1))
+            safe = tl.where(new_best == float("-inf"), 0.0, new_best)  # nothing of this share is visible to the token
+            p = tl.exp2(scores - safe[:, None])
+            fade = tl.exp2(best - safe)
+            v = tl.load(values_ptr + there[:, None] + d[None, :], mask, 0.0)
+            total = total * fade + tl.sum(p, 1)
+            acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
+            best = new_best
+        if NUM_SPLITS == 1:
+            out = acc / total[:, None]
+            tl.store(
+                out_ptr + place[:, None] * DIM + d[None, :],
+                out.to(out_ptr.dtype.element_ty),
+                is_real[:, None] & (d < DIM)[None, :],
+            )
+        else:
+            part = place * NUM_SPLITS + split
+            tl.store(parts_ptr + part[:, None] * DIM + d[None, :], acc, is_real[:, None] & (d < DIM)[None, :])
+            tl.store(stats_ptr + part * 2, best, is_real)
+            tl.store(stats_ptr + part * 2 + 1, total, is_real)
+
+
+@triton.jit
+def _join_kernel(
+    parts_ptr, stats_ptr, out_ptr, positions_ptr,
+    NUM_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, NUM_SPLITS: tl.constexpr,
+    SPLIT_BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    token, head = tl.program_id(0), tl.program_id(1)
+    position = tl.load(positions_ptr + token)
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    if position >= 0:
+        s, d = tl.arange(0, SPLIT_BLOCK), tl.arange(0, DIM_BLOCK)
+        place = token.to(tl.int64) * NUM_HEADS + head
+        part = place * NUM_SPLITS + s
+        best = tl.load(stats_ptr + part * 2, s < NUM_SPLITS, float("-inf"))
+        total = tl.load(stats_ptr + part * 2 + 1, s < NUM_SPLITS, 0.0)
+        weight = tl.exp2(best - tl.max(best))
+        mask = (total > 0.0)[:, None] & (d < DIM)[None, :]
+        parts = tl.load(parts_ptr + part[:, None] * DIM + d[None, :], mask, 0.0)
+        out = tl.sum(parts * weight[:, None], 0) / tl.sum(total * weight)
+        tl.store(out_ptr + place * DIM + d, out.to(out_ptr.dtype.element_ty), d < DIM)
+
+
+def rotate_and_store(
+    qkv: Tensor,
+    cache: Cache,
+    step: StepInputs,
+    rope: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    epsilon: float,
+    *,
+    dependent: bool = False,
+) -> Tensor:
+    _, num_kv_heads, page_tokens, dim = cache.keys.shape
+    num_tokens = len(qkv)
+    num_heads = qkv.shape[1] // dim - 2 * num_kv_heads
+    q = torch.empty((num_tokens, num_heads, dim), dtype=qkv.dtype, device=qkv.device)
+    has_norm = q_norm is not None
+    _rotate_kernel[(num_tokens, num_heads + num_kv_heads)](
+        qkv, q, cache.keys, cache.values, rope, q_norm if has_norm else qkv, k_norm if has_norm else qkv,
+        step.positions, step.token_rows, step.tables, step.shape.table_width, epsilon,
+        num_heads, num_kv_heads, dim, triton.next_power_of_2(dim // 2), page_tokens, has_norm, dependent,
+        num_warps=1, **({"launch_pdl": True} if dependent else {}),
+    )  # fmt: skip
+    return q
+
+
+def num_splits_for(step: StepInputs, num_kv_heads: int, num_tiles: int, page_tokens: int, num_sms: int) -> int:
+    """Enough shares of the context to give every multiprocessor two programs, each of a page at least."""
+    wanted = -(-2 * num_sms // (step.shape.num_rows * num_kv_heads * num_tiles))
+    wanted = min(wanted, step.shape.table_width, _MAX_SPLITS)
+    return int(triton.next_power_of_2(wanted + 1) // 2)  # rounded down, so that few variants are compiled
+
+
+def attention(
+    q: Tensor,
+    cache: Cache,
+    step: StepInputs,
+    num_sms: int,
+    *,
+    num_splits: int | None = None,
+    block_kv: int = 64,
+    num_warps: int = 4,
+    num_stages: int = 3,
+    dependent: bool = False,
+) -> Tensor:
+    num_tokens, num_heads, dim = q.shape
+    _, num_kv_heads, page_tokens, _ = cache.keys.shape
+    group = num_heads // num_kv_heads
+    longest = step.shape.max_row_tokens
+    tile_tokens = max(1, min(longest, _TILE_ROWS // group))
+    num_tiles = -(-longest // tile_tokens)
+    block_m = max(16, triton.next_power_of_2(tile_tokens * group))
+    splits = num_splits or num_splits_for(step, num_kv_heads, num_tiles, page_tokens, num_sms)
+    out = torch.empty_like(q)
+    parts = stats = out
+    if splits > 1:
+        parts = torch.empty((num_tokens, num_heads, splits, dim), dtype=torch.float32, device=q.device)
+        stats = torch.empty((num_tokens, num_heads, splits, 2), dtype=torch.float32, device=q.device)
+    dim_block = triton.next_power_of_2(dim)
+    options = {"launch_pdl": True} if dependent else {}
+    _attention_kernel[(step.shape.num_rows * num_tiles, num_kv_heads, splits)](
+        q, cache.keys, cache.values, out, parts, stats,
+        step.begins, step.lengths, step.contexts, step.tables, step.shape.table_width, dim**-0.5 * _LOG2_E,
+        num_heads, num_kv_heads, dim, dim_block, page_tokens, num_tiles, tile_tokens, block_m, block_kv, splits,
+        dependent, num_warps=num_warps, num_stages=num_stages, **options,
+    )  # fmt: skip
+    if splits > 1:
+        _join_kernel[(num_tokens, num_heads)](
+            parts, stats, out, step.positions, num_heads, dim, dim_block, splits, triton.next_power_of_2(splits),
+            dependent, num_warps=4, **options,
+        )  # fmt: skip
+    return out.view(num_tokens, num_heads * dim)
