@@ -9,12 +9,14 @@ import sys
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed; pip install outpace[torch]")
+pytest.importorskip("torch", reason="torch is not installed; pip install outpace[torch]")
 pytest.importorskip("triton", reason="triton is not installed, so its kernels cannot be interpreted")
 
-from outpace.backends.torch.kernels.base import Cache  # noqa: E402
-from outpace.backends.torch.kernels.reference import ReferenceOps, rms_norm, swiglu  # noqa: E402
-from outpace.backends.torch.step import PADDING, HostStep, StepInputs, StepShape, views  # noqa: E402
+import torch
+
+from outpace.backends.torch.kernels.base import Cache
+from outpace.backends.torch.kernels.reference import ReferenceOps, rms_norm, swiglu
+from outpace.backends.torch.step import PADDING, HostStep, StepInputs, StepShape, views
 
 REFERENCE = ReferenceOps()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

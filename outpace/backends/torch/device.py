@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
 from outpace.backends.native.memory import available_bytes
+from outpace.config import DeviceName, DtypeName
 from outpace.errors import BackendError
 
-DeviceName = Literal["auto", "cuda", "cpu"]
-DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
 _BFLOAT16_CAPABILITY = (8, 0)  # Ampere; older GPUs emulate it slowly
 
 log = logging.getLogger("outpace.backends.torch")
@@ -83,9 +81,9 @@ class MemoryPlan:
             else "use a smaller model or another device"
         )
         raise BackendError(
-            f"{self.name} needs {_gb(self.weights)} for weights, {_gb(self.cache)} for {self.num_cache_tokens:,} tokens "
-            f"of cache and {_gb(self.workspace)} to work in, {_gb(needed)} in all, and {_gb(usable)} may be used on "
-            f"{device}; {remedy}{', or raise gpu_memory_utilization' if device.type == 'cuda' else ''}"
+            f"{self.name} needs {_gb(self.weights)} for weights, {_gb(self.cache)} for {self.num_cache_tokens:,} "
+            f"tokens of cache and {_gb(self.workspace)} to work in, {_gb(needed)} in all, and {_gb(usable)} may be "
+            f"used on {device}; {remedy}{', or raise gpu_memory_utilization' if device.type == 'cuda' else ''}"
         )
 
 

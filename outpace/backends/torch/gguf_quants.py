@@ -59,7 +59,7 @@ def _q8_0(b: Tensor) -> Tensor:
 
 
 def _k_scales(b: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales and minima of a super-block's eight parts, six bits each, packed into bytes 4 to 16: [num_blocks, 8, 1]."""
+    """Scales and minima of a super-block's eight parts, six bits each, in bytes 4 to 16: [num_blocks, 8, 1]."""
     low, middle, high = b[:, 4:8], b[:, 8:12], b[:, 12:16]
     scales = torch.cat([low & 63, (high & 0xF) | ((low >> 6) << 4)], dim=1)
     minima = torch.cat([middle & 63, (high >> 4) | ((middle >> 6) << 4)], dim=1)

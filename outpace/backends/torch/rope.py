@@ -23,7 +23,8 @@ class Rope:
     def table(self, num_positions: int) -> NDArray[np.float32]:
         """Cosines, then sines, of every position: [num_positions, head_dim]."""
         angles = np.outer(np.arange(num_positions, dtype=np.float64), self.frequencies)
-        return (np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * self.scale).astype(np.float32)
+        turned = np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * self.scale
+        return np.asarray(turned, np.float32)
 
 
 def rope_from_config(config: Mapping[str, Any], head_dim: int, context: int) -> Rope:

@@ -6,6 +6,8 @@ sequences can waste. On a GPU, steps whose rows fit a bucket replay a captured g
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ from outpace.backends.torch.device import (
     choose_device,
     choose_dtype,
     out_of_memory,
+    usable_bytes,
 )
 from outpace.backends.torch.graphs import Graphs
 from outpace.backends.torch.kernels import ops_for
@@ -91,6 +94,17 @@ def open_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
     from outpace.backends.llamacpp.runner import LlamaModel
 
     return LlamaModel(path, load_library(None), vocab_only=True).tokenizer
+
+
+def fitting_cache_tokens(models: Sequence[TorchModel], capacity: Capacity, utilization: float) -> int | None:
+    """Tokens of cache that fit on the GPU beside everything else; None where the models are not on one."""
+    if not models or models[0].device.type != "cuda":
+        return None
+    plans = [model.plan(capacity) for model in models]
+    usable = usable_bytes(models[0].device, utilization) or 0
+    left = usable - sum(plan.weights + plan.workspace for plan in plans)
+    wasted = num_pages(replace(capacity, cache_tokens=0)) * PAGE_TOKENS
+    return max(left // sum(plan.cache_token for plan in plans) - wasted, 0)
 
 
 def num_pages(capacity: Capacity) -> int:

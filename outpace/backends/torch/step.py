@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 PADDING = -1
+_ALIGNMENT = 32  # words; Triton compiles a kernel anew for pointers that are aligned otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class StepShape:
 
     @property
     def num_words(self) -> int:
-        return 3 * self.num_tokens + 3 * self.num_rows + self.num_outputs + self.num_rows * self.table_width
+        return _split(self)[-1][1]
 
 
 @dataclass(slots=True)
@@ -47,9 +48,11 @@ class StepInputs:
 
 def views(words: Tensor, shape: StepShape) -> StepInputs:
     """The tensors of a step inside a buffer of num_words integers."""
-    parts = _split(shape)
-    found = [words[begin:end] for begin, end in parts]
-    return StepInputs(shape, *found[:-1], found[-1].view(shape.num_rows, shape.table_width))
+    tokens, positions, token_rows, begins, lengths, contexts, outputs, tables = (
+        words[begin:end] for begin, end in _split(shape)
+    )
+    tables = tables.view(shape.num_rows, shape.table_width)
+    return StepInputs(shape, tokens, positions, token_rows, begins, lengths, contexts, outputs, tables)
 
 
 class HostStep:
@@ -66,6 +69,8 @@ class HostStep:
 
 def _split(shape: StepShape) -> list[tuple[int, int]]:
     t, r = shape.num_tokens, shape.num_rows
-    sizes = [t, t, t, r, r, r, shape.num_outputs, r * shape.table_width]
-    ends = np.cumsum(sizes).tolist()
-    return [(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+    at, parts = 0, []
+    for size in (t, t, t, r, r, r, shape.num_outputs, r * shape.table_width):
+        parts.append((at, at + size))
+        at += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return parts

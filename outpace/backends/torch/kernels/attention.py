@@ -21,7 +21,7 @@ _MAX_SPLITS = 64
 _TILE_ROWS = 64  # query rows, tokens times heads of a group, that one program takes at most
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_width"])
 def _rotate_kernel(
     qkv_ptr, q_ptr, keys_ptr, values_ptr, rope_ptr, q_norm_ptr, k_norm_ptr,
     positions_ptr, token_rows_ptr, tables_ptr, table_width, epsilon,
@@ -64,7 +64,7 @@ def _rotate_kernel(
             tl.store(values_ptr + place + HALF, tl.load(value + HALF, mask, 0.0), mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_width"])
 def _attention_kernel(
     q_ptr, keys_ptr, values_ptr, out_ptr, parts_ptr, stats_ptr,
     begins_ptr, lengths_ptr, contexts_ptr, tables_ptr, table_width, scale,

@@ -75,7 +75,7 @@ def _finish(
     tl.store(out_ptr + places, acc.to(out_ptr.dtype.element_ty), mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _linear_kernel(
     x_ptr, weight_ptr, norm_ptr, bias_ptr, residual_ptr, out_ptr, parts_ptr, squares_ptr, counters_ptr, M, epsilon,
     N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -173,15 +173,23 @@ class Scratch:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._outgrown: list[Tensor] = []  # graphs captured earlier still point at them
         self.parts = torch.empty(0, dtype=torch.float32, device=device)
         self.squares = torch.empty(0, dtype=torch.float32, device=device)
         self.counters = torch.zeros(1 << 15, dtype=torch.int32, device=device)
 
     def need(self, programs: int, block_m: int, block_n: int) -> None:
         if self.parts.numel() < 4 * programs * block_m * block_n:
+            self._outgrown.append(self.parts)
             self.parts = torch.empty(4 * programs * block_m * block_n, dtype=torch.float32, device=self._device)
         if self.squares.numel() < 2 * programs * block_m:
+            self._outgrown.append(self.squares)
             self.squares = torch.empty(2 * programs * block_m, dtype=torch.float32, device=self._device)
+
+
+def block_rows(num_tokens: int) -> int:
+    """Tokens as the matrix units take them: 16 at least, a power of two."""
+    return max(16, int(triton.next_power_of_2(num_tokens)))
 
 
 def stream_linear(
@@ -201,7 +209,7 @@ def stream_linear(
     """Into `out`, which may be the residual. x [M, K], weight [N, K], or [2N, K] for a swiglu; M at most 64."""
     num_tokens, k = x.shape
     n = weight.shape[0] // (2 if swiglu else 1)
-    block_m = max(16, triton.next_power_of_2(num_tokens))
+    block_m = block_rows(num_tokens)
     assert k % config.block_k == 0 and x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
     programs, max_parts = _layout(n, k, config.block_n, config.block_k, num_sms * config.programs_per_sm)
     scratch.need(programs, block_m, config.block_n)

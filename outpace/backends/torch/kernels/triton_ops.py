@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from outpace.backends.torch.kernels import attention, elementwise
 from outpace.backends.torch.kernels.base import Cache
-from outpace.backends.torch.kernels.linear import LinearConfig, Scratch, stream_linear
+from outpace.backends.torch.kernels.linear import LinearConfig, Scratch, block_rows, stream_linear
 from outpace.backends.torch.step import StepInputs
 
-MAX_STREAMED_TOKENS = 32  # beyond, the library's product is faster
+MAX_STREAMED_TOKENS = 16  # beyond, the library's product is faster, unless measured otherwise
 
 
 class TritonOps:
-    def __init__(self, device: torch.device, *, dependent_launch: bool | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        dependent_launch: bool | None = None,
+        configs: Mapping[tuple[int, int, int], LinearConfig] | None = None,
+    ) -> None:
+        """`configs`: how to stream weights of (rows, columns) for up to so many tokens, where measured better."""
         properties = torch.cuda.get_device_properties(device)
         self._num_sms = properties.multi_processor_count
         # Kernels that begin while the previous one ends need Hopper or newer.
         self._dependent = properties.major >= 9 if dependent_launch is None else dependent_launch
         self._scratch = Scratch(device)
+        self._configs = dict(configs or {})
         self.max_streamed_tokens = MAX_STREAMED_TOKENS
 
     def norm_linear(self, x: Tensor, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -67,15 +77,16 @@ class TritonOps:
         k_norm: Tensor | None,
         epsilon: float,
     ) -> Tensor:
-        return attention.rotate_and_store(
-            qkv, cache, step, rope, q_norm, k_norm, epsilon, dependent=self._dependent
-        )
+        return attention.rotate_and_store(qkv, cache, step, rope, q_norm, k_norm, epsilon, dependent=self._dependent)
 
     def attention(self, q: Tensor, cache: Cache, step: StepInputs) -> Tensor:
         return attention.attention(q, cache, step, self._num_sms, dependent=self._dependent)
 
     def _config(self, x: Tensor, weight: Tensor) -> LinearConfig | None:
         """How to stream this weight; None where the library should multiply."""
+        measured = self._configs.get((*weight.shape, block_rows(len(x))))
+        if measured is not None:
+            return measured
         k = weight.shape[1]
         slice_size = next((size for size in (512, 256, 128, 64) if k % size == 0), None)
         if slice_size is None or len(x) > self.max_streamed_tokens:
