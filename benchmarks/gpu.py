@@ -250,7 +250,7 @@ class Bench:
 
     def _engine_row(self, shape: str, num_rows: int) -> dict[str, Any]:
         model = self.model(shape)
-        prompt, new = 960, 48
+        prompt, new = CONTEXT - 64, 48
         config = EngineConfig(
             speculation="off", max_sequences=num_rows, max_context=2 * CONTEXT, max_step_tokens=2048,
             cache_tokens=num_rows * (CONTEXT + 64) + 2 * CONTEXT, prefix_reuse=False,

@@ -285,7 +285,7 @@ def _compile_attention(job: tuple[Any, ...]) -> None:
 
 def attention_candidates(num_rows: int) -> list[dict[str, Any]]:
     splits, warps = {1: ((8, 16, 32), (2, 4)), 32: ((1, 2, 4), (4,))}.get(num_rows, ((1, 2), (4,)))
-    stages = (2, 3) if num_rows == 1 else (2, 3, 4, 5)
+    stages = (2, 3) if num_rows == 1 else (2, 3, 5)
     block = (32, 64) if num_rows == 1 else (32, 64, 128)
     return [
         {"num_splits": s, "block_kv": b, "num_warps": w, "num_stages": n, "dependent": True}

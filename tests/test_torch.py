@@ -236,7 +236,7 @@ def tiny(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def folder(tiny, tmp_path) -> Path:
+def folder(tiny: Path, tmp_path: Path) -> Path:
     """A copy that a test may damage."""
     for file in tiny.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())

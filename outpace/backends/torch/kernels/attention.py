@@ -196,7 +196,9 @@ def attention(
     _, num_kv_heads, page_tokens, _ = cache.keys.shape
     group = num_heads // num_kv_heads
     longest = step.shape.max_row_tokens
-    tile_tokens = max(1, min(longest, _TILE_ROWS // group))
+    # Without matrix units for float32 a large tile would not fit into registers.
+    tile_rows = _TILE_ROWS if q.dtype != torch.float32 else 16
+    tile_tokens = max(1, min(longest, tile_rows // group))
     num_tiles = -(-longest // tile_tokens)
     block_m = max(16, triton.next_power_of_2(tile_tokens * group))
     splits = num_splits or num_splits_for(step, num_kv_heads, num_tiles, page_tokens, num_sms)
