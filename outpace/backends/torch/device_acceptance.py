@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outpace.backends.torch.device_distributions import Distributions, Shaped, row_slices
 from outpace.backends.torch.device_noise import keys, uniforms
-from outpace.backends.torch.device_sampling import Distributions, Shaped, choose, row_slices
+from outpace.backends.torch.device_sampling import choose
 from outpace.randomness import Purpose
 
 _BLOCK = 128  # weights summed together when an inverse transform looks for its place
@@ -202,7 +203,7 @@ def draw_weighted(weights: Tensor, noise: Tensor) -> Tensor:
 
 
 def _first_beyond(ends: Tensor, aim: Tensor, weights: Tensor) -> Tensor:
-    """The first place with a weight whose end lies beyond the aim; where rounding leaves none, the last with a weight."""
+    """The first place with a weight whose end lies beyond the aim; the last with a weight if rounding leaves none."""
     places = torch.arange(ends.shape[1], device=ends.device)
     has_weight = weights > 0.0
     first = torch.where(has_weight & (ends > aim[:, None]), places, ends.shape[1]).amin(dim=-1)
