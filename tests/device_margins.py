@@ -63,7 +63,7 @@ def _draw_margin(p: DoubleRow, seed: int, position: int) -> float:
     # The tail's mass is what the head's leaves of one, so its error is absolute.
     tail_noise = gumbels(token_key, np.array([-1]))[0]
     border = np.exp(scores[-1] - tail_noise)  # the mass with which the tail would just win
-    to_border = abs(p[tail].sum() - border)
+    to_border = abs(float(p[tail].sum() - border))
     if p[tail].sum() < border:
         return min(margin, to_border)
     tail_scores = np.sort(np.log(p[tail]) + gumbels(key(seed, Purpose.TAIL, position), tail))
