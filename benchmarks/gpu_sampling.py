@@ -24,9 +24,15 @@ from torch import Tensor
 
 from outpace.backends.torch import device_acceptance
 from outpace.backends.torch.device_acceptance import Drafts, Verdicts, draw_draft
-from outpace.backends.torch.device_distributions import Distributions, RowParams, greedy_tokens, joined, shape
+from outpace.backends.torch.device_distributions import (
+    DEFAULT_CANDIDATES,
+    Distributions,
+    RowParams,
+    greedy_tokens,
+    joined,
+)
 from outpace.backends.torch.device_noise import gumbels, keys, uniforms
-from outpace.backends.torch.device_sampling import sample
+from outpace.backends.torch.device_sampling import draw, draw_fused, sample
 from outpace.config import SamplingParams
 from outpace.randomness import Purpose
 from outpace.randomness import key as host_key
@@ -85,6 +91,9 @@ def check_sampling() -> Results:
         params = SamplingParams(**features)
         logits = model_like_logits(num_rows, "cuda", seed=len(name))
         on_gpu, is_exact = sample(logits, RowParams.of([params] * num_rows, "cuda"), *addresses(num_rows, "cuda"))
+        plain = draw(
+            logits, RowParams.of([params] * num_rows, "cuda"), *addresses(num_rows, "cuda"), DEFAULT_CANDIDATES
+        )
         whole, _ = sample(
             logits, RowParams.of([params] * num_rows, "cuda"), *addresses(num_rows, "cuda"), num_candidates=VOCAB
         )
@@ -104,6 +113,7 @@ def check_sampling() -> Results:
         results[name] = {
             "rows": num_rows,
             "exact by candidates": int(exact.sum()),
+            "fused unlike op by op": int((on_gpu != plain.tokens).sum() + (is_exact != plain.is_exact).sum()),
             "candidates unlike the whole vocabulary": int((on_gpu != whole).cpu()[exact].sum()),
             "unlike the CPU": int((whole.cpu() != on_cpu).sum()),
             "unlike the host": len(wrong),
@@ -132,21 +142,25 @@ class Round:
         self.seeds, self.anchors = addresses(num_requests, device)
         self.num_drafted = (torch.arange(num_requests, device=device) + depth) % (depth + 1)
         self.row_of = torch.arange(target.shape[0], device=device).view(num_requests, depth + 1)
-        self.matches = torch.zeros(num_requests, dtype=torch.bool, device=device)
+        self.target_addresses = addresses(target.shape[0], device)
 
     def drafted(self) -> tuple[Drafts, Distributions]:
         steps, tokens = [], []
         for i in range(self.draft_logits.shape[1]):
-            shaped = shape(self.draft_logits[:, i], self.params)
-            tokens.append(draw_draft(shaped, self.seeds, self.anchors, i, self.matches))
-            steps.append(shaped.distributions)
+            drawn = draw_fused(
+                self.draft_logits[:, i], self.params, self.seeds, self.anchors + i, DEFAULT_CANDIDATES
+            ).distributions
+            tokens.append(draw_draft(drawn, self.seeds, self.anchors, i))
+            steps.append(drawn)
         drafts = Drafts(torch.stack(tokens, dim=1), self.num_drafted, self.row_of, self.seeds, self.anchors)
         return drafts, joined(steps, self.draft_logits)
 
     def judged(self, rule: str, drafts: Drafts, draft: Distributions) -> Verdicts:
-        target = shape(self.target_logits, self.target_params)
+        target = draw_fused(
+            self.target_logits, self.target_params, *self.target_addresses, DEFAULT_CANDIDATES
+        ).distributions
         judge = device_acceptance.reject if rule == "rejection" else device_acceptance.verify_block
-        return judge(drafts, draft, target.distributions)
+        return judge(drafts, draft, target)
 
 
 def check_acceptance() -> Results:
@@ -158,7 +172,7 @@ def check_acceptance() -> Results:
                 work = Round(24, 4, FEATURES[name], device)
                 drafts, draft = work.drafted()
                 verdicts = work.judged(rule, drafts, draft)
-                table = verdicts.packed(torch.ones_like(work.matches))
+                table = verdicts.packed(torch.ones_like(verdicts.num_accepted))
                 packed.append(torch.cat([drafts.tokens, table], dim=1).cpu())
             unlike = int((packed[0] != packed[1]).any(dim=1).sum())
             results[f"{rule} {name}"] = {
@@ -202,7 +216,8 @@ def one_read(num_rows: int) -> float:
 
 def time_sampling() -> Results:
     results: Results = {}
-    print(f"  {'rows':>6} {'one read':>9} {'argmax':>8} {'plain':>8} {'top_p':>8} {'whole':>8}  ms, vocabulary {VOCAB}")
+    columns = ("rows", "one read", "argmax", "plain", "top_p", "op by op", "whole")
+    print("  " + "".join(f"{name:>10}" for name in columns), f" ms, vocabulary {VOCAB}")
     for num_rows in ROWS:
         logits = model_like_logits(num_rows, "cuda")
         where = addresses(num_rows, "cuda")
@@ -211,25 +226,26 @@ def time_sampling() -> Results:
             params = RowParams.of([SamplingParams(**FEATURES[name])] * rows, "cuda")
             return graph_milliseconds(partial(sample, x, params, *at, **options))
 
+        def op_by_op(name: str, rows: int = num_rows, x: Tensor = logits, at: Any = where) -> float:
+            params = RowParams.of([SamplingParams(**FEATURES[name])] * rows, "cuda")
+            return graph_milliseconds(partial(draw, x, params, at[0], at[1], DEFAULT_CANDIDATES))
+
         times: Results = {
             "one read": one_read(num_rows),
             "argmax": graph_milliseconds(partial(greedy_tokens, logits)),
             "plain": sampling("plain"),
             "top_p": sampling("top_p"),
+            "top_p, op by op": op_by_op("top_p"),
         }
         if num_rows <= 32:  # the way out for rows that candidates do not suffice for: always few
             times["whole"] = sampling("plain", num_candidates=VOCAB)
         results[str(num_rows)] = times
-        whole = f"{times['whole']:8.3f}" if "whole" in times else f"{'-':>8}"
-        print(
-            f"  {num_rows:6} {times['one read']:9.3f} {times['argmax']:8.3f} {times['plain']:8.3f} "
-            f"{times['top_p']:8.3f} {whole}"
-        )
+        print(f"  {num_rows:10}" + "".join(f"{milliseconds:10.3f}" for milliseconds in times.values()))
     return results
 
 
 def time_compiled_sampling() -> Results:
-    """The same functions fused by torch.compile."""
+    """The torch functions fused by torch.compile, which the kernels should beat."""
     results: Results = {}
     begin = perf_counter()
     for num_rows in COMPILED_ROWS:
@@ -238,12 +254,12 @@ def time_compiled_sampling() -> Results:
                 return results
             logits, where = model_like_logits(num_rows, "cuda"), addresses(num_rows, "cuda")
             params = RowParams.of([SamplingParams(**FEATURES[name])] * num_rows, "cuda")
-            compiled = torch.compile(sample, fullgraph=True, dynamic=False)
+            compiled = torch.compile(draw, fullgraph=True, dynamic=False)
             started = perf_counter()
-            tokens, _ = compiled(logits, params, *where)
+            tokens = compiled(logits, params, *where, DEFAULT_CANDIDATES).tokens
             seconds = perf_counter() - started
             results[f"{num_rows} {name}"] = {
-                "ms": graph_milliseconds(partial(compiled, logits, params, *where)),
+                "ms": graph_milliseconds(partial(compiled, logits, params, *where, DEFAULT_CANDIDATES)),
                 "unlike uncompiled": int((tokens != sample(logits, params, *where)[0]).sum()),
                 "compilation s": seconds,
             }

@@ -258,7 +258,9 @@ def test_a_draft_loop_draws_what_the_host_draws(vocab: int) -> None:
         params = RowParams.of([request.params for request in batch.requests])
         for offset in range(3):
             shaped = shape(torch.from_numpy(batch.draft_rows)[:, offset], params, vocab)
-            tokens = draw_draft(shaped, drafts.seed, drafts.anchor, offset, ~is_sampled(batch), is_mixed=not seeded)
+            own, _ = choose(shaped, drafts.seed, drafts.anchor + offset)
+            drawn = draw_draft(shaped.distributions, drafts.seed, drafts.anchor, offset)
+            tokens = torch.where(is_sampled(batch), drawn, own)
             for i, draft in enumerate(batch.drafts):
                 if offset < len(draft.tokens) and int(tokens[i]) != draft.tokens[offset]:
                     request, anchor = batch.requests[i], len(batch.requests[i].tokens)
@@ -279,7 +281,7 @@ def test_nothing_looks_at_data_on_the_way() -> None:
     steps, tokens = [], []
     for i in range(depth):
         shaped = shape(buffer[:, i], batch)
-        tokens.append(draw_draft(shaped, words, words, i, words > 0))
+        tokens.append(draw_draft(shaped.distributions, words, words, i))
         steps.append(shaped.distributions)
     row_of = torch.empty(num_requests, depth + 1, dtype=torch.int64, device="meta")
     drafts = Drafts(torch.stack(tokens, dim=1), words, row_of, words, words)
@@ -319,7 +321,8 @@ def generations(rule: str, features: dict[str, Any], *, drawn_at: float = 1.0) -
         for i in range(DEPTH):
             buffer[:, i] = DRAFT[contexts[-1] % _NUM_CONTEXTS]
             drawn = shape(buffer[:, i], drawn_with)
-            tokens.append(draw_draft(drawn, seed, length, i, torch.tensor(rule == "match")))
+            own, _ = choose(drawn, seed, length + i)
+            tokens.append(own if rule == "match" else draw_draft(drawn.distributions, seed, length, i))
             steps.append(shape(buffer[:, i], params).distributions)
             contexts.append(contexts[-1] * VOCAB + tokens[-1])
         rows = torch.stack(contexts, dim=1) % _NUM_CONTEXTS  # beyond a draft: never looked at

@@ -76,7 +76,7 @@ def normal_rows(seed: int, num_rows: int, vocab: int) -> FloatRows:
     """From almost flat to almost certain."""
     generator = np.random.default_rng(seed)
     spread = generator.choice([0.01, 0.3, 1.0, 2.0, 4.0, 10.0], size=(num_rows, 1))
-    return (generator.normal(size=(num_rows, vocab)) * spread).astype(np.float32)
+    return np.asarray(generator.normal(size=(num_rows, vocab)) * spread, dtype=np.float32)
 
 
 def tied_rows(seed: int, num_rows: int, vocab: int) -> FloatRows:

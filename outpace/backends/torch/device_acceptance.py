@@ -15,9 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outpace.backends.torch.device_distributions import Distributions, Shaped, row_slices
+from outpace.backends.torch.device_distributions import Distributions, row_slices
 from outpace.backends.torch.device_noise import keys, uniforms
-from outpace.backends.torch.device_sampling import choose
 from outpace.randomness import Purpose
 
 _BLOCK = 128  # weights summed together when an inverse transform looks for its place
@@ -210,21 +209,15 @@ def _first_beyond(ends: Tensor, aim: Tensor, weights: Tensor) -> Tensor:
     return torch.minimum(first, torch.where(has_weight, places, 0).amax(dim=-1))
 
 
-def draw_draft(
-    shaped: Shaped, seed: Tensor, anchor: Tensor, offset: int, matches_own: Tensor, *, is_mixed: bool = True
-) -> Tensor:
-    """A draft model's next token, offset tokens after the anchor.
+def draw_draft(distributions: Distributions, seed: Tensor, anchor: Tensor, offset: int) -> Tensor:
+    """A draft model's next token, offset tokens after the anchor, where `reject` or `verify_block` will judge it.
 
-    It meets the target's noise where `match` will judge it (`matches_own`, bool [num_requests]) and the draft's own
-    where `reject` or `verify_block` will; with `is_mixed` False the host promises that `match` judges all. `is_exact`
-    does not matter here: for match any draft will do, and for the others the distribution it was drawn from counts.
+    A draft that `match` will judge says what `device_sampling.draw` draws at position anchor + offset. Distributions
+    that are not exact will do for both: any draft is lossless there, and here what it was drawn from counts.
     """
-    tokens, _ = choose(shaped, seed, anchor + offset)
-    if not is_mixed:
-        return tokens
     noise = uniforms(keys(seed, Purpose.DRAFT, anchor, torch.full_like(anchor, offset)))
-    drawn = []
-    for part in row_slices(*shaped.distributions.logits.shape):
+    tokens = []
+    for part in row_slices(*distributions.logits.shape):
         rows = torch.arange(part.start, part.stop, device=noise.device)
-        drawn.append(draw_weighted(shaped.distributions.dense(rows), noise[part]))
-    return torch.where(matches_own, tokens, torch.cat(drawn))
+        tokens.append(draw_weighted(distributions.dense(rows), noise[part]))
+    return torch.cat(tokens)

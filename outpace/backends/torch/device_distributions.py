@@ -19,7 +19,7 @@ from torch import Tensor
 from outpace.config import SamplingParams
 
 DEFAULT_CANDIDATES = 256
-_BLOCK = 64  # tokens whose maximum stands for all of them while candidates are sought
+BLOCK = 64  # tokens whose maximum stands for all of them while candidates are sought
 _SLICE = 1 << 22  # elements worked on at a time: 16 MB, so that intermediate results need little memory and stay in L2
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -148,8 +148,9 @@ def greedy_tokens(logits: Tensor) -> Tensor:
     return logits.argmax(dim=-1)  # the first among equals, as documented
 
 
-def candidates(logits: Tensor, num_candidates: int) -> Candidates:
-    """The `num_candidates` likeliest tokens of each row; one pass over the logits.
+def candidates(logits: Tensor, num_candidates: int, maxima: Tensor | None = None) -> Candidates:
+    """The `num_candidates` likeliest tokens of each row; one pass over the logits, none if `maxima` [rows, blocks] of
+    its whole blocks are known already.
 
     The n largest logits lie in the n blocks with the largest maxima, so only the maxima and those blocks are searched.
     """
@@ -157,26 +158,26 @@ def candidates(logits: Tensor, num_candidates: int) -> Candidates:
     if num_candidates >= vocab_size:
         values, ids = torch.sort(logits, dim=-1, descending=True, stable=True)
         return Candidates(values, ids, torch.full_like(values[:, 0], -torch.inf), ids[:, 0])
-    num_blocks = vocab_size // _BLOCK
+    num_blocks = vocab_size // BLOCK
     if num_blocks <= num_candidates:
         values, ids = logits.topk(num_candidates, dim=-1)
         top_id = greedy_tokens(logits)
     else:
-        whole = logits[:, : num_blocks * _BLOCK].view(-1, num_blocks, _BLOCK)
-        rest = logits[:, num_blocks * _BLOCK :]
-        maxima = whole.amax(dim=-1)
+        whole = logits[:, : num_blocks * BLOCK].view(-1, num_blocks, BLOCK)
+        rest = logits[:, num_blocks * BLOCK :]
+        maxima = whole.amax(dim=-1) if maxima is None else maxima
         block = maxima.topk(num_candidates, dim=-1, sorted=False).indices
-        members = whole.gather(1, block[:, :, None].expand(-1, -1, _BLOCK)).flatten(1)
+        members = whole.gather(1, block[:, :, None].expand(-1, -1, BLOCK)).flatten(1)
         values, place = torch.cat([members, rest], dim=1).topk(num_candidates, dim=-1)
         in_rest = place >= members.shape[1]
-        block_of = block.gather(1, (place // _BLOCK).clamp(max=num_candidates - 1))
-        ids = torch.where(in_rest, place - members.shape[1] + num_blocks * _BLOCK, block_of * _BLOCK + place % _BLOCK)
+        block_of = block.gather(1, (place // BLOCK).clamp(max=num_candidates - 1))
+        ids = torch.where(in_rest, place - members.shape[1] + num_blocks * BLOCK, block_of * BLOCK + place % BLOCK)
         top_block = maxima.argmax(dim=-1, keepdim=True)
-        in_top_block = whole.gather(1, top_block[:, :, None].expand(-1, -1, _BLOCK))[:, 0].argmax(dim=-1)
-        top_id = top_block[:, 0] * _BLOCK + in_top_block
+        in_top_block = whole.gather(1, top_block[:, :, None].expand(-1, -1, BLOCK))[:, 0].argmax(dim=-1)
+        top_id = top_block[:, 0] * BLOCK + in_top_block
         if rest.shape[1]:
             rest_wins = rest.amax(dim=-1) > maxima.amax(dim=-1)
-            top_id = torch.where(rest_wins, num_blocks * _BLOCK + rest.argmax(dim=-1), top_id)
+            top_id = torch.where(rest_wins, num_blocks * BLOCK + rest.argmax(dim=-1), top_id)
     floor = values[:, -1]
     # topk leaves the order among equals open.
     ids, order = ids.sort(dim=-1)
@@ -200,7 +201,7 @@ def shape(logits: Tensor, params: RowParams, num_candidates: int = DEFAULT_CANDI
     vocab_size = logits.shape[1]
     found = candidates(logits, num_candidates)
     top = found.logits[:, 0]
-    inv_temperature = torch.where(params.is_greedy, 1.0, params.inv_temperature)
+    inv_temperature = params.inv_temperature
     total = total_weights(logits, top, inv_temperature).float()
     weights = torch.exp((found.logits - top[:, None]) * inv_temperature[:, None])
     floor_weight = torch.exp((found.floor - top) * inv_temperature)

@@ -9,11 +9,14 @@ Nothing else can differ: filters order the logits themselves, where equal means 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from outpace.backends.torch.device_distributions import (
     DEFAULT_CANDIDATES,
+    Distributions,
     RowParams,
     Shaped,
     candidates,
@@ -25,6 +28,16 @@ from outpace.randomness import Purpose
 from outpace.sampling import HEAD_RATIO
 
 _TAIL_INDEX = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A token for every row, with the distribution it was drawn from. All [rows]."""
+
+    tokens: Tensor
+    is_exact: Tensor  # bool: the token is the one that the whole vocabulary gives
+    distributions: Distributions
+    is_shaped_exactly: Tensor  # bool: the distribution is the one asked for
 
 
 def choose(shaped: Shaped, seed: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,6 +63,23 @@ def choose(shaped: Shaped, seed: Tensor, position: Tensor) -> tuple[Tensor, Tens
     return ids.gather(1, place[:, None])[:, 0], is_exact
 
 
+def draw(logits: Tensor, params: RowParams, seed: Tensor, position: Tensor, num_candidates: int) -> Sampled:
+    """`shape`, then `choose`."""
+    shaped = shape(logits, params, num_candidates)
+    tokens, is_exact = choose(shaped, seed, position)
+    return Sampled(tokens, is_exact, shaped.distributions, shaped.is_exact)
+
+
+def draw_fused(logits: Tensor, params: RowParams, seed: Tensor, position: Tensor, num_candidates: int) -> Sampled:
+    """`draw` by the kernels made for it, on a GPU and where they can."""
+    if not logits.is_cuda:
+        return draw(logits, params, seed, position, num_candidates)
+    from outpace.backends.torch.kernels import sampling as kernels
+
+    can_draw = kernels.can_draw(logits.shape[1], num_candidates)
+    return (kernels.draw if can_draw else draw)(logits, params, seed, position, num_candidates)
+
+
 def sample(
     logits: Tensor,
     params: RowParams,
@@ -65,7 +95,8 @@ def sample(
     vocabulary; so many are always done, needed or not. Rows still not exact are for the caller to pass once more with
     `num_candidates` of the whole vocabulary, when the flags arrive with the tokens.
     """
-    tokens, is_exact = choose(shape(logits, params, num_candidates), seed, position)
+    sampled = draw_fused(logits, params, seed, position, num_candidates)
+    tokens, is_exact = sampled.tokens, sampled.is_exact
     if num_slots and num_candidates < logits.shape[1]:
         redo = (~is_exact).float().topk(min(num_slots, logits.shape[0])).indices
         again = shape(logits.index_select(0, redo), params.rows(redo), logits.shape[1])
