@@ -20,7 +20,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -44,12 +44,15 @@ from outpace.backends.torch.kernels.linear import LinearConfig
 from outpace.backends.torch.kernels.triton_ops import TritonOps
 from outpace.backends.torch.model import Model
 from outpace.backends.torch.runner import PAGE_TOKENS, TorchRunner
+from outpace.backends.torch.weights import Weights
 from outpace.config import EngineConfig, SamplingParams, usable_cores
 from outpace.engine.engine import Engine
 from outpace.speculation.base import NoDraft
 
 CONTEXT = 1024
-SWEEP_SECONDS = 240
+SWEEP_SECONDS = 200
+KEPT = 3  # ways to stream a product that are tried again inside whole steps
+PREFETCHES = (0, 1, 2, 4, 8, 16)
 WORKERS = max(1, min(14, usable_cores() - 1))  # that compile kernels
 # (shape, rows, tokens per row, what the step may take in milliseconds)
 STEPS = [("8B", 1, 1, 4.3), ("8B", 1, 8, 4.73), ("1B", 1, 1, 0.85), ("8B", 32, 1, 6.5), ("8B", 128, 1, 16.0)]
@@ -79,6 +82,7 @@ class Bench:
         self.device = device
         self.bandwidth = 4.2e12  # replaced by what is measured
         self.configs: dict[tuple[int, int, int], LinearConfig] = {}
+        self.found: dict[tuple[str, str], list[LinearConfig]] = {}
         self._models: dict[str, Model] = {}
 
     def model(self, shape: str) -> Model:
@@ -117,51 +121,85 @@ class Bench:
             self.report.say(f"  FAILED {check['kernel']}: {check['case']}: {check['error']:.2e}")
 
     def sweep(self) -> None:
-        """Find the fastest way to stream each product; later sections use it."""
-        wanted = [("8B", 1), ("1B", 1), ("8B", 32), ("8B", 64)]
+        """Time each way to stream each product on its own, and keep the best few."""
         jobs = [
-            (shape, product, tokens, config)
-            for shape, tokens in wanted
+            (shape, product, config)
+            for shape in ("8B", "1B")
             for product in kernels.products(shape)
-            for config in kernels.candidates(product, max(16, tokens))
+            for config in kernels.candidates(product, 16)
         ]
         begin = time.perf_counter()
-        kernels.compile_ahead([(product, tokens, config) for _, product, tokens, config in jobs], WORKERS)
+        kernels.compile_ahead([(product, 1, config) for _, product, config in jobs], WORKERS)
         self.report.say(f"  {len(jobs)} variants compiled in {time.perf_counter() - begin:.0f} s")
         rows: list[dict[str, Any]] = []
-        for (shape, product, tokens), group in itertools.groupby(jobs, key=lambda job: job[:3]):
+        for (shape, product), group in itertools.groupby(jobs, key=lambda job: job[:2]):
             if time.perf_counter() - begin > SWEEP_SECONDS:
-                self.report.say(f"  {shape} {product.name} {tokens}: left out, time is up")
+                self.report.say(f"  {shape} {product.name}: left out, time is up")
                 continue
             timed = []
             for *_, config in group:
                 try:
-                    timed.append((kernels.time_product(product, tokens, config, self.device), config))
+                    timed.append((kernels.time_product(product, 1, config, self.device), config))
                 except Exception as error:
-                    self.report.say(f"  {shape} {product.name} {config}: {error!r:.150}")
+                    self.report.say(f"  {shape} {product.name} {_short(config)}: {error!r:.120}")
             if not timed:
                 continue
             timed.sort(key=lambda pair: pair[0]["us"])
-            best_row, best = timed[0]
-            library = kernels.time_product(product, tokens, None, self.device)
+            library = kernels.time_product(product, 1, None, self.device)
             rows += [row | {"shape": shape} for row, _ in timed] + [library | {"shape": shape}]
+            best = timed[0][0]
             self.report.say(
-                f"  {shape} {product.name:8} {tokens:3} tokens: ours {best_row['us']:7.2f} us "
-                f"{best_row['tb_per_s']:.2f} TB/s, library {library['us']:7.2f} us {library['tb_per_s']:.2f} TB/s"
+                f"  {shape} {product.name:8}: ours {best['us']:7.2f} us {best['tb_per_s']:.2f} TB/s, "
+                f"library {library['us']:7.2f} us {library['tb_per_s']:.2f} TB/s"
             )
-            for row, config in timed[:3]:
+            for row, config in timed[:6]:
                 self.report.say(f"      {row['us']:7.2f} us {_short(config)}")
-            for change in ({"prefetch": 0}, {"prefetch": 2}, {"prefetch": 4}, {"dependent_launch": False}):
-                other = LinearConfig(**asdict(best) | change)
-                row = kernels.time_product(product, tokens, other, self.device)
-                rows.append(row | {"shape": shape})
-                self.report.say(f"      {row['us']:7.2f} us {_short(best)} with {change}")
-                if row["us"] < best_row["us"]:
-                    best_row, best = row, other
-            if best_row["us"] < library["us"] or tokens == 1:
-                self.configs[product.weight_rows, product.k, max(16, tokens)] = best
+            self.found[shape, product.name] = [config for _, config in timed[:KEPT]]
+            self.configs[product.weight_rows, product.k, 16] = timed[0][1]
             self.report.figures["sweep"] = rows
             self.report.save()
+
+    def tune(self) -> None:
+        """The best few again, now inside whole steps, where what a kernel asks for ahead of its turn counts."""
+        jobs = []
+        for (shape, name), configs in self.found.items():
+            product = next(each for each in kernels.products(shape) if each.name == name)
+            jobs += [(product, 1, replace(config, prefetch=n)) for config in configs for n in PREFETCHES]
+        kernels.compile_ahead(jobs, WORKERS)
+        rows = self.report.figures["tune"] = []
+        for shape in ("8B", "1B"):
+            whole = self.model(shape)
+            part = Weights(
+                whole.weights.embedding, whole.weights.head, whole.weights.final_norm, whole.weights.layers[:8]
+            )
+            step = uniform_step(1, 1, CONTEXT, whole.config.vocab_size, self.device)
+            caches = random_caches(whole.config, -(-CONTEXT // PAGE_TOKENS), self.device, num_layers=8)
+
+            def timed(part: Weights = part, whole: Model = whole, step: Any = step, caches: Any = caches) -> float:
+                ops = TritonOps(self.device, configs=self.configs)
+                model = Model(whole.config, part, ops, 2 * CONTEXT)
+                return 1e3 * median_ms(lambda: model.forward(step, caches), replays=5, rounds=5)
+
+            for name in ("out", "gate_up", "down", "qkv", "out", "gate_up", "head"):
+                product = next(each for each in kernels.products(shape) if each.name == name)
+                key = (product.weight_rows, product.k, 16)
+                tried = []
+                for config in self.found.get((shape, name), []):
+                    for n in PREFETCHES:
+                        self.configs[key] = replace(config, prefetch=n)
+                        tried.append((timed(), self.configs[key]))
+                if not tried:
+                    continue
+                tried.sort(key=lambda pair: pair[0])
+                self.configs[key] = tried[0][1]
+                self.report.say(f"  {shape} {name:8}: eight layers and the head in {tried[0][0]:.1f} us")
+                for us, config in tried[:4]:
+                    self.report.say(f"      {us:7.1f} us {_short(config)} prefetch {config.prefetch}")
+                rows.append({"shape": shape, "product": name, "tried": [(us, asdict(c)) for us, c in tried]})
+                self.report.save()
+        self.report.figures["configs"] = [(list(key), asdict(config)) for key, config in self.configs.items()]
+        self._models.clear()
+        torch.cuda.empty_cache()
 
     def attention(self) -> None:
         cases = [("8B", 1, 1), ("8B", 1, 8), ("1B", 1, 1), ("8B", 32, 1), ("8B", 128, 1)]
@@ -369,7 +407,7 @@ def _commit() -> str:
     return _output("git", "rev-parse", "--short", "HEAD")
 
 
-SECTIONS = ("machine", "check", "sweep", "attention", "steps", "profile", "engine", "transformers")
+SECTIONS = ("machine", "check", "sweep", "tune", "attention", "steps", "profile", "engine", "transformers")
 
 
 def main() -> int:

@@ -18,7 +18,7 @@ from torch.nn import functional
 from benchmarks.gpu_models import median_ms, random_caches, shape_config, uniform_step
 from outpace.backends.torch.kernels import attention as attention_kernels
 from outpace.backends.torch.kernels import elementwise
-from outpace.backends.torch.kernels.base import Cache
+from outpace.backends.torch.kernels.base import Cache, Normed
 from outpace.backends.torch.kernels.linear import LinearConfig, Scratch, stream_linear
 from outpace.backends.torch.kernels.reference import ReferenceOps, rms_norm, swiglu
 from outpace.backends.torch.step import PADDING, HostStep, StepInputs, StepShape, views
@@ -59,18 +59,29 @@ class Product:
         out = torch.full((num_tokens, self.n), torch.nan, device=device, dtype=torch.float32 if self.wide else dtype)
         residual = rand(num_tokens, self.n) if self.residual else None
         return {
-            "x": rand(num_tokens, self.k),
+            "x": rand(num_tokens, self.k) * 3,
             "weight": rand(self.weight_rows, self.k) * self.k**-0.5,
             "out": out if residual is None else residual,
             "residual": residual,
             "norm": 1 + 0.1 * rand(self.k) if self.norm else None,
+            "next_norm": 1 + 0.1 * rand(self.n) if self.residual else None,
         }
 
     def run(self, tensors: dict[str, Any], scratch: Scratch, config: LinearConfig, num_sms: int) -> Tensor:
-        return stream_linear(
-            tensors["x"], tensors["weight"], tensors["out"], scratch, config, num_sms, norm=tensors["norm"],
-            epsilon=1e-5, residual=tensors["residual"], swiglu=self.swiglu,
+        x = tensors["x"]
+        if tensors["norm"] is not None:
+            if "normed" not in tensors:  # as the product before would have left it
+                squares = x.float().square().view(len(x), -1, 32).sum(-1)
+                tensors["normed"] = Normed((x.float() * tensors["norm"].float()).to(x.dtype), squares)
+            x = tensors["normed"]
+        next_norm = tensors["next_norm"]
+        normed = stream_linear(
+            x, tensors["weight"], tensors["out"], scratch, config, num_sms,
+            epsilon=1e-5, residual=tensors["residual"], next_norm=next_norm, swiglu=self.swiglu,
         )  # fmt: skip
+        tensors["next"] = normed
+        out: Tensor = tensors["out"]
+        return out
 
     def reference(self, tensors: dict[str, Any]) -> Tensor:
         """In float32 throughout."""
@@ -145,6 +156,10 @@ def _check_linear(dtype: torch.dtype, dependent: bool, num_tokens: int, n: int, 
         tensors = product.tensors(num_tokens, device, dtype)
         expected = product.reference(tensors)
         found.append((product.name, relative_error(product.run(tensors, scratch, config, num_sms), expected)))
+        if product.residual:
+            out, normed, norm = tensors["out"].float(), tensors["next"], tensors["next_norm"].float()
+            found.append(("begun norm", relative_error(normed.x, out * norm)))
+            found.append(("begun norm", relative_error(normed.squares.sum(1), out.square().sum(1))))
         if not product.residual:  # the same bits every time, however the parts of a tile were timed
             first = tensors["out"].clone()
             same = torch.equal(product.run(tensors, scratch, config, num_sms), first)
@@ -169,17 +184,17 @@ def _check_attention(
     angles = torch.rand((2048, dim // 2), device=device) * 6.28
     rope = torch.cat([angles.cos(), angles.sin()], 1)
     q_norm, k_norm = (rand(dim), rand(dim)) if num_heads == 16 else (None, None)
-    q = attention_kernels.rotate_and_store(qkv, cache, step, rope, q_norm, k_norm, 1e-5, dependent=dependent)
-    expected_q = REFERENCE.rotate_and_store(qkv, expected_cache, step, rope, q_norm, k_norm, 1e-5)
-    found = [
-        ("rotate", relative_error(q[real], expected_q[real])),
-        ("store keys", relative_error(cache.keys, expected_cache.keys)),
-        ("store values", relative_error(cache.values, expected_cache.values)),
-    ]
-    expected = REFERENCE.attention(q, cache, step)
+    rotation = attention_kernels.Rotation(rope, q_norm, k_norm, 1e-5)
+    expected = REFERENCE.attend(qkv, expected_cache, step, rope, q_norm, k_norm, 1e-5)
+    found = []
     for splits in (None, 1, 8):
-        mixed = attention_kernels.attention(q, cache, step, num_sms, num_splits=splits, dependent=dependent)
-        found.append(("attention", relative_error(mixed[real], expected[real])))
+        mine = Cache(cache.keys.clone(), cache.values.clone())
+        mixed = attention_kernels.attend(qkv, mine, step, rotation, num_sms, num_splits=splits, dependent=dependent)
+        found += [
+            ("attention", relative_error(mixed[real], expected[real])),
+            ("store keys", relative_error(mine.keys, expected_cache.keys)),
+            ("store values", relative_error(mine.values, expected_cache.values)),
+        ]
     return found
 
 
@@ -212,17 +227,14 @@ def candidates(product: Product, block_m: int) -> list[LinearConfig]:
     """Ways to stream a product that fit in shared memory and keep enough of it in flight."""
     found = []
     for block_n, block_k, num_warps, num_stages, per_sm in itertools.product(
-        (16, 32, 64) if block_m == 16 else (32, 64, 128),
-        (128, 256, 512),
-        (4, 8),
-        (3, 4, 6) if block_m == 16 else (3, 4),
-        (1, 2),
+        (16, 32, 64), (128, 256, 512), (2, 4), (3, 4, 6), (1, 2, 3)
     ):
-        tile = (block_n * (2 if product.swiglu else 1) + block_m) * block_k * 2
-        buffers = tile * (num_stages - 1)
-        fits = buffers + (4 << 10) <= SHARED_MEMORY // per_sm and buffers * per_sm >= 40 << 10
-        if fits and product.k % block_k == 0 and num_warps * 8 <= 2 * block_n:
-            found.append(LinearConfig(block_n, block_k, num_warps, num_stages, per_sm, prefetch=1))
+        weights = block_n * (2 if product.swiglu else 1) * block_k * 2
+        buffers = (weights + block_m * block_k * 2) * (num_stages - 1) + (2 << 10)
+        in_flight = weights * (num_stages - 1) * per_sm
+        fits = buffers <= SHARED_MEMORY // per_sm and 44 << 10 <= in_flight <= 130 << 10
+        if fits and product.k % block_k == 0 and num_warps >= block_n // 16:
+            found.append(LinearConfig(block_n, block_k, num_warps, num_stages, per_sm))
     return found
 
 
@@ -284,12 +296,10 @@ def _compile_attention(job: tuple[Any, ...]) -> None:
 
 
 def attention_candidates(num_rows: int) -> list[dict[str, Any]]:
-    splits, warps = {1: ((8, 16, 32), (2, 4)), 32: ((1, 2, 4), (4,))}.get(num_rows, ((1, 2), (4,)))
-    stages = (2, 3) if num_rows == 1 else (2, 3, 5)
-    block = (32, 64) if num_rows == 1 else (32, 64, 128)
+    splits = {1: (8, 16, 32), 32: (1, 2, 4)}.get(num_rows, (1, 2))
     return [
-        {"num_splits": s, "block_kv": b, "num_warps": w, "num_stages": n, "dependent": True}
-        for s, b, w, n in itertools.product(splits, block, warps, stages)
+        {"num_splits": s, "block_kv": b, "num_stages": n, "dependent": True}
+        for s, b, n in itertools.product(splits, (32, 64, 128), (2, 3))
     ]
 
 
@@ -317,10 +327,12 @@ def _attention_work(
     num_sms = torch.cuda.get_device_properties(device).multi_processor_count
     caches = random_caches(config, num_rows * -(-context // 32), device, num_layers)
     step = uniform_step(num_rows, row_tokens, context, 1000, device)
-    q = torch.randn((num_rows * row_tokens, config.num_heads, config.head_dim), device=device, dtype=torch.bfloat16)
+    width = config.q_size + 2 * config.kv_size
+    qkv = torch.randn((num_rows * row_tokens, width), device=device, dtype=torch.bfloat16)
+    rotation = attention_kernels.Rotation(torch.rand((2048, config.head_dim), device=device), None, None, 1e-5)
 
     def work() -> None:
         for cache in caches:
-            attention_kernels.attention(q, cache, step, num_sms, **options)
+            attention_kernels.attention(qkv, cache, step, num_sms, rotation=rotation, **options)
 
     return work

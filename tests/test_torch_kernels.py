@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="triton is not installed, so its kernels ca
 
 import torch
 
-from outpace.backends.torch.kernels.base import Cache
+from outpace.backends.torch.kernels.base import Cache, Hidden
 from outpace.backends.torch.kernels.reference import ReferenceOps, rms_norm, swiglu
 from outpace.backends.torch.step import PADDING, HostStep, StepInputs, StepShape, views
 
@@ -82,51 +82,71 @@ def check(found: torch.Tensor, expected: torch.Tensor) -> None:
     ("num_tokens", "n", "k", "block_n"), [(1, 64, 64, 16), (3, 80, 256, 32), (16, 96, 192, 16), (20, 48, 128, 16)]
 )
 def test_streamed_products(num_tokens, n, k, block_n, programs):
+    """A product that adds and begins the next norm, and those that read what it made."""
     from outpace.backends.torch.kernels.linear import LinearConfig, Scratch, stream_linear
 
     torch.manual_seed(n + programs)
     config = LinearConfig(block_n, 64, num_warps=4, num_stages=1, dependent_launch=False)
     scratch = Scratch(torch.device("cpu"))
-    x, norm = normal(num_tokens, k), 1 + normal(k, scale=0.1)
+    norm = 1 + normal(k, scale=0.1)
+    x, first = normal(num_tokens, 128), normal(k, 128)
     weight, bias = normal(n, k), normal(n)
 
     def poisoned(*shape: int) -> torch.Tensor:
         return torch.full(shape, torch.nan)
 
-    def run(w: torch.Tensor, out: torch.Tensor, **options: object) -> torch.Tensor:
-        found = stream_linear(x, w, out, scratch, config, programs, **options)  # type: ignore[arg-type]
+    def run(x: object, w: torch.Tensor, out: torch.Tensor, **options: object) -> object:
+        normed = stream_linear(x, w, out, scratch, config, programs, **options)  # type: ignore[arg-type]
         assert not scratch.counters.any(), "counters must be zero again for the next kernel"
-        return found
+        return normed
 
-    expected = REFERENCE.norm_linear(x, norm, 1e-5, weight, bias)
-    check(run(weight, poisoned(num_tokens, n), norm=norm, epsilon=1e-5, bias=bias), expected)
-    residual = normal(num_tokens, n)
-    expected = REFERENCE.linear_add(x, weight, None, residual)
-    check(run(weight, residual, residual=residual), expected)
+    residual = normal(num_tokens, k)
+    h = REFERENCE.linear_add(x, first, None, Hidden(residual), norm)
+    out = residual.clone()
+    normed = run(x, first, out, residual=out, next_norm=norm)
+    check(out, h.residual)
+
+    out = poisoned(num_tokens, n)
+    run(normed, weight, out, epsilon=1e-5, bias=bias)
+    check(out, REFERENCE.norm_linear(h, norm, 1e-5, weight, bias))
     fused, fused_bias = normal(2 * n, k), normal(2 * n)
-    expected = REFERENCE.norm_swiglu(x, norm, 1e-5, fused, fused_bias)
-    out = run(fused, poisoned(num_tokens, n), norm=norm, epsilon=1e-5, bias=fused_bias, swiglu=True)
-    check(out, expected)
+    out = poisoned(num_tokens, n)
+    run(normed, fused, out, epsilon=1e-5, bias=fused_bias, swiglu=True)
+    check(out, REFERENCE.norm_swiglu(h, norm, 1e-5, fused, fused_bias))
+    out = poisoned(num_tokens, n)
+    run(rms_norm(h.residual, norm, 1e-5), weight, out)
+    check(out, REFERENCE.norm_linear(h, norm, 1e-5, weight, None))
+
+
+@needs_interpreter
+def test_layouts_share_whole_tiles_where_that_is_even():
+    from outpace.backends.torch.kernels.linear import _layout
+
+    assert _layout(4096, 4096, 32, 256, 132) == (128, 1)
+    assert _layout(6144, 4096, 16, 256, 264) == (192, 1)
+    assert _layout(576, 576, 32, 64, 132)[1] > 1, "a small product is cut, so that all programs have some of it"
 
 
 SHAPES = [(4, 2, 64), (9, 3, 64), (4, 4, 16), (8, 1, 48)]  # heads, key heads, size of a head
 
 
 @needs_interpreter
-@pytest.mark.parametrize("gap", [0, 2])
+@pytest.mark.parametrize("num_splits", [1, 4])
+@pytest.mark.parametrize("rows", [[(5, 5), (40, 1), (33, 3)], [(70, 40), (64, 1)]], ids=str)
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "dim"), SHAPES)
-def test_rope_and_the_cache_write(num_heads, num_kv_heads, dim, normed, gap):
-    from outpace.backends.torch.kernels.attention import rotate_and_store
+def test_rotation_cache_write_and_attention(num_heads, num_kv_heads, dim, normed, rows, num_splits):
+    from outpace.backends.torch.kernels.attention import Rotation, attend
 
     random.seed(dim)
-    step = ragged_step([(5, 5), (40, 1), (33, 3)], 16, 12, gap=gap)
+    step = ragged_step(rows, 16, 12, gap=2)
     qkv = normal(step.shape.num_tokens, (num_heads + 2 * num_kv_heads) * dim)
-    rope = normal(64, dim)
+    rope = normal(128, dim)
     q_norm, k_norm = (normal(dim), normal(dim)) if normed else (None, None)
-    caches = [Cache(torch.zeros(12, num_kv_heads, 16, dim), torch.zeros(12, num_kv_heads, 16, dim)) for _ in range(2)]
-    found = rotate_and_store(qkv, caches[0], step, rope, q_norm, k_norm, 1e-5)
-    expected = REFERENCE.rotate_and_store(qkv, caches[1], step, rope, q_norm, k_norm, 1e-5)
+    keys, values = normal(12, num_kv_heads, 16, dim), normal(12, num_kv_heads, 16, dim)
+    caches = [Cache(keys.clone(), values.clone()) for _ in range(2)]
+    found = attend(qkv, caches[0], step, Rotation(rope, q_norm, k_norm, 1e-5), num_sms=4, num_splits=num_splits)
+    expected = REFERENCE.attend(qkv, caches[1], step, rope, q_norm, k_norm, 1e-5)
     real = step.positions >= 0
     check(found[real], expected[real])
     check(caches[0].keys, caches[1].keys)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from outpace.backends.torch.config import ModelConfig
-from outpace.backends.torch.kernels.base import Cache, Ops
+from outpace.backends.torch.kernels.base import Cache, Hidden, Ops
 from outpace.backends.torch.step import StepInputs
 from outpace.backends.torch.weights import Weights
 
@@ -23,14 +22,14 @@ class Model:
     def forward(self, step: StepInputs, caches: list[Cache]) -> Tensor:
         """Logits of the tokens asked for, [num_outputs, vocab_size] in float32; keys and values go into the caches."""
         ops, weights, epsilon = self.ops, self.weights, self.config.epsilon
-        x = functional.embedding(step.tokens, weights.embedding)
-        for layer, cache in zip(weights.layers, caches, strict=True):
-            qkv = ops.norm_linear(x, layer.attention_norm, epsilon, layer.qkv, layer.qkv_bias)
-            q = ops.rotate_and_store(qkv, cache, step, self._rope, layer.q_norm, layer.k_norm, epsilon)
-            mixed = ops.attention(q, cache, step)
-            x = ops.linear_add(mixed, layer.out, layer.out_bias, x)
-            h = ops.norm_swiglu(x, layer.mlp_norm, epsilon, layer.gate_up, layer.gate_up_bias)
-            x = ops.linear_add(h, layer.down, layer.down_bias, x)
-        if step.shape.num_outputs != len(x):
-            x = x.index_select(0, step.outputs)
-        return ops.norm_logits(x, weights.final_norm, epsilon, weights.head)
+        h = ops.embed(step.tokens, weights.embedding)
+        next_norms = [layer.attention_norm for layer in weights.layers[1:]] + [weights.final_norm]
+        for layer, cache, next_norm in zip(weights.layers, caches, next_norms, strict=True):
+            qkv = ops.norm_linear(h, layer.attention_norm, epsilon, layer.qkv, layer.qkv_bias)
+            mixed = ops.attend(qkv, cache, step, self._rope, layer.q_norm, layer.k_norm, epsilon)
+            h = ops.linear_add(mixed, layer.out, layer.out_bias, h, layer.mlp_norm)
+            x = ops.norm_swiglu(h, layer.mlp_norm, epsilon, layer.gate_up, layer.gate_up_bias)
+            h = ops.linear_add(x, layer.down, layer.down_bias, h, next_norm)
+        if step.shape.num_outputs != len(h.residual):
+            h = Hidden(h.residual.index_select(0, step.outputs))
+        return ops.norm_logits(h, weights.final_norm, epsilon, weights.head)

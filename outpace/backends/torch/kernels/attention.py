@@ -7,6 +7,8 @@ second kernel. Decoding, verifying drafts and reading prompts are the same kerne
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -14,6 +16,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outpace.backends.torch.kernels.base import Cache
+from outpace.backends.torch.kernels.linear import prefetch
 from outpace.backends.torch.step import StepInputs
 
 _LOG2_E = 1.4426950408889634
@@ -64,33 +67,97 @@ def _rotate_kernel(
             tl.store(values_ptr + place + HALF, tl.load(value + HALF, mask, 0.0), mask)
 
 
+@triton.jit
+def _rotated(
+    source, is_real, position, d, rope_ptr, norm_ptr, epsilon, DIM: tl.constexpr, HAS_NORM: tl.constexpr
+):  # fmt: skip
+    """Rows of a head, normed where the model does that, and turned by their positions; d [DIM_BLOCK], others a row."""
+    HALF: tl.constexpr = DIM // 2
+    mask = is_real[:, None] & (d < DIM)[None, :]
+    partner = tl.where(d < HALF, d + HALF, d - HALF)
+    x = tl.load(source[:, None] + d[None, :], mask, 0.0).to(tl.float32)
+    y = tl.load(source[:, None] + partner[None, :], mask, 0.0).to(tl.float32)
+    if HAS_NORM:
+        scale = tl.rsqrt(tl.sum(x * x, 1) / DIM + epsilon)[:, None]
+        x = x * scale * tl.load(norm_ptr + d, d < DIM, 0.0).to(tl.float32)[None, :]
+        y = y * scale * tl.load(norm_ptr + partner, d < DIM, 0.0).to(tl.float32)[None, :]
+    angle = rope_ptr + position[:, None] * DIM + (d % HALF)[None, :]
+    sines = tl.load(angle + HALF, mask, 0.0)
+    return x * tl.load(angle, mask, 0.0) + y * tl.where((d < HALF)[None, :], -sines, sines)
+
+
+@triton.jit
+def _store_new(
+    qkv_ptr, keys_ptr, values_ptr, table_ptr, rope_ptr, k_norm_ptr, epsilon, begin, length, context, low, high, kv_head,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
+    PAGE: tl.constexpr, NEW_BLOCK: tl.constexpr, HAS_NORM: tl.constexpr,
+):  # fmt: skip
+    """Keys, rotated, and values of those new tokens of a row that lie between low and high, into the cache."""
+    new, d = tl.arange(0, NEW_BLOCK), tl.arange(0, DIM_BLOCK)
+    t = context - length + new
+    is_mine = (new < length) & (t >= low) & (t < high)
+    source = qkv_ptr + ((begin + new).to(tl.int64) * (NUM_HEADS + 2 * NUM_KV_HEADS) + NUM_HEADS + kv_head) * DIM
+    page = tl.load(table_ptr + t // PAGE, is_mine, 0).to(tl.int64)
+    there = (((page * NUM_KV_HEADS + kv_head) * PAGE + t % PAGE) * DIM)[:, None] + d[None, :]
+    mask = is_mine[:, None] & (d < DIM)[None, :]
+    keys = _rotated(source, is_mine, t, d, rope_ptr, k_norm_ptr, epsilon, DIM, HAS_NORM)
+    tl.store(keys_ptr + there, keys.to(keys_ptr.dtype.element_ty), mask)
+    tl.store(values_ptr + there, tl.load(source[:, None] + NUM_KV_HEADS * DIM + d[None, :], mask, 0.0), mask)
+
+
 @triton.jit(do_not_specialize=["table_width"])
 def _attention_kernel(
     q_ptr, keys_ptr, values_ptr, out_ptr, parts_ptr, stats_ptr,
-    begins_ptr, lengths_ptr, contexts_ptr, tables_ptr, table_width, scale,
+    begins_ptr, lengths_ptr, contexts_ptr, tables_ptr, table_width, scale, rope_ptr, q_norm_ptr, k_norm_ptr, epsilon,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
     PAGE: tl.constexpr, NUM_TILES: tl.constexpr, TILE_TOKENS: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_KV: tl.constexpr, NUM_SPLITS: tl.constexpr, DEPENDENT: tl.constexpr,
+    BLOCK_KV: tl.constexpr, NUM_SPLITS: tl.constexpr, NEW_BLOCK: tl.constexpr, HAS_NORM: tl.constexpr,
+    THREADS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    """NEW_BLOCK > 0: q_ptr is the fused product, and this kernel rotates and writes the cache; else q is ready."""
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
+    ALL_HEADS: tl.constexpr = NUM_HEADS + 2 * NUM_KV_HEADS
     row, tile = tl.program_id(0) // NUM_TILES, tl.program_id(0) % NUM_TILES
     kv_head, split = tl.program_id(1), tl.program_id(2)
     begin, length = tl.load(begins_ptr + row), tl.load(lengths_ptr + row)
     context = tl.load(contexts_ptr + row)
+    visible = context - length + tl.minimum((tile + 1) * TILE_TOKENS, length)
+    share = tl.cdiv(tl.cdiv(visible, NUM_SPLITS), BLOCK_KV) * BLOCK_KV
+    low = split * share
+    high = tl.minimum(low + share, visible)
     if DEPENDENT:
         gdc_launch_dependents()
+        SIZE: tl.constexpr = DIM * keys_ptr.dtype.element_ty.primitive_bitwidth // 8
+        if SIZE % 16 == 0:
+            # What the cache holds already does not depend on the previous kernel.
+            ahead = low + tl.arange(0, THREADS)
+            known = ahead < tl.minimum(high, context - length)
+            ahead_page = tl.load(tables_ptr + row * table_width + ahead // PAGE, known, 0).to(tl.int64)
+            ahead = tl.where(known, ((ahead_page * NUM_KV_HEADS + kv_head) * PAGE + ahead % PAGE) * DIM, 0)
+            prefetch(keys_ptr + ahead, SIZE)
+            prefetch(values_ptr + ahead, SIZE)
         gdc_wait()
     if tile * TILE_TOKENS < length:
         m, d = tl.arange(0, BLOCK_M), tl.arange(0, DIM_BLOCK)
         in_row = tile * TILE_TOKENS + m // GROUP
         is_real = (m < TILE_TOKENS * GROUP) & (in_row < length)
-        place = (begin + in_row).to(tl.int64) * NUM_HEADS + kv_head * GROUP + m % GROUP  # token and head
-        q = tl.load(q_ptr + place[:, None] * DIM + d[None, :], is_real[:, None] & (d < DIM)[None, :], 0.0)
+        token = (begin + in_row).to(tl.int64)
+        head = kv_head * GROUP + m % GROUP
+        place = token * NUM_HEADS + head
         position = context - length + in_row
-        visible = context - length + tl.minimum((tile + 1) * TILE_TOKENS, length)
-        share = tl.cdiv(tl.cdiv(visible, NUM_SPLITS), BLOCK_KV) * BLOCK_KV
-        low = split * share
-        high = tl.minimum(low + share, visible)
+        if NEW_BLOCK > 0:
+            _store_new(
+                q_ptr, keys_ptr, values_ptr, tables_ptr + row * table_width, rope_ptr, k_norm_ptr, epsilon,
+                begin, length, context, low, high, kv_head,
+                NUM_HEADS, NUM_KV_HEADS, DIM, DIM_BLOCK, PAGE, NEW_BLOCK, HAS_NORM,
+            )  # fmt: skip
+            q = _rotated(
+                q_ptr + (token * ALL_HEADS + head) * DIM, is_real, position, d, rope_ptr, q_norm_ptr, epsilon,
+                DIM, HAS_NORM,
+            ).to(keys_ptr.dtype.element_ty)  # fmt: skip
+            tl.debug_barrier()
+        else:
+            q = tl.load(q_ptr + place[:, None] * DIM + d[None, :], is_real[:, None] & (d < DIM)[None, :], 0.0)
         best = tl.full((BLOCK_M,), float("-inf"), tl.float32)
         total = tl.zeros((BLOCK_M,), tl.float32)
         acc = tl.zeros((BLOCK_M, DIM_BLOCK), tl.float32)
@@ -148,34 +215,69 @@ def _join_kernel(
         tl.store(out_ptr + place * DIM + d, out.to(out_ptr.dtype.element_ty), d < DIM)
 
 
-def rotate_and_store(
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """What is done to queries and keys before they meet."""
+
+    rope: Tensor  # float32 [positions, head_dim]: cosines, then sines
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    epsilon: float
+
+
+def attend(
     qkv: Tensor,
     cache: Cache,
     step: StepInputs,
-    rope: Tensor,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    epsilon: float,
+    rotation: Rotation,
+    num_sms: int,
     *,
+    num_splits: int | None = None,
     dependent: bool = False,
+) -> Tensor:
+    """Rotation, the write into the cache, and attention: one kernel for short rows, two for long ones."""
+    _, num_kv_heads, _, dim = cache.keys.shape
+    group = qkv.shape[1] // (dim * num_kv_heads) - 2
+    longest = step.shape.max_row_tokens
+    is_fused = _tile_tokens(longest, group, qkv.dtype) == longest  # else several programs would write one token
+    q = qkv if is_fused else rotate_and_store(qkv, cache, step, rotation, dependent=dependent)
+    return attention(
+        q, cache, step, num_sms, num_splits=num_splits, rotation=rotation if is_fused else None, dependent=dependent
+    )
+
+
+def rotate_and_store(
+    qkv: Tensor, cache: Cache, step: StepInputs, rotation: Rotation, *, dependent: bool = False
 ) -> Tensor:
     _, num_kv_heads, page_tokens, dim = cache.keys.shape
     num_tokens = len(qkv)
     num_heads = qkv.shape[1] // dim - 2 * num_kv_heads
     q = torch.empty((num_tokens, num_heads, dim), dtype=qkv.dtype, device=qkv.device)
-    has_norm = q_norm is not None
+    has_norm = rotation.q_norm is not None
     _rotate_kernel[(num_tokens, num_heads + num_kv_heads)](
-        qkv, q, cache.keys, cache.values, rope, q_norm if has_norm else qkv, k_norm if has_norm else qkv,
-        step.positions, step.token_rows, step.tables, step.shape.table_width, epsilon,
+        qkv, q, cache.keys, cache.values, rotation.rope,
+        rotation.q_norm if has_norm else qkv, rotation.k_norm if has_norm else qkv,
+        step.positions, step.token_rows, step.tables, step.shape.table_width, rotation.epsilon,
         num_heads, num_kv_heads, dim, triton.next_power_of_2(dim // 2), page_tokens, has_norm, dependent,
         num_warps=1, **({"launch_pdl": True} if dependent else {}),
     )  # fmt: skip
     return q
 
 
-def num_splits_for(step: StepInputs, num_kv_heads: int, num_tiles: int, page_tokens: int, num_sms: int) -> int:
-    """Enough shares of the context to give every multiprocessor two programs, each of a page at least."""
-    wanted = -(-2 * num_sms // (step.shape.num_rows * num_kv_heads * num_tiles))
+def _tile_tokens(longest: int, group: int, dtype: torch.dtype) -> int:
+    """New tokens of a row that one program takes, with all the query heads of a key head."""
+    # Without matrix units for float32 a large tile would not fit into registers.
+    tile_rows = _TILE_ROWS if dtype != torch.float32 else 16
+    return max(1, min(longest, tile_rows // group))
+
+
+def num_splits_for(step: StepInputs, num_kv_heads: int, num_tiles: int, num_sms: int) -> int:
+    """Shares of the context: one program for each multiprocessor where rows are few, two shares until there are many.
+
+    Measured on an H200 at 1,024 tokens of context.
+    """
+    programs = step.shape.num_rows * num_kv_heads * num_tiles
+    wanted = max(num_sms // programs, 2 if programs < 4 * num_sms else 1)
     wanted = min(wanted, step.shape.table_width, _MAX_SPLITS)
     return int(triton.next_power_of_2(wanted + 1) // 2)  # rounded down, so that few variants are compiled
 
@@ -187,33 +289,38 @@ def attention(
     num_sms: int,
     *,
     num_splits: int | None = None,
+    rotation: Rotation | None = None,
     block_kv: int = 64,
     num_warps: int = 4,
-    num_stages: int = 3,
+    num_stages: int = 2,
     dependent: bool = False,
 ) -> Tensor:
-    num_tokens, num_heads, dim = q.shape
-    _, num_kv_heads, page_tokens, _ = cache.keys.shape
+    """`q` is rotated and the cache complete; or, with `rotation`, it is the fused product [tokens, q + 2 kv]."""
+    _, num_kv_heads, page_tokens, dim = cache.keys.shape
+    num_tokens = len(q)
+    num_heads = q.numel() // (num_tokens * dim) - (2 * num_kv_heads if rotation is not None else 0)
     group = num_heads // num_kv_heads
     longest = step.shape.max_row_tokens
-    # Without matrix units for float32 a large tile would not fit into registers.
-    tile_rows = _TILE_ROWS if q.dtype != torch.float32 else 16
-    tile_tokens = max(1, min(longest, tile_rows // group))
+    tile_tokens = _tile_tokens(longest, group, q.dtype)
     num_tiles = -(-longest // tile_tokens)
     block_m = max(16, triton.next_power_of_2(tile_tokens * group))
-    splits = num_splits or num_splits_for(step, num_kv_heads, num_tiles, page_tokens, num_sms)
-    out = torch.empty_like(q)
+    splits = num_splits or num_splits_for(step, num_kv_heads, num_tiles, num_sms)
+    out = q.new_empty((num_tokens, num_heads, dim))
     parts = stats = out
     if splits > 1:
         parts = torch.empty((num_tokens, num_heads, splits, dim), dtype=torch.float32, device=q.device)
         stats = torch.empty((num_tokens, num_heads, splits, 2), dtype=torch.float32, device=q.device)
     dim_block = triton.next_power_of_2(dim)
     options = {"launch_pdl": True} if dependent else {}
+    has_norm = rotation is not None and rotation.q_norm is not None
     _attention_kernel[(step.shape.num_rows * num_tiles, num_kv_heads, splits)](
         q, cache.keys, cache.values, out, parts, stats,
         step.begins, step.lengths, step.contexts, step.tables, step.shape.table_width, dim**-0.5 * _LOG2_E,
+        rotation.rope if rotation is not None else q, rotation.q_norm if rotation is not None and has_norm else q,
+        rotation.k_norm if rotation is not None and has_norm else q, rotation.epsilon if rotation is not None else 0.0,
         num_heads, num_kv_heads, dim, dim_block, page_tokens, num_tiles, tile_tokens, block_m, block_kv, splits,
-        dependent, num_warps=num_warps, num_stages=num_stages, **options,
+        triton.next_power_of_2(longest) if rotation is not None else 0, has_norm, 32 * num_warps, dependent,
+        num_warps=num_warps, num_stages=num_stages, **options,
     )  # fmt: skip
     if splits > 1:
         _join_kernel[(num_tokens, num_heads)](

@@ -18,24 +18,42 @@ class Cache:
     values: Tensor
 
 
+@dataclass(slots=True)
+class Normed:
+    """The next norm's work, begun by the kernel that made its input: `x` lacks only the division by its RMS."""
+
+    x: Tensor  # [tokens, width], times the norm's weight
+    squares: Tensor  # float32 [tokens, tiles]: sums of squares before that
+
+
+@dataclass(slots=True)
+class Hidden:
+    """The stream that layers add to."""
+
+    residual: Tensor  # [tokens, width]
+    normed: Normed | None = None
+
+
 class Ops(Protocol):
-    """`x` is [tokens, width]; weights are [outputs, inputs]."""
+    """Weights are [outputs, inputs]. `norm` is the weight of an RMSNorm."""
 
-    def norm_linear(self, x: Tensor, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor: ...
+    def embed(self, tokens: Tensor, embedding: Tensor) -> Hidden: ...
 
-    def linear_add(self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
-        """residual + linear(x); may reuse the residual's memory."""
+    def norm_linear(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor: ...
+
+    def linear_add(self, x: Tensor, weight: Tensor, bias: Tensor | None, h: Hidden, next_norm: Tensor) -> Hidden:
+        """h + linear(x), and what can be done of the norm that follows; may reuse h's memory."""
         ...
 
-    def norm_swiglu(self, x: Tensor, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def norm_swiglu(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
         """silu(gate) * up of a fused [2 hidden, width] weight."""
         ...
 
-    def norm_logits(self, x: Tensor, norm: Tensor, epsilon: float, head: Tensor) -> Tensor:
+    def norm_logits(self, h: Hidden, norm: Tensor, epsilon: float, head: Tensor) -> Tensor:
         """In float32."""
         ...
 
-    def rotate_and_store(
+    def attend(
         self,
         qkv: Tensor,
         cache: Cache,
@@ -45,9 +63,8 @@ class Ops(Protocol):
         k_norm: Tensor | None,
         epsilon: float,
     ) -> Tensor:
-        """Queries rotated, [tokens, heads, head_dim]; keys, rotated, and values into the cache."""
-        ...
+        """Keys, rotated, and values into the cache; then every token over its row's cache up to itself.
 
-    def attention(self, q: Tensor, cache: Cache, step: StepInputs) -> Tensor:
-        """Every token over its row's cache up to itself: [tokens, heads * head_dim]."""
+        [tokens, heads * head_dim]
+        """
         ...

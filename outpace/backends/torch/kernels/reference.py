@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outpace.backends.torch.kernels.base import Cache
+from outpace.backends.torch.kernels.base import Cache, Hidden
 from outpace.backends.torch.step import StepInputs
 
 
@@ -26,17 +26,32 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 class ReferenceOps:
-    def norm_linear(self, x: Tensor, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return functional.linear(rms_norm(x, norm, epsilon), weight, bias)
+    def embed(self, tokens: Tensor, embedding: Tensor) -> Hidden:
+        return Hidden(functional.embedding(tokens, embedding))
 
-    def linear_add(self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
-        return residual + functional.linear(x, weight, bias)
+    def norm_linear(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return functional.linear(rms_norm(h.residual, norm, epsilon), weight, bias)
 
-    def norm_swiglu(self, x: Tensor, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return swiglu(functional.linear(rms_norm(x, norm, epsilon), weight, bias))
+    def linear_add(self, x: Tensor, weight: Tensor, bias: Tensor | None, h: Hidden, next_norm: Tensor) -> Hidden:
+        return Hidden(h.residual + functional.linear(x, weight, bias))
 
-    def norm_logits(self, x: Tensor, norm: Tensor, epsilon: float, head: Tensor) -> Tensor:
-        return functional.linear(rms_norm(x, norm, epsilon), head).float()
+    def norm_swiglu(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return swiglu(functional.linear(rms_norm(h.residual, norm, epsilon), weight, bias))
+
+    def norm_logits(self, h: Hidden, norm: Tensor, epsilon: float, head: Tensor) -> Tensor:
+        return functional.linear(rms_norm(h.residual, norm, epsilon), head).float()
+
+    def attend(
+        self,
+        qkv: Tensor,
+        cache: Cache,
+        step: StepInputs,
+        rope: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        epsilon: float,
+    ) -> Tensor:
+        return self.attention(self.rotate_and_store(qkv, cache, step, rope, q_norm, k_norm, epsilon), cache, step)
 
     def rotate_and_store(
         self,

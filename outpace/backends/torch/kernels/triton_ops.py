@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from outpace.backends.torch.kernels import attention, elementwise
-from outpace.backends.torch.kernels.base import Cache
+from outpace.backends.torch.kernels.base import Cache, Hidden, Normed
 from outpace.backends.torch.kernels.linear import LinearConfig, Scratch, block_rows, stream_linear
 from outpace.backends.torch.step import StepInputs
 
@@ -33,41 +34,46 @@ class TritonOps:
         self._configs = dict(configs or {})
         self.max_streamed_tokens = MAX_STREAMED_TOKENS
 
-    def norm_linear(self, x: Tensor, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if config := self._config(x, weight):
-            out = _room(x, weight.shape[0])
-            return stream_linear(
-                x, weight, out, self._scratch, config, self._num_sms, norm=norm, epsilon=epsilon, bias=bias
-            )
-        return functional.linear(elementwise.rms_norm(x, norm, epsilon), weight, bias)
+    def embed(self, tokens: Tensor, embedding: Tensor) -> Hidden:
+        return Hidden(functional.embedding(tokens, embedding))
 
-    def linear_add(self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
-        if config := self._config(x, weight):
-            return stream_linear(
-                x, weight, residual, self._scratch, config, self._num_sms, bias=bias, residual=residual
+    def norm_linear(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if config := self._config(len(h.residual), weight):
+            out = _room(h.residual, weight.shape[0])
+            self._stream(_normed(h, norm, epsilon), weight, out, config, epsilon=epsilon, bias=bias)
+            return out
+        return functional.linear(elementwise.rms_norm(h.residual, norm, epsilon), weight, bias)
+
+    def linear_add(self, x: Tensor, weight: Tensor, bias: Tensor | None, h: Hidden, next_norm: Tensor) -> Hidden:
+        residual = h.residual
+        if config := self._config(len(x), weight):
+            return Hidden(
+                residual,
+                self._stream(x, weight, residual, config, bias=bias, residual=residual, next_norm=next_norm),
             )
         if bias is not None:
             residual = residual + bias
-        return torch.addmm(residual, x, weight.T)
+        return Hidden(torch.addmm(residual, x, weight.T))
 
-    def norm_swiglu(self, x: Tensor, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if config := self._config(x, weight):
-            out = _room(x, weight.shape[0] // 2)
-            return stream_linear(
-                x, weight, out, self._scratch, config, self._num_sms, norm=norm, epsilon=epsilon, bias=bias, swiglu=True
-            )
-        return elementwise.swiglu(functional.linear(elementwise.rms_norm(x, norm, epsilon), weight, bias))
+    def norm_swiglu(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if config := self._config(len(h.residual), weight):
+            out = _room(h.residual, weight.shape[0] // 2)
+            self._stream(_normed(h, norm, epsilon), weight, out, config, epsilon=epsilon, bias=bias, swiglu=True)
+            return out
+        return elementwise.swiglu(functional.linear(elementwise.rms_norm(h.residual, norm, epsilon), weight, bias))
 
-    def norm_logits(self, x: Tensor, norm: Tensor, epsilon: float, head: Tensor) -> Tensor:
-        if not len(x):
-            return torch.empty((0, head.shape[0]), dtype=torch.float32, device=x.device)
-        if config := self._config(x, head):
-            out = _room(x, head.shape[0], torch.float32)
-            return stream_linear(x, head, out, self._scratch, config, self._num_sms, norm=norm, epsilon=epsilon)
-        h = elementwise.rms_norm(x, norm, epsilon)
-        return torch.mm(h, head.T) if h.dtype == torch.float32 else torch.mm(h, head.T, out_dtype=torch.float32)
+    def norm_logits(self, h: Hidden, norm: Tensor, epsilon: float, head: Tensor) -> Tensor:
+        num_tokens = len(h.residual)
+        if not num_tokens:
+            return _room(h.residual, head.shape[0], torch.float32)
+        if config := self._config(num_tokens, head):
+            out = _room(h.residual, head.shape[0], torch.float32)
+            self._stream(_normed(h, norm, epsilon), head, out, config, epsilon=epsilon)
+            return out
+        x = elementwise.rms_norm(h.residual, norm, epsilon)
+        return torch.mm(x, head.T) if x.dtype == torch.float32 else torch.mm(x, head.T, out_dtype=torch.float32)
 
-    def rotate_and_store(
+    def attend(
         self,
         qkv: Tensor,
         cache: Cache,
@@ -77,24 +83,28 @@ class TritonOps:
         k_norm: Tensor | None,
         epsilon: float,
     ) -> Tensor:
-        return attention.rotate_and_store(qkv, cache, step, rope, q_norm, k_norm, epsilon, dependent=self._dependent)
+        heads = attention.Rotation(rope, q_norm, k_norm, epsilon)
+        return attention.attend(qkv, cache, step, heads, self._num_sms, dependent=self._dependent)
 
-    def attention(self, q: Tensor, cache: Cache, step: StepInputs) -> Tensor:
-        return attention.attention(q, cache, step, self._num_sms, dependent=self._dependent)
+    def _stream(self, x: Tensor | Normed, weight: Tensor, out: Tensor, config: LinearConfig, **fused: Any) -> Any:
+        return stream_linear(x, weight, out, self._scratch, config, self._num_sms, **fused)
 
-    def _config(self, x: Tensor, weight: Tensor) -> LinearConfig | None:
+    def _config(self, num_tokens: int, weight: Tensor) -> LinearConfig | None:
         """How to stream this weight; None where the library should multiply."""
-        measured = self._configs.get((*weight.shape, block_rows(len(x))))
+        measured = self._configs.get((*weight.shape, block_rows(num_tokens)))
         if measured is not None:
             return measured
         k = weight.shape[1]
-        slice_size = next((size for size in (512, 256, 128, 64) if k % size == 0), None)
-        if slice_size is None or len(x) > self.max_streamed_tokens:
+        block_k = next((size for size in (256, 128, 64) if k % size == 0), None)
+        if block_k is None or num_tokens > self.max_streamed_tokens:
             return None
-        slice_size = min(slice_size, 256 if x.dtype != torch.float32 else 64)
-        return LinearConfig(
-            block_n=32, block_k=slice_size, num_warps=4, num_stages=4, prefetch=1, dependent_launch=self._dependent
-        )
+        if weight.dtype == torch.float32:
+            return LinearConfig(32, 64, num_warps=4, num_stages=4, dependent_launch=self._dependent)
+        return LinearConfig(32, block_k, num_warps=4, num_stages=4, prefetch=2, dependent_launch=self._dependent)
+
+
+def _normed(h: Hidden, norm: Tensor, epsilon: float) -> Tensor | Normed:
+    return h.normed or elementwise.rms_norm(h.residual, norm, epsilon)
 
 
 def _room(x: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:
