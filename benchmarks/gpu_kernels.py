@@ -18,7 +18,7 @@ from torch.nn import functional
 from benchmarks.gpu_models import median_ms, random_caches, shape_config, uniform_step
 from outpace.backends.torch.kernels import attention as attention_kernels
 from outpace.backends.torch.kernels import elementwise
-from outpace.backends.torch.kernels.base import Cache, Normed
+from outpace.backends.torch.kernels.base import Cache, Next, Normed
 from outpace.backends.torch.kernels.linear import LinearConfig, Scratch, stream_linear
 from outpace.backends.torch.kernels.reference import ReferenceOps, rms_norm, swiglu
 from outpace.backends.torch.step import PADDING, HostStep, StepInputs, StepShape, views
@@ -185,11 +185,14 @@ def _check_attention(
     rope = torch.cat([angles.cos(), angles.sin()], 1)
     q_norm, k_norm = (rand(dim), rand(dim)) if num_heads == 16 else (None, None)
     rotation = attention_kernels.Rotation(rope, q_norm, k_norm, 1e-5)
-    expected = REFERENCE.attend(qkv, expected_cache, step, rope, q_norm, k_norm, 1e-5)
+    expected = REFERENCE.attend(qkv, expected_cache, step, rope, q_norm, k_norm, 1e-5, Next(rope))
     found = []
     for splits in (None, 1, 8):
         mine = Cache(cache.keys.clone(), cache.values.clone())
-        mixed = attention_kernels.attend(qkv, mine, step, rotation, num_sms, num_splits=splits, dependent=dependent)
+        mixed = attention_kernels.attend(
+            qkv, mine, step, rotation, num_sms, num_splits=splits, dependent=dependent,
+            counters=torch.zeros(1024, dtype=torch.int32, device=device) if dependent else None,
+        )  # fmt: skip
         found += [
             ("attention", relative_error(mixed[real], expected[real])),
             ("store keys", relative_error(mine.keys, expected_cache.keys)),

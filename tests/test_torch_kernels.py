@@ -16,11 +16,12 @@ pytest.importorskip("triton", reason="triton is not installed, so its kernels ca
 
 import torch
 
-from outpace.backends.torch.kernels.base import Cache, Hidden
+from outpace.backends.torch.kernels.base import Cache, Hidden, Next
 from outpace.backends.torch.kernels.reference import ReferenceOps, rms_norm, swiglu
 from outpace.backends.torch.step import PADDING, HostStep, StepInputs, StepShape, views
 
 REFERENCE = ReferenceOps()
+NOTHING = Next(torch.empty(0))
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 needs_interpreter = pytest.mark.skipif(not INTERPRETED, reason="runs in the subprocess that interprets Triton")
 
@@ -101,7 +102,7 @@ def test_streamed_products(num_tokens, n, k, block_n, programs):
         return normed
 
     residual = normal(num_tokens, k)
-    h = REFERENCE.linear_add(x, first, None, Hidden(residual), norm)
+    h = REFERENCE.linear_add(x, first, None, Hidden(residual), norm, NOTHING)
     out = residual.clone()
     normed = run(x, first, out, residual=out, next_norm=norm)
     check(out, h.residual)
@@ -112,7 +113,7 @@ def test_streamed_products(num_tokens, n, k, block_n, programs):
     fused, fused_bias = normal(2 * n, k), normal(2 * n)
     out = poisoned(num_tokens, n)
     run(normed, fused, out, epsilon=1e-5, bias=fused_bias, swiglu=True)
-    check(out, REFERENCE.norm_swiglu(h, norm, 1e-5, fused, fused_bias))
+    check(out, REFERENCE.norm_swiglu(h, norm, 1e-5, fused, fused_bias, NOTHING))
     out = poisoned(num_tokens, n)
     run(rms_norm(h.residual, norm, 1e-5), weight, out)
     check(out, REFERENCE.norm_linear(h, norm, 1e-5, weight, None))
@@ -145,8 +146,12 @@ def test_rotation_cache_write_and_attention(num_heads, num_kv_heads, dim, normed
     q_norm, k_norm = (normal(dim), normal(dim)) if normed else (None, None)
     keys, values = normal(12, num_kv_heads, 16, dim), normal(12, num_kv_heads, 16, dim)
     caches = [Cache(keys.clone(), values.clone()) for _ in range(2)]
-    found = attend(qkv, caches[0], step, Rotation(rope, q_norm, k_norm, 1e-5), num_sms=4, num_splits=num_splits)
-    expected = REFERENCE.attend(qkv, caches[1], step, rope, q_norm, k_norm, 1e-5)
+    counters = torch.zeros(64, dtype=torch.int32) if normed else None
+    found = attend(
+        qkv, caches[0], step, Rotation(rope, q_norm, k_norm, 1e-5), 4, num_splits=num_splits, counters=counters
+    )
+    assert counters is None or not counters.any(), "counters must be zero again for the next kernel"
+    expected = REFERENCE.attend(qkv, caches[1], step, rope, q_norm, k_norm, 1e-5, NOTHING)
     real = step.positions >= 0
     check(found[real], expected[real])
     check(caches[0].keys, caches[1].keys)

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from outpace.backends.torch.kernels import attention, elementwise
-from outpace.backends.torch.kernels.base import Cache, Hidden, Normed
-from outpace.backends.torch.kernels.linear import LinearConfig, Scratch, block_rows, stream_linear
+from outpace.backends.torch.kernels.base import Cache, Hidden, Next, Normed
+from outpace.backends.torch.kernels.linear import Ahead, LinearConfig, Scratch, block_rows, stream_linear
 from outpace.backends.torch.step import StepInputs
 
 MAX_STREAMED_TOKENS = 16  # beyond, the library's product is faster, unless measured otherwise
@@ -44,21 +44,27 @@ class TritonOps:
             return out
         return functional.linear(elementwise.rms_norm(h.residual, norm, epsilon), weight, bias)
 
-    def linear_add(self, x: Tensor, weight: Tensor, bias: Tensor | None, h: Hidden, next_norm: Tensor) -> Hidden:
+    def linear_add(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, h: Hidden, next_norm: Tensor, ahead: Next
+    ) -> Hidden:
         residual = h.residual
         if config := self._config(len(x), weight):
-            return Hidden(
-                residual,
-                self._stream(x, weight, residual, config, bias=bias, residual=residual, next_norm=next_norm),
+            asks = self._ahead(len(x), ahead)
+            normed = self._stream(
+                x, weight, residual, config, bias=bias, residual=residual, next_norm=next_norm, ahead=asks
             )
+            return Hidden(residual, normed)
         if bias is not None:
             residual = residual + bias
         return Hidden(torch.addmm(residual, x, weight.T))
 
-    def norm_swiglu(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def norm_swiglu(
+        self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None, ahead: Next
+    ) -> Tensor:
         if config := self._config(len(h.residual), weight):
-            out = _room(h.residual, weight.shape[0] // 2)
-            self._stream(_normed(h, norm, epsilon), weight, out, config, epsilon=epsilon, bias=bias, swiglu=True)
+            x, out = _normed(h, norm, epsilon), _room(h.residual, weight.shape[0] // 2)
+            asks = self._ahead(len(out), ahead)
+            self._stream(x, weight, out, config, epsilon=epsilon, bias=bias, swiglu=True, ahead=asks)
             return out
         return elementwise.swiglu(functional.linear(elementwise.rms_norm(h.residual, norm, epsilon), weight, bias))
 
@@ -82,12 +88,27 @@ class TritonOps:
         q_norm: Tensor | None,
         k_norm: Tensor | None,
         epsilon: float,
+        ahead: Next,
     ) -> Tensor:
-        heads = attention.Rotation(rope, q_norm, k_norm, epsilon)
-        return attention.attend(qkv, cache, step, heads, self._num_sms, dependent=self._dependent)
+        return attention.attend(
+            qkv,
+            cache,
+            step,
+            attention.Rotation(rope, q_norm, k_norm, epsilon),
+            self._num_sms,
+            dependent=self._dependent,
+            counters=self._scratch.counters,
+            ahead=self._ahead(len(qkv), ahead),
+        )
 
     def _stream(self, x: Tensor | Normed, weight: Tensor, out: Tensor, config: LinearConfig, **fused: Any) -> Any:
         return stream_linear(x, weight, out, self._scratch, config, self._num_sms, **fused)
+
+    def _ahead(self, num_tokens: int, product: Next) -> Ahead | None:
+        config = self._config(num_tokens, product.weight)
+        if config is None or not config.ahead or not config.dependent_launch:
+            return None
+        return Ahead(product.weight, config, product.is_swiglu)
 
     def _config(self, num_tokens: int, weight: Tensor) -> LinearConfig | None:
         """How to stream this weight; None where the library should multiply."""
