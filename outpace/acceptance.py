@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outpace.core import Verdict
+from outpace.numerics import total
 
 Distribution = NDArray[Any]  # float32 in service, exact fractions in tests
 TargetProbs = Callable[[int], Distribution]
@@ -62,7 +63,7 @@ def reject(
     """
     for i, token in enumerate(tokens):
         target, draft = target_probs(i), draft_probs[i]
-        if not chance.happens(i, min(1, target[token] / draft[token])):
+        if not chance.happens(i, min(1, target.item(token) / draft.item(token))):
             recovered = chance.draw(i, _positive_part(target - draft, otherwise=target))
             return Verdict([*tokens[:i], recovered], len(tokens), i)
     bonus = chance.draw(len(tokens), target_probs(len(tokens)))
@@ -83,12 +84,12 @@ def verify_block(
     num_accepted = 0
     residual = _block_residual(weight, target_probs(0), draft_probs[0]) if n else target_probs(0)
     for i, token in enumerate(tokens, start=1):
-        weight = min(1, weight * target_probs(i - 1)[token] / draft_probs[i - 1][token])
+        weight = min(1, weight * target_probs(i - 1).item(token) / draft_probs[i - 1].item(token))
         if i == n:
             kept, left_over = weight, target_probs(n)
         else:
             left_over = _block_residual(weight, target_probs(i), draft_probs[i])
-            mass = left_over.sum()
+            mass = _mass(left_over)
             kept = mass / (mass + (1 - weight)) if mass > 0 else 0
         if chance.happens(i - 1, kept):
             num_accepted, residual = i, left_over
@@ -106,7 +107,13 @@ def _block_residual(weight: Any, target: Distribution, draft: Distribution) -> D
 def _positive_part(weights: Distribution, otherwise: Distribution) -> Distribution:
     """Rounding can leave nothing where exact arithmetic leaves almost nothing; the target itself is then the limit."""
     positive = np.maximum(weights, 0)
-    return positive if positive.sum() > 0 else otherwise
+    return positive if positive.any() else otherwise
+
+
+def _mass(weights: Distribution) -> Any:
+    """As a Python number: probabilities of events are compared in its precision, not in that of the arrays."""
+    sum_ = total(weights)
+    return sum_.item() if isinstance(sum_, np.generic) else sum_
 
 
 def typical_leniency(target_probs: TargetProbs, posterior_threshold: float, posterior_alpha: float) -> Leniency:

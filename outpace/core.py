@@ -124,6 +124,18 @@ class Draft:
 
 
 @dataclass(slots=True)
+class Case:
+    """A request whose next tokens are to be decided, and what was drafted for it."""
+
+    request: Request
+    draft: Draft | None
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        return self.draft.tokens if self.draft is not None else ()
+
+
+@dataclass(slots=True)
 class Row:
     """One sequence's share of a step: consecutive tokens at positions start, start+1, ...; ragged across rows.
 

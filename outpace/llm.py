@@ -68,7 +68,8 @@ class LLM:
             SuffixProposer(self.config.suffix_store_tokens),
         ]
         if self._draft is not None:
-            proposers.append(DraftModelProposer(self._draft, self._target.runner.vocab_size))
+            target = self._target.runner
+            proposers.append(DraftModelProposer(self._draft, target.vocab_size, target.capabilities.verifier))
         return {proposer.name: proposer for proposer in proposers}
 
     def generate(

@@ -13,6 +13,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from outpace.numerics import minus_log
+
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _U64 = np.uint64
@@ -58,9 +60,14 @@ def uniforms(k: int, indices: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.asarray(((x >> _U64(12)).astype(np.float64) + 0.5) * 2.0**-52)
 
 
+def exponentials(k: int, indices: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Standard exponential noise: argmax(p / exponential) is a draw from p, in proportion to it."""
+    return minus_log(uniforms(k, indices))
+
+
 def gumbels(k: int, indices: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Standard Gumbel noise: argmax(log p + gumbel) is a draw from p."""
-    return np.asarray(-np.log(-np.log(uniforms(k, indices))))
+    """The same noise on the scale of logits: argmax(log p + gumbel) is the same draw."""
+    return np.asarray(-np.log(exponentials(k, indices)))
 
 
 def child_seed(seed: int, index: int) -> int:

@@ -3,6 +3,10 @@
 Draft and target both pass through here, which is what makes comparing their distributions meaningful. Order: bias and
 masks, penalties, temperature, top-k, top-p, min-p. Everything is float32; greedy is the one-hot limit, taken directly
 as an argmax. This module decides nothing about acceptance.
+
+It is the reference: other implementations (`backends/native/csrc/sampling.cpp`) must give the same tokens. They can,
+because every decision here is a comparison of numbers that come from exact IEEE operations in a fixed order (see
+`numerics.py`), so that bits agree and ties fall the same way. Only a NaN among the logits is outside of that.
 """
 
 from __future__ import annotations
@@ -15,7 +19,8 @@ from numpy.typing import NDArray
 
 from outpace.config import SamplingParams
 from outpace.core import TokenLogprob
-from outpace.randomness import Purpose, gumbels, key
+from outpace.numerics import LOG2_E, powers_of_two, total
+from outpace.randomness import Purpose, exponentials, key
 
 FloatRow = NDArray[np.float32]
 
@@ -39,6 +44,9 @@ class Shaper:
         self._stop_ids = np.fromiter(sorted(stop_ids), dtype=np.int64)
         self._bias_ids = np.fromiter(params.logit_bias.keys(), dtype=np.int64)
         self._bias = np.fromiter(params.logit_bias.values(), dtype=np.float32)
+        # What logits are multiplied with to be powers of two; a tiny temperature has it as large as float32 goes.
+        self.sharpness = np.float32(min(LOG2_E / max(params.temperature, 1e-300), _LARGEST))
+        self.may_adjust = bool(params.logit_bias or params.has_penalties or (params.min_tokens and stop_ids))
         self._num_output = 0
         self._prompt_ids = frozenset(prompt) if params.repetition_penalty != 1.0 else frozenset()
         self._output_counts: Counter[int] = Counter()
@@ -51,35 +59,34 @@ class Shaper:
 
     def greedy(self, logits: FloatRow, prefix: Sequence[int]) -> int:
         """The one-hot limit: the likeliest token, the lowest id among equals."""
-        return int(self._adjusted(logits, prefix).argmax())
+        return int(self.adjusted(logits, prefix).argmax())
 
     def probs(self, logits: FloatRow, prefix: Sequence[int]) -> FloatRow:
         """The distribution of the next token after `prefix`; sums to one, zero where filtered out."""
         params = self.params
-        x = self._adjusted(logits, prefix)
+        x = self.adjusted(logits, prefix)
         if params.is_greedy:
             one_hot = np.zeros(x.shape, dtype=np.float32)
             one_hot[x.argmax()] = 1.0
             return one_hot
         # The maximum goes first: a tiny temperature then sends all other tokens to zero instead of overflowing.
         x = x - x.max()
-        if params.temperature != 1.0:
-            with np.errstate(over="ignore"):
-                x *= np.float32(min(1.0 / params.temperature, _LARGEST))
-        p: FloatRow = np.exp(x, out=x)
+        with np.errstate(over="ignore"):
+            x *= self.sharpness
+        p = powers_of_two(x)
         if 0 < params.top_k < p.size:
             _keep_top_k(p, params.top_k)
-        p /= p.sum()
+        p /= total(p)
         if params.top_p < 1.0:
             _keep_top_p(p, params.top_p)
         if params.min_p > 0.0:
             p[p < p.max() * np.float32(params.min_p)] = 0.0
         if params.top_p < 1.0 or params.min_p > 0.0:
-            p /= p.sum()
+            p /= total(p)
         return p
 
-    def _adjusted(self, logits: FloatRow, prefix: Sequence[int]) -> FloatRow:
-        """Bias, masks and penalties. Returns `logits` itself, uncopied, where none applies."""
+    def adjusted(self, logits: FloatRow, prefix: Sequence[int]) -> FloatRow:
+        """Bias, masks and penalties. Returns `logits` itself, uncopied, where none applies; see `may_adjust`."""
         masks_stops = self._num_output + len(prefix) < self.params.min_tokens and self._stop_ids.size > 0
         if not (self._bias_ids.size or masks_stops or self.params.has_penalties):
             return logits
@@ -135,6 +142,7 @@ def _keep_top_p(p: FloatRow, top_p: float) -> None:
 def choose(probs: FloatRow, seed: int, position: int) -> int:
     """The token that (seed, position) picks from a distribution: argmax(log probs + gumbel noise).
 
+    It is computed as argmax(probs / exponential noise), which is the same without two of the three logarithms.
     A fixed function, so it replays; and since likely tokens always meet the same noise, a draft and a target with
     similar distributions pick the same token about as often as they can. The unlikely tail enters as one contestant
     with its total mass; if it wins, a second contest with noise of its own is held inside it. By the max-stability of
@@ -143,15 +151,15 @@ def choose(probs: FloatRow, seed: int, position: int) -> int:
     cut = probs.max() * HEAD_RATIO
     head = np.flatnonzero(probs >= cut)
     head_probs = probs[head].astype(np.float64)
-    tail_mass = max(0.0, 1.0 - float(head_probs.sum()))
-    noise = gumbels(key(seed, Purpose.TOKEN, position), np.append(head, _TAIL_INDEX))
-    scores = np.log(head_probs) + noise[:-1]
+    tail_mass = 1.0 - total(head_probs)
+    noise = exponentials(key(seed, Purpose.TOKEN, position), np.append(head, _TAIL_INDEX))
+    scores = head_probs / noise[:-1]
     best = int(scores.argmax())
-    if tail_mass > 0.0 and np.log(tail_mass) + noise[-1] > scores[best]:
+    if tail_mass / noise[-1] > scores[best]:
         tail = np.flatnonzero((probs > 0.0) & (probs < cut))
         if tail.size:
-            tail_noise = gumbels(key(seed, Purpose.TAIL, position), tail)
-            return int(tail[(np.log(probs[tail].astype(np.float64)) + tail_noise).argmax()])
+            tail_noise = exponentials(key(seed, Purpose.TAIL, position), tail)
+            return int(tail[(probs[tail] / tail_noise).argmax()])
     return int(head[best])
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from outpace import acceptance, sampling
 from outpace.config import SamplingParams
-from outpace.core import Draft, Request, Verdict
+from outpace.core import Case, Draft, Request, Verdict
 from outpace.randomness import Purpose, key, uniform
 
 FloatRow = NDArray[np.float32]
@@ -36,6 +36,27 @@ def verify(request: Request, draft: Draft | None, logits: NDArray[np.float32]) -
         return acceptance.match(tokens, rows.own_token, _leniency(request.params, rows))
     rule = acceptance.reject if request.params.speculation.acceptance == "rejection" else acceptance.verify_block
     return rule(tokens, draft.probs, rows.probs, Dice(request.seed, rows.position(0)))
+
+
+class HostVerifier:
+    """The reference, and what judges where a backend brings nothing faster: numpy, one request after the other."""
+
+    def verify(self, cases: Sequence[Case], logits: NDArray[np.float32]) -> list[Verdict]:
+        verdicts = []
+        at = 0
+        for case in cases:
+            num_rows = len(case.tokens) + 1
+            verdicts.append(verify(case.request, case.draft, logits[at : at + num_rows]))
+            at += num_rows
+        return verdicts
+
+    def own_token(self, request: Request, prefix: Sequence[int], logits: FloatRow) -> int:
+        if request.params.is_greedy:
+            return request.shaper.greedy(logits, prefix)
+        return sampling.choose(self.probs(request, prefix, logits), request.seed, len(request.tokens) + len(prefix))
+
+    def probs(self, request: Request, prefix: Sequence[int], logits: FloatRow) -> FloatRow:
+        return request.shaper.probs(logits, prefix)
 
 
 class _Rows:
@@ -83,7 +104,7 @@ class Dice:
         self._anchor = anchor
 
     def happens(self, offset: int, probability: float) -> bool:
-        return uniform(key(self._seed, Purpose.ACCEPT, self._anchor, offset)) < probability
+        return uniform(key(self._seed, Purpose.ACCEPT, self._anchor, offset)) < float(probability)
 
     def draw(self, offset: int, weights: FloatRow) -> int:
         return draw_weighted(weights, uniform(key(self._seed, Purpose.RECOVER, self._anchor, offset)))

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.core import StepPlan
+from outpace.core import Case, Request, StepPlan, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,31 @@ class Capacity:
     max_step_tokens: int  # one forward pass
 
 
+class Verifier(Protocol):
+    """From logits to tokens: a draft's, and the verdicts on all drafts of a step at once.
+
+    `outpace/verification.py` is the reference, and every other one must say the same: which of them judges a request is
+    not a matter of what comes out, only of how fast.
+    """
+
+    def verify(self, cases: Sequence[Case], logits: NDArray[np.float32]) -> list[Verdict]:
+        """One verdict per case. Each has as many consecutive rows of `logits` as drafted tokens, and one more."""
+        ...
+
+    def own_token(self, request: Request, prefix: Sequence[int], logits: NDArray[np.float32]) -> int:
+        """What a model with these logits says after `prefix`: its argmax, or what the noise at that place picks."""
+        ...
+
+    def probs(self, request: Request, prefix: Sequence[int], logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The distribution that a model with these logits draws from after `prefix`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     can_rewind: bool  # truncate to any length; without it requests decode plainly and share no prefixes
     exact_to_the_bit: bool = False  # a token's logits do not depend on what shares its step or how it got there
+    verifier: Verifier | None = None  # judges drafts faster than the host's numpy
 
 
 class Runner(Protocol):

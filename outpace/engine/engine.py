@@ -15,9 +15,9 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.backends.base import LoadedModel
+from outpace.backends.base import LoadedModel, Verifier
 from outpace.config import ResolvedConfig, SamplingParams
-from outpace.core import Delta, Draft, Request, Row, StepPlan, StepStats, Verdict
+from outpace.core import Case, Delta, Draft, Request, Row, StepPlan, StepStats, Verdict
 from outpace.engine.output import OutputWriter
 from outpace.engine.scheduler import Scheduler, Work
 from outpace.errors import UsageError
@@ -26,7 +26,7 @@ from outpace.sampling import Shaper, token_logprob
 from outpace.speculation.base import DraftAsk, Proposer
 from outpace.speculation.costs import CostCurve
 from outpace.speculation.policy import Choice, Policy
-from outpace.verification import verify
+from outpace.verification import HostVerifier
 
 
 @dataclass(slots=True)
@@ -48,6 +48,7 @@ class Engine:
         self._target = target
         self._runner = target.runner
         self._tokenizer = target.tokenizer
+        self._verifier: Verifier = target.runner.capabilities.verifier or HostVerifier()
         self._proposers = dict(proposers)
         self._config = config
         self._ids = count()
@@ -181,13 +182,14 @@ class Engine:
     def _judge(
         self, turns: Sequence[_Turn], plan: StepPlan, logits: NDArray[np.float32], stats: StepStats
     ) -> list[Delta]:
+        cases = [Case(turn.request, turn.draft) for turn in turns if turn.work.completes]
+        verdicts = iter(self._verifier.verify(cases, logits))
         deltas = []
         at = 0
         for turn, row in zip(turns, plan.rows, strict=True):
             if turn.work.completes:
                 rows = logits[at : at + row.num_logits]
-                verdict = verify(turn.request, turn.draft, rows)
-                deltas.append(self._commit(turn, row, verdict, rows, stats))
+                deltas.append(self._commit(turn, row, next(verdicts), rows, stats))
             else:
                 self._cache.commit(row.seq, len(row.tokens), len(row.tokens))
                 turn.request.num_computed += len(row.tokens)

@@ -15,14 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace import sampling
-from outpace.backends.base import LoadedModel, Tokenizer
+from outpace.backends.base import LoadedModel, Tokenizer, Verifier
 from outpace.core import Draft, Request, Row, StepPlan, Verdict
 from outpace.errors import ModelError
 from outpace.kv.cache import SequenceCache
 from outpace.randomness import Purpose, key, uniform
 from outpace.speculation.base import DraftAsk
-from outpace.verification import draw_weighted, matches_own_tokens
+from outpace.verification import HostVerifier, draw_weighted, matches_own_tokens
 
 FloatRow = NDArray[np.float32]
 _UNUSED_TOKEN = 1 << 1  # llama.cpp's attribute of vocabulary entries that only pad the embedding table
@@ -42,7 +41,8 @@ class _Drafting:
 class DraftModelProposer:
     name = "draft"
 
-    def __init__(self, model: LoadedModel, target_vocab_size: int) -> None:
+    def __init__(self, model: LoadedModel, target_vocab_size: int, verifier: Verifier | None = None) -> None:
+        """`verifier` is the target's: both draw in the same way."""
         if not model.runner.capabilities.can_rewind:
             raise ModelError(
                 "the draft model's architecture cannot rewind its cache, which drafting needs; use another draft"
@@ -50,6 +50,7 @@ class DraftModelProposer:
         self._runner = model.runner
         self._cache = SequenceCache(model.runner)
         self._vocab_size = target_vocab_size
+        self._verifier: Verifier = verifier or HostVerifier()
         self._sequences: OrderedDict[int, int] = OrderedDict()  # request id to sequence, least recently used first
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
@@ -150,15 +151,12 @@ class DraftModelProposer:
     def _draw(self, drafting: _Drafting, logits: FloatRow) -> int:
         request, draft = drafting.request, drafting.draft
         anchor, offset = len(request.tokens), len(draft.tokens)
-        if request.params.is_greedy:
-            token = request.shaper.greedy(logits, draft.tokens)
+        if draft.probs is None:
+            token = self._verifier.own_token(request, draft.tokens, logits)
         else:
-            probs = request.shaper.probs(logits, draft.tokens)
-            if draft.probs is None:
-                token = sampling.choose(probs, request.seed, anchor + offset)
-            else:
-                token = draw_weighted(probs, uniform(key(request.seed, Purpose.DRAFT, anchor, offset)))
-                draft.probs.append(probs)
+            probs = self._verifier.probs(request, draft.tokens, logits)
+            token = draw_weighted(probs, uniform(key(request.seed, Purpose.DRAFT, anchor, offset)))
+            draft.probs.append(probs)
         draft.tokens.append(token)
         return token
 

@@ -19,6 +19,7 @@ from outpace.backends.base import Capabilities, Capacity, LoadedModel
 from outpace.backends.llamacpp import library as llama
 from outpace.backends.llamacpp.tokenizer import LlamaTokenizer
 from outpace.backends.logits import logits_at
+from outpace.backends.native.verifier import native_verifier
 from outpace.core import StepPlan
 from outpace.errors import BackendError, ModelError
 
@@ -88,8 +89,10 @@ class LlamaRunner:
             )
         self._memory = lib.llama_get_memory(self._ctx)
         self.capacity = capacity
-        self.capabilities = Capabilities(can_rewind=model.can_rewind)
         self.vocab_size = model.tokenizer.vocab_size
+        # One thread: llama.cpp has threads of its own, and a second pool would be in their way.
+        self._verifier = native_verifier(self.vocab_size, threads=1)
+        self.capabilities = Capabilities(can_rewind=model.can_rewind, verifier=self._verifier)
         self._make_batch(capacity.max_step_tokens)
 
     def _make_batch(self, size: int) -> None:
@@ -149,4 +152,6 @@ class LlamaRunner:
         if self._ctx:
             self._lib.llama_free(self._ctx)
             self._ctx = None
+            if self._verifier is not None:
+                self._verifier.close()
             self._model.close()

@@ -14,7 +14,7 @@ from typing import Any
 from outpace.backends.native.build import HERE, LIBRARY_NAME, BuildError, find_compiler
 from outpace.errors import BackendError
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 REBUILD = "python -m outpace.backends.native.build"
 
 OK, BAD_ARGUMENT, NO_MEMORY, FAULT = range(4)
@@ -37,6 +37,19 @@ class Shape(c.Structure):
     )
 
 
+class Case(c.Structure):
+    _fields_ = (
+        ("seed", c.c_uint64),
+        ("position", c.c_int64),
+        ("top_p", c.c_double),
+        ("min_p", c.c_double),
+        ("sharpness", c.c_float),
+        ("top_k", c.c_int32),
+        ("rule", c.c_int32),
+        ("num_drafted", c.c_int32),
+    )
+
+
 _P, _I, _L = c.c_void_p, c.c_int32, c.c_int64
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "outpace_page_tokens": (_I, []),
@@ -55,6 +68,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "outpace_bytes_per_step": (_L, [_P]),
     "outpace_forward": (_I, [_P, _P, _I, _P, _P, _L, _P]),
     "outpace_copy_page": (_I, [_P, _I, _I]),
+    "outpace_verifier_create": (_I, [_L, _I, c.POINTER(_P)]),
+    "outpace_verifier_destroy": (None, [_P]),
+    "outpace_verify": (_I, [_P, _P, _I, _P, _P, _P, _P]),
+    "outpace_probs": (_I, [_P, _P, _P, _P]),
 }
 
 

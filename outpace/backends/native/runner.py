@@ -20,6 +20,7 @@ from outpace.backends.logits import logits_at
 from outpace.backends.native.library import load_library
 from outpace.backends.native.memory import available_bytes
 from outpace.backends.native.model_file import ModelFile
+from outpace.backends.native.verifier import NativeVerifier
 from outpace.backends.native.weights import Unsupported
 from outpace.core import StepPlan
 from outpace.errors import BackendError
@@ -51,7 +52,7 @@ class NativeModel:
             self.library.destroy(handle)
             raise
         return LoadedModel(
-            runner=NativeRunner(self, handle, capacity, num_pages),
+            runner=NativeRunner(self, handle, capacity, num_pages, threads),
             tokenizer=self.tokenizer,
             description=f"{self.file.name} (native, {self.isa})",
             num_parameters=self.file.description.num_parameters,
@@ -84,13 +85,16 @@ def _shown(num_bytes: int) -> str:
 class NativeRunner:
     """A started model: weights, cache pages, and who holds them."""
 
-    def __init__(self, model: NativeModel, handle: c.c_void_p, capacity: Capacity, num_pages: int) -> None:
+    def __init__(
+        self, model: NativeModel, handle: c.c_void_p, capacity: Capacity, num_pages: int, threads: int
+    ) -> None:
         self._model = model
         self._lib = library = model.library
         self._handle: c.c_void_p | None = handle
         self.capacity = capacity
-        self.capabilities = Capabilities(can_rewind=True, exact_to_the_bit=True)
         self.vocab_size = model.tokenizer.vocab_size
+        self._verifier = NativeVerifier(library, self.vocab_size, threads)
+        self.capabilities = Capabilities(can_rewind=True, exact_to_the_bit=True, verifier=self._verifier)
         self.bytes_per_step: int = library.bytes_per_step(handle)  # of weights, that any step must read
         page_tokens = library.page_tokens()
         self.pool = BlockPool(num_pages, page_tokens)
@@ -159,4 +163,5 @@ class NativeRunner:
         if self._handle is not None:
             self._lib.destroy(self._handle)
             self._handle = None
+            self._verifier.close()
             self._model.close()

@@ -7,12 +7,20 @@
 #include <vector>
 
 #include "bandwidth.h"
+#include "verifier.h"
 #include "model.h"
 
 struct OutpaceModel {
     outpace::Model model;
     std::vector<outpace::Row> rows;
     bool is_started = false;
+};
+
+struct OutpaceVerifier {
+    outpace::Verifier verifier;
+    outpace::Sampler sampler;
+    std::vector<outpace::Case> cases;
+    std::vector<outpace::Verdict> verdicts;
 };
 
 namespace {
@@ -108,6 +116,18 @@ void check_row(const Model& model, const OutpaceRow& row, const int32_t* tokens,
     const int64_t num_pages = (int64_t(row.start) + row.count + kPageTokens - 1) / kPageTokens;
     check(num_pages <= table_stride, "a row is longer than its table of pages");
     for (int64_t i = 0; i < num_pages; i++) check(pages[i] >= 0 && pages[i] < model.num_pages(), "a table names a page that does not exist");
+}
+
+Shaping shaping_of(const OutpaceCase& one) { return {one.sharpness, one.top_k, one.top_p, one.min_p}; }
+
+Case checked_case(const OutpaceCase& one, int64_t vocab_size, const float* const* logits, const int32_t* drafted, const float* const* draft_probs) {
+    check(one.rule >= 0 && one.rule < int32_t(Rule::kCount), "there is no rule of acceptance number " + std::to_string(one.rule));
+    check(one.num_drafted >= 0 && one.num_drafted < (1 << 20), "a draft has an impossible length");
+    check(one.top_p > 0, "top_p leaves no token");
+    for (int32_t i = 0; i < one.num_drafted; i++) {
+        check(drafted[i] >= 0 && drafted[i] < vocab_size, "drafted token " + std::to_string(drafted[i]) + " is not in the vocabulary");
+    }
+    return {Rule(one.rule), one.num_drafted, logits, drafted, draft_probs, shaping_of(one), one.seed, one.position};
 }
 
 }  // namespace
@@ -209,4 +229,35 @@ int32_t outpace_copy_page(OutpaceModel* model, int32_t source, int32_t target) {
         check(model->is_started && exists(source) && exists(target), "there is no such page to copy");
         model->model.copy_page(source, target);
     });
+}
+
+int32_t outpace_verifier_create(int64_t vocab_size, int32_t num_threads, OutpaceVerifier** verifier) {
+    return guarded([&] {
+        check(vocab_size >= 1 && vocab_size <= 1 << 24, "the vocabulary has an impossible size");
+        check(num_threads >= 1 && num_threads <= 1024, "the number of threads must be between 1 and 1024");
+        *verifier = new OutpaceVerifier{{vocab_size, num_threads}, Sampler(vocab_size), {}, {}};
+    });
+}
+
+void outpace_verifier_destroy(OutpaceVerifier* verifier) { delete verifier; }
+
+int32_t outpace_verify(OutpaceVerifier* verifier, const OutpaceCase* cases, int32_t num_cases, const float* const* logits, const int32_t* drafted,
+                      const float* const* draft_probs, OutpaceVerdict* verdicts) {
+    return guarded([&] {
+        verifier->cases.clear();
+        for (int32_t i = 0; i < num_cases; i++) {
+            const Case one = checked_case(cases[i], verifier->verifier.vocab_size(), logits, drafted, draft_probs);
+            verifier->cases.push_back(one);
+            logits += one.num_drafted + 1;
+            drafted += one.num_drafted;
+            if (one.rule > Rule::kMatch) draft_probs += one.num_drafted;
+        }
+        verifier->verdicts.resize(verifier->cases.size());
+        verifier->verifier.verify(verifier->cases, verifier->verdicts.data());
+        for (size_t i = 0; i < verifier->verdicts.size(); i++) verdicts[i] = {verifier->verdicts[i].num_accepted, verifier->verdicts[i].token};
+    });
+}
+
+int32_t outpace_probs(OutpaceVerifier* verifier, const OutpaceCase* shaping, const float* logits, float* probs) {
+    return guarded([&] { verifier->sampler.probs(logits, shaping_of(*shaping), probs); });
 }

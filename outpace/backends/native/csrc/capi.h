@@ -10,9 +10,10 @@ extern "C" {
 #endif
 
 #define OUTPACE_API __attribute__((visibility("default")))
-#define OUTPACE_ABI_VERSION 1
+#define OUTPACE_ABI_VERSION 2
 
 typedef struct OutpaceModel OutpaceModel;
+typedef struct OutpaceVerifier OutpaceVerifier;
 
 typedef enum { OUTPACE_OK = 0, OUTPACE_BAD_ARGUMENT = 1, OUTPACE_NO_MEMORY = 2, OUTPACE_FAULT = 3 } OutpaceStatus;
 
@@ -49,6 +50,27 @@ OUTPACE_API int64_t outpace_bytes_per_step(const OutpaceModel* model);
 OUTPACE_API int32_t outpace_forward(OutpaceModel* model, const OutpaceRow* rows, int32_t num_rows, const int32_t* tokens,
                                     const int32_t* tables, int64_t table_stride, const float** logits);
 OUTPACE_API int32_t outpace_copy_page(OutpaceModel* model, int32_t source, int32_t target);
+
+// A draft to be judged (Case in verifier.h). Of all cases one after the other: num_drafted + 1 rows of logits each, num_drafted
+// tokens, and as many rows of draft probabilities where the rule compares them.
+typedef struct {
+    uint64_t seed;
+    int64_t position;
+    double top_p, min_p;
+    float sharpness;
+    int32_t top_k, rule, num_drafted;
+} OutpaceCase;
+
+typedef struct {
+    int32_t num_accepted, token;
+} OutpaceVerdict;
+
+OUTPACE_API int32_t outpace_verifier_create(int64_t vocab_size, int32_t num_threads, OutpaceVerifier** verifier);
+OUTPACE_API void outpace_verifier_destroy(OutpaceVerifier* verifier);
+OUTPACE_API int32_t outpace_verify(OutpaceVerifier* verifier, const OutpaceCase* cases, int32_t num_cases, const float* const* logits,
+                                  const int32_t* drafted, const float* const* draft_probs, OutpaceVerdict* verdicts);
+// The distribution that a row of logits is drawn from, [vocab_size].
+OUTPACE_API int32_t outpace_probs(OutpaceVerifier* verifier, const OutpaceCase* shaping, const float* logits, float* probs);
 
 #if defined(__cplusplus)
 }

@@ -53,6 +53,17 @@ inline float largest(f32x8 v) {
     return m;
 }
 
+// Whether a comparison holds in any lane.
+inline bool any(i32x8 lanes) {
+#if defined(OUTPACE_SIMD_AVX2)
+    return _mm256_movemask_ps((__m256)lanes) != 0;
+#else
+    int32_t all = 0;
+    for (int i = 0; i < kLanes; i++) all |= lanes[i];
+    return all != 0;
+#endif
+}
+
 inline float half_to_float(uint16_t h) {
     const uint32_t sign = uint32_t(h & 0x8000u) << 16, magnitude = h & 0x7fffu;
     uint32_t bits;

@@ -1,0 +1,2 @@
+#define OUTPACE_ROW_OPS row_ops_portable
+#include "row_ops_impl.h"

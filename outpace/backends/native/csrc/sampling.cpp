@@ -1,0 +1,179 @@
+#include "sampling.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "noise.h"
+#include "numerics.h"
+
+namespace outpace {
+namespace {
+
+constexpr float kHeadRatio = 1e-3f;
+constexpr int64_t kTailIndex = -1;
+
+// Below anything whose quotient by `divisor` can round to `probability` or more. Far down, where float32 loses its
+// relative precision, it is zero.
+float below(float probability, float divisor) {
+    const float product = probability * divisor;
+    return product > 1e-36f ? product * 0.999999f : 0.0f;
+}
+
+// One of a race among tokens: the largest p / exponential wins, the first among equals. Its noise is only computed where it
+// could win: exponential = -log(u) is at least 1 - u.
+struct Race {
+    uint64_t key;
+    double score = -1;
+    int64_t winner = -1;
+
+    void enter(int64_t token, double p) {
+        const double u = uniform(key, token);
+        if (p < score * (1.0 - u) * 0.999999) return;
+        const double mine = p / minus_log(u);
+        if (mine > score) {
+            score = mine;
+            winner = token;
+        }
+    }
+};
+
+}  // namespace
+
+Sampler::Sampler(int64_t vocab_size)
+    : ops_(row_ops()), n_(vocab_size), values_(size_t(n_) * sizeof(float)), sums_(size_t(n_ / 2 + 1) * sizeof(float)),
+      places_(size_t(n_ + 1) * sizeof(int32_t)), kept_(size_t(n_) * sizeof(float)), doubles_(size_t(n_) * 2 * sizeof(double)) {}
+
+Distribution Sampler::shape(const float* logits, const Shaping& shaping) {
+    float* values = values_.as<float>();
+    ops_.powers(logits, n_, logits[ops_.argmax(logits, n_)], shaping.sharpness, values);
+    if (shaping.top_k > 0 && shaping.top_k < n_) keep_top_k(shaping.top_k);
+    const float sum = ops_.total(values, n_, sums_.as<float>());
+    const float peak = 1.0f / sum;  // the largest power is 1
+    if (shaping.top_p >= 1.0 && shaping.min_p <= 0.0) return {values, sum, peak};
+
+    const float smallest = peak * float(shaping.min_p);
+    int32_t* places = places_.as<int32_t>();
+    float* kept = kept_.as<float>();
+    const int64_t num_found = shaping.top_p < 1.0 ? keep_top_p(sum, shaping.top_p) : ops_.collect(values, n_, below(smallest, sum), places);
+    int64_t count = 0;
+    for (int64_t i = 0; i < num_found; i++) {
+        const float p = values[places[i]] / sum;
+        places[count] = places[i];
+        kept[count] = p;
+        count += p >= smallest;
+    }
+    keep_only(count, kept);
+    const float left = ops_.total(values, n_, sums_.as<float>());
+    return {values, left, peak / left};
+}
+
+void Sampler::probs(const float* logits, const Shaping& shaping, float* out) {
+    const Distribution d = shape(logits, shaping);
+    std::memcpy(out, d.values, size_t(n_) * sizeof(float));
+    ops_.divide(out, n_, d.divisor);
+}
+
+// All values zero but those of the first `count` places.
+void Sampler::keep_only(int64_t count, const float* kept) {
+    float* values = values_.as<float>();
+    const int32_t* places = places_.as<int32_t>();
+    std::memset(values, 0, size_t(n_) * sizeof(float));
+    for (int64_t i = 0; i < count; i++) values[places[i]] = kept[i];
+}
+
+// The k largest; among equals at the border the lower ids.
+void Sampler::keep_top_k(int64_t k) {
+    const float* values = values_.as<float>();
+    int32_t* places = places_.as<int32_t>();
+    float* kept = kept_.as<float>();
+    int64_t num_found = 0;
+    for (float bound = 0x1p-6f; (num_found = ops_.collect(values, n_, bound, places)) < k; bound *= 0x1p-6f) {
+        if (bound < 0x1p-100f) return;  // all that have any probability are fewer than k
+    }
+    for (int64_t i = 0; i < num_found; i++) kept[i] = values[places[i]];
+    std::nth_element(kept, kept + (k - 1), kept + num_found, [](float a, float b) { return a > b; });
+    const float border = kept[k - 1];
+    int64_t num_tied = k - std::count_if(kept, kept + num_found, [=](float p) { return p > border; });
+    int64_t count = 0;
+    for (int64_t i = 0; i < num_found; i++) {
+        const float p = values[places[i]];
+        if (p < border || (p == border && num_tied-- <= 0)) continue;
+        places[count] = places[i];
+        kept[count++] = p;
+    }
+    keep_only(count, kept);
+}
+
+// The places of the likeliest tokens whose mass reaches top_p; returns how many. The set is sought among the likeliest
+// few first: the order of those above a bound does not depend on those below it.
+int64_t Sampler::keep_top_p(float sum, double top_p) {
+    const float* values = values_.as<float>();
+    int32_t* places = places_.as<int32_t>();
+    const float candidate = float((1.0 - top_p) / double(n_));  // nothing smaller is in the set; sampling.py says why
+    const float last_bound = below(candidate, sum);
+    for (float bound = 0x1p-6f;; bound *= 0x1p-6f) {
+        const bool is_last = bound <= last_bound;
+        if (is_last) bound = last_bound;
+        const int64_t num_found = ops_.collect(values, n_, bound, places);
+        // Equal probabilities keep the order of their ids, also where different powers round to them.
+        std::sort(places, places + num_found, [=](int32_t a, int32_t b) {
+            const float p = values[a] / sum, q = values[b] / sum;
+            return p > q || (p == q && a < b);
+        });
+        const float outside = bound / sum;  // no token that was not found has more than this
+        double mass = 0;
+        int64_t i = 0;
+        for (; i < num_found; i++) {
+            const float p = values[places[i]] / sum;
+            if (is_last ? p < candidate : p <= outside) break;
+            mass += p;
+            if (mass >= top_p) return i + 1;
+        }
+        if (is_last) return i;
+    }
+}
+
+int64_t Sampler::choose(const Distribution& probs, uint64_t seed, int64_t position) {
+    int32_t* places = places_.as<int32_t>();
+    double* head = doubles_.as<double>();
+    const float cut = probs.peak * kHeadRatio;
+    const int64_t num_found = ops_.collect(probs.values, n_, below(cut, probs.divisor), places);
+    Race race{noise_key(seed, Purpose::kToken, {uint64_t(position)})};
+    int64_t count = 0;
+    for (int64_t i = 0; i < num_found; i++) {
+        const float p = probs[places[i]];
+        if (p < cut) continue;
+        head[count++] = p;
+        race.enter(places[i], p);
+    }
+    if (race.winner < 0) return 0;  // only where logits are not numbers
+    const double tail_mass = 1.0 - total(head, count, head + n_);
+    if (tail_mass / minus_log(uniform(race.key, kTailIndex)) > race.score) {
+        return choose_from_tail(probs, cut, noise_key(seed, Purpose::kTail, {uint64_t(position)}), race.winner);
+    }
+    return race.winner;
+}
+
+int64_t Sampler::choose_from_tail(const Distribution& probs, float cut, uint64_t key, int64_t otherwise) const {
+    Race race{key};
+    for (int64_t i = 0; i < n_; i++) {
+        const float p = probs[i];
+        if (p > 0.0f && p < cut) race.enter(i, p);
+    }
+    return race.winner < 0 ? otherwise : race.winner;
+}
+
+int64_t draw_weighted(const float* weights, int64_t n, double u) {
+    int64_t last = n - 1;
+    while (last > 0 && !(weights[last] > 0.0f)) last--;
+    double sum = 0, running = 0;
+    for (int64_t i = 0; i <= last; i++) sum += weights[i];
+    const double share = u * sum;
+    for (int64_t i = 0; i < last; i++) {
+        running += weights[i];
+        if (running > share) return i;
+    }
+    return last;
+}
+
+}  // namespace outpace

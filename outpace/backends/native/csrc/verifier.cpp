@@ -1,0 +1,146 @@
+#include "verifier.h"
+
+#include <algorithm>
+
+#include "noise.h"
+
+namespace outpace {
+namespace {
+
+// What a row costs, in tokens of a plain argmax; below this much work, waking others costs more than they save.
+constexpr int64_t kSampleCost = 6, kWorthSharing = 300000;
+constexpr size_t kMaxPieces = 60000;  // a phase counts them in 16 bits
+
+// A row that ends a matched draft, and the token said there: earlier rows compare as smaller.
+int64_t ending(int64_t row, int64_t token) { return row << 32 | token; }
+
+double uniform_at(const Case& one, Purpose purpose, int64_t offset) {
+    return uniform(noise_key(one.seed, purpose, {uint64_t(one.position), uint64_t(offset)}), 0);
+}
+
+bool happens(const Case& one, int64_t offset, double probability) {
+    return uniform_at(one, Purpose::kAccept, offset) < probability;
+}
+
+int32_t draw(const Case& one, int64_t offset, const float* weights, int64_t n) {
+    return int32_t(draw_weighted(weights, n, uniform_at(one, Purpose::kRecover, offset)));
+}
+
+}  // namespace
+
+Verifier::Scratch::Scratch(int64_t n)
+    : sampler(n), target(size_t(n) * sizeof(float)), left_over(size_t(n) * sizeof(float)), residual(size_t(n) * sizeof(float)),
+      sums(size_t(n / 2 + 1) * sizeof(float)) {}
+
+Verifier::Verifier(int64_t vocab_size, int num_threads) : n_(vocab_size), ops_(row_ops()), pool_(ThreadPool::shared(num_threads)) {
+    for (int i = 0; i < pool_->size(); i++) scratch_.push_back(std::make_unique<Scratch>(n_));
+}
+
+Verifier::~Verifier() { pool_->leave(this); }
+
+void Verifier::verify(const std::vector<Case>& cases, Verdict* verdicts) {
+    cases_ = &cases;
+    verdicts_ = verdicts;
+    units_.clear();
+    if (firsts_.size() < cases.size()) firsts_ = std::vector<std::atomic<int64_t>>(cases.size());
+    int64_t cost = 0;
+    for (size_t i = 0; i < cases.size(); i++) {
+        const Case& one = cases[i];
+        const bool is_matched = one.rule <= Rule::kMatch;
+        firsts_[i].store(INT64_MAX, std::memory_order_relaxed);
+        for (int32_t row = 0; row <= (is_matched ? one.num_drafted : 0); row++) units_.push_back({int32_t(i), row});
+        cost += (one.num_drafted + 1) * n_ * (one.rule == Rule::kMatchGreedy ? 1 : kSampleCost);
+    }
+    if (units_.size() > 1 && units_.size() <= kMaxPieces && pool_->size() > 1 && cost >= kWorthSharing) {
+        phase_.begin(++tag_, int(units_.size()));
+        pool_->post(*this, tag_);
+    } else {
+        for (const Unit& unit : units_) work_on(unit, *scratch_[0]);
+    }
+    for (size_t i = 0; i < cases.size(); i++) {
+        if (cases[i].rule > Rule::kMatch) continue;
+        const int64_t first = firsts_[i].load(std::memory_order_relaxed);
+        verdicts[i] = {int32_t(first >> 32), int32_t(first & 0x7fffffff)};
+    }
+}
+
+void Verifier::operator()(int thread, uint32_t tag) {
+    for (int piece; (piece = phase_.take(tag)) >= 0;) {
+        work_on(units_[size_t(piece)], *scratch_[size_t(thread)]);
+        if (phase_.finish()) phase_.end();
+    }
+    if (thread == 0) phase_.wait(tag);
+}
+
+void Verifier::work_on(const Unit& unit, Scratch& scratch) {
+    const Case& one = (*cases_)[size_t(unit.index)];
+    switch (one.rule) {
+        case Rule::kReject: verdicts_[unit.index] = reject(one, scratch); break;
+        case Rule::kBlock: verdicts_[unit.index] = verify_block(one, scratch); break;
+        default: match_row(unit, scratch);
+    }
+}
+
+// The target's own token at one place. A row behind one that has refused already is not looked at: nobody will ask.
+void Verifier::match_row(const Unit& unit, Scratch& scratch) {
+    std::atomic<int64_t>& first = firsts_[size_t(unit.index)];
+    if (first.load(std::memory_order_relaxed) < ending(unit.row, 0)) return;
+    const Case& one = (*cases_)[size_t(unit.index)];
+    const float* logits = one.logits[unit.row];
+    Sampler& sampler = scratch.sampler;
+    const int64_t own = one.rule == Rule::kMatchGreedy ? sampler.greedy(logits)
+                                                       : sampler.choose(sampler.shape(logits, one.shaping), one.seed, one.position + unit.row);
+    if (unit.row < one.num_drafted && own == one.drafted[unit.row]) return;
+    int64_t earliest = first.load(std::memory_order_relaxed);
+    const int64_t mine = ending(unit.row, own);
+    while (mine < earliest && !first.compare_exchange_weak(earliest, mine, std::memory_order_relaxed)) {
+    }
+}
+
+Verdict Verifier::reject(const Case& one, Scratch& scratch) const {
+    float* target = scratch.target.as<float>();
+    for (int32_t i = 0; i < one.num_drafted; i++) {
+        scratch.sampler.probs(one.logits[i], one.shaping, target);
+        const float* draft = one.draft_probs[i];
+        const int32_t token = one.drafted[i];
+        if (!happens(one, i, std::min(1.0, double(target[token]) / double(draft[token])))) {
+            float* residual = scratch.residual.as<float>();
+            const bool is_left = ops_.residual(1.0f, target, draft, n_, residual);
+            return {i, draw(one, i, is_left ? residual : target, n_)};
+        }
+    }
+    scratch.sampler.probs(one.logits[one.num_drafted], one.shaping, target);
+    return {one.num_drafted, draw(one, one.num_drafted, target, n_)};
+}
+
+Verdict Verifier::verify_block(const Case& one, Scratch& scratch) const {
+    float *target = scratch.target.as<float>(), *left_over = scratch.left_over.as<float>(), *residual = scratch.residual.as<float>();
+    const int32_t n = one.num_drafted;
+    double weight = 1;
+    int32_t num_accepted = 0;
+    scratch.sampler.probs(one.logits[0], one.shaping, target);
+    bool is_left = n > 0 && ops_.residual(1.0f, target, one.draft_probs[0], n_, residual);
+    for (int32_t i = 1; i <= n; i++) {
+        const int32_t token = one.drafted[i - 1];
+        weight = std::min(1.0, weight * double(target[token]) / double(one.draft_probs[i - 1][token]));
+        scratch.sampler.probs(one.logits[i], one.shaping, target);
+        double kept = weight;
+        bool is_left_over = true;
+        if (i < n) {
+            is_left_over = ops_.residual(float(weight), target, one.draft_probs[i], n_, left_over);
+            const double mass = is_left_over ? double(ops_.total(left_over, n_, scratch.sums.as<float>())) : 0.0;
+            kept = mass > 0 ? mass / (mass + (1 - weight)) : 0.0;
+        }
+        if (happens(one, i - 1, kept)) {
+            num_accepted = i;
+            is_left = is_left_over;
+            if (i < n) std::swap(left_over, residual);
+        }
+        if (weight == 0) break;
+    }
+    if (num_accepted == n) return {n, draw(one, n, target, n_)};
+    if (!is_left) scratch.sampler.probs(one.logits[num_accepted], one.shaping, target);
+    return {num_accepted, draw(one, num_accepted, is_left ? residual : target, n_)};
+}
+
+}  // namespace outpace

@@ -1,0 +1,392 @@
+"""Sampling and acceptance of the native library beside the host reference: the same bits, and so the same verdicts.
+
+Rows are chosen to be awkward: ties everywhere, whole vocabularies at one probability, a single survivor, masses that
+reach top-p exactly, temperatures at which everything or nothing is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from outpace import sampling
+from outpace.backends.native.library import load_library
+from outpace.backends.native.verifier import NativeVerifier
+from outpace.config import SamplingParams, SpeculationParams
+from outpace.core import Case, Draft, Request, Verdict
+from outpace.errors import BackendError
+from outpace.randomness import Purpose, key, uniform
+from outpace.verification import HostVerifier, draw_weighted
+
+FloatRow = NDArray[np.float32]
+
+try:
+    LIBRARY = load_library()
+except BackendError as reason:
+    pytest.skip(str(reason), allow_module_level=True)
+
+PROMPT = (1, 5, 5, 2)
+STOP_IDS = frozenset({0, 3})
+REAL_SIZES = (49_152, 151_936)
+HOST = HostVerifier()
+
+
+class Verifiers:
+    """One per size of vocabulary, made when first asked for; two threads, so that sharing out is tested too."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, NativeVerifier] = {}
+
+    def __getitem__(self, vocab_size: int) -> NativeVerifier:
+        if vocab_size not in self._made:
+            self._made[vocab_size] = NativeVerifier(LIBRARY, vocab_size, threads=2)
+        return self._made[vocab_size]
+
+    def close(self) -> None:
+        for verifier in self._made.values():
+            verifier.close()
+
+
+@pytest.fixture(scope="module")
+def native() -> Iterator[Verifiers]:
+    verifiers = Verifiers()
+    yield verifiers
+    verifiers.close()
+
+
+def request_with(params: SamplingParams, seed: int, num_said: int = 0) -> Request:
+    request = Request(
+        id=seed,
+        params=params,
+        prompt=PROMPT,
+        seed=seed,
+        shaper=sampling.Shaper(params, PROMPT, STOP_IDS),
+        writer=cast(Any, None),
+        max_length=10_000,
+    )
+    said = [i % 7 for i in range(num_said)]
+    request.tokens += said
+    request.shaper.advance(said)
+    return request
+
+
+# --- rows -------------------------------------------------------------------------------------------------------
+
+
+def awkward_rows(vocab_size: int, rng: np.random.Generator) -> dict[str, FloatRow]:
+    """Logits of which each has broken a sampler somewhere."""
+    normal = rng.normal(size=vocab_size).astype(np.float32)
+    peaked = normal * np.float32(3)
+    peaked[rng.integers(vocab_size, size=4)] += 12
+    masked = np.where(rng.random(vocab_size) < 0.9, np.float32(-np.inf), peaked)
+    masked[rng.integers(4, vocab_size)] = 1.0
+    lonely = np.full(vocab_size, -np.inf, np.float32)
+    lonely[rng.integers(4, vocab_size)] = -7.5
+    two = np.full(vocab_size, -300, np.float32)
+    two[rng.integers(vocab_size, size=2)] = 4.25
+    return {
+        "normal": normal,
+        "peaked": peaked,
+        "masked": masked,
+        "lonely": lonely,
+        "two": two,
+        "flat": np.zeros(vocab_size, np.float32),
+        "few values": np.round(peaked),
+        "halves": np.round(peaked * 2) / np.float32(2),
+        "neighbours": np.where(rng.random(vocab_size) < 0.5, np.float32(5), np.nextafter(np.float32(5), np.float32(6))),
+        "huge": peaked * np.float32(1e6),
+        "tiny": peaked * np.float32(1e-6),
+        "steps of two": -np.float32(np.log(2)) * np.arange(vocab_size, dtype=np.float32),
+        "negative zero": np.where(rng.random(vocab_size) < 0.5, np.float32(-0.0), np.float32(0.0)),
+    }
+
+
+SHAPINGS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.8},
+    {"temperature": 5.0},
+    {"temperature": 100.0},
+    {"temperature": 1e-3},
+    {"temperature": 1e-40},
+    {"temperature": 0.8, "top_k": 1},
+    {"temperature": 0.8, "top_k": 40},
+    {"temperature": 2.0, "top_k": 1000},
+    {"temperature": 1.0, "top_k": 2**40},
+    {"temperature": 0.9, "top_p": 0.9},
+    {"temperature": 1.5, "top_p": 0.999},
+    {"temperature": 1.0, "top_p": 1e-9},
+    {"temperature": 1.0, "top_p": 0.5},
+    {"temperature": 1.0, "top_p": 0.75},
+    {"temperature": 1.0, "top_p": 1 - 2**-53},
+    {"temperature": 0.7, "min_p": 0.05},
+    {"temperature": 3.0, "min_p": 1e-6},
+    {"temperature": 1.0, "min_p": 1.0},
+    {"temperature": 1.0, "min_p": 1e-45},
+    {"temperature": 1.2, "top_k": 50, "top_p": 0.95, "min_p": 0.02},
+    {"temperature": 0.9, "repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.25},
+    {"temperature": 0.8, "logit_bias": {2: 5.0, 4: -100.0}, "min_tokens": 20, "top_p": 0.8},
+    {"temperature": 0.0, "logit_bias": {2: 5.0}, "min_tokens": 20, "repetition_penalty": 1.1},
+]
+
+
+def name_of(shaping: dict[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in shaping.items())
+
+
+def assert_same_bits(found: FloatRow, expected: FloatRow) -> None:
+    assert found.dtype == expected.dtype == np.float32
+    differs = np.flatnonzero(found.view(np.uint32) != expected.view(np.uint32))
+    assert differs.size == 0, (differs[:5], found[differs[:5]], expected[differs[:5]])
+
+
+@pytest.mark.parametrize("shaping", SHAPINGS[1:], ids=name_of)
+@pytest.mark.parametrize("vocab_size", [7, 8, 61, 64, 1003, *REAL_SIZES])
+def test_probabilities_are_the_same_bits(native: Verifiers, vocab_size: int, shaping: dict[str, Any]) -> None:
+    request = request_with(SamplingParams(**shaping | {"temperature": shaping["temperature"] or 1.0}), seed=1)
+    for logits in awkward_rows(vocab_size, np.random.default_rng(vocab_size)).values():
+        expected = request.shaper.probs(logits, ())
+        assert_same_bits(native[vocab_size].probs(request, (), logits), expected)
+
+
+@given(
+    data=st.data(),
+    vocab_size=st.integers(6, 200),
+    temperature=st.sampled_from([0.1, 0.7, 1.0, 1.9, 30.0]),
+    top_k=st.integers(0, 30),
+    top_p=st.one_of(st.just(1.0), st.floats(1e-6, 1.0, exclude_min=True)),
+    min_p=st.one_of(st.just(0.0), st.floats(0.0, 1.0)),
+)
+@settings(max_examples=200, deadline=None)
+def test_probabilities_are_the_same_bits_for_any_row(
+    native: Verifiers, data: st.DataObject, vocab_size: int, temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    number = st.one_of(st.integers(-4, 4).map(float), st.floats(-50, 50, width=32), st.just(float("-inf")))
+    logits = np.array(data.draw(st.lists(number, min_size=vocab_size, max_size=vocab_size)), np.float32)
+    logits[data.draw(st.integers(0, vocab_size - 1))] = 1.5  # something must be left
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    request = request_with(params, seed=3)
+    assert_same_bits(native[vocab_size].probs(request, (), logits), request.shaper.probs(logits, ()))
+
+
+# --- plain rows -------------------------------------------------------------------------------------------------
+
+
+def both(native: Verifiers, cases: Sequence[Case], logits: FloatRow) -> list[Verdict]:
+    expected = HOST.verify(cases, logits)
+    assert native[logits.shape[1]].verify(cases, logits) == expected
+    return expected
+
+
+@pytest.mark.parametrize("shaping", SHAPINGS, ids=name_of)
+@pytest.mark.parametrize("vocab_size", [7, 61, 1003, *REAL_SIZES])
+def test_plain_rows_say_the_same_tokens(native: Verifiers, vocab_size: int, shaping: dict[str, Any]) -> None:
+    """All awkward rows in one batch, at several places each."""
+    logits = list(awkward_rows(vocab_size, np.random.default_rng(vocab_size + 1)).values())
+    params = SamplingParams(**shaping)
+    for seed in range(2 if vocab_size > 2000 else 20):
+        cases = [Case(request_with(params, 31 * seed + i, num_said=i), None) for i in range(len(logits))]
+        both(native, cases, np.stack(logits))
+
+
+@pytest.mark.parametrize("shaping", SHAPINGS, ids=name_of)
+def test_a_draft_model_draws_the_same_tokens(native: Verifiers, shaping: dict[str, Any]) -> None:
+    """One token after the other, each supposed to have been said."""
+    request = request_with(SamplingParams(**shaping), seed=11, num_said=3)
+    prefix: list[int] = []
+    for logits in awkward_rows(300, np.random.default_rng(2)).values():
+        token = HOST.own_token(request, prefix, logits)
+        assert native[300].own_token(request, prefix, logits) == token
+        assert_same_bits(native[300].probs(request, prefix, logits), HOST.probs(request, prefix, logits))
+        prefix.append(token)
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.6])
+def test_very_many_draws_are_the_same(native: Verifiers, temperature: float) -> None:
+    """Realistic rows, both the likely tokens and the tail winning often enough to be sure of both."""
+    vocab_size, num_rows, num_rounds = 2000, 50, 100
+    rng = np.random.default_rng(0)
+    params = SamplingParams(temperature=temperature)
+    from_tail = 0
+    for round_ in range(num_rounds):
+        logits = (rng.normal(size=(num_rows, vocab_size)) * 2).astype(np.float32)
+        logits[:, :5] += 7
+        cases = [Case(request_with(params, 1000 * round_ + i), None) for i in range(num_rows)]
+        verdicts = both(native, cases, logits)
+        from_tail += sum(verdict.tokens[0] >= 5 for verdict in verdicts)
+    assert from_tail > 100
+
+
+def test_seeds_and_positions_use_all_their_bits(native: Verifiers) -> None:
+    logits = np.random.default_rng(5).normal(size=(1, 300)).astype(np.float32)
+    tokens = set()
+    for seed in (0, 1, 2**31, 2**32 + 1, 2**63, 2**64 - 1):
+        request = request_with(SamplingParams(), seed, num_said=seed % 50)
+        tokens.add(both(native, [Case(request, None)], logits)[0].tokens[0])
+    assert len(tokens) > 3
+
+
+def test_a_row_does_not_depend_on_its_batch(native: Verifiers) -> None:
+    logits = (np.random.default_rng(6).normal(size=(24, 49_152)) * 3).astype(np.float32)
+    cases = [Case(request_with(SamplingParams(**shaping), i), None) for i, shaping in enumerate(SHAPINGS[:24])]
+    verifier = native[49_152]
+    together = verifier.verify(cases, logits)
+    assert together == [verifier.verify([case], logits[i : i + 1])[0] for i, case in enumerate(cases)]
+    alone = NativeVerifier(LIBRARY, 49_152, threads=1)
+    assert alone.verify(cases, logits) == together
+    alone.close()
+
+
+# --- drafts -----------------------------------------------------------------------------------------------------
+
+
+def draft_for(request: Request, logits: FloatRow, depth: int, rng: np.random.Generator, *, neural: bool) -> Draft:
+    """Tokens that are often right: from the target's own rows, made a little worse."""
+    draft = Draft([], "draft", [] if neural else None)
+    for i in range(depth):
+        noisy = logits[i] + rng.normal(scale=0.3, size=logits[i].shape).astype(np.float32)
+        if request.params.is_greedy:
+            draft.tokens.append(request.shaper.greedy(noisy, draft.tokens))
+            continue
+        probs = request.shaper.probs(noisy, draft.tokens)
+        if draft.probs is None:
+            draft.tokens.append(sampling.choose(probs, request.seed, len(request.tokens) + i))
+        else:
+            u = uniform(key(request.seed, Purpose.DRAFT, len(request.tokens), i))
+            draft.tokens.append(draw_weighted(probs, u))
+            draft.probs.append(probs)
+    return draft
+
+
+DRAFTED: list[tuple[str, dict[str, Any], bool]] = [
+    ("greedy", {"temperature": 0.0}, False),
+    ("seeded", {"temperature": 0.8, "seed": 5}, False),
+    ("seeded, shaped", {"temperature": 0.9, "seed": 5, "top_p": 0.9, "min_tokens": 30, "presence_penalty": 0.7}, False),
+    ("one-hot", {"temperature": 0.8, "top_k": 20}, False),
+    ("block", {"temperature": 0.9}, True),
+    ("block, shaped", {"temperature": 0.9, "top_k": 30, "min_p": 0.01, "repetition_penalty": 1.2}, True),
+    ("block, peaked", {"temperature": 0.05}, True),
+    ("rejection", {"temperature": 0.9, "acceptance": "rejection"}, True),
+    ("rejection, shaped", {"temperature": 0.8, "acceptance": "rejection", "top_p": 0.8, "logit_bias": {3: 2.0}}, True),
+]
+
+
+def drafted_params(options: dict[str, Any]) -> SamplingParams:
+    options = dict(options)
+    speculation = SpeculationParams(acceptance=options.pop("acceptance", "exact"))
+    return SamplingParams(speculation=speculation, **options)
+
+
+@pytest.mark.parametrize(("vocab_size", "num_seeds"), [(9, 150), (300, 40), (49_152, 3), (151_936, 1)])
+@pytest.mark.parametrize(("name", "options", "neural"), DRAFTED, ids=[name for name, _, _ in DRAFTED])
+def test_drafts_get_the_same_verdicts(
+    native: Verifiers, name: str, options: dict[str, Any], neural: bool, vocab_size: int, num_seeds: int
+) -> None:
+    rng = np.random.default_rng([vocab_size, len(name)])
+    params = drafted_params(options)
+    num_accepted = num_drafted = 0
+    for seed in range(num_seeds):
+        cases, rows = [], []
+        for depth in (1, 4, 0, 7):
+            logits = (rng.normal(size=(depth + 1, vocab_size)) * 2).astype(np.float32)
+            logits[:, rng.integers(vocab_size)] += 6
+            request = request_with(params, 13 * seed + depth, num_said=depth)
+            draft = draft_for(request, logits, depth, rng, neural=neural) if depth else None
+            cases.append(Case(request, draft))
+            rows.append(logits)
+        for verdict in both(native, cases, np.concatenate(rows)):
+            num_accepted += verdict.num_accepted
+            num_drafted += verdict.num_drafted
+    assert num_accepted > 0
+    if vocab_size <= 300:
+        assert num_accepted < num_drafted
+
+
+@pytest.mark.parametrize("acceptance", ["exact", "rejection"])
+def test_a_draft_that_is_the_target_leaves_no_residual(native: Verifiers, acceptance: str) -> None:
+    """Rounding leaves exactly nothing of target - draft; the target itself is then drawn from."""
+    rng = np.random.default_rng(8)
+    params = drafted_params({"temperature": 1.0, "acceptance": acceptance})
+    for seed in range(100):
+        logits = rng.normal(size=(4, 20)).astype(np.float32)
+        request = request_with(params, seed)
+        draft = Draft([], "draft", [request.shaper.probs(logits[i], ()) for i in range(3)])
+        draft.tokens = [int(rng.choice(20)) for _ in range(3)]
+        both(native, [Case(request, draft)], logits)
+
+
+def test_an_empty_draft_with_distributions_is_judged(native: Verifiers) -> None:
+    logits = np.random.default_rng(9).normal(size=(2, 50)).astype(np.float32)
+    for acceptance in ("exact", "rejection"):
+        request = request_with(drafted_params({"acceptance": acceptance}), 4)
+        both(native, [Case(request, Draft([], "draft", [])), Case(request, None)], logits)
+
+
+def test_lossy_requests_share_a_step_with_others(native: Verifiers) -> None:
+    rng = np.random.default_rng(10)
+    lossy = SamplingParams(speculation=SpeculationParams(acceptance="threshold", threshold=0.01))
+    typical = SamplingParams(speculation=SpeculationParams(acceptance="typical"))
+    num_lenient = 0
+    for seed in range(30):
+        logits = (rng.normal(size=(10, 40)) * 2).astype(np.float32)
+        draft = Draft([int(rng.integers(40)) for _ in range(2)], "ngram")
+        cases = [
+            Case(request_with(params, seed + i), draft if i < 3 else None)
+            for i, params in enumerate([lossy, SamplingParams(), typical, SamplingParams(temperature=0.0)])
+        ]
+        num_lenient += sum(verdict.num_lenient for verdict in both(native, cases, logits))
+    assert num_lenient > 0
+
+
+def test_prompt_steps_have_nothing_to_judge(native: Verifiers) -> None:
+    assert native[40].verify([], np.empty((0, 40), np.float32)) == []
+
+
+# --- what the library refuses -----------------------------------------------------------------------------------
+
+
+def test_a_token_outside_the_vocabulary_is_refused(native: Verifiers) -> None:
+    logits = np.zeros((2, 40), np.float32)
+    request = request_with(SamplingParams(), 1)
+    with pytest.raises(BackendError, match="token 40 is not in the vocabulary"):
+        native[40].verify([Case(request, Draft([40], "ngram"))], logits)
+
+
+def test_draft_probabilities_of_another_size_are_refused(native: Verifiers) -> None:
+    logits = np.zeros((2, 40), np.float32)
+    request = request_with(SamplingParams(), 1)
+    with pytest.raises(ValueError, match="39 numbers"):
+        native[40].verify([Case(request, Draft([1], "draft", [np.full(39, 1 / 39, np.float32)]))], logits)
+
+
+def test_logits_and_distributions_that_do_not_fit_the_cases_are_refused(native: Verifiers) -> None:
+    request = request_with(SamplingParams(), 1)
+    with pytest.raises(ValueError, match="do not fit 2 rows of 40"):
+        native[40].verify([Case(request, Draft([1], "ngram"))], np.zeros((1, 40), np.float32))
+    with pytest.raises(ValueError, match="2 tokens came with 1"):
+        draft = Draft([1, 2], "draft", [np.full(40, 1 / 40, np.float32)])
+        native[40].verify([Case(request, draft)], np.zeros((3, 40), np.float32))
+
+
+def test_a_closed_verifier_says_so() -> None:
+    verifier = NativeVerifier(LIBRARY, 40, threads=1)
+    verifier.close()
+    with pytest.raises(BackendError, match="is closed"):
+        verifier.verify([Case(request_with(SamplingParams(), 1), None)], np.zeros((1, 40), np.float32))
+
+
+def test_rows_that_are_not_numbers_are_survived(native: Verifiers) -> None:
+    """They cannot be judged, but whatever is said is a token."""
+    nan, inf = np.float32(np.nan), np.float32(np.inf)
+    for value in (nan, inf, -inf):
+        logits = np.full((1, 100), value, np.float32)
+        for shaping in SHAPINGS:
+            request = request_with(SamplingParams(**shaping), 1)
+            verdict = native[100].verify([Case(request, None)], logits)[0]
+            assert 0 <= verdict.tokens[0] < 100
