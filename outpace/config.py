@@ -19,7 +19,9 @@ SpeculationMode = Literal["auto", "off", "on"]
 Method = Literal["none", "ngram", "suffix", "draft"]
 Acceptance = Literal["exact", "rejection", "block", "typical", "threshold"]
 Workload = Literal["code", "json", "narrative", "chat"]
-BackendName = Literal["auto", "native", "llamacpp"]
+BackendName = Literal["auto", "native", "llamacpp", "torch"]
+DeviceName = Literal["auto", "cuda", "cpu"]
+DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
 
 LOSSY: frozenset[str] = frozenset({"typical", "threshold"})
 AUTO_METHODS: tuple[Method, ...] = ("suffix", "ngram", "draft")
@@ -207,8 +209,8 @@ class SamplingParams:
 class EngineConfig:
     """What to load and how much room to give it."""
 
-    model: str | None = None  # a GGUF file; None: the embedded SmolLM2-135M-Instruct
-    draft: str | None = None  # a GGUF file with the same vocabulary
+    model: str | None = None  # a GGUF file or a Hugging Face folder; None: the embedded SmolLM2-135M-Instruct
+    draft: str | None = None  # another with the same vocabulary
     backend: BackendName = "auto"
     speculation: SpeculationMode = "auto"
     method: Method | None = None
@@ -225,12 +227,18 @@ class EngineConfig:
     prefix_reuse: bool = True  # compute a shared prompt prefix once
     threads: int | None = None
     llama_library: str | None = None  # a libllama to use instead of the installed one
+    device: DeviceName = "auto"  # of the torch backend
+    dtype: DtypeName = "auto"  # of its weights and cache
+    gpu_memory_utilization: float = 0.9  # the share of a GPU's memory that Outpace may fill
 
     def __post_init__(self) -> None:
         for name in ("model", "draft", "llama_library"):
             _check_kind(name, getattr(self, name), (str, os.PathLike, type(None)), "the path of a file")
         _check_kind("prefix_reuse", self.prefix_reuse, bool, "True or False")
         _check_choice("backend", self.backend, BackendName)
+        _check_choice("device", self.device, DeviceName)
+        _check_choice("dtype", self.dtype, DtypeName)
+        _check_number("gpu_memory_utilization", self.gpu_memory_utilization, 0.01, 1.0)
         _check_choice("speculation", self.speculation, SpeculationMode)
         if self.method is not None:
             _check_choice("method", self.method, Method)
@@ -320,6 +328,9 @@ class ResolvedConfig:
     prefix_reuse: bool
     threads: int
     llama_library: str | None
+    device: DeviceName
+    dtype: DtypeName
+    gpu_memory_utilization: float
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,6 +1,6 @@
-"""From what a user says to the path of a GGUF file that is worth opening.
+"""From what a user says to the path of a model that is worth opening: a GGUF file, or a Hugging Face folder.
 
-A model is a local file, or nothing at all: the embedded one. This module tells a whole file from a broken one and says
+A model is local, or nothing at all: the embedded one. This module tells a whole file from a broken one and says
 what to do instead. It loads no weights, speaks to no model hub, and does not know what a backend can run.
 """
 
@@ -34,7 +34,12 @@ def resolve_model(reference: str | os.PathLike[str] | None, *, progress: bool = 
     if not mode:
         raise ModelError(_missing(name))
     if stat.S_ISDIR(mode):
-        raise ModelError(f"{path} is a folder, and a model is one GGUF file; {_suggest(path)}")
+        if (path / "config.json").is_file():  # a Hugging Face model, whose files the torch backend reads
+            return path
+        raise ModelError(
+            f"{path} is a folder without a config.json, and a model is one GGUF file or a Hugging Face folder; "
+            f"{_suggest(path)}"
+        )
     if not stat.S_ISREG(mode):  # opening a pipe would wait for a writer
         raise ModelError(f"{path} is not a regular file; name a GGUF file on disk")
     header = read_header(path)

@@ -90,10 +90,10 @@ def test_names_that_cannot_exist_are_missing_files(name):
 def test_folder_names_the_ggufs_in_it(tmp_path):
     folder = tmp_path / "snapshot"
     folder.mkdir()
-    assert "is a folder, and a model is one GGUF file; there are no .gguf files in" in refusal(str(folder))
+    assert "is a folder without a config.json, and a model is one GGUF file or" in refusal(str(folder))
+    assert "there are no .gguf files in" in refusal(str(folder))
     (folder / "b.gguf").touch()
     (folder / "a.GGUF").touch()
-    (folder / "config.json").touch()
     assert refusal(str(folder)).endswith(f"name one of the .gguf files in {folder}: a.GGUF, b.gguf")
 
 

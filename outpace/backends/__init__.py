@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from outpace.backends.base import Capacity, LoadedModel, OpenModel
 from outpace.config import BackendName, EngineConfig, ResolvedConfig
 from outpace.errors import BackendError, ModelError
-
-if TYPE_CHECKING:
-    from outpace.backends.llamacpp.library import Library
 
 MAX_SEQUENCES = 256  # compiled into libllama
 
@@ -29,12 +25,10 @@ class Loaded:
 
 def load(config: EngineConfig, model_path: Path, draft_path: Path | None) -> Loaded:
     """Load the target and, if there is one, its draft; checks that they speak the same vocabulary."""
-    from outpace.backends.llamacpp.library import load_library
     from outpace.speculation.draft_model import check_same_vocabulary
 
-    library = load_library(config.llama_library)
     with ExitStack() as undo:  # what was opened is closed again if a later part cannot be
-        target, backend = _open(config.backend, model_path, library)
+        target, backend = _open(config, config.backend, model_path)
         undo.callback(target.close)
         resolved = config.resolve(
             model_context=target.train_context,
@@ -42,19 +36,16 @@ def load(config: EngineConfig, model_path: Path, draft_path: Path | None) -> Loa
             draft_path=str(draft_path) if draft_path else None,
             backend=backend,
         )
-        capacity = Capacity(
-            # As many again as may run, so that finished requests' prefixes can be kept for a while.
-            max_sequences=min(2 * resolved.max_sequences, MAX_SEQUENCES),
-            cache_tokens=resolved.cache_tokens,
-            max_context=resolved.max_context,
-            max_step_tokens=resolved.max_step_tokens,
-        )
         draft = None
         if draft_path is not None:
             # A draft is free to run on another backend than its target: whatever runs it best.
-            draft, _ = _open("llamacpp" if config.backend == "llamacpp" else "auto", draft_path, library)
+            wanted: BackendName = backend if backend == "torch" or config.backend == "llamacpp" else "auto"
+            draft, _ = _open(config, wanted, draft_path)
             undo.callback(draft.close)
             check_same_vocabulary(target.tokenizer, draft.tokenizer)
+        if backend == "torch" and config.cache_tokens is None:
+            resolved = _fill_device(resolved, target, draft)
+        capacity = _capacity(resolved)
         loaded_target = target.start(capacity, resolved.threads)
         undo.callback(loaded_target.runner.close)
         loaded_draft = draft.start(capacity, resolved.threads) if draft else None
@@ -62,10 +53,38 @@ def load(config: EngineConfig, model_path: Path, draft_path: Path | None) -> Loa
     return Loaded(loaded_target, loaded_draft, resolved)
 
 
-def _open(wanted: BackendName, path: Path, library: Library) -> tuple[OpenModel, BackendName]:
-    """The model on the backend asked for; with "auto", on the native one where it can run there."""
+def _capacity(resolved: ResolvedConfig) -> Capacity:
+    return Capacity(
+        # As many again as may run, so that finished requests' prefixes can be kept for a while.
+        max_sequences=min(2 * resolved.max_sequences, MAX_SEQUENCES),
+        cache_tokens=resolved.cache_tokens,
+        max_context=resolved.max_context,
+        max_step_tokens=resolved.max_step_tokens,
+    )
+
+
+def _fill_device(resolved: ResolvedConfig, target: OpenModel, draft: OpenModel | None) -> ResolvedConfig:
+    """Room for all requests at full length, or as much as the GPU has left."""
+    from outpace.backends.torch.runner import TorchModel, fitting_cache_tokens
+
+    models = [model for model in (target, draft) if isinstance(model, TorchModel)]
+    fitting = fitting_cache_tokens(models, _capacity(resolved), resolved.gpu_memory_utilization)
+    if fitting is None:
+        return resolved
+    wanted = resolved.max_sequences * resolved.max_context
+    return replace(resolved, cache_tokens=max(resolved.max_context, min(wanted, fitting)))
+
+
+def _open(config: EngineConfig, wanted: BackendName, path: Path) -> tuple[OpenModel, BackendName]:
+    """The model on the backend asked for; with "auto", a folder on torch, a GGUF on the native one where it can run."""
+    if wanted == "torch" or (wanted == "auto" and path.is_dir()):
+        return _open_torch(config, path), "torch"
+    if path.is_dir():
+        raise ModelError(f"the {wanted} backend runs GGUF files and {path} is a folder; use backend 'torch'")
+    from outpace.backends.llamacpp.library import load_library
     from outpace.backends.llamacpp.runner import LlamaModel
 
+    library = load_library(config.llama_library)
     if wanted != "llamacpp":
         from outpace.backends.native.runner import NativeModel
         from outpace.backends.native.weights import Unsupported
@@ -85,3 +104,14 @@ def _open(wanted: BackendName, path: Path, library: Library) -> tuple[OpenModel,
                 raise
             log.info("%s runs on llama.cpp: %s", path.name, reason)
     return LlamaModel(path, library), "llamacpp"
+
+
+def _open_torch(config: EngineConfig, path: Path) -> OpenModel:
+    try:
+        from outpace.backends.torch.device import TorchOptions
+        from outpace.backends.torch.runner import TorchModel
+    except ImportError as error:
+        raise BackendError(
+            f"the torch backend needs {error.name or 'torch'}, which is not installed; pip install 'outpace[torch]'"
+        ) from error
+    return TorchModel(path, TorchOptions(config.device, config.dtype, config.gpu_memory_utilization))

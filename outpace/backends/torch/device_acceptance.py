@@ -1,0 +1,223 @@
+"""`outpace.acceptance` and the dice of `outpace.verification` on the device, for a whole batch of ragged drafts.
+
+A batch holds `num_requests` drafts padded to `depth` tokens. Target rows may be packed: `row_of[n, i]` is the row with
+the target's answer after i draft tokens of request n; entries beyond a draft may name any row. Draft row n * depth + i
+is the distribution that token i of draft n was drawn from. What leaves the device is `Verdicts.packed()`.
+
+Passes over probabilities, each made from logits in slices that stay in L2: `match` needs none; `reject` reads one
+target and one draft row a request; `verify_block` one pair for every draft token, and one pair a request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outpace.backends.torch.device_distributions import Distributions, row_slices
+from outpace.backends.torch.device_noise import keys, uniforms
+from outpace.randomness import Purpose
+
+_BLOCK = 128  # weights summed together when an inverse transform looks for its place
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Drafts of 0 to depth tokens, depth at least 1; int64. `anchor` is how many tokens each request has said."""
+
+    tokens: Tensor  # [num_requests, depth]; beyond the draft any token id
+    num_drafted: Tensor
+    row_of: Tensor  # [num_requests, depth + 1]
+    seed: Tensor
+    anchor: Tensor
+
+    @property
+    def offsets(self) -> Tensor:
+        return torch.arange(self.tokens.shape[1], device=self.tokens.device)
+
+    @property
+    def is_drafted(self) -> Tensor:
+        return self.offsets < self.num_drafted[:, None]
+
+    @property
+    def draft_rows(self) -> Tensor:
+        return torch.arange(self.tokens.numel(), device=self.tokens.device).view(self.tokens.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """All [num_requests]: draft tokens kept, the target's own token after them, and how many were kept leniently."""
+
+    num_accepted: Tensor
+    final_token: Tensor
+    num_lenient: Tensor
+
+    def where(self, condition: Tensor, other: Verdicts) -> Verdicts:
+        """These verdicts where the condition holds, the other ones elsewhere: a batch may mix rules."""
+        return Verdicts(
+            torch.where(condition, self.num_accepted, other.num_accepted),
+            torch.where(condition, self.final_token, other.final_token),
+            torch.where(condition, self.num_lenient, other.num_lenient),
+        )
+
+    def packed(self, is_exact: Tensor) -> Tensor:
+        """[num_requests, 4] int64: the one small transfer of a step."""
+        return torch.stack([self.num_accepted, self.final_token, self.num_lenient, is_exact.long()], dim=1)
+
+
+def match(drafts: Drafts, own_tokens: Tensor, lenient: Tensor | None = None) -> Verdicts:
+    """Keep a draft while it says what the target says itself; `own_tokens` [target rows], `lenient` as the drafts."""
+    own = own_tokens[drafts.row_of]
+    is_own = own[:, :-1] == drafts.tokens
+    stands = (is_own if lenient is None else is_own | lenient) & drafts.is_drafted
+    accepted = stands.long().cumprod(dim=-1)
+    num_accepted = accepted.sum(dim=-1)
+    return Verdicts(num_accepted, _pick(own, num_accepted), (accepted * ~is_own).sum(dim=-1))
+
+
+def consulted_exactly(drafts: Drafts, verdicts: Verdicts, is_exact: Tensor) -> Tensor:
+    """Whether every target row that `match` looked at was exact, [num_requests]; `is_exact` [target rows]."""
+    looked_at = torch.arange(drafts.row_of.shape[1], device=is_exact.device) <= verdicts.num_accepted[:, None]
+    return (is_exact[drafts.row_of] | ~looked_at).all(dim=-1)
+
+
+def drafted_exactly(drafts: Drafts, is_exact: Tensor) -> Tensor:
+    """Whether every target row along a draft was exact, which `reject` and `verify_block` ask for."""
+    along = torch.arange(drafts.row_of.shape[1], device=is_exact.device) <= drafts.num_drafted[:, None]
+    return (is_exact[drafts.row_of] | ~along).all(dim=-1)
+
+
+def threshold_leniency(drafts: Drafts, target: Distributions, threshold: Tensor) -> Tensor:
+    """Lossy: tokens the target gives at least `threshold` (float64 [num_requests]), [num_requests, depth]."""
+    probs = target.at(drafts.row_of[:, :-1], drafts.tokens)
+    return (probs.double() >= threshold[:, None]) & (probs > 0.0)
+
+
+def typical_leniency(
+    drafts: Drafts, target: Distributions, posterior_threshold: Tensor, posterior_alpha: Tensor
+) -> Tensor:
+    """Lossy: tokens likelier than min(threshold, alpha * exp(-entropy)); float64 [num_requests] each."""
+    entropy = _entropies(target)[drafts.row_of[:, :-1]]
+    bound = torch.minimum(posterior_threshold[:, None], posterior_alpha[:, None] * torch.exp(-entropy))
+    return target.at(drafts.row_of[:, :-1], drafts.tokens).double() > bound
+
+
+def reject(drafts: Drafts, draft: Distributions, target: Distributions) -> Verdicts:
+    """Rejection sampling, token by token."""
+    ratio = _target_probs(drafts, target) / draft.at(drafts.draft_rows, drafts.tokens)
+    stands = (_acceptance_noise(drafts) < ratio.double()) & drafts.is_drafted
+    num_accepted = stands.long().cumprod(dim=-1).sum(dim=-1)
+    return _finished(drafts, draft, target, num_accepted, torch.ones_like(ratio[:, 0]))
+
+
+def verify_block(drafts: Drafts, draft: Distributions, target: Distributions) -> Verdicts:
+    """Block verification: prefixes are judged as wholes, and the longest one kept stands."""
+    depth = drafts.tokens.shape[1]
+    target_probs, draft_probs = _target_probs(drafts, target), draft.at(drafts.draft_rows, drafts.tokens)
+    noise = _acceptance_noise(drafts)
+    weight = torch.ones_like(target_probs[:, 0])
+    num_accepted, final_weight = torch.zeros_like(drafts.num_drafted), weight
+    for length in range(1, depth + 1):
+        weight = (weight * target_probs[:, length - 1] / draft_probs[:, length - 1]).clamp(max=1.0)
+        kept = weight.double()
+        if length < depth:
+            mass = _residual_masses(draft, target, drafts.draft_rows[:, length], drafts.row_of[:, length], weight)
+            share = torch.where(mass > 0.0, mass / (mass + (1.0 - kept)), 0.0)
+            kept = torch.where(drafts.num_drafted == length, kept, share)
+        stands = (noise[:, length - 1] < kept) & (drafts.num_drafted >= length)
+        num_accepted = torch.where(stands, length, num_accepted)
+        final_weight = torch.where(stands, weight, final_weight)
+    return _finished(drafts, draft, target, num_accepted, final_weight)
+
+
+def _target_probs(drafts: Drafts, target: Distributions) -> Tensor:
+    return target.at(drafts.row_of[:, :-1], drafts.tokens)
+
+
+def _acceptance_noise(drafts: Drafts) -> Tensor:
+    return uniforms(keys(drafts.seed[:, None], Purpose.ACCEPT, drafts.anchor[:, None], drafts.offsets))
+
+
+def _finished(
+    drafts: Drafts, draft: Distributions, target: Distributions, num_accepted: Tensor, weight: Tensor
+) -> Verdicts:
+    """The target's own token after the accepted ones: a bonus, or recovered from weight * target - draft."""
+    noise = uniforms(keys(drafts.seed, Purpose.RECOVER, drafts.anchor, num_accepted))
+    target_rows = _pick(drafts.row_of, num_accepted)
+    is_bonus = num_accepted == drafts.num_drafted
+    draft_rows = _pick(drafts.draft_rows, num_accepted.clamp(max=drafts.tokens.shape[1] - 1))
+    tokens = []
+    for part in row_slices(target_rows.shape[0], target.logits.shape[1]):
+        own = target.dense(target_rows[part])
+        residual = _residual(own, draft.dense(draft_rows[part]), weight[part])
+        nothing_left = ~(residual.sum(dim=-1, dtype=torch.float64) > 0.0)
+        weights = torch.where((is_bonus[part] | nothing_left)[:, None], own, residual)
+        tokens.append(draw_weighted(weights, noise[part]))
+    return Verdicts(num_accepted, torch.cat(tokens), torch.zeros_like(num_accepted))
+
+
+def _residual(target_probs: Tensor, draft_probs: Tensor, weight: Tensor) -> Tensor:
+    return (weight[:, None] * target_probs).sub_(draft_probs).clamp_(min=0.0)
+
+
+def _residual_masses(
+    draft: Distributions, target: Distributions, draft_rows: Tensor, target_rows: Tensor, weight: Tensor
+) -> Tensor:
+    masses = []
+    for part in row_slices(target_rows.shape[0], target.logits.shape[1]):
+        residual = _residual(target.dense(target_rows[part]), draft.dense(draft_rows[part]), weight[part])
+        masses.append(residual.sum(dim=-1, dtype=torch.float64))
+    return torch.cat(masses)
+
+
+def _entropies(target: Distributions) -> Tensor:
+    entropies = []
+    rows = torch.arange(target.logits.shape[0], device=target.logits.device)
+    for part in row_slices(*target.logits.shape):
+        probs = target.dense(rows[part]).double()
+        entropies.append(torch.special.entr(probs).sum(dim=-1))
+    return torch.cat(entropies)
+
+
+def _pick(columns: Tensor, index: Tensor) -> Tensor:
+    return columns.gather(1, index[:, None])[:, 0]
+
+
+def draw_weighted(weights: Tensor, noise: Tensor) -> Tensor:
+    """`verification.draw_weighted` for every row: the place where the cumulated weights pass noise * total.
+
+    In float64 and in two steps, first the block and then the token in it, so that the weights are read once.
+    """
+    padding = -weights.shape[1] % _BLOCK
+    blocks = torch.nn.functional.pad(weights, (0, padding)).view(weights.shape[0], -1, _BLOCK)
+    block_weights = blocks.sum(dim=-1, dtype=torch.float64)
+    block_ends = block_weights.cumsum(dim=-1)
+    aim = noise * block_ends[:, -1]
+    block = _first_beyond(block_ends, aim, block_weights)
+    before = torch.where(block > 0, _pick(block_ends, (block - 1).clamp(min=0)), 0.0)
+    members = blocks.gather(1, block[:, None, None].expand(-1, 1, _BLOCK))[:, 0]
+    ends = members.cumsum(dim=-1, dtype=torch.float64) + before[:, None]
+    return block * _BLOCK + _first_beyond(ends, aim, members)
+
+
+def _first_beyond(ends: Tensor, aim: Tensor, weights: Tensor) -> Tensor:
+    """The first place with a weight whose end lies beyond the aim; the last with a weight if rounding leaves none."""
+    places = torch.arange(ends.shape[1], device=ends.device)
+    has_weight = weights > 0.0
+    first = torch.where(has_weight & (ends > aim[:, None]), places, ends.shape[1]).amin(dim=-1)
+    return torch.minimum(first, torch.where(has_weight, places, 0).amax(dim=-1))
+
+
+def draw_draft(distributions: Distributions, seed: Tensor, anchor: Tensor, offset: int) -> Tensor:
+    """A draft model's next token, offset tokens after the anchor, where `reject` or `verify_block` will judge it.
+
+    A draft that `match` will judge says what `device_sampling.draw` draws at position anchor + offset. Distributions
+    that are not exact will do for both: any draft is lossless there, and here what it was drawn from counts.
+    """
+    noise = uniforms(keys(seed, Purpose.DRAFT, anchor, torch.full_like(anchor, offset)))
+    tokens = []
+    for part in row_slices(*distributions.logits.shape):
+        rows = torch.arange(part.start, part.stop, device=noise.device)
+        tokens.append(draw_weighted(distributions.dense(rows), noise[part]))
+    return torch.cat(tokens)

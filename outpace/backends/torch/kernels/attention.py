@@ -1,0 +1,384 @@
+"""Attention of ragged rows over a paged cache, and what comes before it: RoPE and the write into the cache.
+
+One program takes a few tokens of one row with all the query heads that share a key head, so keys are read once for the
+group, and one share of the row's context: with few rows the context is what there is to divide. Shares are joined by a
+second kernel. Decoding, verifying drafts and reading prompts are the same kernel with different lengths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from outpace.backends.torch.kernels.base import Cache
+from outpace.backends.torch.kernels.linear import NOTHING_AHEAD, Ahead, ask_ahead, prefetch, publish
+from outpace.backends.torch.step import StepInputs
+
+_LOG2_E = 1.4426950408889634
+_MAX_SPLITS = 64
+_MAX_JOINED = 128  # query rows times shares that one program joins; more are joined by a kernel of many programs
+_TILE_ROWS = 64  # query rows, tokens times heads of a group, that one program takes at most
+
+
+@triton.jit(do_not_specialize=["table_width"])
+def _rotate_kernel(
+    qkv_ptr, q_ptr, keys_ptr, values_ptr, rope_ptr, q_norm_ptr, k_norm_ptr,
+    positions_ptr, token_rows_ptr, tables_ptr, table_width, epsilon,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF_BLOCK: tl.constexpr,
+    PAGE: tl.constexpr, HAS_NORM: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    HALF: tl.constexpr = DIM // 2
+    token, head = tl.program_id(0), tl.program_id(1)
+    position = tl.load(positions_ptr + token)
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    if position >= 0:
+        is_query = head < NUM_HEADS
+        d = tl.arange(0, HALF_BLOCK)
+        mask = d < HALF
+        source = qkv_ptr + token.to(tl.int64) * (NUM_HEADS + 2 * NUM_KV_HEADS) * DIM + head * DIM + d
+        first = tl.load(source, mask, 0.0).to(tl.float32)
+        second = tl.load(source + HALF, mask, 0.0).to(tl.float32)
+        if HAS_NORM:
+            scale = tl.rsqrt((tl.sum(first * first) + tl.sum(second * second)) / DIM + epsilon)
+            norm_ptr = q_norm_ptr if is_query else k_norm_ptr
+            first = first * scale * tl.load(norm_ptr + d, mask, 0.0).to(tl.float32)
+            second = second * scale * tl.load(norm_ptr + HALF + d, mask, 0.0).to(tl.float32)
+        cosines = tl.load(rope_ptr + position * DIM + d, mask, 0.0)
+        sines = tl.load(rope_ptr + position * DIM + HALF + d, mask, 0.0)
+        rotated, rotated_second = first * cosines - second * sines, second * cosines + first * sines
+        if is_query:
+            target = q_ptr + (token.to(tl.int64) * NUM_HEADS + head) * DIM + d
+            tl.store(target, rotated.to(q_ptr.dtype.element_ty), mask)
+            tl.store(target + HALF, rotated_second.to(q_ptr.dtype.element_ty), mask)
+        else:
+            row = tl.load(token_rows_ptr + token)
+            page = tl.load(tables_ptr + row * table_width + position // PAGE).to(tl.int64)
+            place = ((page * NUM_KV_HEADS + head - NUM_HEADS) * PAGE + position % PAGE) * DIM + d
+            tl.store(keys_ptr + place, rotated.to(keys_ptr.dtype.element_ty), mask)
+            tl.store(keys_ptr + place + HALF, rotated_second.to(keys_ptr.dtype.element_ty), mask)
+            value = source + NUM_KV_HEADS * DIM
+            tl.store(values_ptr + place, tl.load(value, mask, 0.0), mask)
+            tl.store(values_ptr + place + HALF, tl.load(value + HALF, mask, 0.0), mask)
+
+
+@triton.jit
+def _rotated(
+    source, is_real, position, d, rope_ptr, norm_ptr, epsilon, DIM: tl.constexpr, HAS_NORM: tl.constexpr
+):  # fmt: skip
+    """Rows of a head, normed where the model does that, and turned by their positions; d [DIM_BLOCK], others a row."""
+    HALF: tl.constexpr = DIM // 2
+    mask = is_real[:, None] & (d < DIM)[None, :]
+    partner = tl.where(d < HALF, d + HALF, d - HALF)
+    x = tl.load(source[:, None] + d[None, :], mask, 0.0).to(tl.float32)
+    y = tl.load(source[:, None] + partner[None, :], mask, 0.0).to(tl.float32)
+    if HAS_NORM:
+        scale = tl.rsqrt(tl.sum(x * x, 1) / DIM + epsilon)[:, None]
+        x = x * scale * tl.load(norm_ptr + d, d < DIM, 0.0).to(tl.float32)[None, :]
+        y = y * scale * tl.load(norm_ptr + partner, d < DIM, 0.0).to(tl.float32)[None, :]
+    angle = rope_ptr + position[:, None] * DIM + (d % HALF)[None, :]
+    sines = tl.load(angle + HALF, mask, 0.0)
+    return x * tl.load(angle, mask, 0.0) + y * tl.where((d < HALF)[None, :], -sines, sines)
+
+
+@triton.jit
+def _store_new(
+    qkv_ptr, keys_ptr, values_ptr, table_ptr, rope_ptr, k_norm_ptr, epsilon, begin, length, context, low, high, kv_head,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
+    PAGE: tl.constexpr, NEW_BLOCK: tl.constexpr, HAS_NORM: tl.constexpr,
+):  # fmt: skip
+    """Keys, rotated, and values of those new tokens of a row that lie between low and high, into the cache."""
+    new, d = tl.arange(0, NEW_BLOCK), tl.arange(0, DIM_BLOCK)
+    t = context - length + new
+    is_mine = (new < length) & (t >= low) & (t < high)
+    source = qkv_ptr + ((begin + new).to(tl.int64) * (NUM_HEADS + 2 * NUM_KV_HEADS) + NUM_HEADS + kv_head) * DIM
+    page = tl.load(table_ptr + t // PAGE, is_mine, 0).to(tl.int64)
+    there = (((page * NUM_KV_HEADS + kv_head) * PAGE + t % PAGE) * DIM)[:, None] + d[None, :]
+    mask = is_mine[:, None] & (d < DIM)[None, :]
+    keys = _rotated(source, is_mine, t, d, rope_ptr, k_norm_ptr, epsilon, DIM, HAS_NORM)
+    tl.store(keys_ptr + there, keys.to(keys_ptr.dtype.element_ty), mask)
+    tl.store(values_ptr + there, tl.load(source[:, None] + NUM_KV_HEADS * DIM + d[None, :], mask, 0.0), mask)
+
+
+@triton.jit
+def _join(
+    parts_ptr, stats_ptr, out_ptr, place, is_real, d,
+    DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, NUM_SPLITS: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """What `_join_kernel` does, for the rows of one program, by the last program to finish a share of them."""
+    s = tl.arange(0, NUM_SPLITS)
+    part = place[:, None] * NUM_SPLITS + s[None, :]
+    all_best = tl.load(stats_ptr + part * 2, is_real[:, None], 0.0, cache_modifier=".cg")
+    all_total = tl.load(stats_ptr + part * 2 + 1, is_real[:, None], 1.0, cache_modifier=".cg")
+    top = tl.max(all_best, 1)
+    norm = tl.sum(all_total * tl.exp2(all_best - top[:, None]), 1)
+    out = tl.zeros((BLOCK_M, DIM_BLOCK), tl.float32)
+    for j in tl.static_range(NUM_SPLITS):
+        one = place * NUM_SPLITS + j
+        best = tl.load(stats_ptr + one * 2, is_real, 0.0, cache_modifier=".cg")
+        total = tl.load(stats_ptr + one * 2 + 1, is_real, 0.0, cache_modifier=".cg")
+        mask = (is_real & (total > 0.0))[:, None] & (d < DIM)[None, :]
+        values = tl.load(parts_ptr + one[:, None] * DIM + d[None, :], mask, 0.0, cache_modifier=".cg")
+        out += values * tl.exp2(best - top)[:, None]
+    mask = is_real[:, None] & (d < DIM)[None, :]
+    tl.store(out_ptr + place[:, None] * DIM + d[None, :], (out / norm[:, None]).to(out_ptr.dtype.element_ty), mask)
+
+
+@triton.jit(do_not_specialize=["table_width"])
+def _attention_kernel(
+    q_ptr, keys_ptr, values_ptr, out_ptr, parts_ptr, stats_ptr,
+    begins_ptr, lengths_ptr, contexts_ptr, tables_ptr, table_width, scale, rope_ptr, q_norm_ptr, k_norm_ptr, epsilon,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
+    PAGE: tl.constexpr, NUM_TILES: tl.constexpr, TILE_TOKENS: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_KV: tl.constexpr, NUM_SPLITS: tl.constexpr, NEW_BLOCK: tl.constexpr, HAS_NORM: tl.constexpr,
+    THREADS: tl.constexpr, JOINS: tl.constexpr, DEPENDENT: tl.constexpr, counters_ptr, ahead_ptr,
+    AHEAD_N: tl.constexpr, AHEAD_K: tl.constexpr, AHEAD_TILES: tl.constexpr, AHEAD_BLOCK: tl.constexpr,
+    AHEAD_PROGRAMS: tl.constexpr, AHEAD_IS_SWIGLU: tl.constexpr, AHEAD_LENGTH: tl.constexpr,
+):  # fmt: skip
+    """NEW_BLOCK > 0: q_ptr is the fused product, and this kernel rotates and writes the cache; else q is ready."""
+    GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
+    ALL_HEADS: tl.constexpr = NUM_HEADS + 2 * NUM_KV_HEADS
+    row, tile = tl.program_id(0) // NUM_TILES, tl.program_id(0) % NUM_TILES
+    kv_head, split = tl.program_id(1), tl.program_id(2)
+    begin, length = tl.load(begins_ptr + row), tl.load(lengths_ptr + row)
+    context = tl.load(contexts_ptr + row)
+    visible = context - length + tl.minimum((tile + 1) * TILE_TOKENS, length)
+    share = tl.cdiv(tl.cdiv(visible, NUM_SPLITS), BLOCK_KV) * BLOCK_KV
+    low = split * share
+    high = tl.minimum(low + share, visible)
+    if DEPENDENT:
+        gdc_launch_dependents()
+        SIZE: tl.constexpr = DIM * keys_ptr.dtype.element_ty.primitive_bitwidth // 8
+        if SIZE % 16 == 0:
+            # What the cache holds already does not depend on the previous kernel.
+            ahead = low + tl.arange(0, THREADS)
+            known = ahead < tl.minimum(high, context - length)
+            ahead_page = tl.load(tables_ptr + row * table_width + ahead // PAGE, known, 0).to(tl.int64)
+            ahead = tl.where(known, ((ahead_page * NUM_KV_HEADS + kv_head) * PAGE + ahead % PAGE) * DIM, 0)
+            prefetch(keys_ptr + ahead, SIZE)
+            prefetch(values_ptr + ahead, SIZE)
+        gdc_wait()
+    if AHEAD_LENGTH > 0:
+        program = (tl.program_id(0) * NUM_KV_HEADS + kv_head) * NUM_SPLITS + split
+        ask_ahead(
+            program * THREADS + tl.arange(0, THREADS), ahead_ptr, AHEAD_N, AHEAD_K, AHEAD_TILES, AHEAD_BLOCK,
+            AHEAD_PROGRAMS, AHEAD_IS_SWIGLU, AHEAD_LENGTH,
+        )  # fmt: skip
+    if tile * TILE_TOKENS < length:
+        m, d = tl.arange(0, BLOCK_M), tl.arange(0, DIM_BLOCK)
+        in_row = tile * TILE_TOKENS + m // GROUP
+        is_real = (m < TILE_TOKENS * GROUP) & (in_row < length)
+        token = (begin + in_row).to(tl.int64)
+        head = kv_head * GROUP + m % GROUP
+        place = token * NUM_HEADS + head
+        position = context - length + in_row
+        if NEW_BLOCK > 0:
+            _store_new(
+                q_ptr, keys_ptr, values_ptr, tables_ptr + row * table_width, rope_ptr, k_norm_ptr, epsilon,
+                begin, length, context, low, high, kv_head,
+                NUM_HEADS, NUM_KV_HEADS, DIM, DIM_BLOCK, PAGE, NEW_BLOCK, HAS_NORM,
+            )  # fmt: skip
+            q = _rotated(
+                q_ptr + (token * ALL_HEADS + head) * DIM, is_real, position, d, rope_ptr, q_norm_ptr, epsilon,
+                DIM, HAS_NORM,
+            ).to(keys_ptr.dtype.element_ty)  # fmt: skip
+            tl.debug_barrier()
+        else:
+            q = tl.load(q_ptr + place[:, None] * DIM + d[None, :], is_real[:, None] & (d < DIM)[None, :], 0.0)
+        best = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+        total = tl.zeros((BLOCK_M,), tl.float32)
+        acc = tl.zeros((BLOCK_M, DIM_BLOCK), tl.float32)
+        for at in range(low, high, BLOCK_KV):
+            t = at + tl.arange(0, BLOCK_KV)
+            page = tl.load(tables_ptr + row * table_width + t // PAGE, t < high, 0).to(tl.int64)
+            there = ((page * NUM_KV_HEADS + kv_head) * PAGE + t % PAGE) * DIM
+            mask = (t < high)[:, None] & (d < DIM)[None, :]
+            k = tl.load(keys_ptr + there[:, None] + d[None, :], mask, 0.0)
+            scores = tl.dot(q, k.T, input_precision="ieee") * scale
+            scores = tl.where((t < high)[None, :] & (t[None, :] <= position[:, None]), scores, float("-inf"))
+            new_best = tl.maximum(best, tl.max(scores, 1))
+            safe = tl.where(new_best == float("-inf"), 0.0, new_best)  # nothing of this share is visible to the token
+            p = tl.exp2(scores - safe[:, None])
+            fade = tl.exp2(best - safe)
+            v = tl.load(values_ptr + there[:, None] + d[None, :], mask, 0.0)
+            total = total * fade + tl.sum(p, 1)
+            acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
+            best = new_best
+        if NUM_SPLITS == 1:
+            out = acc / total[:, None]
+            tl.store(
+                out_ptr + place[:, None] * DIM + d[None, :],
+                out.to(out_ptr.dtype.element_ty),
+                is_real[:, None] & (d < DIM)[None, :],
+            )
+        else:
+            part = place * NUM_SPLITS + split
+            tl.store(parts_ptr + part[:, None] * DIM + d[None, :], acc, is_real[:, None] & (d < DIM)[None, :])
+            tl.store(stats_ptr + part * 2, best, is_real)
+            tl.store(stats_ptr + part * 2 + 1, total, is_real)
+            if JOINS:
+                publish()
+                counter = counters_ptr + tl.program_id(0) * NUM_KV_HEADS + kv_head
+                if tl.atomic_add(counter, 1, sem="acq_rel") == NUM_SPLITS - 1:
+                    tl.store(counter, 0)
+                    _join(
+                        parts_ptr, stats_ptr, out_ptr, place, is_real, d,
+                        DIM, DIM_BLOCK, NUM_SPLITS, BLOCK_M,
+                    )  # fmt: skip
+
+
+@triton.jit
+def _join_kernel(
+    parts_ptr, stats_ptr, out_ptr, positions_ptr,
+    NUM_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, NUM_SPLITS: tl.constexpr,
+    SPLIT_BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    token, head = tl.program_id(0), tl.program_id(1)
+    position = tl.load(positions_ptr + token)
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    if position >= 0:
+        s, d = tl.arange(0, SPLIT_BLOCK), tl.arange(0, DIM_BLOCK)
+        place = token.to(tl.int64) * NUM_HEADS + head
+        part = place * NUM_SPLITS + s
+        best = tl.load(stats_ptr + part * 2, s < NUM_SPLITS, float("-inf"))
+        total = tl.load(stats_ptr + part * 2 + 1, s < NUM_SPLITS, 0.0)
+        weight = tl.exp2(best - tl.max(best))
+        mask = (total > 0.0)[:, None] & (d < DIM)[None, :]
+        parts = tl.load(parts_ptr + part[:, None] * DIM + d[None, :], mask, 0.0)
+        out = tl.sum(parts * weight[:, None], 0) / tl.sum(total * weight)
+        tl.store(out_ptr + place * DIM + d, out.to(out_ptr.dtype.element_ty), d < DIM)
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """What is done to queries and keys before they meet."""
+
+    rope: Tensor  # float32 [positions, head_dim]: cosines, then sines
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    epsilon: float
+
+
+def attend(
+    qkv: Tensor,
+    cache: Cache,
+    step: StepInputs,
+    rotation: Rotation,
+    num_sms: int,
+    *,
+    num_splits: int | None = None,
+    dependent: bool = False,
+    counters: Tensor | None = None,
+    ahead: Ahead | None = None,
+) -> Tensor:
+    """Rotation, the write into the cache, and attention: one kernel for short rows, two for long ones."""
+    _, num_kv_heads, _, dim = cache.keys.shape
+    group = qkv.shape[1] // (dim * num_kv_heads) - 2
+    longest = step.shape.max_row_tokens
+    is_fused = _tile_tokens(longest, group, qkv.dtype) == longest  # else several programs would write one token
+    q = qkv if is_fused else rotate_and_store(qkv, cache, step, rotation, dependent=dependent)
+    return attention(
+        q, cache, step, num_sms, num_splits=num_splits, rotation=rotation if is_fused else None, dependent=dependent,
+        counters=counters, ahead=ahead,
+    )  # fmt: skip
+
+
+def rotate_and_store(
+    qkv: Tensor, cache: Cache, step: StepInputs, rotation: Rotation, *, dependent: bool = False
+) -> Tensor:
+    _, num_kv_heads, page_tokens, dim = cache.keys.shape
+    num_tokens = len(qkv)
+    num_heads = qkv.shape[1] // dim - 2 * num_kv_heads
+    q = torch.empty((num_tokens, num_heads, dim), dtype=qkv.dtype, device=qkv.device)
+    has_norm = rotation.q_norm is not None
+    _rotate_kernel[(num_tokens, num_heads + num_kv_heads)](
+        qkv, q, cache.keys, cache.values, rotation.rope,
+        rotation.q_norm if has_norm else qkv, rotation.k_norm if has_norm else qkv,
+        step.positions, step.token_rows, step.tables, step.shape.table_width, rotation.epsilon,
+        num_heads, num_kv_heads, dim, triton.next_power_of_2(dim // 2), page_tokens, has_norm, dependent,
+        num_warps=1, **({"launch_pdl": True} if dependent else {}),
+    )  # fmt: skip
+    return q
+
+
+def _tile_tokens(longest: int, group: int, dtype: torch.dtype) -> int:
+    """New tokens of a row that one program takes, with all the query heads of a key head."""
+    # Without matrix units for float32 a large tile would not fit into registers.
+    tile_rows = _TILE_ROWS if dtype != torch.float32 else 16
+    return max(1, min(longest, tile_rows // group))
+
+
+def num_splits_for(step: StepInputs, num_kv_heads: int, num_tiles: int, num_sms: int) -> int:
+    """Shares of the context: one program for each multiprocessor where rows are few, two shares until there are many.
+
+    Measured on an H200 at 1,024 tokens of context.
+    """
+    programs = step.shape.num_rows * num_kv_heads * num_tiles
+    wanted = max(num_sms // programs, 2 if programs < 4 * num_sms else 1)
+    wanted = min(wanted, step.shape.table_width, _MAX_SPLITS)
+    return int(triton.next_power_of_2(wanted + 1) // 2)  # rounded down, so that few variants are compiled
+
+
+def attention(
+    q: Tensor,
+    cache: Cache,
+    step: StepInputs,
+    num_sms: int,
+    *,
+    num_splits: int | None = None,
+    rotation: Rotation | None = None,
+    block_kv: int = 64,
+    num_warps: int = 4,
+    num_stages: int = 2,
+    dependent: bool = False,
+    counters: Tensor | None = None,
+    ahead: Ahead | None = None,
+) -> Tensor:
+    """`q` is rotated and the cache complete; or, with `rotation`, it is the fused product [tokens, q + 2 kv].
+
+    `counters`, zero between kernels, let the last program of a row join its shares where that is little work.
+    """
+    _, num_kv_heads, page_tokens, dim = cache.keys.shape
+    num_tokens = len(q)
+    num_heads = q.numel() // (num_tokens * dim) - (2 * num_kv_heads if rotation is not None else 0)
+    group = num_heads // num_kv_heads
+    longest = step.shape.max_row_tokens
+    tile_tokens = _tile_tokens(longest, group, q.dtype)
+    num_tiles = -(-longest // tile_tokens)
+    block_m = max(16, triton.next_power_of_2(tile_tokens * group))
+    splits = num_splits or num_splits_for(step, num_kv_heads, num_tiles, num_sms)
+    out = q.new_empty((num_tokens, num_heads, dim))
+    parts = stats = out
+    if splits > 1:
+        parts = torch.empty((num_tokens, num_heads, splits, dim), dtype=torch.float32, device=q.device)
+        stats = torch.empty((num_tokens, num_heads, splits, 2), dtype=torch.float32, device=q.device)
+    dim_block = triton.next_power_of_2(dim)
+    options = {"launch_pdl": True} if dependent else {}
+    num_programs = step.shape.num_rows * num_tiles * num_kv_heads
+    joins = counters is not None and tile_tokens * group * splits <= _MAX_JOINED and num_programs <= counters.numel()
+    has_norm = rotation is not None and rotation.q_norm is not None
+    _attention_kernel[(step.shape.num_rows * num_tiles, num_kv_heads, splits)](
+        q, cache.keys, cache.values, out, parts, stats,
+        step.begins, step.lengths, step.contexts, step.tables, step.shape.table_width, dim**-0.5 * _LOG2_E,
+        rotation.rope if rotation is not None else q, rotation.q_norm if rotation is not None and has_norm else q,
+        rotation.k_norm if rotation is not None and has_norm else q, rotation.epsilon if rotation is not None else 0.0,
+        num_heads, num_kv_heads, dim, dim_block, page_tokens, num_tiles, tile_tokens, block_m, block_kv, splits,
+        triton.next_power_of_2(longest) if rotation is not None else 0, has_norm, 32 * num_warps,
+        joins, dependent, counters if counters is not None else q,
+        *(ahead.arguments(num_sms) if ahead is not None else (q, *NOTHING_AHEAD)),
+        num_warps=num_warps, num_stages=num_stages, **options,
+    )  # fmt: skip
+    if splits > 1 and not joins:
+        _join_kernel[(num_tokens, num_heads)](
+            parts, stats, out, step.positions, num_heads, dim, dim_block, splits, triton.next_power_of_2(splits),
+            dependent, num_warps=4, **options,
+        )  # fmt: skip
+    return out.view(num_tokens, num_heads * dim)

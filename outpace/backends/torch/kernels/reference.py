@@ -1,0 +1,114 @@
+"""Every operation of a layer in plain torch: what the Triton kernels must compute, and the path without a GPU.
+
+Sums are float32 whatever the weights are. Tokens in gaps (position -1) get undefined but finite results.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from outpace.backends.torch.kernels.base import Cache, Hidden, Next
+from outpace.backends.torch.step import StepInputs
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
+    return (wide * weight.float()).to(x.dtype)
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """[tokens, 2 hidden] to [tokens, hidden]."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return (functional.silu(gate) * up).to(gate_up.dtype)
+
+
+class ReferenceOps:
+    def embed(self, tokens: Tensor, embedding: Tensor) -> Hidden:
+        return Hidden(functional.embedding(tokens, embedding))
+
+    def norm_linear(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return functional.linear(rms_norm(h.residual, norm, epsilon), weight, bias)
+
+    def linear_add(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, h: Hidden, next_norm: Tensor, ahead: Next
+    ) -> Hidden:
+        return Hidden(h.residual + functional.linear(x, weight, bias))
+
+    def norm_swiglu(
+        self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None, ahead: Next
+    ) -> Tensor:
+        return swiglu(functional.linear(rms_norm(h.residual, norm, epsilon), weight, bias))
+
+    def norm_logits(self, h: Hidden, norm: Tensor, epsilon: float, head: Tensor) -> Tensor:
+        return functional.linear(rms_norm(h.residual, norm, epsilon), head).float()
+
+    def attend(
+        self,
+        qkv: Tensor,
+        cache: Cache,
+        step: StepInputs,
+        rope: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        epsilon: float,
+        ahead: Next,
+    ) -> Tensor:
+        return self.attention(self.rotate_and_store(qkv, cache, step, rope, q_norm, k_norm, epsilon), cache, step)
+
+    def rotate_and_store(
+        self,
+        qkv: Tensor,
+        cache: Cache,
+        step: StepInputs,
+        rope: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        epsilon: float,
+    ) -> Tensor:
+        _, num_kv_heads, page_tokens, dim = cache.keys.shape
+        heads = qkv.view(len(qkv), -1, dim)
+        num_heads = heads.shape[1] - 2 * num_kv_heads
+        q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+        if q_norm is not None and k_norm is not None:
+            q, k = rms_norm(q, q_norm, epsilon), rms_norm(k, k_norm, epsilon)
+        real = (step.positions >= 0).nonzero().squeeze(1)
+        positions = step.positions.clamp(min=0).long()
+        q, k = _rotate(q, rope[positions]), _rotate(k, rope[positions])
+        positions, rows = positions[real], step.token_rows[real].long()
+        pages = step.tables[rows, positions // page_tokens].long()
+        cache.keys[pages, :, positions % page_tokens] = k[real]
+        cache.values[pages, :, positions % page_tokens] = v[real]
+        return q.contiguous()
+
+    def attention(self, q: Tensor, cache: Cache, step: StepInputs) -> Tensor:
+        _, num_kv_heads, page_tokens, dim = cache.keys.shape
+        group = q.shape[1] // num_kv_heads
+        mixed = torch.zeros_like(q)
+        for row in range(step.shape.num_rows):
+            begin, length, context = (int(each[row]) for each in (step.begins, step.lengths, step.contexts))
+            if not length:
+                continue
+            pages = step.tables[row, : -(-context // page_tokens)].long()
+            k, v = (
+                part[pages].transpose(0, 1).reshape(num_kv_heads, -1, dim)[:, :context].float()
+                for part in (cache.keys, cache.values)
+            )
+            # Query heads that share a key head are rows of one product, not copies of the keys.
+            mine = q[begin : begin + length].float().view(length, num_kv_heads, group, dim)
+            mine = mine.permute(1, 2, 0, 3).reshape(num_kv_heads, group * length, dim)
+            scores = (mine @ k.transpose(1, 2)) * dim**-0.5
+            at = torch.arange(context - length, context, device=q.device).repeat(group)
+            scores.masked_fill_(torch.arange(context, device=q.device) > at[:, None], -torch.inf)
+            out = (scores.softmax(-1) @ v).view(num_kv_heads, group, length, dim).permute(2, 0, 1, 3)
+            mixed[begin : begin + length] = out.reshape(length, -1, dim).to(q.dtype)
+        return mixed.view(len(q), -1)
+
+
+def _rotate(x: Tensor, rope: Tensor) -> Tensor:
+    """[tokens, heads, dim] by cosines and sines [tokens, dim]; pairs lie across the two halves of a head."""
+    cosines, sines = rope[:, None].chunk(2, dim=-1)
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1).to(x.dtype)

@@ -1,0 +1,132 @@
+"""The operations of a layer on a GPU: for few tokens our own streaming product, for many the library's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from outpace.backends.torch.kernels import attention, elementwise
+from outpace.backends.torch.kernels.base import Cache, Hidden, Next, Normed
+from outpace.backends.torch.kernels.linear import Ahead, LinearConfig, Scratch, block_rows, stream_linear
+from outpace.backends.torch.step import StepInputs
+
+MAX_STREAMED_TOKENS = 16  # beyond, the library's product is faster, unless measured otherwise
+
+
+class TritonOps:
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        dependent_launch: bool | None = None,
+        configs: Mapping[tuple[int, int, int], LinearConfig] | None = None,
+    ) -> None:
+        """`configs`: how to stream weights of (rows, columns) for up to so many tokens, where measured better."""
+        properties = torch.cuda.get_device_properties(device)
+        self._num_sms = properties.multi_processor_count
+        # Kernels that begin while the previous one ends need Hopper or newer.
+        self._dependent = properties.major >= 9 if dependent_launch is None else dependent_launch
+        self._scratch = Scratch(device)
+        self._configs = dict(configs or {})
+        self.max_streamed_tokens = MAX_STREAMED_TOKENS
+
+    def embed(self, tokens: Tensor, embedding: Tensor) -> Hidden:
+        return Hidden(functional.embedding(tokens, embedding))
+
+    def norm_linear(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if config := self._config(len(h.residual), weight):
+            out = _room(h.residual, weight.shape[0])
+            self._stream(_normed(h, norm, epsilon), weight, out, config, epsilon=epsilon, bias=bias)
+            return out
+        return functional.linear(elementwise.rms_norm(h.residual, norm, epsilon), weight, bias)
+
+    def linear_add(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, h: Hidden, next_norm: Tensor, ahead: Next
+    ) -> Hidden:
+        residual = h.residual
+        if config := self._config(len(x), weight):
+            asks = self._ahead(len(x), ahead)
+            normed = self._stream(
+                x, weight, residual, config, bias=bias, residual=residual, next_norm=next_norm, ahead=asks
+            )
+            return Hidden(residual, normed)
+        if bias is not None:
+            residual = residual + bias
+        return Hidden(torch.addmm(residual, x, weight.T))
+
+    def norm_swiglu(
+        self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None, ahead: Next
+    ) -> Tensor:
+        if config := self._config(len(h.residual), weight):
+            x, out = _normed(h, norm, epsilon), _room(h.residual, weight.shape[0] // 2)
+            asks = self._ahead(len(out), ahead)
+            self._stream(x, weight, out, config, epsilon=epsilon, bias=bias, swiglu=True, ahead=asks)
+            return out
+        return elementwise.swiglu(functional.linear(elementwise.rms_norm(h.residual, norm, epsilon), weight, bias))
+
+    def norm_logits(self, h: Hidden, norm: Tensor, epsilon: float, head: Tensor) -> Tensor:
+        num_tokens = len(h.residual)
+        if not num_tokens:
+            return _room(h.residual, head.shape[0], torch.float32)
+        if config := self._config(num_tokens, head):
+            out = _room(h.residual, head.shape[0], torch.float32)
+            self._stream(_normed(h, norm, epsilon), head, out, config, epsilon=epsilon)
+            return out
+        x = elementwise.rms_norm(h.residual, norm, epsilon)
+        return torch.mm(x, head.T) if x.dtype == torch.float32 else torch.mm(x, head.T, out_dtype=torch.float32)
+
+    def attend(
+        self,
+        qkv: Tensor,
+        cache: Cache,
+        step: StepInputs,
+        rope: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        epsilon: float,
+        ahead: Next,
+    ) -> Tensor:
+        return attention.attend(
+            qkv,
+            cache,
+            step,
+            attention.Rotation(rope, q_norm, k_norm, epsilon),
+            self._num_sms,
+            dependent=self._dependent,
+            counters=self._scratch.counters,
+            ahead=self._ahead(len(qkv), ahead),
+        )
+
+    def _stream(self, x: Tensor | Normed, weight: Tensor, out: Tensor, config: LinearConfig, **fused: Any) -> Any:
+        return stream_linear(x, weight, out, self._scratch, config, self._num_sms, **fused)
+
+    def _ahead(self, num_tokens: int, product: Next) -> Ahead | None:
+        config = self._config(num_tokens, product.weight)
+        if config is None or not config.ahead or not config.dependent_launch:
+            return None
+        return Ahead(product.weight, config, product.is_swiglu)
+
+    def _config(self, num_tokens: int, weight: Tensor) -> LinearConfig | None:
+        """How to stream this weight; None where the library should multiply."""
+        measured = self._configs.get((*weight.shape, block_rows(num_tokens)))
+        if measured is not None:
+            return measured
+        k = weight.shape[1]
+        block_k = next((size for size in (256, 128, 64) if k % size == 0), None)
+        if block_k is None or num_tokens > self.max_streamed_tokens:
+            return None
+        if weight.dtype == torch.float32:
+            return LinearConfig(32, 64, num_warps=4, num_stages=4, dependent_launch=self._dependent)
+        return LinearConfig(32, block_k, num_warps=4, num_stages=4, prefetch=2, dependent_launch=self._dependent)
+
+
+def _normed(h: Hidden, norm: Tensor, epsilon: float) -> Tensor | Normed:
+    return h.normed or elementwise.rms_norm(h.residual, norm, epsilon)
+
+
+def _room(x: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.empty((len(x), width), dtype=dtype or x.dtype, device=x.device)

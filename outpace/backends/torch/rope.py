@@ -1,0 +1,81 @@
+"""Rotary position embedding: how fast each pair of a head turns, with the scalings that long-context models use."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outpace.errors import ModelError
+
+KNOWN = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    frequencies: NDArray[np.float64]  # radians per position of each pair, [head_dim / 2]
+    scale: float = 1.0  # of cosine and sine
+
+    def table(self, num_positions: int) -> NDArray[np.float32]:
+        """Cosines, then sines, of every position: [num_positions, head_dim]."""
+        angles = np.outer(np.arange(num_positions, dtype=np.float64), self.frequencies)
+        turned = np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * self.scale
+        return np.asarray(turned, np.float32)
+
+
+def rope_from_config(config: Mapping[str, Any], head_dim: int, context: int) -> Rope:
+    """From a config.json: `rope_parameters` in newer ones, `rope_theta` and `rope_scaling` in older ones."""
+    scaling = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
+    base = float(scaling.get("rope_theta") or config.get("rope_theta") or 10000.0)
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    pairs = np.arange(head_dim // 2, dtype=np.float64)
+    frequencies = base ** (-2.0 * pairs / head_dim)
+    if kind == "default":
+        return Rope(frequencies)
+    if kind not in KNOWN:
+        raise ModelError(
+            f"the model's RoPE scaling is {kind!r}, which the torch backend does not know; it knows {', '.join(KNOWN)}"
+        )
+    factor = _number(scaling, "factor")
+    if kind == "linear":
+        return Rope(frequencies / factor)
+    original = float(
+        scaling.get("original_max_position_embeddings") or config.get("original_max_position_embeddings") or context
+    )
+    if kind == "llama3":
+        low, high = _number(scaling, "low_freq_factor"), _number(scaling, "high_freq_factor")
+        turns = original * frequencies / (2 * math.pi)  # over the context the model was first trained on
+        kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+        return Rope(frequencies / factor * (1 - kept) + frequencies * kept)
+    kept = _yarn_kept(scaling, pairs, head_dim, base, original)
+    attention = scaling.get("attention_factor")
+    scale = float(attention) if attention is not None else (0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0)
+    return Rope(frequencies / factor * (1 - kept) + frequencies * kept, scale)
+
+
+def _yarn_kept(
+    scaling: Mapping[str, Any], pairs: NDArray[np.float64], head_dim: int, base: float, original: float
+) -> NDArray[np.float64]:
+    """How much of each pair's own frequency YaRN keeps: all of the fast ones, none of the slow, a ramp between."""
+
+    def pair_turning(turns: float) -> float:
+        return head_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low = pair_turning(float(scaling.get("beta_fast") or 32))
+    high = pair_turning(float(scaling.get("beta_slow") or 1))
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    ramp: NDArray[np.float64] = (pairs - low) / max(high - low, 0.001)
+    return 1.0 - np.clip(ramp, 0.0, 1.0)
+
+
+def _number(scaling: Mapping[str, Any], key: str) -> float:
+    value = scaling.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise ModelError(f"the model's RoPE scaling has no usable {key} ({value!r}); its config.json is damaged")
+    return float(value)

@@ -1,0 +1,212 @@
+"""Ragged rows through the torch model, over pages handed out by `kv/blocks.py`.
+
+The engine counts single tokens; pages hold PAGE_TOKENS of them, so the pool has as many more as the last pages of all
+sequences can waste. On a GPU, steps whose rows fit a bucket replay a captured graph; others run kernel by kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from outpace.backends.base import Capabilities, Capacity, LoadedModel, Tokenizer
+from outpace.backends.torch.device import (
+    MemoryPlan,
+    TorchOptions,
+    choose_device,
+    choose_dtype,
+    out_of_memory,
+    usable_bytes,
+)
+from outpace.backends.torch.graphs import Graphs
+from outpace.backends.torch.kernels import ops_for
+from outpace.backends.torch.kernels.base import Cache
+from outpace.backends.torch.loader import load_weights, open_checkpoint, weight_bytes
+from outpace.backends.torch.model import Model
+from outpace.backends.torch.step import PADDING, HostStep, StepShape, views
+from outpace.core import StepPlan
+from outpace.errors import BackendError
+from outpace.kv.blocks import BlockPool
+
+PAGE_TOKENS = 32
+
+
+class TorchModel:
+    """A model on disk that the torch backend can run, and its tokenizer. Weights are read when it is started."""
+
+    def __init__(self, path: Path, options: TorchOptions, tokenizer: Tokenizer | None = None) -> None:
+        self.device = choose_device(options.device)
+        self.dtype = choose_dtype(options.dtype, self.device)
+        self._options = options
+        self._checkpoint = open_checkpoint(path)
+        self.config = self._checkpoint.config
+        self.tokenizer = tokenizer or open_tokenizer(path, self.config.vocab_size)
+        self.train_context = self.config.context
+
+    def start(self, capacity: Capacity, threads: int) -> LoadedModel:
+        plan = self.plan(capacity)
+        plan.check(self.device, self._options.memory_utilization)
+        if self.device.type == "cpu":
+            torch.set_num_threads(threads)
+        try:
+            weights = load_weights(self._checkpoint, self.dtype, self.device)
+            model = Model(self.config, weights, ops_for(self.device), capacity.max_context)
+            runner = TorchRunner(model, capacity)
+        except torch.OutOfMemoryError as error:
+            raise out_of_memory(error, plan, self.device) from error
+        return LoadedModel(
+            runner=runner,
+            tokenizer=self.tokenizer,
+            description=f"{self._checkpoint.name} (torch, {str(self.dtype).removeprefix('torch.')} on {self.device})",
+            num_parameters=weights.num_parameters,
+            size_bytes=weights.num_bytes,
+        )
+
+    def plan(self, capacity: Capacity) -> MemoryPlan:
+        c, size = self.config, self.dtype.itemsize
+        # Of the largest step: its widest activations a few times over, and logits in float32.
+        widest = 2 * c.hidden + c.q_size + 2 * c.kv_size + 4 * c.width
+        workspace = capacity.max_step_tokens * widest * size + capacity.max_sequences * c.vocab_size * 4
+        return MemoryPlan(
+            name=self._checkpoint.name,
+            weights=weight_bytes(self._checkpoint, self.dtype),
+            workspace=workspace,
+            cache_token=c.cache_elements_per_token * size,
+            num_cache_tokens=num_pages(capacity) * PAGE_TOKENS,
+        )
+
+    def close(self) -> None:
+        pass
+
+
+def open_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
+    """A folder's own; a GGUF's through llama.cpp, which reads only the vocabulary."""
+    if path.is_dir():
+        from outpace.backends.torch.tokenizer import HFTokenizer
+
+        return HFTokenizer(path, vocab_size)
+    from outpace.backends.llamacpp.library import load_library
+    from outpace.backends.llamacpp.runner import LlamaModel
+
+    return LlamaModel(path, load_library(None), vocab_only=True).tokenizer
+
+
+def fitting_cache_tokens(models: Sequence[TorchModel], capacity: Capacity, utilization: float) -> int | None:
+    """Tokens of cache that fit on the GPU beside everything else; None where the models are not on one."""
+    if not models or models[0].device.type != "cuda":
+        return None
+    plans = [model.plan(capacity) for model in models]
+    usable = usable_bytes(models[0].device, utilization) or 0
+    left = usable - sum(plan.weights + plan.workspace for plan in plans)
+    wasted = num_pages(replace(capacity, cache_tokens=0)) * PAGE_TOKENS
+    return max(left // sum(plan.cache_token for plan in plans) - wasted, 0)
+
+
+def num_pages(capacity: Capacity) -> int:
+    return -(-capacity.cache_tokens // PAGE_TOKENS) + 2 * capacity.max_sequences
+
+
+class TorchRunner:
+    """A started model: weights, cache pages, and who holds them."""
+
+    def __init__(self, model: Model, capacity: Capacity) -> None:
+        config, embedding = model.config, model.weights.embedding
+        self.model = model
+        self.capacity = capacity
+        self.capabilities = Capabilities(can_rewind=True)
+        self.vocab_size = config.vocab_size
+        self.device = embedding.device
+        self.pool = BlockPool(num_pages(capacity), PAGE_TOKENS)
+        shape = (config.num_layers, 2, self.pool.num_blocks, config.num_kv_heads, PAGE_TOKENS, config.head_dim)
+        # Zeros, because attention multiplies what it masks by nothing, and nothing times NaN is NaN.
+        self._pages = torch.zeros(shape, dtype=embedding.dtype, device=self.device)
+        self.caches = [Cache(layer[0], layer[1]) for layer in self._pages]
+        self._table_width = -(-capacity.max_context // PAGE_TOKENS) + 1
+        self._open: set[int] = set()
+        self._graphs = Graphs(model, self.caches, self._table_width) if self.device.type == "cuda" else None
+        self._is_closed = False
+
+    def forward(self, plan: StepPlan) -> NDArray[np.float32]:
+        if self._is_closed:
+            raise BackendError("the model is closed; load it again to use it")
+        for row in plan.rows:
+            self._reserve(row.seq, row.start, len(row.tokens))
+        num_logits = sum(row.num_logits for row in plan.rows)
+        graph = self._graphs.find(plan) if self._graphs else None
+        if graph is not None:
+            self.fill(graph.host, plan)
+            logits = graph.replay(num_logits)
+        else:
+            logits = self._run(plan, num_logits)
+        for row in plan.rows:
+            self.pool.advance(row.seq, len(row.tokens))
+        logits.flags.writeable = False
+        return logits
+
+    def _run(self, plan: StepPlan, num_logits: int) -> NDArray[np.float32]:
+        """Kernel by kernel, in the step's own shape."""
+        longest = max(len(row.tokens) for row in plan.rows)
+        shape = StepShape(plan.num_tokens, len(plan.rows), num_logits, longest, self._table_width)
+        host = HostStep(shape, pinned=self.device.type == "cuda")
+        self.fill(host, plan)
+        step = views(host.buffer.to(self.device), shape)
+        logits: NDArray[np.float32] = self.model.forward(step, self.caches).cpu().numpy()
+        return logits
+
+    def fill(self, host: HostStep, plan: StepPlan) -> None:
+        """Write a plan into a step's buffer, whose rows may have more room than they need."""
+        width = host.shape.max_row_tokens if host.shape.num_tokens > plan.num_tokens else None
+        if width is not None:
+            host.positions.fill(PADDING)
+            host.lengths.fill(0)
+        at = num_outputs = 0
+        for i, row in enumerate(plan.rows):
+            count, blocks = len(row.tokens), self.pool.blocks(row.seq)
+            begin = at if width is None else i * width
+            host.tokens[begin : begin + count] = row.tokens
+            host.positions[begin : begin + count] = range(row.start, row.start + count)
+            host.token_rows[begin : begin + count] = i
+            host.begins[i], host.lengths[i], host.contexts[i] = begin, count, row.start + count
+            host.tables[i, : len(blocks)] = blocks
+            end = begin + count
+            host.outputs[num_outputs : num_outputs + row.num_logits] = range(end - row.num_logits, end)
+            num_outputs += row.num_logits
+            at += count
+
+    def _reserve(self, seq: int, start: int, count: int) -> None:
+        if seq not in self._open:
+            self.pool.open(seq)
+            self._open.add(seq)
+        length = self.pool.length(seq)
+        if start != length:
+            raise BackendError(f"a row starts at {start}, but the cache of its sequence holds {length} tokens")
+        copies = self.pool.reserve(seq, count)
+        if copies is None:
+            raise BackendError(f"the cache has no room for {count} more tokens of a sequence that holds {length}")
+        for source, target in copies:
+            self._pages[:, :, target] = self._pages[:, :, source]
+
+    def truncate(self, seq: int, num_tokens: int) -> None:
+        self.pool.rewind(seq, num_tokens)
+
+    def fork(self, source: int, target: int, num_tokens: int) -> None:
+        self.free(target)
+        self.pool.fork(source, target, num_tokens)
+        self._open.add(target)
+
+    def free(self, seq: int) -> None:
+        if seq in self._open:
+            self.pool.close(seq)
+            self._open.discard(seq)
+
+    def close(self) -> None:
+        """Give the memory back: a closed runner holds no tensors."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._graphs = None
+            del self.model, self.caches, self._pages

@@ -1,0 +1,76 @@
+"""What one forward pass is told about its rows, as tensors on the device.
+
+Tokens lie row after row. A row's place in them is (begin, length); between rows there may be gaps, which is how a
+captured graph of a fixed size serves rows of other lengths: a token in a gap has position -1, writes nothing to the
+cache, and its results are never looked at. All of it is one buffer of integers, so a step is one small transfer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+PADDING = -1
+_ALIGNMENT = 32  # words; Triton compiles a kernel anew for pointers that are aligned otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """Sizes of a step's tensors, and bounds that kernels choose their grids by."""
+
+    num_tokens: int
+    num_rows: int
+    num_outputs: int
+    max_row_tokens: int  # no row has more new tokens
+    table_width: int  # pages a row's table can name
+
+    @property
+    def num_words(self) -> int:
+        return _split(self)[-1][1]
+
+
+@dataclass(slots=True)
+class StepInputs:
+    shape: StepShape
+    tokens: Tensor  # [num_tokens]
+    positions: Tensor  # [num_tokens], PADDING in gaps
+    token_rows: Tensor  # [num_tokens], the row each token belongs to
+    begins: Tensor  # [num_rows], first token
+    lengths: Tensor  # [num_rows], new tokens
+    contexts: Tensor  # [num_rows], tokens in the cache once the new ones are
+    outputs: Tensor  # [num_outputs], tokens whose logits are wanted
+    tables: Tensor  # [num_rows, table_width], pages in order
+
+
+def views(words: Tensor, shape: StepShape) -> StepInputs:
+    """The tensors of a step inside a buffer of num_words integers."""
+    tokens, positions, token_rows, begins, lengths, contexts, outputs, tables = (
+        words[begin:end] for begin, end in _split(shape)
+    )
+    tables = tables.view(shape.num_rows, shape.table_width)
+    return StepInputs(shape, tokens, positions, token_rows, begins, lengths, contexts, outputs, tables)
+
+
+class HostStep:
+    """The same buffer on the host, filled by the runner; pinned where a GPU will read it."""
+
+    def __init__(self, shape: StepShape, *, pinned: bool) -> None:
+        self.shape = shape
+        self.buffer = torch.zeros(shape.num_words, dtype=torch.int32, pin_memory=pinned)
+        words: NDArray[np.int32] = self.buffer.numpy()
+        parts = [words[begin:end] for begin, end in _split(shape)]
+        self.tokens, self.positions, self.token_rows, self.begins, self.lengths, self.contexts, self.outputs = parts[:7]
+        self.tables = parts[7].reshape(shape.num_rows, shape.table_width)
+
+
+def _split(shape: StepShape) -> list[tuple[int, int]]:
+    t, r = shape.num_tokens, shape.num_rows
+    at, parts = 0, []
+    for size in (t, t, t, r, r, r, shape.num_outputs, r * shape.table_width):
+        parts.append((at, at + size))
+        at += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return parts

@@ -1,0 +1,365 @@
+"""The torch backend on the CPU: the same logits as `transformers` for every family, and clear words for errors."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed; pip install outpace[torch]")
+pytest.importorskip("safetensors", reason="safetensors is not installed; pip install outpace[torch]")
+pytest.importorskip("tokenizers", reason="tokenizers is not installed; pip install outpace[torch]")
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from outpace import LLM, SamplingParams
+from outpace.backends.base import Capacity
+from outpace.backends.torch.config import parse_config
+from outpace.backends.torch.device import MemoryPlan, TorchOptions, choose_device, out_of_memory
+from outpace.backends.torch.gguf_quants import dequantise
+from outpace.backends.torch.graphs import find_bucket
+from outpace.backends.torch.runner import PAGE_TOKENS, TorchModel, TorchRunner
+from outpace.backends.torch.step import PADDING, HostStep, StepShape, views
+from outpace.core import Row, StepPlan
+from outpace.errors import BackendError, ModelError
+from tests.fakes import ByteTokenizer
+from tests.numpy_reference import Floats, ReferenceModel
+from tests.tiny_gguf import FAMILIES, TYPES, write_model
+
+VOCAB_SIZE = 120
+CAPACITY = Capacity(max_sequences=8, cache_tokens=1024, max_context=256, max_step_tokens=256)
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama2": ("Llama", {"num_key_value_heads": 4}),
+    "llama3": ("Llama", {"rope_parameters": LLAMA3}),
+    "llama linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
+    "llama biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "smollm2": ("Llama", {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3,
+                          "tie_word_embeddings": True}),
+    "mistral": ("Mistral", {"sliding_window": None, "head_dim": 24}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2 yarn": ("Qwen2", {"rope_parameters": YARN}),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+}  # fmt: skip
+
+
+class Reference:
+    """A tiny random model of transformers, saved where the backend can read it."""
+
+    def __init__(self, folder: Path, variant: str) -> None:
+        transformers = pytest.importorskip("transformers", reason="transformers, the oracle, is not installed")
+        name, changes = VARIANTS[variant]
+        config = getattr(transformers, f"{name}Config")(**SMALL | changes)
+        torch.manual_seed(0)
+        self._model = getattr(transformers, f"{name}ForCausalLM")(config).eval().float()
+        with torch.no_grad():
+            for parameter in self._model.parameters():  # as saved, norms are ones and biases zeros: they would hide
+                parameter.copy_(torch.randn_like(parameter) * 0.3 + (parameter.dim() == 1))
+        self._model.save_pretrained(folder)
+        self.folder: Path = folder
+
+    def logits(self, tokens: list[int]) -> Floats:
+        with torch.no_grad():
+            found: Floats = self._model(torch.tensor([tokens])).logits[0].numpy()
+        return found
+
+
+@pytest.fixture(scope="module", params=list(VARIANTS))
+def reference(request, tmp_path_factory) -> Reference:
+    return Reference(tmp_path_factory.mktemp("model"), request.param)
+
+
+@pytest.fixture
+def runner(reference) -> Iterator[TorchRunner]:
+    runner = start(reference.folder)
+    yield runner
+    runner.close()
+
+
+def start(path: Path, capacity: Capacity = CAPACITY) -> TorchRunner:
+    model = TorchModel(path, TorchOptions("cpu"), tokenizer=ByteTokenizer())
+    runner = model.start(capacity, 1).runner  # tiny products gain nothing from threads
+    assert isinstance(runner, TorchRunner)
+    return runner
+
+
+def random_tokens(n: int, seed: int = 0) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(VOCAB_SIZE) for _ in range(n)]
+
+
+def step(runner: TorchRunner, seq: int, begin: int, tokens: list[int]) -> Floats:
+    return runner.forward(StepPlan([Row(seq, begin, tokens, len(tokens))])).copy()
+
+
+def check(found: Floats, expected: Floats) -> None:
+    assert found.shape == expected.shape
+    error = np.abs(found - expected).max() / np.abs(expected).max()
+    assert error < 1e-4, error
+
+
+# The same logits as transformers, however the tokens came.
+
+
+def test_prefill_and_decoding_equal_transformers(reference, runner):
+    tokens = random_tokens(100)
+    expected = reference.logits(tokens)
+    check(step(runner, 0, 0, tokens[:70]), expected[:70])
+    for at in range(70, 75):
+        check(step(runner, 0, at, tokens[at : at + 1]), expected[at : at + 1])
+    check(step(runner, 0, 75, tokens[75:]), expected[75:])
+
+
+def test_ragged_rows_equal_transformers(reference, runner):
+    texts = [random_tokens(n, seed=n) for n in (90, 33, 32, 7)]
+    for seq, tokens in enumerate(texts[:3]):
+        step(runner, seq, 0, tokens[:-5])
+    sizes = [(1, 1), (5, 5), (3, 2), (7, 7)]  # tokens, logits: decoding, verifying, part of both, a whole prompt
+    rows = []
+    for seq, (tokens, (size, num_logits)) in enumerate(zip(texts, sizes, strict=True)):
+        begin = len(tokens) - 5 if seq < 3 else 0
+        rows.append(Row(seq, begin, tokens[begin : begin + size], num_logits))
+    logits, at = runner.forward(StepPlan(rows)), 0
+    assert not logits.flags.writeable
+    for row, tokens in zip(rows, texts, strict=True):
+        end = row.start + len(row.tokens)
+        check(logits[at : at + row.num_logits], reference.logits(tokens[:end])[end - row.num_logits :])
+        at += row.num_logits
+    assert at == len(logits)
+
+
+def test_rewound_and_forked_sequences_equal_transformers(reference, runner):
+    tokens, other = random_tokens(60), random_tokens(60, seed=1)
+    step(runner, 0, 0, tokens)
+    for keep in (45, PAGE_TOKENS, 7):  # inside a page, at its border, far back
+        runner.truncate(0, keep)
+        mixed = tokens[:keep] + other[keep : keep + 20]
+        check(step(runner, 0, keep, mixed[keep:]), reference.logits(mixed)[keep:])
+        runner.truncate(0, keep)
+        runner.fork(0, 1, keep)
+        check(step(runner, 1, keep, tokens[keep:50]), reference.logits(tokens[:50])[keep:])
+        check(step(runner, 0, keep, tokens[keep:50]), reference.logits(tokens[:50])[keep:])
+        runner.free(1)
+    runner.free(0)
+    runner.pool.check_integrity()
+    assert runner.pool.num_free_blocks == runner.pool.num_blocks
+
+
+def test_a_padded_bucket_computes_what_the_step_itself_would(reference, runner):
+    """What a captured graph does, kernel by kernel: rows with gaps after them, and rows that are not there."""
+    tokens = random_tokens(40)
+    for seq in range(3):
+        step(runner, seq, 0, tokens[: 30 + seq])
+    rows = [Row(seq, 30 + seq, tokens[30 + seq : 31 + 2 * seq], 1 + seq) for seq in range(3)]
+    plan = StepPlan(rows)
+    for row in rows:
+        runner._reserve(row.seq, row.start, len(row.tokens))
+    host = HostStep(StepShape(16, 4, 16, 4, runner._table_width), pinned=False)
+    host.buffer.fill_(3)  # whatever an earlier step left there
+    runner.fill(host, plan)
+    assert (host.positions == PADDING).sum() == 16 - plan.num_tokens
+    logits = runner.model.forward(views(host.buffer, host.shape), runner.caches).numpy()
+    expected = [reference.logits(tokens[: row.start + len(row.tokens)])[row.start :] for row in rows]
+    check(logits[host.outputs[: plan.num_tokens]], np.concatenate(expected))
+
+
+def test_buckets_hold_what_they_are_found_for():
+    for num_rows in (1, 3, 17, 128):
+        for row_tokens in (1, 5, 7, 16):
+            bucket = find_bucket(num_rows, row_tokens)
+            assert bucket is None or (bucket[0] >= num_rows and bucket[1] >= row_tokens)
+    assert find_bucket(1, 1) == (1, 1)
+    assert find_bucket(1, 500) is None
+    assert find_bucket(500, 1) is None
+
+
+# GGUF files.
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_every_gguf_type_is_dequantised_as_the_gguf_package_does(kind, tmp_path):
+    import gguf
+
+    path = write_model(tmp_path / "tiny.gguf", "llama", kind)
+    for tensor in gguf.GGUFReader(path).tensors:
+        expected = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(-1)
+        data = torch.from_numpy(np.array(tensor.data).view(np.uint8).reshape(-1))
+        np.testing.assert_allclose(dequantise(data, int(tensor.tensor_type)).numpy(), expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("options", [{}, {"tied": False}, {"rope_factors": True}, {"head_dim": 32}], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gguf_logits_are_those_of_the_numpy_reference(family, options, tmp_path):
+    path = write_model(tmp_path / "tiny.gguf", family, "Q8_0", **options)
+    tokens = random_tokens(50)
+    runner = start(path)
+    check(step(runner, 0, 0, tokens), ReferenceModel.load(path).logits(tokens))
+    runner.close()
+
+
+@pytest.mark.model
+def test_greedy_speculation_says_what_plain_decoding_says():
+    prompt = "red, green, blue, red, green, blue, red, green, blue, red, green,"
+    params = SamplingParams(max_tokens=16, temperature=0.0)
+    texts = {}
+    for speculation in ("off", "on"):
+        mode: Any = speculation
+        with LLM(backend="torch", device="cpu", speculation=mode, max_context=512, threads=1) as llm:
+            assert llm.config.backend == "torch"
+            texts[speculation] = llm.generate(prompt, params)[0].outputs[0]
+    assert texts["on"].speculation.num_accepted > 0, "nothing was accepted, so nothing was tested"
+    assert texts["on"].token_ids == texts["off"].token_ids
+
+
+# What is wrong with a model, in one sentence.
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Path:
+    reference = Reference(tmp_path_factory.mktemp("tiny"), "llama3")
+    return reference.folder
+
+
+@pytest.fixture
+def folder(tiny: Path, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    for file in tiny.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    return tmp_path
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def change_weights(folder: Path, change: Any) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(ModelError) as caught:
+        start(folder)
+    return str(caught.value)
+
+
+def test_an_unknown_architecture_is_named_with_the_known_ones(folder):
+    change_config(folder, architectures=["MambaForCausalLM"])
+    assert "is a MambaForCausalLM, which the torch backend does not run; it runs LlamaForCausalLM, " in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hidden_act": "gelu"}, "sets hidden_act to 'gelu', which the torch backend lacks"),
+        ({"quantization_config": {"bits": 4}}, "sets quantization_config"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "RoPE scaling is 'dynamic'"),
+        ({"rope_parameters": LLAMA3 | {"factor": "x"}}, "RoPE scaling has no usable factor ('x')"),
+        ({"num_hidden_layers": None}, "has no usable num_hidden_layers (None)"),
+        ({"num_key_value_heads": 3}, "do not divide evenly"),
+        ({"rms_norm_eps": "small"}, "has no usable rms_norm_eps"),
+        ({"intermediate_size": 128}, "of shape [64, 96] and its config.json asks for [64, 128]"),
+        ({"num_hidden_layers": 4}, "lacks model.layers.3.input_layernorm.weight and 8 more"),
+        ({"num_hidden_layers": 2}, "holds model.layers.2."),
+        ({"architectures": ["Qwen3ForCausalLM"]}, "lacks model.layers.0.self_attn.q_norm.weight"),
+        ({"vocab_size": 121}, "of shape [120, 64] and its config.json asks for [121, 64]"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_config_that_cannot_be_run_or_contradicts_the_weights(folder, changes, words):
+    change_config(folder, **changes)
+    assert words in refusal(folder)
+
+
+def test_a_head_that_is_missing_and_not_tied(folder):
+    change_weights(folder, lambda tensors: tensors.pop("lm_head.weight"))
+    assert "lacks lm_head.weight" in refusal(folder)
+    change_config(folder, tie_word_embeddings=None)
+    start(folder).close()  # where nothing is said, the embedding is the head
+
+
+def test_broken_files(folder):
+    shard = folder / "model.safetensors"
+    whole = shard.read_bytes()
+    for damaged in (whole[: len(whole) // 2], whole[:4], b"\xff" * 64):
+        shard.write_bytes(damaged)
+        assert "model.safetensors is damaged (" in refusal(folder)
+    shard.unlink()
+    assert "holds no .safetensors file" in refusal(folder)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}}))
+    assert "lacks the shard model-00001-of-00002.safetensors that its index lists" in refusal(folder)
+    index.write_text("{}")
+    assert "lists no shards" in refusal(folder)
+    (folder / "config.json").write_text("{")
+    assert "config.json is not JSON" in refusal(folder)
+    (folder / "config.json").unlink()
+    assert "has no readable config.json" in refusal(folder)
+
+
+def test_shards_are_read_together(folder, tiny):
+    tensors = list(load_file(folder / "model.safetensors").items())
+    (folder / "model.safetensors").unlink()
+    for i in range(2):
+        save_file(dict(tensors[i::2]), folder / f"model-{i}.safetensors")
+    tokens = random_tokens(10)
+    np.testing.assert_array_equal(step(start(folder), 0, 0, tokens), step(start(tiny), 0, 0, tokens))
+
+
+def test_a_sliding_window_bounds_the_context():
+    values = {"architectures": ["MistralForCausalLM"], **SMALL}
+    assert parse_config(values | {"sliding_window": 100}).context == 100
+    assert parse_config(values | {"sliding_window": 100, "use_sliding_window": False}).context == 256
+
+
+# Rules of the runner, and memory.
+
+
+def test_a_row_that_does_not_continue_its_sequence_is_refused(tiny):
+    runner = start(tiny)
+    with pytest.raises(BackendError, match="a row starts at 3, but the cache of its sequence holds 0 tokens"):
+        runner.forward(StepPlan([Row(0, 3, [1], 1)]))
+    runner.close()
+    with pytest.raises(BackendError, match="closed"):
+        runner.forward(StepPlan([Row(0, 0, [1], 1)]))
+
+
+def test_too_little_memory_is_said_in_figures_before_anything_is_loaded(tiny):
+    huge = Capacity(max_sequences=8, cache_tokens=10**12, max_context=256, max_step_tokens=256)
+    with pytest.raises(BackendError) as caught:
+        start(tiny, huge)
+    assert "GB for 1,000,000,000,512 tokens of cache" in str(caught.value)
+    assert "lower cache_tokens or max_context" in str(caught.value)
+
+
+def test_running_out_of_memory_names_the_flags():
+    plan = MemoryPlan("big", weights=15_000_000_000, workspace=10**9, cache_token=131072, num_cache_tokens=8192)
+    error = out_of_memory(RuntimeError("CUDA out of memory.\nmore"), plan, torch.device("cuda", 0))
+    assert "15.00 GB for weights, 1.07 GB for its cache" in str(error)
+    assert "lower cache_tokens, max_context or gpu_memory_utilization" in str(error)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_missing_cuda_is_an_error_only_where_it_was_asked_for(caplog):
+    with pytest.raises(BackendError, match=r"torch cannot use CUDA here: .*; use device 'cpu'"):
+        choose_device("cuda")
+    assert choose_device("auto").type == "cpu"
+    assert "runs on the CPU, which is slow" in caplog.text

@@ -1,0 +1,379 @@
+"""Acceptance on the device against the host, given the same noise; and the law of what whole generations say.
+
+Ragged batches are judged at once and request by request with `verification.verify`. Where verdicts differ, a number
+compared must have been within rounding of the other (tests/device_margins.py).
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+pytest.importorskip("torch", reason="torch is not installed; the torch backend needs it")
+
+import torch
+
+from outpace.backends.torch import device_acceptance as device
+from outpace.backends.torch.device_acceptance import Drafts, Verdicts, draw_draft, draw_weighted
+from outpace.backends.torch.device_distributions import Distributions, RowParams, Shaped, joined, shape
+from outpace.backends.torch.device_noise import signed
+from outpace.backends.torch.device_sampling import choose
+from outpace.config import SamplingParams, SpeculationParams
+from outpace.core import Draft, Request, Verdict
+from outpace.randomness import Purpose, key, uniform
+from outpace.sampling import Shaper
+from outpace.sampling import choose as host_choose
+from outpace.verification import draw_weighted as host_draw_weighted
+from outpace.verification import matches_own_tokens, verify
+from tests.device_margins import ROUNDING, token_margin, verdict_margin, weighted_margin
+from tests.goodness import SMALLEST_P, fits
+
+FloatRows = NDArray[np.float32]
+
+
+def make_request(params: SamplingParams, seed: int, num_said: int) -> Request:
+    return Request(
+        id=0,
+        params=params,
+        prompt=[0] * num_said,
+        seed=seed,
+        shaper=Shaper(params, (), frozenset()),
+        writer=cast(Any, None),
+        max_length=10**6,
+    )
+
+
+FEATURES: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.0},
+    {"temperature": 0.5},
+    {"temperature": 1.8},
+    {"top_k": 3},
+    {"top_p": 0.9},
+    {"min_p": 0.1},
+    {"temperature": 0.9, "top_k": 50, "top_p": 0.95, "min_p": 0.01},
+]
+
+
+class Batch:
+    """Ragged drafts, drafted on the host as a draft model does, and packed target rows."""
+
+    def __init__(
+        self, acceptance: str, num_requests: int, depth: int, vocab: int, *, closeness: float, seeded: bool, seed: int
+    ) -> None:
+        generator = random.Random(f"{acceptance} {vocab} {closeness} {seeded} {seed}")
+        noise = np.random.default_rng([seed, vocab, depth])
+        threshold = 0.15 if acceptance == "threshold" else None
+        speculation = SpeculationParams(acceptance=cast(Any, acceptance), threshold=threshold)
+        self.depth, self.requests, self.drafts, self.target_rows = depth, [], [], []
+        self.draft_rows = np.zeros((num_requests, depth, vocab), dtype=np.float32)
+        for i in range(num_requests):
+            features = FEATURES[i % len(FEATURES)]
+            number = generator.getrandbits(64)
+            params = SamplingParams(seed=number if seeded else None, speculation=speculation, **features)
+            request = make_request(params, number, generator.randrange(1, 5000))
+            rows = (noise.normal(size=(depth + 1, vocab)) * noise.choice([0.5, 2.0, 5.0])).astype(np.float32)
+            self.draft_rows[i] = rows[:-1] + (noise.normal(size=(depth, vocab)) * closeness).astype(np.float32)
+            draft = self._host_draft(request, self.draft_rows[i, : generator.randrange(depth + 1)])
+            self.requests.append(request)
+            self.drafts.append(draft)
+            self.target_rows.append(rows[: len(draft.tokens) + 1])
+
+    @staticmethod
+    def _host_draft(request: Request, rows: FloatRows) -> Draft:
+        draft = Draft([], "draft", None if matches_own_tokens(request.params) else [])
+        anchor = len(request.tokens)
+        for offset, row in enumerate(rows):
+            probs = request.shaper.probs(row, ())
+            if draft.probs is None:
+                draft.tokens.append(host_choose(probs, request.seed, anchor + offset))
+            else:
+                noise = uniform(key(request.seed, Purpose.DRAFT, anchor, offset))
+                draft.tokens.append(host_draw_weighted(probs, noise))
+                draft.probs.append(probs)
+        return draft
+
+    def device_drafts(self) -> Drafts:
+        lengths = [len(draft.tokens) for draft in self.drafts]
+        first_row = np.cumsum([0, *[length + 1 for length in lengths[:-1]]])
+        row_of = first_row[:, None] + np.minimum(np.arange(self.depth + 1), np.array(lengths)[:, None])
+        return Drafts(
+            tokens=torch.tensor([draft.tokens + [0] * (self.depth - len(draft.tokens)) for draft in self.drafts]),
+            num_drafted=torch.tensor(lengths),
+            row_of=torch.from_numpy(row_of),
+            seed=torch.tensor([signed(request.seed) for request in self.requests]),
+            anchor=torch.tensor([len(request.tokens) for request in self.requests]),
+        )
+
+    def target(self, num_candidates: int | None = None) -> Shaped:
+        params = [r.params for r, rows in zip(self.requests, self.target_rows, strict=True) for _ in rows]
+        logits = torch.from_numpy(np.concatenate(self.target_rows))
+        return shape(logits, RowParams.of(params), num_candidates or logits.shape[1])
+
+    def draft(self) -> Distributions:
+        logits = torch.from_numpy(self.draft_rows)
+        params = RowParams.of([request.params for request in self.requests])
+        steps = [shape(logits[:, i], params, logits.shape[2]) for i in range(self.depth)]
+        return joined([step.distributions for step in steps], logits)
+
+    def own_tokens(self, target: Shaped) -> torch.Tensor:
+        addresses = [
+            (signed(r.seed), len(r.tokens) + i)
+            for r, rows in zip(self.requests, self.target_rows, strict=True)
+            for i in range(len(rows))
+        ]
+        seeds, positions = torch.tensor(addresses).unbind(1)
+        return choose(target, seeds, positions)[0]
+
+    def margin(self, i: int, rule: str) -> float:
+        """Of the verdict on the i-th draft."""
+        request, draft, rows = self.requests[i], self.drafts[i], self.target_rows[i]
+        anchor = len(request.tokens)
+        if rule != "match":
+            target_probs = [request.shaper.probs(row, ()) for row in rows]
+            assert draft.probs is not None
+            return verdict_margin(draft.tokens, draft.probs, target_probs, request.seed, anchor, rule)
+        return min(token_margin(row, request.params, request.seed, anchor + j) for j, row in enumerate(rows))
+
+    def assert_agrees(self, verdicts: Verdicts, rule: str) -> tuple[int, int]:
+        """With `verify`, outside rounding; returns how many were so close, and how many draft tokens stood."""
+        num_close = num_accepted = 0
+        columns = (verdicts.num_accepted, verdicts.final_token, verdicts.num_lenient)
+        for i, (accepted, final, lenient) in enumerate(torch.stack(columns, dim=1).tolist()):
+            expected = verify(self.requests[i], self.drafts[i], self.target_rows[i])
+            verdict = Verdict([*self.drafts[i].tokens[:accepted], final], expected.num_drafted, accepted, lenient)
+            num_accepted += accepted
+            if verdict != expected:
+                assert self.margin(i, rule) < ROUNDING, f"{verdict} instead of {expected}"
+                num_close += 1
+        return num_close, num_accepted
+
+
+def is_sampled(batch: Batch) -> torch.Tensor:
+    return torch.tensor([not matches_own_tokens(request.params) for request in batch.requests])
+
+
+@pytest.mark.parametrize("closeness", [0.0, 0.01, 0.5, 3.0])
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("vocab", [6, 1000])
+def test_sampled_verdicts_equal_the_hosts(rule: str, closeness: float, vocab: int) -> None:
+    """Greedy requests share the batch, judged by match as `verify` does."""
+    num_close = num_accepted = 0
+    for seed in range(4 if vocab < 100 else 1):
+        batch = Batch(rule, 160, 4, vocab, closeness=closeness, seeded=False, seed=seed)
+        drafts, target = batch.device_drafts(), batch.target()
+        judge = device.reject if rule == "rejection" else device.verify_block
+        judged = judge(drafts, batch.draft(), target.distributions)
+        matched = device.match(drafts, batch.own_tokens(target))
+        close, accepted = batch.assert_agrees(judged.where(is_sampled(batch), matched), rule)
+        num_close, num_accepted = num_close + close, num_accepted + accepted
+    assert num_close <= 1
+    assert num_accepted > 10
+
+
+@pytest.mark.parametrize("acceptance", ["exact", "typical", "threshold"])
+@pytest.mark.parametrize("closeness", [0.01, 0.5])
+@pytest.mark.parametrize("vocab", [6, 1000])
+def test_matched_and_lenient_verdicts_equal_the_hosts(acceptance: str, closeness: float, vocab: int) -> None:
+    batch = Batch(acceptance, 320, 4, vocab, closeness=closeness, seeded=True, seed=1)
+    drafts, target = batch.device_drafts(), batch.target()
+    lenient = None
+    everyone = torch.ones(len(batch.requests), dtype=torch.float64)
+    if acceptance == "threshold":
+        lenient = device.threshold_leniency(drafts, target.distributions, 0.15 * everyone)
+    elif acceptance == "typical":
+        lenient = device.typical_leniency(drafts, target.distributions, 0.09 * everyone, 0.3 * everyone)
+    verdicts = device.match(drafts, batch.own_tokens(target), lenient)
+    num_close, num_accepted = batch.assert_agrees(verdicts, "match")
+    assert num_close == 0
+    assert num_accepted > 100
+    assert bool((verdicts.num_lenient > 0).any()) or acceptance == "exact" or closeness < 0.1
+
+
+@pytest.mark.parametrize("vocab", [49_152, 151_936])
+def test_verdicts_equal_the_hosts_in_real_vocabularies(vocab: int) -> None:
+    for rule in ("rejection", "block"):
+        batch = Batch(rule, 8, 2, vocab, closeness=0.3, seeded=False, seed=2)
+        judge = device.reject if rule == "rejection" else device.verify_block
+        drafts, target = batch.device_drafts(), batch.target()
+        judged = judge(drafts, batch.draft(), target.distributions)
+        matched = device.match(drafts, batch.own_tokens(target))
+        assert batch.assert_agrees(judged.where(is_sampled(batch), matched), rule)[0] == 0
+
+
+def test_a_verdict_says_whether_it_rests_on_exact_rows() -> None:
+    drafts = Drafts(
+        tokens=torch.tensor([[5, 6], [5, 6], [5, 6]]),
+        num_drafted=torch.tensor([2, 1, 0]),
+        row_of=torch.tensor([[0, 1, 2], [3, 4, 4], [5, 5, 5]]),
+        seed=torch.zeros(3).long(),
+        anchor=torch.ones(3).long(),
+    )
+    own = torch.tensor([5, 7, 8, 5, 6, 9])
+    verdicts = device.match(drafts, own)
+    assert verdicts.num_accepted.tolist() == [1, 1, 0]
+    assert verdicts.final_token.tolist() == [7, 6, 9]
+    for wrong_row, matched, drafted in ((1, 0, 0), (2, None, 0), (4, 1, 1), (5, 2, 2)):
+        is_exact = torch.arange(6) != wrong_row
+        expected = [request != matched for request in range(3)]
+        assert device.consulted_exactly(drafts, verdicts, is_exact).tolist() == expected
+        assert device.drafted_exactly(drafts, is_exact).tolist() == [request != drafted for request in range(3)]
+    assert verdicts.packed(torch.tensor([True, False, True])).tolist() == [[1, 7, 0, 1], [1, 6, 0, 0], [0, 9, 0, 1]]
+
+
+# --- drawing ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 128, 1000, 151_936])
+def test_weighted_draws_equal_the_hosts(vocab: int) -> None:
+    generator = np.random.default_rng(vocab)
+    weights = generator.exponential(size=(40, vocab)) ** 3 * (generator.random((40, vocab)) < 0.6)
+    weights[:, generator.integers(vocab)] += 1e-15
+    weights = (weights * generator.choice([1e-20, 1.0, 1e6], size=(40, 1))).astype(np.float32)
+    for noise in (generator.random(40), np.full(40, 2.0**-53), np.full(40, 1 - 2.0**-53)):
+        tokens = draw_weighted(torch.from_numpy(weights), torch.from_numpy(noise)).tolist()
+        for row, u, token in zip(weights, noise.tolist(), tokens, strict=True):
+            assert row[token] > 0
+            assert token == host_draw_weighted(row, u) or weighted_margin(row, u) < 1e-12 * row.sum()
+
+
+def test_weight_zero_is_never_drawn() -> None:
+    weights = torch.zeros(1, 400)
+    weights[0, [2, 130, 131, 399]] = torch.tensor([0.25, 1e-30, 0.5, 0.0])
+    noise = torch.cat([torch.linspace(0, 1, 1001, dtype=torch.float64), torch.tensor([5e-324, 1 / 3]).double()])
+    tokens = draw_weighted(weights.expand(len(noise), -1), noise)
+    assert set(tokens.tolist()) == {2, 131}
+    assert draw_weighted(weights, torch.tensor([1.0]).double()).tolist() == [131]
+
+
+@pytest.mark.parametrize("vocab", [6, 1000, 20_001])
+def test_a_draft_loop_draws_what_the_host_draws(vocab: int) -> None:
+    for seeded in (False, True):
+        batch = Batch("exact", 96, 3, vocab, closeness=0.3, seeded=seeded, seed=5)
+        drafts = batch.device_drafts()
+        params = RowParams.of([request.params for request in batch.requests])
+        for offset in range(3):
+            shaped = shape(torch.from_numpy(batch.draft_rows)[:, offset], params, vocab)
+            own, _ = choose(shaped, drafts.seed, drafts.anchor + offset)
+            drawn = draw_draft(shaped.distributions, drafts.seed, drafts.anchor, offset)
+            tokens = torch.where(is_sampled(batch), drawn, own)
+            for i, draft in enumerate(batch.drafts):
+                if offset < len(draft.tokens) and int(tokens[i]) != draft.tokens[offset]:
+                    request, anchor = batch.requests[i], len(batch.requests[i].tokens)
+                    row = batch.draft_rows[i, offset]
+                    noise = uniform(key(request.seed, Purpose.DRAFT, anchor, offset))
+                    margins = [token_margin(row, request.params, request.seed, anchor + offset)]
+                    if draft.probs is not None:
+                        margins.append(weighted_margin(draft.probs[offset], noise))
+                    assert min(margins) < ROUNDING
+
+
+def test_nothing_looks_at_data_on_the_way() -> None:
+    """Tensors without data: any branch on a value, and any shape that depends on one, is an error."""
+    num_requests, depth, vocab = 4, 3, 20_001
+    batch = RowParams.of([SamplingParams(top_p=0.9)] * num_requests, "meta")
+    buffer = torch.empty(num_requests, depth, vocab, device="meta")
+    words = torch.empty(num_requests, dtype=torch.int64, device="meta")
+    steps, tokens = [], []
+    for i in range(depth):
+        shaped = shape(buffer[:, i], batch)
+        tokens.append(draw_draft(shaped.distributions, words, words, i))
+        steps.append(shaped.distributions)
+    row_of = torch.empty(num_requests, depth + 1, dtype=torch.int64, device="meta")
+    drafts = Drafts(torch.stack(tokens, dim=1), words, row_of, words, words)
+    rows = torch.arange(num_requests, device="meta").repeat(depth + 1)
+    target = shape(torch.empty(num_requests * (depth + 1), vocab, device="meta"), batch.rows(rows))
+    own, is_exact = choose(target, words.repeat(depth + 1), words.repeat(depth + 1))
+    lenient = device.typical_leniency(drafts, target.distributions, words.double(), words.double())
+    matched = device.match(drafts, own, lenient)
+    for judge in (device.reject, device.verify_block):
+        verdicts = judge(drafts, joined(steps, buffer), target.distributions).where(words > 0, matched)
+        assert verdicts.packed(device.drafted_exactly(drafts, is_exact)).shape == (num_requests, 4)
+
+
+# --- whole generations: the target's law ------------------------------------------------------------------------
+
+VOCAB, LENGTH, DEPTH, NUM_REQUESTS = 5, 4, 3, 6000
+SHAPED: dict[str, Any] = {"temperature": 0.9, "top_k": 4, "top_p": 0.9}
+# A context is its tokens as digits behind a leading 1; logits are looked up by it.
+_NUM_CONTEXTS = 2 * VOCAB ** (LENGTH + DEPTH)
+TARGET = torch.from_numpy(np.random.default_rng(1).normal(size=(_NUM_CONTEXTS, VOCAB)).astype(np.float32)) * 1.5
+DRAFT = TARGET + torch.from_numpy(np.random.default_rng(2).normal(size=(_NUM_CONTEXTS, VOCAB)).astype(np.float32))
+
+
+def generations(rule: str, features: dict[str, Any], *, drawn_at: float = 1.0) -> tuple[list[tuple[int, ...]], float]:
+    """What many requests say, in one batch that drafts 3, 2 or no tokens by where each request stands."""
+    params = RowParams.of([SamplingParams(**features)] * NUM_REQUESTS)
+    drawn_with = RowParams.of([SamplingParams(**features | {"temperature": drawn_at})] * NUM_REQUESTS)
+    seed = torch.arange(NUM_REQUESTS) * 1_000_003 + 17
+    said = torch.zeros(NUM_REQUESTS, LENGTH + DEPTH + 1, dtype=torch.int64)
+    length = torch.zeros(NUM_REQUESTS, dtype=torch.int64)
+    code = torch.ones(NUM_REQUESTS, dtype=torch.int64)
+    num_steps = num_said = 0
+    while bool((length < LENGTH).any()):
+        num_drafted = torch.tensor([3, 2, 3, 0, 0])[length.clamp(max=LENGTH)]
+        contexts, tokens, steps = [code], [], []
+        buffer = torch.empty(NUM_REQUESTS, DEPTH, VOCAB)
+        for i in range(DEPTH):
+            buffer[:, i] = DRAFT[contexts[-1] % _NUM_CONTEXTS]
+            drawn = shape(buffer[:, i], drawn_with)
+            own, _ = choose(drawn, seed, length + i)
+            tokens.append(own if rule == "match" else draw_draft(drawn.distributions, seed, length, i))
+            steps.append(shape(buffer[:, i], params).distributions)
+            contexts.append(contexts[-1] * VOCAB + tokens[-1])
+        rows = torch.stack(contexts, dim=1) % _NUM_CONTEXTS  # beyond a draft: never looked at
+        row_of = torch.arange(rows.numel()).view(rows.shape)
+        drafts = Drafts(torch.stack(tokens, dim=1), num_drafted, row_of, seed, length)
+        target = shape(TARGET[rows.flatten()], params.rows(torch.arange(NUM_REQUESTS).repeat_interleave(DEPTH + 1)))
+        if rule == "match":
+            positions = (length[:, None] + torch.arange(DEPTH + 1)).flatten()
+            own, _ = choose(target, seed.repeat_interleave(DEPTH + 1), positions)
+            verdicts = device.match(drafts, own)
+        else:
+            judge = device.reject if rule == "rejection" else device.verify_block
+            verdicts = judge(drafts, joined(steps, buffer), target.distributions)
+        going = length < LENGTH
+        for i in range(DEPTH + 1):
+            token = torch.where(i < verdicts.num_accepted, drafts.tokens[:, min(i, DEPTH - 1)], verdicts.final_token)
+            says = going & (i <= verdicts.num_accepted)
+            said = said.scatter(
+                1, length[:, None], torch.where(says, token, said.gather(1, length[:, None])[:, 0])[:, None]
+            )
+            code, length = torch.where(says, code * VOCAB + token, code), length + says
+            num_said += int(says.sum())
+        num_steps += int(going.sum())
+    return [tuple(row) for row in said[:, :LENGTH].tolist()], num_said / num_steps
+
+
+def joint_law(features: dict[str, Any]) -> dict[tuple[int, ...], float]:
+    """Of plain decoding, from the host's distributions."""
+    shaper = Shaper(SamplingParams(**features), (), frozenset())
+    law: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(LENGTH):
+        longer: dict[tuple[int, ...], float] = {}
+        for tokens, probability in law.items():
+            code = 1
+            for token in tokens:
+                code = code * VOCAB + token
+            probs = shaper.probs(TARGET[code].numpy(), ())
+            longer |= {(*tokens, t): probability * float(probs[t]) for t in np.flatnonzero(probs).tolist()}
+        law = longer
+    return law
+
+
+@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
+@pytest.mark.parametrize("features", [{}, SHAPED], ids=["plain", "shaped"])
+def test_generations_follow_the_targets_joint_law(rule: str, features: dict[str, Any]) -> None:
+    outputs, tokens_per_step = generations(rule, features, drawn_at=features.get("temperature", 1.0))
+    assert fits(outputs, joint_law(features)) > SMALLEST_P
+    assert tokens_per_step > 1.4  # or nothing was accepted and nothing was tested
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_the_comparison_catches_a_draft_that_was_drawn_at_another_temperature(rule: str) -> None:
+    outputs, _ = generations(rule, {}, drawn_at=0.7)
+    assert fits(outputs, joint_law({})) < SMALLEST_P / 100

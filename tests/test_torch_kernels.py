@@ -1,0 +1,185 @@
+"""Every Triton kernel against its plain torch reference, in Triton's interpreter: right, if not fast, without a GPU."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed; pip install outpace[torch]")
+pytest.importorskip("triton", reason="triton is not installed, so its kernels cannot be interpreted")
+
+import torch
+
+from outpace.backends.torch.kernels.base import Cache, Hidden, Next
+from outpace.backends.torch.kernels.reference import ReferenceOps, rms_norm, swiglu
+from outpace.backends.torch.step import PADDING, HostStep, StepInputs, StepShape, views
+
+REFERENCE = ReferenceOps()
+NOTHING = Next(torch.empty(0))
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+needs_interpreter = pytest.mark.skipif(not INTERPRETED, reason="runs in the subprocess that interprets Triton")
+
+
+def interpreter_works() -> bool:
+    """Triton's interpreter turns arrays of one element into numbers, which NumPy from 2.4 on refuses."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            int(np.zeros(1))
+    except TypeError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(INTERPRETED, reason="already inside")
+@pytest.mark.skipif(not interpreter_works(), reason="this NumPy is too new for Triton's interpreter")
+def test_kernels_equal_their_references_in_the_interpreter():
+    """Whether Triton interprets is settled when it is imported, so these tests run in a process of their own."""
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-x", "-W", "ignore::DeprecationWarning", __file__]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert found.returncode == 0, found.stdout[-4000:]
+    assert " passed" in found.stdout
+
+
+def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
+    return torch.randn(shape) * scale
+
+
+def ragged_step(rows: list[tuple[int, int]], page_tokens: int, num_pages: int, *, gap: int = 0) -> StepInputs:
+    """Rows of (context, new tokens), on pages drawn at random; `gap` unused tokens after each."""
+    width = max(-(-context // page_tokens) for context, _ in rows) + 1
+    longest = max(length for _, length in rows)
+    num_tokens = sum(length + gap for _, length in rows)
+    host = HostStep(StepShape(num_tokens, len(rows), num_tokens, longest, width), pinned=False)
+    host.positions.fill(PADDING)
+    free = random.sample(range(num_pages), num_pages)
+    at = 0
+    for i, (context, length) in enumerate(rows):
+        host.begins[i], host.lengths[i], host.contexts[i] = at, length, context
+        host.positions[at : at + length] = range(context - length, context)
+        host.token_rows[at : at + length + gap] = i
+        for j in range(-(-context // page_tokens)):
+            host.tables[i, j] = free.pop()
+        at += length + gap
+    return views(host.buffer, host.shape)
+
+
+def check(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert torch.isfinite(found).all()
+    error = (found - expected).norm() / expected.norm()
+    assert error < 1e-5, float(error)
+
+
+@needs_interpreter
+@pytest.mark.parametrize("programs", [1, 3, 7])
+@pytest.mark.parametrize(
+    ("num_tokens", "n", "k", "block_n"), [(1, 64, 64, 16), (3, 80, 256, 32), (16, 96, 192, 16), (20, 48, 128, 16)]
+)
+def test_streamed_products(num_tokens, n, k, block_n, programs):
+    """A product that adds and begins the next norm, and those that read what it made."""
+    from outpace.backends.torch.kernels.linear import LinearConfig, Scratch, stream_linear
+
+    torch.manual_seed(n + programs)
+    config = LinearConfig(block_n, 64, num_warps=4, num_stages=1, dependent_launch=False)
+    scratch = Scratch(torch.device("cpu"))
+    norm = 1 + normal(k, scale=0.1)
+    x, first = normal(num_tokens, 128), normal(k, 128)
+    weight, bias = normal(n, k), normal(n)
+
+    def poisoned(*shape: int) -> torch.Tensor:
+        return torch.full(shape, torch.nan)
+
+    def run(x: object, w: torch.Tensor, out: torch.Tensor, **options: object) -> object:
+        normed = stream_linear(x, w, out, scratch, config, programs, **options)  # type: ignore[arg-type]
+        assert not scratch.counters.any(), "counters must be zero again for the next kernel"
+        return normed
+
+    residual = normal(num_tokens, k)
+    h = REFERENCE.linear_add(x, first, None, Hidden(residual), norm, NOTHING)
+    out = residual.clone()
+    normed = run(x, first, out, residual=out, next_norm=norm)
+    check(out, h.residual)
+
+    out = poisoned(num_tokens, n)
+    run(normed, weight, out, epsilon=1e-5, bias=bias)
+    check(out, REFERENCE.norm_linear(h, norm, 1e-5, weight, bias))
+    fused, fused_bias = normal(2 * n, k), normal(2 * n)
+    out = poisoned(num_tokens, n)
+    run(normed, fused, out, epsilon=1e-5, bias=fused_bias, swiglu=True)
+    check(out, REFERENCE.norm_swiglu(h, norm, 1e-5, fused, fused_bias, NOTHING))
+    out = poisoned(num_tokens, n)
+    run(rms_norm(h.residual, norm, 1e-5), weight, out)
+    check(out, REFERENCE.norm_linear(h, norm, 1e-5, weight, None))
+
+
+@needs_interpreter
+def test_layouts_share_whole_tiles_where_that_is_even():
+    from outpace.backends.torch.kernels.linear import _layout
+
+    assert _layout(4096, 4096, 32, 256, 132) == (128, 1)
+    assert _layout(6144, 4096, 16, 256, 264) == (192, 1)
+    assert _layout(576, 576, 32, 64, 132)[1] > 1, "a small product is cut, so that all programs have some of it"
+
+
+SHAPES = [(4, 2, 64), (9, 3, 64), (4, 4, 16), (8, 1, 48)]  # heads, key heads, size of a head
+
+
+@needs_interpreter
+@pytest.mark.parametrize("num_splits", [1, 4])
+@pytest.mark.parametrize("rows", [[(5, 5), (40, 1), (33, 3)], [(70, 40), (64, 1)]], ids=str)
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "dim"), SHAPES)
+def test_rotation_cache_write_and_attention(num_heads, num_kv_heads, dim, normed, rows, num_splits):
+    from outpace.backends.torch.kernels.attention import Rotation, attend
+
+    random.seed(dim)
+    step = ragged_step(rows, 16, 12, gap=2)
+    qkv = normal(step.shape.num_tokens, (num_heads + 2 * num_kv_heads) * dim)
+    rope = normal(128, dim)
+    q_norm, k_norm = (normal(dim), normal(dim)) if normed else (None, None)
+    keys, values = normal(12, num_kv_heads, 16, dim), normal(12, num_kv_heads, 16, dim)
+    caches = [Cache(keys.clone(), values.clone()) for _ in range(2)]
+    counters = torch.zeros(64, dtype=torch.int32) if normed else None
+    found = attend(
+        qkv, caches[0], step, Rotation(rope, q_norm, k_norm, 1e-5), 4, num_splits=num_splits, counters=counters
+    )
+    assert counters is None or not counters.any(), "counters must be zero again for the next kernel"
+    expected = REFERENCE.attend(qkv, caches[1], step, rope, q_norm, k_norm, 1e-5, NOTHING)
+    real = step.positions >= 0
+    check(found[real], expected[real])
+    check(caches[0].keys, caches[1].keys)
+    assert torch.equal(caches[0].values, caches[1].values)
+
+
+@needs_interpreter
+@pytest.mark.parametrize("num_splits", [1, 2, 8])
+@pytest.mark.parametrize("rows", [[(1, 1)], [(37, 1), (5, 5), (0, 0), (90, 3)], [(70, 40), (64, 1)]], ids=str)
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "dim"), SHAPES)
+def test_ragged_attention(num_heads, num_kv_heads, dim, rows, num_splits):
+    from outpace.backends.torch.kernels.attention import attention
+
+    random.seed(num_splits)
+    step = ragged_step(rows, 16, 24, gap=1)
+    cache = Cache(normal(24, num_kv_heads, 16, dim), normal(24, num_kv_heads, 16, dim))
+    q = normal(step.shape.num_tokens, num_heads, dim)
+    found = attention(q, cache, step, num_sms=4, num_splits=num_splits, block_kv=32)
+    expected = REFERENCE.attention(q, cache, step)
+    real = step.positions >= 0
+    check(found[real], expected[real])
+
+
+@needs_interpreter
+@pytest.mark.parametrize("width", [64, 96])
+def test_norm_and_swiglu(width):
+    from outpace.backends.torch.kernels import elementwise
+
+    x, weight = normal(5, width), normal(width)
+    check(elementwise.rms_norm(x, weight, 1e-5), rms_norm(x, weight, 1e-5))
+    check(elementwise.swiglu(x), swiglu(x))
