@@ -25,7 +25,7 @@ from outpace.bench.simulation.world import Load, Proposing, Scenario, constant, 
 SIZES = (1, 8, 64, 256)
 PLAIN_STEP_MS = 4.0
 CALLS = ("wanted_guesses", "decide", "observe_drafting", "observe", "account")
-KINDS: dict[str, dict[str, Proposing]] = {
+KINDS: dict[str, dict[str, Any]] = {
     "text": {"text": Proposing(either((0.1, 0.9)))},
     "text and model": {"text": Proposing(constant(0.7), guess_share=0.4), "model": Proposing(constant(0.75))},
 }
