@@ -33,7 +33,7 @@ ERRORS: Responses = {
     503: {"model": ErrorReply, "description": "The server is shutting down, or its engine has stopped."},
     504: {"model": ErrorReply, "description": "The answer took too long."},
 }
-_STREAM: Responses = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+_STREAM: Responses = {200: {"content": {"text/event-stream": {}}}}
 router = APIRouter()
 
 
