@@ -37,7 +37,8 @@ class Unchanging(StepCosts):
 def auto_engine(model: FakeModel, points: dict[int, float], *, draft_seconds: float = 0.01, **options: Any) -> Engine:
     """An engine that believes in these costs, and books every step at what they say."""
     engine = fake_engine(model, speculation="auto", **options)
-    costs = engine.policy.costs = Costs(target=Unchanging(points), draft=Unchanging({1: draft_seconds}))
+    costs = Costs(target=Unchanging(points), draft=Unchanging({1: draft_seconds}))
+    engine.policy.use_costs(costs)
     account = engine.policy.account
 
     def booked(outcomes: Sequence[Outcome], stats: StepStats, reading_seconds: float) -> None:

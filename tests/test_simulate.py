@@ -195,7 +195,7 @@ SHORT: dict[str, Scenario] = {
     "model that is wrong": scenario("gpu-flat", concurrency=4, num=24, text=None, model=Proposing(constant(0.1))),
     "dear draft": scenario(num=12, text=None, model=Proposing(constant(0.8)), draft_share=0.4),
     "sliding": scenario(num=16, text=Proposing(sliding(0.9, 0.1))),
-    "spiteful": scenario(num=16, text=Proposing(constant(0.9), spites=True)),
+    "spiteful": scenario(num=64, text=Proposing(constant(0.9), spites=True)),
 }
 
 

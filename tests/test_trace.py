@@ -24,7 +24,7 @@ def test_a_record_says_why_what_was_expected_and_what_came():
 
 
 def test_the_expected_gain_is_named():
-    desk = Desk(FLAT, suffix=always(sure=0.9))
+    desk = Desk(FLAT, suffix=always(sure=0.9), guess_seconds=0.0)
     desk.step([who := request_of()])
     [step] = desk.policy.trace
     [row] = step.rows
@@ -82,7 +82,7 @@ def test_only_as_many_are_kept_as_were_asked_for():
 
 def test_where_nobody_asked_nothing_is_kept():
     desk, who = Desk(FLAT, suffix=always()), request_of()
-    desk.policy.trace = type(desk.policy.trace)(maxlen=0)
+    desk.policy.keep_trace(0)
     desk.run([who], 5)
     assert not desk.policy.trace
 

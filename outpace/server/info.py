@@ -113,7 +113,7 @@ async def health(request: Request) -> Response:
     return JSONResponse({"status": "ok", "reason": None})
 
 
-@router.post("/reset_prefix_cache", responses=_DENIED, tags=["about"])
+@router.post("/reset_prefix_cache", include_in_schema=False)
 async def reset_prefix_cache(request: Request) -> Health:
     """Forget kept prefixes and remembered answers, as a benchmark wants between runs; vLLM's name for it."""
     state_of(request).engine.forget()

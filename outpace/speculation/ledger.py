@@ -41,8 +41,20 @@ class Ledger:
     @property
     def is_in_debt(self) -> bool:
         """More was lost lately than is allowed: nothing but plain decoding and probes until that is made good."""
-        allowed = _CAUTION * self._allowed_loss * self._recent_plain + _CREDIT_STEPS * self._step_seconds
-        return self._recent_spent - self._recent_plain > (allowed if self._allowed_loss else 0.0)
+        return self._recent_spent - self._recent_plain > self._allowed_seconds
+
+    @property
+    def headroom(self) -> float:
+        """Seconds that may still be lost: nothing is drafted that would cost more were none of it accepted."""
+        if not self._step_seconds:
+            return float("inf")  # nothing has been decoded yet
+        return max(0.0, self._allowed_seconds - (self._recent_spent - self._recent_plain))
+
+    @property
+    def _allowed_seconds(self) -> float:
+        if not self._allowed_loss:
+            return 0.0
+        return _CAUTION * self._allowed_loss * self._recent_plain + _CREDIT_STEPS * self._step_seconds
 
     @property
     def estimated_speedup(self) -> float | None:

@@ -207,7 +207,7 @@ class Policy:
             self._steps_without_plain = 0  # also where another request drafts in any case, and it is none
             return
         else:
-            plan, guesses = self._weigher.best_plan(step, choices)
+            plan, guesses = self._weigher.best_plan(step, choices, self.ledger.headroom)
             if plan is not None:
                 step.reason = f"expected {plan.speed * step.plain_seconds / step.rows:.2f} of plain"
                 self._take(step, choices, plan, guesses)

@@ -44,8 +44,13 @@ class Weigher:
 
     # ---- the plan
 
-    def best_plan(self, step: Step, choices: Sequence[Choice]) -> tuple[Plan | None, list[Draft | None]]:
-        """The draft tokens worth taking, and each weighed row's best guess. None: nothing beats plain decoding."""
+    def best_plan(
+        self, step: Step, choices: Sequence[Choice], headroom: float
+    ) -> tuple[Plan | None, list[Draft | None]]:
+        """The draft tokens worth taking, and each weighed row's best guess. None: nothing beats plain decoding.
+
+        Were none of them accepted, the step would be longer than a plain one by no more than `headroom` seconds.
+        """
         guesses, guessed = self._best_guesses(step)
         may_draft = self._costs.draft is not None and any(step.seats[i].may_draft for i in step.weighed)
         most_depth = max((len(chances) for chances in guessed), default=0)
@@ -64,6 +69,9 @@ class Weigher:
         if would_pay and step.rows > 1:
             self._make_fair(step, best)
             step.was_unfair = not best.count
+        longest = table.total(0, table.expected) + headroom
+        if best.count and best.seconds > longest:
+            best.within(longest)
         return (best if best.count and best.speed >= least_speed else None), guesses
 
     def _best_guesses(self, step: Step) -> tuple[list[Draft | None], list[list[float]]]:
