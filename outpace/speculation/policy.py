@@ -386,7 +386,8 @@ class Policy:
         """The request is over, or has lost its place."""
         seat = self._seats.pop(request.id, None)
         if seat is not None and self._weigher is not None:
-            self.ledger.write_off(seat.unpaid_seconds)
+            if seat.mode != "on":
+                self.ledger.write_off(seat.unpaid_seconds)
             self._weigher.ended(request, seat, request.spec.decode_seconds > _LOST * request.spec.plain_seconds)
 
 
