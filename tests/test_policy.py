@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -101,7 +102,8 @@ def test_guesses_that_are_free_are_always_asked_for():
 
 def test_tokens_after_the_first_refusal_are_no_evidence():
     """Of eight, three right: three hits and one miss; the four behind it were never judged."""
-    long, short = (Desk(FLAT, suffix=lambda _, n=n: ([True] * 3 + [False] * n, 0.7)) for n in (5, 1))
+    long = Desk(FLAT, suffix=lambda _: ([True] * 3 + [False] * 5, 0.7))
+    short = Desk(FLAT, suffix=lambda _: ([True] * 3 + [False], 0.7))
     whole, cut = request_of(), request_of()
     long.run([whole], 20)
     short.run([cut], 20)
@@ -497,7 +499,9 @@ def test_whatever_comes_choices_stay_within_what_may_be_done():
     running: list[Request] = []
     for _ in range(1500):
         while len(running) < rng.randint(1, 12):
-            wishes = rng.choice([{}, {}, {"mode": "on", "max_depth": 2}, {"mode": "off"}, {"method": "draft"}])
+            wishes: dict[str, Any] = rng.choice(
+                [{}, {}, {"mode": "on", "max_depth": 2}, {"mode": "off"}, {"method": "draft"}]
+            )
             running.append(request_of(length=rng.randint(2, 40), max_length=rng.randint(45, 120), **wishes))
         room = {request.id: request.max_useful_depth for request in running}
         outcomes = desk.step(running)
