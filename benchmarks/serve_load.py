@@ -227,7 +227,7 @@ def overhead(options: argparse.Namespace) -> int:
 
     def offline() -> float:
         begin = perf_counter()
-        llm.generate(prompts, params, progress=False)
+        server.aside(lambda: llm.generate(prompts, params, progress=False))
         return perf_counter() - begin
 
     def served(*, stream: bool) -> float:
@@ -249,7 +249,7 @@ def overhead(options: argparse.Namespace) -> int:
         for name in order:
             rate = num_tokens / variants[name]()
             server.wait_until_idle()
-            llm.engine.scheduler.forget_kept()
+            server.aside(llm.engine.forget)
             if round_ >= 0:
                 rates[name].append(rate)
     clients.close()

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
@@ -20,6 +20,8 @@ from outpace.engine.engine import Engine
 from outpace.server.app import create_app
 from outpace.server.config import ServerConfig
 from outpace.server.launch import Server
+
+R = TypeVar("R")
 
 
 class LiveServer:
@@ -34,7 +36,7 @@ class LiveServer:
         listener.bind(("127.0.0.1", 0))
         self.port: int = listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listener]})
+        self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listener]}, daemon=True)
         self._thread.start()
         wait_until(lambda: self.server.started)
 
@@ -84,13 +86,20 @@ class LiveServer:
     def check_clean(self) -> None:
         """No slot, cell or ticket is left over once nothing runs; prefixes kept on purpose are given up first."""
         self.wait_until_idle()
-        assert not self.async_engine._tickets and not self.async_engine._open
+        self.aside(self._check_clean)
+
+    def _check_clean(self) -> None:
+        assert not self.async_engine._tickets and not self.async_engine._open and not self.async_engine._unsent
         self.engine.scheduler.check_integrity()
         self.engine.scheduler.forget_kept()
         self.engine.scheduler.check_integrity()
         cache = self.engine._cache
         assert cache.num_open_sequences == 0
         assert cache.num_free_tokens == self.engine.capacity.cache_tokens
+
+    def aside(self, work: Callable[[], R]) -> R:
+        """Use the engine in its own thread, where nobody else does."""
+        return self.async_engine.call(work).result(timeout=120)
 
     def stop(self) -> None:
         self.server.should_exit = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -39,10 +38,9 @@ def chat(server: LiveServer, messages: list[Any] = QUESTION, **options: Any) -> 
 
 
 def offline(server: LiveServer, llm: LLM, messages: list[Any] = QUESTION, **params: Any) -> list[str]:
-    """The engine is the server's own; nobody may be using it."""
+    """By the server's own engine, while it serves nobody."""
     server.wait_until_idle()
-    time.sleep(0.01)
-    return [output.text for output in llm.chat(messages, SamplingParams(**params))[0].outputs]
+    return [output.text for output in server.aside(lambda: llm.chat(messages, SamplingParams(**params)))[0].outputs]
 
 
 def test_chat_equals_the_offline_answer_streamed_or_not(server, llm):

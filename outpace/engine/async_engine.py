@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Thread
 from time import perf_counter
+from typing import Any, TypeVar
 
 from outpace.core import Delta, Request
 from outpace.engine.engine import Engine
@@ -24,6 +26,7 @@ from outpace.errors import OutpaceError, UsageError
 from outpace.metrics import EngineMetrics
 
 log = logging.getLogger("outpace.engine")
+R = TypeVar("R")
 
 
 @dataclass(slots=True)
@@ -36,8 +39,10 @@ class _Abort:
     tickets: list[Ticket]
 
 
-class _Forget:
-    pass
+@dataclass(slots=True)
+class _Call:
+    work: Callable[[], Any]
+    result: Future[Any]
 
 
 class _Stop:
@@ -49,7 +54,7 @@ class _Stop:
 EVENTS_PER_SECOND = 300
 LONGEST_PAUSE = 0.1
 
-_Command = _Submit | _Abort | _Forget | _Stop
+_Command = _Submit | _Abort | _Call | _Stop
 _Parcel = tuple[Generation, Piece]
 
 
@@ -116,9 +121,15 @@ class AsyncEngine:
         self._inbox.put(_Submit(generation.tickets))
         return generation
 
+    def call(self, work: Callable[[], R]) -> Future[R]:
+        """Have the engine's thread do something between two steps: nobody else may touch the engine while it runs."""
+        result: Future[R] = Future()
+        self._inbox.put(_Call(work, result))
+        return result
+
     def forget(self) -> None:
         """Drop what finished requests left behind, before anything that is submitted after this runs."""
-        self._inbox.put(_Forget())
+        self.call(self.engine.forget)
 
     def drain(self) -> None:
         """Take no new requests; those that are here go on."""
@@ -191,8 +202,11 @@ class AsyncEngine:
                 return False
             if isinstance(command, _Submit):
                 self._admit(command.tickets)
-            elif isinstance(command, _Forget):
-                self.engine.forget()
+            elif isinstance(command, _Call):
+                try:
+                    command.result.set_result(command.work())
+                except Exception as error:
+                    command.result.set_exception(error)
             else:
                 self._end(command.tickets)
             self.metrics.look_at(self.engine)
