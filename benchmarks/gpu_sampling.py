@@ -33,6 +33,7 @@ from outpace.backends.torch.device_distributions import (
 )
 from outpace.backends.torch.device_noise import gumbels, keys, uniforms
 from outpace.backends.torch.device_sampling import draw, draw_fused, sample
+from outpace.backends.torch.kernels.contest import draw_whole
 from outpace.config import SamplingParams
 from outpace.randomness import Purpose
 from outpace.randomness import key as host_key
@@ -104,6 +105,11 @@ def check_sampling() -> Results:
             for row, seed, position in zip(logits.cpu().numpy(), seeds.tolist(), positions.tolist(), strict=True)
         ]
         exact = is_exact.cpu()
+        drawn = None
+        if name in ("greedy", "plain", "cool", "hot"):
+            row_params = RowParams.of([params] * num_rows, "cuda")
+            inverse, is_greedy = row_params.inv_temperature.double(), row_params.is_greedy.long()
+            drawn = draw_whole(logits, inverse, is_greedy, *addresses(num_rows, "cuda"), samples=name != "greedy")
         wrong = [i for i in range(num_rows) if int(whole[i]) != by_host[i]]
         beyond_rounding = [
             i
@@ -115,6 +121,7 @@ def check_sampling() -> Results:
             "exact by candidates": int(exact.sum()),
             "fused unlike op by op": int((on_gpu != plain.tokens).sum() + (is_exact != plain.is_exact).sum()),
             "candidates unlike the whole vocabulary": int((on_gpu != whole).cpu()[exact].sum()),
+            "drawn whole unlike the host": None if drawn is None else int((drawn.cpu() != torch.tensor(by_host)).sum()),
             "unlike the CPU": int((whole.cpu() != on_cpu).sum()),
             "unlike the host": len(wrong),
             "unlike the host beyond rounding": len(beyond_rounding),
@@ -214,9 +221,14 @@ def one_read(num_rows: int) -> float:
     return graph_milliseconds(lambda: logits.sum(dim=-1))
 
 
+def whole_time(logits: Tensor, seeds: Tensor, positions: Tensor) -> float:
+    inverse, is_greedy = torch.ones_like(seeds, dtype=torch.float64), torch.zeros_like(seeds)
+    return graph_milliseconds(partial(draw_whole, logits, inverse, is_greedy, seeds, positions, samples=True))
+
+
 def time_sampling() -> Results:
     results: Results = {}
-    columns = ("rows", "one read", "argmax", "plain", "top_p", "op by op", "whole")
+    columns = ("rows", "one read", "argmax", "drawn", "plain", "top_p", "op by op", "whole")
     print("  " + "".join(f"{name:>10}" for name in columns), f" ms, vocabulary {VOCAB}")
     for num_rows in ROWS:
         logits = model_like_logits(num_rows, "cuda")
@@ -233,6 +245,7 @@ def time_sampling() -> Results:
         times: Results = {
             "one read": one_read(num_rows),
             "argmax": graph_milliseconds(partial(greedy_tokens, logits)),
+            "drawn whole": whole_time(logits, *where),
             "plain": sampling("plain"),
             "top_p": sampling("top_p"),
             "top_p, op by op": op_by_op("top_p"),

@@ -53,6 +53,24 @@ def test_drawing(family: str, vocab: int, num_candidates: int) -> None:
         assert batch.assert_agrees(found.tokens, found.is_exact) == 0
 
 
+@needs_interpreter
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter computes masked lanes too
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("vocab", [300, 5000])
+def test_drawing_from_the_whole_vocabulary(family: str, vocab: int) -> None:
+    from outpace.backends.torch.kernels.contest import draw_whole
+
+    features = [{"temperature": 0.0}, {}, {"temperature": 0.6}, {"temperature": 2.0}]
+    batch = Batch(family, 24, vocab, features, seed=vocab)
+    logits, params, seeds, positions = batch.on_device()
+    tokens = draw_whole(
+        logits, params.inv_temperature.double(), params.is_greedy.long(), seeds, positions, samples=True
+    )
+    assert batch.assert_agrees(tokens, torch.ones(24, dtype=torch.bool)) <= 1
+    greedy = draw_whole(logits, params.inv_temperature.double(), params.is_greedy, seeds, positions, samples=False)
+    assert torch.equal(greedy, logits.argmax(dim=-1).int())
+
+
 def test_what_the_kernels_cannot_draw_is_left_to_torch() -> None:
     from outpace.backends.torch.kernels.sampling import can_draw
 

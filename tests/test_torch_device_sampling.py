@@ -342,7 +342,7 @@ def test_bias_penalties_and_masks_equal_the_hosts_to_the_bit() -> None:
         stops = frozenset(generator.sample(range(vocab), generator.randrange(3)))
         shaper = Shaper(params, prompt, stops)
         shaper.advance(output)
-        expected.append(shaper._adjusted(row, prefix))
+        expected.append(shaper.adjusted(row, prefix))
         seen = sorted({*output, *(prompt if params.repetition_penalty != 1.0 else [])})
         lists.append((params, seen, [output.count(token) for token in seen], prefix, sorted(stops), len(output)))
 

@@ -15,7 +15,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.backends.base import LoadedModel, Verifier
+from outpace.backends.base import LoadedModel, Logits, Verifier
 from outpace.config import ResolvedConfig, SamplingParams
 from outpace.core import Case, Delta, Draft, Request, Row, StepPlan, StepStats, Verdict
 from outpace.engine.output import OutputWriter
@@ -134,9 +134,16 @@ class Engine:
         self._draft(turns)
         drafted = perf_counter()
         plan = StepPlan([_row(turn) for turn in turns])
-        logits = self._runner.forward(plan)
-        computed = perf_counter()
-        deltas = self._judge(turns, plan, logits, stats)
+        cases = [Case(turn.request, turn.draft) for turn in turns if turn.work.completes]
+        logits: Logits
+        if (judge := self._runner.capabilities.judge) is not None:
+            logits, verdicts = judge(plan, cases)
+            computed = perf_counter()
+        else:
+            logits = forwarded = self._runner.forward(plan)
+            computed = perf_counter()
+            verdicts = self._verifier.verify(cases, forwarded)
+        deltas = self._conclude(turns, plan, logits, verdicts, stats)
         verified = perf_counter()
         stats.schedule_seconds = scheduled - begin
         stats.draft_seconds = drafted - scheduled
@@ -179,31 +186,33 @@ class Engine:
                 if turn.choice.verify and draft.tokens:
                     turn.draft = draft
 
-    def _judge(
-        self, turns: Sequence[_Turn], plan: StepPlan, logits: NDArray[np.float32], stats: StepStats
+    def _conclude(
+        self, turns: Sequence[_Turn], plan: StepPlan, logits: Logits, verdicts: Sequence[Verdict], stats: StepStats
     ) -> list[Delta]:
-        cases = [Case(turn.request, turn.draft) for turn in turns if turn.work.completes]
-        verdicts = iter(self._verifier.verify(cases, logits))
         deltas = []
+        left = iter(verdicts)
         at = 0
         for turn, row in zip(turns, plan.rows, strict=True):
             if turn.work.completes:
-                rows = logits[at : at + row.num_logits]
-                deltas.append(self._commit(turn, row, next(verdicts), rows, stats))
+                wants_logprobs = turn.request.params.logprobs is not None
+                rows = logits[at : at + row.num_logits] if wants_logprobs else None
+                deltas.append(self._commit(turn, row, next(left), rows, stats))
             else:
                 self._cache.commit(row.seq, len(row.tokens), len(row.tokens))
                 turn.request.num_computed += len(row.tokens)
             at += row.num_logits
         return deltas
 
-    def _commit(self, turn: _Turn, row: Row, verdict: Verdict, logits: NDArray[np.float32], stats: StepStats) -> Delta:
+    def _commit(
+        self, turn: _Turn, row: Row, verdict: Verdict, logits: NDArray[np.float32] | None, stats: StepStats
+    ) -> Delta:
         """Say the verdict's tokens, one by one until something ends the request; keep their cache, drop the rest."""
         request = turn.request
         was_decoding = request.is_decoding
         num_said = len(request.tokens)
         for i, token in enumerate(verdict.tokens):
             request.tokens.append(token)
-            if request.params.logprobs is not None:
+            if logits is not None and request.params.logprobs is not None:
                 request.writer.logprobs.append(token_logprob(logits[i], token, request.params.logprobs))
             request.finish_reason = request.writer.add(
                 token, from_draft=i < verdict.num_accepted, room_left=request.max_length - len(request.tokens)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.backends.base import LoadedModel, Tokenizer, Verifier
+from outpace.backends.base import Drafter, DraftTask, LoadedModel, Tokenizer, Verifier
 from outpace.core import Draft, Request, Row, StepPlan, Verdict
 from outpace.errors import ModelError
 from outpace.kv.cache import SequenceCache
@@ -63,6 +63,9 @@ class DraftModelProposer:
                 group.append(drafting)
         if group:
             self._catch_up(group)
+            if self._runner.capabilities.drafter is not None:
+                self._draft_in_one_go(group, self._runner.capabilities.drafter)
+                return drafts
         while group:
             logits = self._feed(group)
             for drafting, row in zip(group, logits, strict=True):
@@ -102,7 +105,7 @@ class DraftModelProposer:
         while not self._cache.reserve(seq, len(to_feed) + ask.depth - 1):
             if not self._evict(asked):
                 return None
-        if not matches_own_tokens(request.params):
+        if not matches_own_tokens(request.params) and self._runner.capabilities.drafter is None:
             draft.probs = []
         return _Drafting(request, seq, ask.depth, to_feed, draft)
 
@@ -127,6 +130,13 @@ class DraftModelProposer:
                     drafting.to_feed = drafting.to_feed[len(chunk) :]
                     budget -= len(chunk)
             self._forward(rows)
+
+    def _draft_in_one_go(self, group: list[_Drafting], drafter: Drafter) -> None:
+        tasks = [DraftTask(self._row(d, d.to_feed, num_logits=1), d.request, d.depth) for d in group]
+        for drafting, said in zip(group, drafter(tasks), strict=True):
+            self._cache.advance(drafting.seq, len(drafting.to_feed) + drafting.depth - 1)
+            known = next((i for i, token in enumerate(said) if token >= self._vocab_size), len(said))
+            drafting.draft.tokens = said[:known]
 
     def _feed(self, group: list[_Drafting]) -> list[FloatRow]:
         logits = self._forward([self._row(d, d.to_feed, num_logits=1) for d in group])

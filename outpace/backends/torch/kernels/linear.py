@@ -43,6 +43,16 @@ class LinearConfig:
     dependent_launch: bool = True  # begin while the previous kernel ends
 
 
+def default_config(n: int, k: int, *, is_swiglu: bool) -> LinearConfig:
+    """What was fastest on an H200 for 16-bit weights of such a size, by `benchmarks/gpu.py`."""
+    block_k = next(size for size in (512, 256, 128, 64) if k % size == 0)
+    if is_swiglu:
+        return LinearConfig(32, min(block_k, 256), num_warps=4, num_stages=4)
+    if n * k >= 1 << 28:  # a head: so many tiles that large ones can be shared evenly
+        return LinearConfig(64, min(block_k, 256), num_warps=4, num_stages=4)
+    return LinearConfig(16, block_k, num_warps=2, num_stages=4, programs_per_sm=2)
+
+
 @dataclass(frozen=True, slots=True)
 class Ahead:
     """What the next product will read first: the first tile of each of its programs."""

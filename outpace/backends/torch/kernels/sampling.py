@@ -35,17 +35,21 @@ def _mix(x):
 
 
 @triton.jit
-def _key(seed, purpose, position):
+def mixed_key(seed, purpose, position):
     k = _mix(_mix(seed + _GOLDEN) + _GOLDEN)
     k = _mix((k ^ _mix(purpose + _GOLDEN)) + _GOLDEN)
     return _mix((k ^ _mix(position + _GOLDEN)) + _GOLDEN)
 
 
 @triton.jit
-def _gumbel(k, index):
+def uniform_noise(k, index):
     x = _mix(k + (index + 1) * _GOLDEN)
-    uniform = ((x >> 12).to(tl.float64) + 0.5) * 2.220446049250313e-16
-    return -tl.log(-tl.log(uniform))
+    return ((x >> 12).to(tl.float64) + 0.5) * 2.220446049250313e-16
+
+
+@triton.jit
+def _gumbel(k, index):
+    return -tl.log(-tl.log(uniform_noise(k, index)))
 
 
 @triton.jit
@@ -145,7 +149,7 @@ def _choose_kernel(
     tail_mass = tl.maximum(1.0 - tl.sum(tl.where(in_head, exact_probs, 0.0), axis=0), 0.0)
     seed = tl.load(seed_ptr + row).to(tl.uint64, bitcast=True)
     position = tl.load(position_ptr + row).to(tl.uint64, bitcast=True)
-    head_key, tail_key = _key(seed, seed * 0 + _TOKEN, position), _key(seed, seed * 0 + _TAIL, position)
+    head_key, tail_key = mixed_key(seed, seed * 0 + _TOKEN, position), mixed_key(seed, seed * 0 + _TAIL, position)
     noise = _gumbel(tl.where(in_head, head_key, tail_key), ids.to(tl.uint64, bitcast=True))
     scores = tl.where(probs > 0.0, tl.log(tl.where(probs > 0.0, exact_probs, 1.0)) + noise, -float("inf"))
     head_scores = tl.where(in_head, scores, -float("inf"))
