@@ -51,7 +51,7 @@ from outpace.speculation.base import NoDraft
 
 CONTEXT = 1024
 SWEEP_SECONDS = 200
-AHEADS = (0, 128, 256, 512, 1024, 2048)  # bytes that a thread asks for ahead
+AHEADS = (0, 1, 2, 4, 8)  # lines that a thread asks for ahead
 PREFETCHES = (0, 1)
 PRODUCTS = ("qkv", "out", "gate_up", "down", "head")
 WORKERS = max(1, min(14, usable_cores() - 1))  # that compile kernels
@@ -198,7 +198,7 @@ class Bench:
                 f"all alike {alike:.1f} us, each its own {timed(asked):.1f} us"
             )
             for name, (ahead, prefetch) in asked.items():
-                self.report.say(f"      {name:8} {ahead:5} bytes a thread, prefetch {prefetch}")
+                self.report.say(f"      {name:8} {ahead:5} lines a thread, prefetch {prefetch}")
             self.configs |= self._asking(shape, asked)
             self.report.save()
         self.report.figures["configs"] = [(list(key), asdict(config)) for key, config in self.configs.items()]

@@ -192,10 +192,7 @@ def _check_attention(
     found = []
     for splits in (None, 1, 8):
         mine = Cache(cache.keys.clone(), cache.values.clone())
-        mixed = attention_kernels.attend(
-            qkv, mine, step, rotation, num_sms, num_splits=splits, dependent=dependent,
-            counters=torch.zeros(1024, dtype=torch.int32, device=device) if dependent else None,
-        )  # fmt: skip
+        mixed = attention_kernels.attend(qkv, mine, step, rotation, num_sms, num_splits=splits, dependent=dependent)
         found += [
             ("attention", relative_error(mixed[real], expected[real])),
             ("store keys", relative_error(mine.keys, expected_cache.keys)),

@@ -106,7 +106,6 @@ class TritonOps:
             attention.Rotation(rope, q_norm, k_norm, epsilon),
             self._num_sms,
             dependent=self._dependent,
-            counters=self._scratch.counters,
             ahead=self._ahead(len(qkv), ahead),
         )
 
