@@ -31,9 +31,10 @@ import numpy as np
 from tqdm import tqdm
 
 from benchmarks.gguf_edit import shallow_draft
-from benchmarks.prompts import evenly, load_prompts
+from benchmarks.prompts import load_prompts
 from benchmarks.report import provenance, write_json
 from outpace import LLM, SamplingParams, SpeculationParams
+from outpace.bench.workloads import evenly
 from outpace.config import Method
 from outpace.core import CompletionOutput, TokenLogprob
 from outpace.models import resolve_model

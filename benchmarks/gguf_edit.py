@@ -1,4 +1,4 @@
-"""Edited copies of a GGUF, for measuring and testing: a shallow draft, another vocabulary, another architecture.
+"""Edited copies of a GGUF, for measuring and testing: a shallow draft, shuffled weights, another vocabulary.
 
 A real draft model of the same family is not always at hand. The first layers of a model are one that always is: same
 vocabulary, cheaper, and right some of the time, which is what exercising acceptance and rejection needs.
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 
 
 def edited_copy(
@@ -18,10 +19,11 @@ def edited_copy(
     target: Path,
     *,
     keep_tensor: Callable[[str], bool] = lambda name: True,
+    edit_tensor: Callable[[str, Any], Any] = lambda name, data: data,
     metadata: dict[str, Any] | None = None,
     architecture: str | None = None,
 ) -> Path:
-    """Write `source` to `target` with some metadata replaced and some tensors left out."""
+    """Write `source` to `target` with some metadata replaced and some tensors changed or left out."""
     reader = gguf.GGUFReader(source)
     own_name = reader.fields["general.architecture"].contents()
     writer = gguf.GGUFWriter(target, architecture or own_name)
@@ -34,7 +36,7 @@ def edited_copy(
         writer.add_key_value(name, changes.get(name, field.contents()), kind, element)
     for tensor in reader.tensors:
         if keep_tensor(tensor.name):
-            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+            writer.add_tensor(tensor.name, edit_tensor(tensor.name, tensor.data), raw_dtype=tensor.tensor_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -51,6 +53,16 @@ def shallow_draft(source: Path, target: Path, num_layers: int) -> Path:
         return not name.startswith("blk.") or int(name.split(".")[1]) < num_layers
 
     return edited_copy(source, target, keep_tensor=keep, metadata={f"{architecture}.block_count": num_layers})
+
+
+def shuffled_weights(source: Path, target: Path, seed: int = 0) -> Path:
+    """A model that knows nothing: the rows of every matrix in its layers change places. As costly as it was."""
+    rng = np.random.default_rng(seed)
+
+    def shuffle(name: str, data: Any) -> Any:
+        return rng.permutation(data) if name.startswith("blk.") and data.ndim == 2 else data
+
+    return edited_copy(source, target, edit_tensor=shuffle)
 
 
 def other_vocabulary(source: Path, target: Path, token: int, text: str) -> Path:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
-T = TypeVar("T")
+from outpace.bench.workloads import evenly
 
 
 def load_prompts(path: Path, count: int | None = None) -> list[str]:
@@ -17,9 +15,3 @@ def load_prompts(path: Path, count: int | None = None) -> list[str]:
     records = [json.loads(line) for line in data.splitlines() if line.strip()]
     prompts = [record["turns"][0] if "turns" in record else record["prompt"] for record in records]
     return prompts if count is None else evenly(prompts, count)
-
-
-def evenly(items: Sequence[T], count: int) -> list[T]:
-    """`count` items spread over the whole, so that every kind a file holds is represented."""
-    count = min(count, len(items))
-    return [items[i * len(items) // count] for i in range(count)]

@@ -17,6 +17,9 @@ from outpace.errors import OutpaceError, UsageError
 
 COMMANDS = {
     "run": "generate text from one prompt",
+    "serve": "serve the OpenAI API",
+    "bench": "does speculation pay here, for which requests, at what setting",
+    "costs": "what steps, drafts and guesses cost, as speculation reckons with them",
     "doctor": "what this machine has and lacks, and what a step costs on it",
 }
 

@@ -18,13 +18,16 @@ from outpace.errors import UsageError
 SpeculationMode = Literal["auto", "off", "on"]
 Method = Literal["none", "ngram", "suffix", "draft"]
 Acceptance = Literal["exact", "rejection", "block", "typical", "threshold"]
+Workload = Literal["code", "json", "narrative", "chat"]
 BackendName = Literal["auto", "native", "llamacpp", "torch"]
 DeviceName = Literal["auto", "cuda", "cpu"]
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
 
 LOSSY: frozenset[str] = frozenset({"typical", "threshold"})
+AUTO_METHODS: tuple[Method, ...] = ("suffix", "ngram", "draft")
 MAX_DEPTH = 64
-DEFAULT_DEPTH = 4
+DEFAULT_DEPTH = 4  # of a draft that is made in any case
+DEFAULT_AUTO_DEPTH = 16  # the most `auto` takes where no depth is given
 
 
 def _check(ok: bool, sentence: str) -> None:
@@ -71,6 +74,23 @@ def _check_int(name: str, value: object, low: int, high: int | None = None, *, m
     _check(ok, f"{name} must be a whole number {bounds}{meaning}; got {value!r}")
 
 
+@dataclass(frozen=True, slots=True)
+class WorkloadPreset:
+    """What is known of a kind of text before the first token."""
+
+    log_odds: float  # added to what is believed of a draft token's chances, until evidence takes over
+    threshold: float  # for acceptance 'threshold', which is lossy and has to be asked for by name
+
+
+# A wrong token breaks code and JSON, and both repeat what the prompt says; prose has many right ways to go on.
+WORKLOADS: Mapping[str, WorkloadPreset] = {
+    "code": WorkloadPreset(0.4, 0.75),
+    "json": WorkloadPreset(0.6, 0.75),
+    "narrative": WorkloadPreset(-0.4, 0.5),
+    "chat": WorkloadPreset(-0.2, 0.6),
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationParams:
     """How one request may be speculated on. Unset fields follow the engine's settings."""
@@ -78,6 +98,8 @@ class SpeculationParams:
     mode: SpeculationMode | None = None
     method: Method | None = None
     max_depth: int | None = None
+    workload: Workload | None = None
+    """What kind of text to expect: where `auto` starts from, and the threshold of lossy acceptance if none is given."""
     acceptance: Acceptance = "exact"
     threshold: float | None = None
     """`threshold` acceptance takes a draft token outright where the target gives it at least this probability."""
@@ -93,7 +115,11 @@ class SpeculationParams:
         if self.max_depth is not None:
             _check_int("max_depth", self.max_depth, 0, MAX_DEPTH, meaning=" draft tokens a step")
         _check_consistent(self.mode, self.method, self.max_depth)
+        if self.workload is not None:
+            _check_choice("workload", self.workload, Workload)
         _check_choice("acceptance", self.acceptance, Acceptance)
+        if self.acceptance == "threshold" and self.threshold is None and self.workload is not None:
+            object.__setattr__(self, "threshold", WORKLOADS[self.workload].threshold)
         if self.acceptance == "threshold":
             _check(self.threshold is not None, "acceptance 'threshold' needs a threshold between 0 and 1, such as 0.75")
         if self.threshold is not None:
@@ -140,7 +166,8 @@ class SamplingParams:
         _check(self.top_p > 0, f"top_p must be above 0, or no token is left; got {self.top_p!r}")
         _check_number("min_p", self.min_p, 0.0, 1.0)
         _check_number("repetition_penalty", self.repetition_penalty, 0.0, 10.0)
-        _check(self.repetition_penalty > 0, "repetition_penalty must be above 0; 1 leaves logits alone")
+        # Smaller ones divide logits into infinities, of which no distribution can be made.
+        _check(self.repetition_penalty >= 0.01, "repetition_penalty must be at least 0.01; 1 leaves logits alone")
         _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_kind("logit_bias", self.logit_bias, Mapping, "a mapping of token ids to biases")
@@ -191,6 +218,8 @@ class EngineConfig:
     ngram_min: int = 2
     ngram_max: int = 4
     suffix_store_tokens: int = 65536  # how much of earlier requests' output the suffix proposer remembers
+    disable_by_batch_size: int | None = None  # from this many running requests on, decode plainly
+    allowed_loss: float = 0.02  # how much slower than plain decoding `auto` may get before it only probes
     max_context: int | None = None  # longest prompt plus output of one request
     cache_tokens: int | None = None  # room for all running requests together
     max_sequences: int = 8  # requests running at once
@@ -218,7 +247,8 @@ class EngineConfig:
         _check_int("ngram_min", self.ngram_min, 1)
         _check_int("ngram_max", self.ngram_max, self.ngram_min, meaning=" (ngram_min)")
         _check_int("suffix_store_tokens", self.suffix_store_tokens, 0)
-        for name in ("max_context", "cache_tokens", "threads"):
+        _check_number("allowed_loss", self.allowed_loss, 0.0, 1.0)
+        for name in ("max_context", "cache_tokens", "threads", "disable_by_batch_size"):
             if getattr(self, name) is not None:
                 _check_int(name, getattr(self, name), 1)
         _check_int("max_sequences", self.max_sequences, 1, 128)
@@ -253,14 +283,17 @@ class EngineConfig:
         else:
             max_context = min(model_context, self.cache_tokens or DEFAULT_CONTEXT)
         method = self.method or ("draft" if self.draft is not None else "suffix")
-        settled: dict[str, Any] = {name: getattr(self, name) for name in ResolvedConfig.__dataclass_fields__}
+        names = set(ResolvedConfig.__dataclass_fields__) & set(EngineConfig.__dataclass_fields__)
+        settled: dict[str, Any] = {name: getattr(self, name) for name in names}
         settled |= {
             "model": model_path,
             "draft": draft_path,
             "backend": backend,
             # Also where speculation is off: a request may turn it on for itself.
             "method": method,
+            "methods": (method,) if self.method is not None else AUTO_METHODS if self.draft else AUTO_METHODS[:2],
             "depth": DEFAULT_DEPTH if self.depth is None else self.depth,
+            "auto_depth": DEFAULT_AUTO_DEPTH if self.depth is None else self.depth,
             "max_context": max_context,
             "cache_tokens": max(self.cache_tokens or DEFAULT_CONTEXT, max_context),
             "threads": self.threads or usable_cores(),
@@ -279,8 +312,12 @@ class ResolvedConfig:
     draft: str | None
     backend: BackendName
     speculation: SpeculationMode
-    method: Method
+    method: Method  # of drafts that are made in any case
+    methods: tuple[Method, ...]  # those that compete in `auto`
     depth: int
+    auto_depth: int
+    disable_by_batch_size: int | None
+    allowed_loss: float
     ngram_min: int
     ngram_max: int
     suffix_store_tokens: int

@@ -81,7 +81,7 @@ class SpeculationCounts:
     drafted_per_position: list[int] = field(default_factory=list)
     accepted_per_position: list[int] = field(default_factory=list)
     proposers: set[str] = field(default_factory=set)
-    decode_seconds: float = 0.0  # this request's share of the steps it took part in
+    decode_seconds: float = 0.0  # of the steps it took part in
     plain_seconds: float = 0.0  # what the cost curve says plain decoding of the same tokens would have taken
 
     def add(self, verdict: Verdict, proposer: str) -> None:
@@ -121,6 +121,9 @@ class Draft:
     tokens: list[int]
     proposer: str
     probs: list[FloatRow] | None = None
+    confidence: list[float] = field(default_factory=list, compare=False)
+    """How sure the proposer is of each token, given those before it: a figure to calibrate, not one to believe. It may
+    depend on the past and on whole distributions, never on which token was drawn from them."""
 
 
 @dataclass(slots=True)
@@ -170,6 +173,15 @@ class Verdict:
 
 
 @dataclass(slots=True)
+class MethodCounts:
+    """What one proposer's drafts came to."""
+
+    num_drafts: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+
+
+@dataclass(slots=True)
 class StepStats:
     """What one step did and where its time went, in seconds. Exporters read it; nothing else is measured twice."""
 
@@ -180,19 +192,39 @@ class StepStats:
     num_emitted: int = 0
     num_finished: int = 0
     num_preempted: int = 0
+    num_plain_rows: int = 0  # of the decode rows, those without a draft
+    depths: list[int] = field(default_factory=list)  # tokens verified, for each row with a draft
+    accepted: list[int] = field(default_factory=list)  # and accepted, in the same order
+    drafts_by_method: dict[str, MethodCounts] = field(default_factory=dict)
     schedule_seconds: float = 0.0
+    policy_seconds: float = 0.0  # deciding and learning
+    guess_seconds: float = 0.0  # asking proposers that need no model, before deciding
     draft_seconds: float = 0.0
     forward_seconds: float = 0.0
     verify_seconds: float = 0.0
 
+    def add_draft(self, method: str, verdict: Verdict) -> None:
+        """Count what became of one decode row."""
+        if not verdict.num_drafted:
+            self.num_plain_rows += 1
+            return
+        counts = self.drafts_by_method.setdefault(method, MethodCounts())
+        counts.num_drafts += 1
+        counts.num_drafted += verdict.num_drafted
+        counts.num_accepted += verdict.num_accepted
+        self.num_drafted += verdict.num_drafted
+        self.num_accepted += verdict.num_accepted
+        self.depths.append(verdict.num_drafted)
+        self.accepted.append(verdict.num_accepted)
+
     @property
     def host_seconds(self) -> float:
         """Time outside model forwards; a draft model's own forwards count as drafting, not as host time."""
-        return self.schedule_seconds + self.verify_seconds
+        return self.schedule_seconds + self.policy_seconds + self.guess_seconds + self.verify_seconds
 
     @property
     def total_seconds(self) -> float:
-        return self.schedule_seconds + self.draft_seconds + self.forward_seconds + self.verify_seconds
+        return self.host_seconds + self.draft_seconds + self.forward_seconds
 
 
 @dataclass(slots=True)

@@ -9,15 +9,17 @@ from types import TracebackType
 from typing import Any
 
 from outpace import backends
-from outpace.chat_template import render_chat
 from outpace.config import EngineConfig, Method, SamplingParams, SpeculationMode
 from outpace.core import CompletionOutput, Delta, Request, RequestOutput, Timing
+from outpace.embedded import cache_dir
 from outpace.engine.driver import Driver, Stream
 from outpace.engine.engine import Engine
 from outpace.errors import UsageError
 from outpace.models import resolve_model
+from outpace.prompts import encode_rendered, render
 from outpace.randomness import child_seed
 from outpace.speculation.base import NoDraft, Proposer
+from outpace.speculation.calibration import CostFile
 from outpace.speculation.draft_model import DraftModelProposer
 from outpace.speculation.ngram import NgramProposer
 from outpace.speculation.suffix import SuffixProposer
@@ -57,7 +59,8 @@ class LLM:
         self._target, self._draft = loaded.target, loaded.draft
         self.tokenizer = loaded.target.tokenizer
         self.description = loaded.target.description
-        self.engine = Engine(loaded.target, self._proposers(), loaded.config)
+        cost_file = CostFile.for_config(loaded.config, cache_dir())
+        self.engine = Engine(loaded.target, self._proposers(), loaded.config, draft=loaded.draft, cost_file=cost_file)
         self._driver = Driver(self.engine)
         self._is_closed = False
 
@@ -106,20 +109,21 @@ class LLM:
             raise UsageError(f"stream gives one completion and n is {params.n}; use generate for several")
         given: Any = prompt
         is_plain = _is_one_prompt(given)
-        encoded = self._encode(given) if is_plain else self._encode_rendered(self.render_chat(given))
+        encoded = self._encode(given) if is_plain else self.encode_chat(given)
         return self._driver.read([self.engine.submit(encoded, params)])
 
     def render_chat(self, messages: Sequence[Message]) -> str:
         """A conversation as the text the model was trained to continue."""
-        template = self.tokenizer.chat_template
-        if template is None:
-            raise UsageError(
-                "this model carries no chat template; use generate with a prompt in the format it was trained on"
-            )
-        return render_chat(template, messages, bos_token=self.tokenizer.bos_text, eos_token=self.tokenizer.eos_text)
+        return render(self.tokenizer, messages)
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """A conversation as token ids."""
+        return self._encode_rendered(self.render_chat(messages))
 
     def close(self) -> None:
         """Give the models' memory back. Nothing can be generated after that."""
+        if not self._is_closed:
+            self.engine.keep_costs()
         self._is_closed = True
         self._target.runner.close()
         if self._draft is not None:
@@ -143,9 +147,7 @@ class LLM:
 
     def _encode_rendered(self, text: str) -> list[int]:
         self._check_open()
-        # A template writes its own beginning-of-text token; adding one more would double it.
-        starts_itself = bool(self.tokenizer.bos_text) and text.startswith(self.tokenizer.bos_text)
-        return self.tokenizer.encode(text, add_special=not starts_itself)
+        return encode_rendered(self.tokenizer, text)
 
     def _run(
         self,

@@ -47,13 +47,13 @@ class Shaper:
         # What logits are multiplied with to be powers of two; a tiny temperature has it as large as float32 goes.
         self.sharpness = np.float32(min(LOG2_E / max(params.temperature, 1e-300), _LARGEST))
         self.may_adjust = bool(params.logit_bias or params.has_penalties or (params.min_tokens and stop_ids))
-        self._num_output = 0
+        self.num_output = 0
         self._prompt_ids = frozenset(prompt) if params.repetition_penalty != 1.0 else frozenset()
         self._output_counts: Counter[int] = Counter()
 
     def advance(self, tokens: Sequence[int]) -> None:
         """These tokens have been said for good."""
-        self._num_output += len(tokens)
+        self.num_output += len(tokens)
         if self.params.has_penalties:
             self._output_counts.update(tokens)
 
@@ -87,7 +87,7 @@ class Shaper:
 
     def adjusted(self, logits: FloatRow, prefix: Sequence[int]) -> FloatRow:
         """Bias, masks and penalties. Returns `logits` itself, uncopied, where none applies; see `may_adjust`."""
-        masks_stops = self._num_output + len(prefix) < self.params.min_tokens and self._stop_ids.size > 0
+        masks_stops = self.num_output + len(prefix) < self.params.min_tokens and self._stop_ids.size > 0
         if not (self._bias_ids.size or masks_stops or self.params.has_penalties):
             return logits
         x = logits.copy()

@@ -159,15 +159,15 @@ def fake_engine(
     """A whole engine over the fake model, with every proposer; the draft model is the target with some noise."""
     model = model or FakeModel()
     config = fake_config(draft="fake", **options)
-    draft = FakeModel(model.vocab_size, salt=model._salt, order=model._order, noise=draft_noise)
+    draft = fake_loaded(FakeModel(model.vocab_size, salt=model._salt, order=model._order, noise=draft_noise), config)
     target_loaded = fake_loaded(model, config, can_rewind=can_rewind)
     proposers: list[Proposer] = [
         NoDraft(),
         NgramProposer(config.ngram_min, config.ngram_max),
         SuffixProposer(config.suffix_store_tokens),
-        DraftModelProposer(fake_loaded(draft, config), model.vocab_size),
+        DraftModelProposer(draft, model.vocab_size),
     ]
-    return Engine(target_loaded, {p.name: p for p in proposers}, config)
+    return Engine(target_loaded, {p.name: p for p in proposers}, config, draft=draft)
 
 
 def runner_of(engine: Engine) -> FakeRunner:

@@ -9,6 +9,7 @@ is known to see errors; and the lossy rules' distance from the target is stated 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from fractions import Fraction
 from functools import partial
 from itertools import pairwise
@@ -20,6 +21,7 @@ import pytest
 from outpace import acceptance
 from outpace.acceptance import Chance, Distribution, TargetProbs
 from outpace.core import Verdict
+from tests.desk import Desk, always, request_of
 from tests.enumeration import (
     Context,
     Drafted,
@@ -132,6 +134,58 @@ def test_stopping_after_an_unlikely_token_is_exact_if_the_token_stays_in_the_dra
         return draw_draft(pair, context, depth, noise, stop=last_one_was_unlikely)
 
     check_lossless(rule, pair, 3, drafter)
+
+
+class PolicysStop:
+    """The stop rule that the policy hands to a draft model, where a further token costs so much of a step."""
+
+    def __init__(self, cost: float) -> None:
+        desk = Desk({1: 1.0, 256: 1.0 + 255 * cost}, draft=always(sure=0.5), draft_seconds=0.01)
+        who = request_of(length=2)
+        [choice] = desk.decide([who])
+        assert choice.ask is not None and choice.ask.goes_on is not None
+        self._goes_on = choice.ask.goes_on
+
+    def fresh(self) -> Callable[[float], bool]:
+        return copy(self._goes_on)  # it remembers the draft it is asked about
+
+    def drafter(self, pair: Pair, context: Context, depth: int, noise: Noise) -> Drafted:
+        """Asked before each token, with the largest share of the distribution it will be drawn from."""
+        goes_on = self.fresh()
+        return draw_draft(pair, context, depth, noise, stop=lambda _, probs: not goes_on(float(max(probs))))
+
+    def mutant(self, pair: Pair, context: Context, depth: int, noise: Noise) -> Drafted:
+        """Asked after each token, with that token's own probability; a token it refuses is dropped."""
+        goes_on = self.fresh()
+        tokens, probs = draw_draft(pair, context, depth, noise)
+        for i, token in enumerate(tokens):
+            if not goes_on(float(probs[i][token])):
+                return tokens[:i], probs[:i]
+        return tokens, probs
+
+    def num_lengths(self) -> int:
+        return len(exact_law(lambda noise: len(self.drafter(UNLIKE, (), 3, noise)[0])))
+
+
+@pytest.fixture(scope="module")
+def policys_stop() -> PolicysStop:
+    """At the first cost at which what was drafted decides how long the draft gets."""
+    rules = (PolicysStop(cost / 100) for cost in range(1, 25))
+    return next(rule for rule in rules if rule.num_lengths() > 1)
+
+
+@each("rule", LOSSLESS)
+@each("pair", [*PAIRS, UNLIKE])
+def test_the_policys_stop_rule_keeps_a_draft_exact(rule: Rule, pair: Pair, policys_stop: PolicysStop) -> None:
+    check_lossless(rule, pair, 3, policys_stop.drafter)
+
+
+@each("rule", WITH_PROBS)
+def test_the_policys_stop_rule_asked_about_the_drawn_token_would_not_be_exact(
+    rule: Rule, policys_stop: PolicysStop
+) -> None:
+    with pytest.raises(AssertionError):
+        check_lossless(rule, UNLIKE, 3, policys_stop.mutant)
 
 
 def test_the_length_rules_do_produce_different_lengths() -> None:

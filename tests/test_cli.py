@@ -352,7 +352,8 @@ def test_ctrl_c_between_two_steps_is_an_abort_too(fakes, monkeypatch, capsys):
     assert [output.finish_reason for output in seen] == ["abort"]
 
 
-def test_ctrl_c_before_the_first_token_is_a_sentence_and_no_traceback(fakes, monkeypatch, capsys):
+def test_ctrl_c_before_the_first_token_is_a_sentence_and_no_traceback(fakes, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("OUTPACE_CACHE_DIR", str(tmp_path))  # where no costs are kept
     interrupted_at(monkeypatch, 2)  # while costs are measured
     assert main(["run", "abc"]) == 1
     out, err = capsys.readouterr()

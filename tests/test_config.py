@@ -68,7 +68,7 @@ def test_a_wrong_sampling_parameter_is_named_with_its_value(field, value):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"repetition_penalty": 0.0}, "repetition_penalty must be above 0; 1 leaves logits alone"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be at least 0.01; 1 leaves logits alone"),
         ({"logit_bias": {-1: 1.0}}, "a logit_bias token id must be a whole number at least 0; got -1"),
         ({"logit_bias": {True: 1.0}}, "a logit_bias token id must be a whole number at least 0; got True"),
         ({"logit_bias": {"5": 1.0}}, "a logit_bias token id must be a whole number at least 0; got '5'"),
@@ -286,9 +286,9 @@ def resolved(*, model_context: int = 2048, **options: Any) -> ResolvedConfig:
 def test_nothing_is_left_open_and_paths_are_the_files_found():
     config = resolved(draft="d.gguf")
     assert (config.model, config.draft, config.backend) == ("/m.gguf", "d.gguf", "llamacpp")
-    may_be_none = {"draft", "llama_library"}
+    may_be_none = {"draft", "llama_library", "disable_by_batch_size"}
     assert [name for name, value in config.as_dict().items() if value is None and name not in may_be_none] == []
-    assert set(config.as_dict()) == set(EngineConfig.__dataclass_fields__)
+    assert set(config.as_dict()) == set(EngineConfig.__dataclass_fields__) | {"methods", "auto_depth"}
 
 
 @pytest.mark.parametrize(

@@ -1,145 +1,297 @@
-"""What a step costs: straight lines between what was measured, never cheaper for more beyond it, and no trace left."""
+"""What a step costs: what was measured stays as measured, and what steps take corrects it."""
 
 from __future__ import annotations
 
-import numpy as np
+import json
+import math
+from typing import Any
+
 import pytest
-from numpy.typing import NDArray
+from hypothesis import given
+from hypothesis import strategies as st
 
-from outpace.backends.base import Capacity
-from outpace.config import SamplingParams
-from outpace.core import StepPlan
-from outpace.speculation import costs
-from outpace.speculation.costs import CALIBRATED_SIZES, CostCurve
-from tests.fakes import FakeModel, FakeRunner, fake_engine, runner_of
+from outpace.speculation.costs import Costs, StepCosts
+
+POINTS = st.dictionaries(st.integers(1, 300), st.floats(1e-4, 10.0), min_size=1, max_size=8)
 
 
-def fake_runner(*, max_context: int = 64, max_step_tokens: int = 64) -> FakeRunner:
-    return FakeRunner(FakeModel(), Capacity(4, 64, max_context, max_step_tokens))
-
-
-class Clock:
-    """Time that passes only inside a forward pass: a second for each, and a tenth for every token in it."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, runner: FakeRunner, *, extra: dict[int, float]) -> None:
-        self.now = 0.0
-        self._forward, self._extra, self._num = runner.forward, extra, 0
-        monkeypatch.setattr(runner, "forward", self.forward)
-        monkeypatch.setattr(costs, "perf_counter", lambda: self.now)
-
-    def forward(self, plan: StepPlan) -> NDArray[np.float32]:
-        self.now += 1.0 + 0.1 * plan.num_tokens + self._extra.get(self._num, 0.0)
-        self._num += 1
-        return self._forward(plan)
+# ---- the curve
 
 
 def test_measured_sizes_cost_what_was_measured():
-    curve = CostCurve({1: 1.0, 2: 1.5, 4: 1.6})
-    assert [curve.seconds(n) for n in (1, 2, 4)] == [1.0, 1.5, 1.6]
+    costs = StepCosts({1: 1.0, 2: 1.5, 4: 1.6})
+    assert [costs.seconds(1, n) for n in (1, 2, 4)] == [1.0, 1.5, 1.6]
 
 
 def test_sizes_between_lie_on_a_straight_line():
-    curve = CostCurve({1: 1.0, 4: 4.0, 8: 6.0})
-    assert [curve.seconds(n) for n in (2, 3, 5, 6, 7)] == pytest.approx([2.0, 3.0, 4.5, 5.0, 5.5])
+    costs = StepCosts({1: 1.0, 4: 4.0, 8: 6.0})
+    assert [costs.seconds(1, n) for n in (2, 3, 5, 6, 7)] == pytest.approx([2.0, 3.0, 4.5, 5.0, 5.5])
 
 
 def test_sizes_beyond_go_on_as_the_last_line_went():
-    curve = CostCurve({1: 100.0, 4: 4.0, 8: 6.0})
-    assert [curve.seconds(n) for n in (9, 10, 108)] == pytest.approx([6.5, 7.0, 56.0])
+    costs = StepCosts({1: 100.0, 4: 4.0, 8: 6.0})
+    assert [costs.seconds(1, n) for n in (9, 10, 108)] == pytest.approx([6.5, 7.0, 56.0])
 
 
 def test_more_tokens_are_never_cheaper_beyond_what_was_measured():
-    curve = CostCurve({4: 6.0, 8: 5.0})
-    assert [curve.seconds(n) for n in (8, 9, 100)] == [5.0, 5.0, 5.0]
+    costs = StepCosts({4: 6.0, 8: 5.0})
+    assert [costs.seconds(1, n) for n in (8, 9, 100)] == [5.0, 5.0, 5.0]
 
 
 def test_fewer_tokens_than_measured_cost_as_much_as_the_fewest_measured():
-    assert CostCurve({2: 1.5, 4: 3.0}).seconds(1) == 1.5
+    assert StepCosts({2: 1.5, 4: 3.0}).seconds(1, 1) == 1.5
 
 
 def test_one_measured_size_stands_for_all():
-    curve = CostCurve({4: 2.0})
-    assert [curve.seconds(n) for n in (1, 4, 9)] == [2.0, 2.0, 2.0]
+    costs = StepCosts({4: 2.0})
+    assert [costs.seconds(1, n) for n in (1, 4, 9)] == [2.0, 2.0, 2.0]
 
 
-def test_a_size_seen_for_the_first_time_counts_whole_and_a_known_one_a_tenth():
-    curve = CostCurve({1: 1.0})
-    curve.observe(3, 2.0)
-    assert curve.seconds(3) == 2.0
-    curve.observe(3, 12.0)
-    assert curve.seconds(3) == pytest.approx(3.0)
-    assert curve.seconds(1) == 1.0
+def test_a_staircase_stays_a_staircase():
+    stairs = {n: float(-(-n // 8)) for n in range(1, 33)}
+    costs = StepCosts(stairs)
+    assert [costs.seconds(1, n) for n in range(1, 33)] == list(stairs.values())
+    assert costs.by_tokens(1, 1, 32) == list(stairs.values())
+    for _ in range(20):  # what is seen confirms it
+        for n in (7, 8, 9, 16, 17):
+            costs.observe(1, n, 0.0, stairs[n])
+    assert [costs.seconds(1, n) for n in range(1, 33)] == pytest.approx(list(stairs.values()))
 
 
-def test_a_machine_that_became_slower_is_believed_after_some_steps():
-    curve = CostCurve({1: 1.0})
-    for _ in range(50):
-        curve.observe(1, 2.0)
-    assert curve.seconds(1) == pytest.approx(2.0, abs=0.01)
+def test_a_step_up_inside_a_measured_stretch_is_found_by_running_there():
+    """Calibration saw 8 and 16 tokens; that 9 already cost as much as 16 shows in the steps that have 9."""
+    costs = StepCosts({1: 1.0, 8: 1.0, 16: 2.0})
+    for _ in range(200):
+        costs.observe(1, 9, 0.0, 2.0)
+        for known, seconds in ((1, 1.0), (8, 1.0), (16, 2.0)):
+            costs.observe(1, known, 0.0, seconds)
+    assert costs.seconds(1, 9) == pytest.approx(2.0, rel=0.05)
+    assert costs.seconds(1, 8) == pytest.approx(1.0, rel=0.05), "its neighbours are as they were"
 
 
-def test_a_curve_does_not_share_the_points_it_was_made_of():
+def test_rows_and_context_add_to_the_curve():
+    costs = StepCosts({1: 1.0, 8: 8.0}, row_seconds=0.5, row_context_seconds=0.01, token_context_seconds=0.001)
+    assert costs.seconds(1, 4) == pytest.approx(4.0), "the first row and an empty cache are part of the curve"
+    assert costs.seconds(3, 4) == pytest.approx(4.0 + 2 * 0.5)
+    assert costs.seconds(3, 4, 100.0) == pytest.approx(4.0 + 2 * 0.5 + 3 * 100 * 0.01 + 4 * 100 * 0.001)
+
+
+@given(POINTS, st.integers(1, 8), st.integers(1, 40), st.integers(0, 40), st.floats(0, 500))
+def test_all_sizes_at_once_are_the_sizes_one_by_one(points, rows, least, further, context):
+    costs = StepCosts(points, row_seconds=0.1, row_context_seconds=1e-3, token_context_seconds=1e-4)
+
+    def one_by_one() -> list[float]:
+        return [costs.seconds(rows, n, context) for n in range(least, least + further + 1)]
+
+    assert costs.by_tokens(rows, least, least + further, context) == pytest.approx(one_by_one())
+    costs.observe(rows, least, context, 0.5)
+    assert costs.by_tokens(rows, least, least + further, context) == pytest.approx(one_by_one(), rel=0.03)
+    for _ in range(15):
+        costs.observe(rows, least, context, 0.5)
+    assert costs.by_tokens(rows, least, least + further, context) == pytest.approx(one_by_one()), "in the long run too"
+
+
+@pytest.mark.parametrize("tokens", [4, 5])
+def test_what_one_size_was_found_to_cost_reaches_all_sizes_at_once_before_long(tokens):
+    costs = StepCosts({1: 1.0, 4: 1.0, 8: 1.0})
+    before = costs.by_tokens(1, 1, 8)
+    for _ in range(40):
+        costs.observe(1, tokens, 0.0, 3.0 * costs.seconds(1, 1))
+        costs.observe(1, 1, 0.0, costs.seconds(1, 8))
+    after = costs.by_tokens(1, 1, 8)
+    assert after[tokens - 1] / after[0] > 1.3 * before[tokens - 1] / before[0]
+
+
+def test_nothing_measured_is_no_curve():
+    with pytest.raises(AssertionError, match="nothing has been measured"):
+        StepCosts({})
+
+
+# ---- correction
+
+
+def test_a_machine_that_became_slower_is_slower_at_every_size():
+    costs = StepCosts({1: 1.0, 8: 2.0, 64: 9.0})
+    for _ in range(100):
+        for n, seconds in ((1, 1.0), (8, 2.0)):
+            costs.observe(1, n, 0.0, 1.5 * seconds)
+    assert [costs.seconds(1, n) for n in (1, 8)] == pytest.approx([1.5, 3.0], rel=0.02)
+    assert costs.seconds(1, 64) == pytest.approx(13.5, rel=0.1), "also where no step ran since"
+
+
+def test_drift_is_noticed_within_some_steps():
+    costs = StepCosts({1: 1.0, 8: 2.0})
+    needed = 0
+    while costs.seconds(1, 1) < 1.2:
+        costs.observe(1, 1, 0.0, 1.3)
+        needed += 1
+        assert needed < 50
+    assert needed > 1, "one step proves nothing"
+
+
+def test_one_size_that_was_measured_wrong_is_corrected_alone():
+    costs = StepCosts({1: 1.0, 4: 3.0, 8: 2.0, 16: 3.0})
+    truth = {1: 1.0, 4: 1.5, 8: 2.0, 16: 3.0}
+    for _ in range(300):
+        for n, seconds in truth.items():
+            costs.observe(1, n, 0.0, seconds)
+    assert [costs.seconds(1, n) for n in truth] == pytest.approx(list(truth.values()), rel=0.03)
+
+
+def test_a_step_disturbed_by_something_else_moves_little():
+    costs = StepCosts({1: 1.0, 8: 2.0})
+    costs.observe(1, 1, 0.0, 1000.0)
+    disturbed = costs.seconds(1, 1)
+    assert disturbed < 1.2
+    twice = StepCosts({1: 1.0, 8: 2.0})
+    twice.observe(1, 1, 0.0, 2.0)
+    assert disturbed == pytest.approx(twice.seconds(1, 1)), "a thousandfold says no more than twofold"
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0])
+def test_a_clock_that_stood_still_says_nothing(seconds):
+    costs = StepCosts({1: 1.0, 8: 2.0})
+    costs.observe(1, 1, 0.0, seconds)
+    assert costs.points == {1: 1.0, 8: 2.0}
+
+
+def test_a_prompts_chunk_becomes_no_point_of_the_curve():
+    costs = StepCosts({1: 1.0, 8: 2.0})
+    costs.observe(1, 4000, 0.0, costs.seconds(1, 4000))
+    assert set(costs.points) == {1, 8}
+
+
+def test_costs_do_not_share_the_points_they_were_made_of():
     points = {1: 1.0}
-    CostCurve(points).observe(1, 99.0)
+    StepCosts(points).observe(1, 1, 0.0, 1.9)
     assert points == {1: 1.0}
 
 
-def test_nothing_measured_is_known_to_be_nothing():
-    assert not CostCurve().is_known
-    assert CostCurve({1: 1.0}).is_known
-    with pytest.raises(AssertionError, match="nothing has been measured"):
-        CostCurve().seconds(1)
+# ---- a whole step
 
 
-def test_measuring_takes_the_fastest_of_each_size_and_not_the_first_pass(monkeypatch):
-    runner = fake_runner()
-    # Pass 0 warms up; 1 to 3 are of one token, 4 to 6 of two: the first pass and one of each size are disturbed.
-    Clock(monkeypatch, runner, extra={0: 50.0, 2: 9.0, 4: 9.0})
-    curve = CostCurve.measure(runner)
-    assert [curve.seconds(n) for n in CALIBRATED_SIZES] == pytest.approx([1.1, 1.2, 1.4, 1.8, 2.6])
+def whole() -> Costs:
+    return Costs(
+        target=StepCosts({1: 1.0, 16: 4.0}, row_seconds=0.1),
+        draft=StepCosts({1: 0.2, 16: 0.5}, row_seconds=0.01, row_context_seconds=1e-4),
+        guess_seconds={"suffix": 2e-5, "ngram": 1e-5},
+        weigh_seconds=4e-5,
+        draw_seconds=0.003,
+        judge_seconds=0.02,
+        schedule_seconds=0.05,
+    )
 
 
-def test_measuring_leaves_no_trace():
-    runner = fake_runner()
-    CostCurve.measure(runner)
-    assert runner.num_forwards > 0
-    assert runner.sequences == {} and runner.num_cells == 0
+def test_a_plain_step_is_the_models_part_and_the_hosts():
+    costs = whole()
+    assert costs.plain_seconds(4, 30.0) == pytest.approx(costs.target.seconds(4, 4, 30.0) + 0.05 + 4 * 0.02)
+
+
+def test_drafting_is_one_pass_over_what_is_unread_and_one_for_every_further_token():
+    costs = whole()
+    assert costs.draft is not None
+    first, further = costs.draft.seconds(3, 7, 30.0), costs.draft.seconds(3, 3, 30.0)
+    assert costs.draft_seconds(3, 7, 1, 30.0) == pytest.approx(first + 3 * 0.003)
+    assert costs.draft_seconds(3, 7, 4, 30.0) == pytest.approx(first + 3 * further + 12 * 0.003)
+
+
+def test_no_draft_costs_nothing():
+    costs = whole()
+    assert costs.draft_seconds(0, 0, 4, 0.0) == 0.0
+    assert costs.draft_seconds(2, 5, 0, 0.0) == 0.0
+    costs.draft = None
+    assert costs.draft_seconds(2, 5, 4, 0.0) == 0.0
+
+
+def test_the_first_sight_of_a_host_cost_sets_it_and_later_ones_move_it():
+    costs = Costs(target=StepCosts({1: 1.0}))
+    costs.observe_guesses("suffix", 4, 0.8)
+    costs.observe_weighing(4, 0.4)
+    costs.observe_draws(2, 0.4)
+    costs.observe_host(schedule_seconds=0.3, verify_seconds=0.6, num_said=3)
+    assert costs.guess_seconds == {"suffix": pytest.approx(0.2)}
+    assert (costs.weigh_seconds, costs.draw_seconds) == pytest.approx((0.1, 0.2))
+    assert (costs.schedule_seconds, costs.judge_seconds) == pytest.approx((0.3, 0.2))
+    costs.observe_guesses("suffix", 1, 0.3)
+    assert 0.2 < costs.guess_seconds["suffix"] < 0.3
+
+
+def test_one_interrupted_moment_does_not_set_a_host_cost():
+    costs = Costs(target=StepCosts({1: 1.0}), guess_seconds={"suffix": 1e-5}, schedule_seconds=1e-4)
+    costs.observe_guesses("suffix", 1, 10.0)
+    costs.observe_host(schedule_seconds=10.0, verify_seconds=0.0, num_said=0)
+    assert costs.guess_seconds["suffix"] < 2e-5 and costs.schedule_seconds < 2e-4
+
+
+# ---- kept on disk
+
+
+def test_saved_costs_come_back_as_they_were():
+    costs = whole()
+    for n in (1, 3, 5):
+        costs.target.observe(1, n, 12.0, 1.7)
+    back = Costs.from_dict(json.loads(json.dumps(costs.as_dict())))
+    for rows, tokens, context in ((1, 1, 0.0), (2, 7, 100.0), (4, 40, 512.0)):
+        seconds = costs.target.seconds(rows, tokens, context)
+        assert back.target.seconds(rows, tokens, context) == pytest.approx(seconds, rel=0.03), (
+            "sizes between follow late"
+        )
+    assert back.target.points == pytest.approx(costs.target.points)
+    assert back.plain_seconds(4, 10.0) == pytest.approx(costs.plain_seconds(4, 10.0))
+    assert back.draft_seconds(2, 5, 3, 10.0) == pytest.approx(costs.draft_seconds(2, 5, 3, 10.0))
+    assert (back.guess_seconds, back.weigh_seconds) == (costs.guess_seconds, costs.weigh_seconds)
+
+
+def test_costs_without_a_draft_model_come_back_without_one():
+    costs = Costs(target=StepCosts({1: 1.0}))
+    assert Costs.from_dict(json.loads(json.dumps(costs.as_dict()))).draft is None
+
+
+def damaged(path: str, value: Any) -> dict[str, Any]:
+    saved: dict[str, Any] = json.loads(json.dumps(whole().as_dict()))
+    *parents, last = path.split(".")
+    place = saved
+    for name in parents:
+        place = place[name]
+    if value is KeyError:
+        del place[last]
+    else:
+        place[last] = value
+    return saved
 
 
 @pytest.mark.parametrize(
-    ("room", "sizes"), [({"max_step_tokens": 5}, {1, 2, 4}), ({"max_context": 5}, {1, 2}), ({"max_context": 2}, {1})]
+    ("path", "value"),
+    [
+        ("target", KeyError),
+        ("target", None),
+        ("target.points", {}),
+        ("target.points", [1.0, 2.0]),
+        ("target.points.1", 0.0),
+        ("target.points.1", -1.0),
+        ("target.points.1", math.nan),
+        ("target.points.1", math.inf),
+        ("target.points.1", "quick"),
+        ("target.points.1", None),
+        ("target.points.0", 1.0),
+        ("target.points.one", 1.0),
+        ("target.points.1000000000000", 1.0),
+        ("target.row_seconds", -0.1),
+        ("target.row_seconds", KeyError),
+        ("target.token_context_seconds", math.nan),
+        ("draft", KeyError),
+        ("draft.points.1", -1.0),
+        ("guess_seconds", None),
+        ("guess_seconds.suffix", -1.0),
+        ("guess_seconds.suffix", math.nan),
+        ("weigh_seconds", KeyError),
+        ("weigh_seconds", -1.0),
+        ("draw_seconds", math.inf),
+        ("judge_seconds", "quick"),
+        ("schedule_seconds", KeyError),
+    ],
+    ids=str,
 )
-def test_measuring_stays_within_the_runners_capacity(room, sizes):
-    runner = fake_runner(**room)
-    CostCurve.measure(runner)
-    assert {sum(step) for step in runner.steps} == sizes
-
-
-def test_an_engine_measures_once_and_before_its_first_request_only():
-    engine = fake_engine(speculation="auto")
-    assert not engine.costs.is_known
-    engine.submit([97] * 20, SamplingParams(max_tokens=4))
-    num_forwards = runner_of(engine).num_forwards
-    assert engine.costs.is_known and num_forwards == 1 + 3 * len(CALIBRATED_SIZES)
-    engine.submit([97] * 20, SamplingParams(max_tokens=4))
-    assert runner_of(engine).num_forwards == num_forwards
-
-
-def test_an_engine_with_speculation_off_measures_nothing():
-    engine = fake_engine(speculation="off")
-    engine.submit([97] * 20, SamplingParams(max_tokens=4))
-    assert runner_of(engine).num_forwards == 0
-
-
-def test_an_interrupted_measurement_leaves_no_trace(monkeypatch):
-    runner = fake_runner()
-
-    def interrupted(plan: StepPlan) -> NDArray[np.float32]:
-        forward(plan)
-        raise KeyboardInterrupt
-
-    forward = runner.forward
-    monkeypatch.setattr(runner, "forward", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        CostCurve.measure(runner)
-    assert runner.num_cells == 0
+def test_damaged_costs_are_refused(path, value):
+    with pytest.raises((ValueError, KeyError, TypeError, AttributeError)):
+        Costs.from_dict(damaged(path, value))

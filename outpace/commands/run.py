@@ -84,6 +84,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--raw", action="store_true", help="continue the prompt as it is, without the chat template")
     group = parser.add_argument_group("output")
     group.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    group.add_argument("--trace", action="store_true",
+                       help="say of every step why it drafted what, what was expected and what came")  # fmt: skip
+    group.add_argument("--verbose", action="store_true", help="print the measured costs before the answer")
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -106,12 +109,19 @@ def execute(options: argparse.Namespace) -> int:
     from outpace.llm import LLM, completion
 
     with LLM(**engine) as llm:
+        if options.trace:
+            llm.engine.policy.keep_trace(options.max_tokens)
+        if options.verbose:
+            _print_costs(llm)
         request, interrupted = _stream(llm, prompt, options, params)
         output = completion(request)
         if options.json:
-            print(json.dumps(_as_json(llm, request, output)))
+            trace = {"trace": [step.as_dict() for step in llm.engine.policy.trace]} if options.trace else {}
+            print(json.dumps(_as_json(llm, request, output) | trace))
         else:
             _print_summary(output, params)
+            for step in llm.engine.policy.trace:
+                print(step.as_line(), file=sys.stderr)
         if interrupted:
             print(
                 f"outpace: interrupted after {len(output.token_ids)} tokens; what was generated stands above",
@@ -158,6 +168,14 @@ def _stream(llm: LLM, prompt: str, options: argparse.Namespace, params: Sampling
             sys.stdout.write("\n")
             sys.stdout.flush()
     return request, False
+
+
+def _print_costs(llm: LLM) -> None:
+    from outpace.commands.costs import as_text
+
+    llm.engine.calibrate()
+    if llm.engine.costs is not None:
+        print(as_text(llm.engine.costs), file=sys.stderr)
 
 
 def _print_summary(output: CompletionOutput, params: SamplingParams) -> None:

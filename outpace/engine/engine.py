@@ -15,7 +15,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.backends.base import LoadedModel, Logits, Verifier
+from outpace.backends.base import Capacity, LoadedModel, Logits, Verifier
 from outpace.config import ResolvedConfig, SamplingParams
 from outpace.core import Case, Delta, Draft, Request, Row, StepPlan, StepStats, Verdict
 from outpace.engine.output import OutputWriter
@@ -23,9 +23,12 @@ from outpace.engine.scheduler import Scheduler, Work
 from outpace.errors import UsageError
 from outpace.kv.cache import SequenceCache
 from outpace.sampling import Shaper, token_logprob
-from outpace.speculation.base import DraftAsk, Proposer
-from outpace.speculation.costs import CostCurve
-from outpace.speculation.policy import Choice, Policy
+from outpace.speculation.base import Proposer
+from outpace.speculation.calibration import CostFile, measure
+from outpace.speculation.costs import Costs
+from outpace.speculation.ledger import Ledger
+from outpace.speculation.policy import Policy
+from outpace.speculation.seats import Choice, Outcome
 from outpace.verification import HostVerifier
 
 
@@ -35,8 +38,12 @@ class _Turn:
 
     work: Work
     choice: Choice
-    guess: Draft | None = None  # what the proposer said
-    draft: Draft | None = None  # what of it the target is asked to verify
+
+    @property
+    def draft(self) -> Draft | None:
+        """What the target is asked to verify."""
+        draft = self.choice.draft
+        return draft if draft is not None and draft.tokens else None
 
     @property
     def request(self) -> Request:
@@ -44,17 +51,27 @@ class _Turn:
 
 
 class Engine:
-    def __init__(self, target: LoadedModel, proposers: Mapping[str, Proposer], config: ResolvedConfig) -> None:
+    def __init__(
+        self,
+        target: LoadedModel,
+        proposers: Mapping[str, Proposer],
+        config: ResolvedConfig,
+        *,
+        draft: LoadedModel | None = None,
+        cost_file: CostFile | None = None,
+    ) -> None:
         self._target = target
         self._runner = target.runner
         self._tokenizer = target.tokenizer
         self._verifier: Verifier = target.runner.capabilities.verifier or HostVerifier()
         self._proposers = dict(proposers)
+        self._draft_model = draft
         self._config = config
+        self._cost_file = cost_file
         self._ids = count()
         self.stats = StepStats()  # of the latest step
-        self.costs = CostCurve()
         self._start()
+        self.policy = Policy(config, None, self._proposers, can_speculate=self._runner.capabilities.can_rewind)
 
     def _start(self) -> None:
         can_rewind = self._runner.capabilities.can_rewind
@@ -65,10 +82,23 @@ class Engine:
             max_step_tokens=self._config.max_step_tokens,
             prefix_reuse=self._config.prefix_reuse and can_rewind,
         )
-        self.policy = self._new_policy()
 
-    def _new_policy(self) -> Policy:
-        return Policy(self._config, self.costs, can_speculate=self._runner.capabilities.can_rewind)
+    @property
+    def costs(self) -> Costs | None:
+        """What steps cost here; None until they are measured."""
+        return self.policy.costs
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.policy.ledger
+
+    @property
+    def capacity(self) -> Capacity:
+        return self._runner.capacity
+
+    @property
+    def max_running(self) -> int:
+        return self._config.max_sequences
 
     @property
     def has_requests(self) -> bool:
@@ -77,11 +107,19 @@ class Engine:
     def submit(self, prompt: Sequence[int], params: SamplingParams, *, seed: int | None = None) -> Request:
         """Queue a request. `seed` replaces the parameters' own, for the n completions of one prompt."""
         prompt = list(prompt)
-        self._check(prompt, params)
-        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._tokenizer.end_ids)
+        self.check(prompt, params)
         if seed is None:
             seed = params.seed if params.seed is not None else secrets.randbits(64)
-        request = Request(
+        request = self._request(prompt, params, seed)
+        may_speculate = (params.speculation.mode or self._config.speculation) != "off"
+        if may_speculate and self.costs is None and not self.has_requests:
+            self.calibrate()
+        self.scheduler.add(request)
+        return request
+
+    def _request(self, prompt: list[int], params: SamplingParams, seed: int) -> Request:
+        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._tokenizer.end_ids)
+        return Request(
             id=next(self._ids),
             params=params,
             prompt=prompt,
@@ -91,17 +129,23 @@ class Engine:
             max_length=min(len(prompt) + params.max_tokens, self._config.max_context),
             submitted_at=perf_counter(),
         )
-        may_speculate = (params.speculation.mode or self._config.speculation) != "off"
-        if may_speculate and not self.costs.is_known and not self.has_requests:
-            self.calibrate()
-        self.scheduler.add(request)
-        return request
 
-    def calibrate(self) -> None:
-        """Measure the target's cost curve. Only while nothing runs: it borrows a sequence."""
-        self.scheduler.forget_kept()
-        self.costs = CostCurve.measure(self._runner)
-        self.policy = self._new_policy()
+    def calibrate(self, *, again: bool = False) -> None:
+        """Learn what steps cost, from the last time or, `again`, by measuring. Only while nothing runs."""
+        costs = self._cost_file.load() if self._cost_file is not None and not again else None
+        if costs is None:
+            self.scheduler.forget_kept()
+            draft = self._draft_model.runner if self._draft_model is not None else None
+            guessers = [p for name, p in self._proposers.items() if p.guesses_from_text and name != "none"]
+            costs = measure(self._runner, draft, guessers, self._request([0], SamplingParams(), 0))
+            if self._cost_file is not None:
+                self._cost_file.save(costs)
+        self.policy.use_costs(costs)
+
+    def keep_costs(self) -> None:
+        """Save what steps have taught about costs, for the next start."""
+        if self._cost_file is not None and self.costs is not None:
+            self._cost_file.save(self.costs)
 
     def abort(self, request: Request) -> None:
         """End a request now, wherever it stands; what it said so far stays in its writer."""
@@ -109,28 +153,46 @@ class Engine:
             request.finish_reason = "abort"
             request.writer.finish()
             self._end(request, keep_prefix=False)
+            self.policy.release(request)
 
     def reset(self) -> None:
         """Forget all requests and caches: the way back from a step that was interrupted half way."""
-        for request in [*self.scheduler.running, *self.scheduler.waiting]:
-            for proposer in self._proposers.values():
-                proposer.release(request)
+        ended = [*self.scheduler.running, *self.scheduler.waiting]
+        self.restart()
+        for request in ended:
+            self.policy.release(request)
             request.finish_reason = request.finish_reason or "abort"
             request.finished_at = perf_counter()
             request.writer.finish()
-            request.seq = None
+
+    def restart(self, requests: Sequence[Request] = ()) -> None:
+        """Forget all caches, then queue these requests, to be computed anew with all they have said so far.
+
+        Requests that are not among them are let go of as they are, without being ended: the caller still holds them.
+        """
+        for request in [*self.scheduler.running, *self.scheduler.waiting, *requests]:
+            for proposer in self._proposers.values():
+                proposer.release(request)
+            request.seq, request.num_computed = None, 0
         for seq in range(self._runner.capacity.max_sequences):
             self._runner.free(seq)
         self._start()
+        for request in requests:
+            self.scheduler.add(request)
+
+    def forget(self) -> None:
+        """Drop what finished requests left behind, kept prefixes and proposers' stores: the next start from nothing."""
+        self.scheduler.forget_kept()
+        for proposer in self._proposers.values():
+            proposer.forget()
 
     def step(self) -> list[Delta]:
         """Advance every scheduled request by a prompt chunk or by one token and what its draft adds to it."""
         stats = self.stats = StepStats()
-        begin = perf_counter()
         turns = self._schedule(stats)
         if not turns:
             return []
-        scheduled = perf_counter()
+        begin = perf_counter()
         self._draft(turns)
         drafted = perf_counter()
         plan = StepPlan([_row(turn) for turn in turns])
@@ -143,65 +205,88 @@ class Engine:
             logits = forwarded = self._runner.forward(plan)
             computed = perf_counter()
             verdicts = self._verifier.verify(cases, forwarded)
-        deltas = self._conclude(turns, plan, logits, verdicts, stats)
+        deltas, outcomes = self._conclude(turns, plan, logits, verdicts, stats)
         verified = perf_counter()
-        stats.schedule_seconds = scheduled - begin
-        stats.draft_seconds = drafted - scheduled
+        stats.draft_seconds = drafted - begin
         stats.forward_seconds = computed - drafted
         stats.verify_seconds = verified - computed
-        self._account(turns, plan, deltas, stats)
+        self._learn(plan, outcomes, stats)
         return deltas
 
     def _schedule(self, stats: StepStats) -> list[_Turn]:
-        """Pick the work, choose depths, and take cache room for drafts before anything is drafted."""
+        """Pick the work, choose drafts and depths, and take cache room for them."""
+        begin = perf_counter()
         work = self.scheduler.schedule()
         for request in self.scheduler.take_preempted():
             stats.num_preempted += 1
             for proposer in self._proposers.values():
                 proposer.release(request)
         decoding = [item.request for item in work if item.request.is_decoding]
-        choices = iter(self.policy.decide(decoding) if decoding else ())
-        plain = Choice("none", 0)
-        turns = [_Turn(item, next(choices) if item.request.is_decoding else plain) for item in work]
-        budget = self._config.max_step_tokens - sum(item.num_tokens for item in work)
-        for turn in turns:
-            if turn.choice.verify and turn.choice.depth:
-                turn.choice.depth = self.scheduler.reserve_draft(turn.request, min(turn.choice.depth, budget))
-                budget -= turn.choice.depth
         stats.num_decode_rows = len(decoding)
         stats.num_prefill_tokens = sum(item.num_tokens for item in work if not item.request.is_decoding)
-        return turns
-
-    def _draft(self, turns: Sequence[_Turn]) -> None:
-        by_method: dict[str, list[_Turn]] = {}
+        stats.schedule_seconds = perf_counter() - begin
+        choices = iter(self._choose(decoding, stats) if decoding else ())
+        begin = perf_counter()
+        turns = [_Turn(item, next(choices) if item.request.is_decoding else Choice.plain()) for item in work]
+        budget = self._config.max_step_tokens - sum(item.num_tokens for item in work)
         for turn in turns:
             if turn.choice.depth:
+                turn.choice.shorten(self.scheduler.reserve_draft(turn.request, min(turn.choice.depth, budget)))
+                budget -= turn.choice.depth
+        stats.schedule_seconds += perf_counter() - begin
+        return turns
+
+    def _choose(self, decoding: Sequence[Request], stats: StepStats) -> list[Choice]:
+        """Guess where that is free, then decide."""
+        begin = perf_counter()
+        asks = self.policy.wanted_guesses(decoding)
+        asked = perf_counter()
+        guesses: dict[int, list[Draft]] = {}
+        for method, of_method in asks.items():
+            started = perf_counter()
+            for ask, draft in zip(of_method, self._proposers[method].propose(of_method), strict=True):
+                guesses.setdefault(ask.request.id, []).append(draft)
+            if self.costs is not None:
+                self.costs.observe_guesses(method, len(of_method), perf_counter() - started)
+        guessed = perf_counter()
+        choices = self.policy.decide(decoding, guesses, stats.num_prefill_tokens)
+        stats.guess_seconds = guessed - asked
+        stats.policy_seconds = perf_counter() - guessed + asked - begin
+        return choices
+
+    def _draft(self, turns: Sequence[_Turn]) -> None:
+        """Ask for the drafts that are not there yet."""
+        by_method: dict[str, list[_Turn]] = {}
+        for turn in turns:
+            if turn.choice.depth and turn.choice.ask is not None:
                 by_method.setdefault(turn.choice.method, []).append(turn)
         for method, group in by_method.items():
-            begin = perf_counter()
-            drafts = self._proposers[method].propose([DraftAsk(t.request, t.choice.depth) for t in group])
-            self.policy.observe_drafting(method, sum(len(d.tokens) for d in drafts), perf_counter() - begin)
+            proposer = self._proposers[method]
+            drafts = proposer.propose([turn.choice.ask for turn in group if turn.choice.ask is not None])
             for turn, draft in zip(group, drafts, strict=True):
-                turn.guess = draft
-                if turn.choice.verify and draft.tokens:
-                    turn.draft = draft
+                turn.choice.draft = draft
+            if proposer.timing is not None:
+                self.policy.observe_drafting(proposer.timing)
 
     def _conclude(
         self, turns: Sequence[_Turn], plan: StepPlan, logits: Logits, verdicts: Sequence[Verdict], stats: StepStats
-    ) -> list[Delta]:
-        deltas = []
+    ) -> tuple[list[Delta], list[Outcome]]:
+        deltas, outcomes = list[Delta](), list[Outcome]()
         left = iter(verdicts)
         at = 0
         for turn, row in zip(turns, plan.rows, strict=True):
             if turn.work.completes:
                 wants_logprobs = turn.request.params.logprobs is not None
                 rows = logits[at : at + row.num_logits] if wants_logprobs else None
-                deltas.append(self._commit(turn, row, next(left), rows, stats))
+                verdict = next(left)
+                if turn.request.is_decoding:
+                    outcomes.append(Outcome(turn.request, turn.choice, verdict))
+                deltas.append(self._commit(turn, row, verdict, rows, stats))
             else:
                 self._cache.commit(row.seq, len(row.tokens), len(row.tokens))
                 turn.request.num_computed += len(row.tokens)
             at += row.num_logits
-        return deltas
+        return deltas, outcomes
 
     def _commit(
         self, turn: _Turn, row: Row, verdict: Verdict, logits: NDArray[np.float32] | None, stats: StepStats
@@ -228,37 +313,45 @@ class Engine:
         if request.first_token_at is None:
             request.first_token_at = perf_counter()
         if was_decoding:
-            request.spec.add(verdict, turn.draft.proposer if turn.draft else "none")
-            self.policy.observe(request, turn.choice, turn.guess.tokens if turn.guess else (), verdict)
-        if turn.guess is not None:
+            request.spec.add(verdict, turn.choice.method)
+            stats.add_draft(turn.choice.method, verdict)
+        if turn.choice.draft is not None:
             self._proposers[turn.choice.method].observe(request, verdict)
         if request.finish_reason:
             stats.num_finished += 1
             self._end(request, keep_prefix=True)
-        stats.num_drafted += verdict.num_drafted
-        stats.num_accepted += verdict.num_accepted
         stats.num_emitted += len(said)
         return Delta(request, said, request.writer.take(), request.finish_reason)
 
     def _end(self, request: Request, *, keep_prefix: bool) -> None:
         request.finished_at = perf_counter()
         self.scheduler.remove(request, keep_prefix=keep_prefix)
-        self.policy.release(request)
         for proposer in self._proposers.values():
             proposer.release(request)
 
-    def _account(self, turns: Sequence[_Turn], plan: StepPlan, deltas: Sequence[Delta], stats: StepStats) -> None:
-        """Compare pure decoding steps with what plain decoding of the same tokens costs; learn costs from them."""
-        if stats.num_prefill_tokens or not stats.num_decode_rows or not self.costs.is_known:
+    def _learn(self, plan: StepPlan, outcomes: Sequence[Outcome], stats: StepStats) -> None:
+        """Tell the policy what came of its choices; a step of pure decoding also says what steps cost."""
+        if not outcomes:
             return
-        self.costs.observe(plan.num_tokens, stats.forward_seconds)
-        num_rows = stats.num_decode_rows
-        plain_step = self.costs.seconds(num_rows) + stats.host_seconds
-        for delta in deltas:
-            delta.request.spec.decode_seconds += stats.total_seconds / num_rows
-            delta.request.spec.plain_seconds += len(delta.token_ids) * plain_step / num_rows
+        begin = perf_counter()
+        self.policy.observe(outcomes)
+        stats.policy_seconds += perf_counter() - begin
+        if self.costs is not None and not stats.num_prefill_tokens:
+            context = sum([row.start for row in plan.rows]) / len(plan.rows)
+            self.costs.target.observe(len(plan.rows), plan.num_tokens, context, stats.forward_seconds)
+            self.costs.observe_host(
+                schedule_seconds=stats.schedule_seconds, verify_seconds=stats.verify_seconds, num_said=stats.num_emitted
+            )
+            asked = {o.choice.method for o in outcomes if o.choice.depth and o.choice.ask is not None}
+            timings = [self._proposers[method].timing for method in asked]  # others are of earlier calls
+            reading = sum([timing.reading_seconds for timing in timings if timing is not None])
+            self.policy.account(outcomes, stats, reading)
+        for outcome in outcomes:
+            if outcome.request.finish_reason is not None:
+                self.policy.release(outcome.request)
 
-    def _check(self, prompt: Sequence[int], params: SamplingParams) -> None:
+    def check(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        """Refuse what cannot run here. Reads nothing that changes, so any thread may ask before it submits."""
         if not prompt:
             raise UsageError("the prompt is empty; give at least one token of text")
         if len(prompt) >= self._config.max_context:

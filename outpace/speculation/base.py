@@ -7,8 +7,8 @@ not drafted for costs it nothing. `request.tokens` is append-only, so catching u
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from outpace.core import Draft, Request, Verdict
@@ -20,10 +20,25 @@ class DraftAsk:
 
     request: Request
     depth: int
+    goes_on: Callable[[float], bool] | None = None
+    """Asked by a draft model before each token, with its confidence in whatever it will draw: False ends the draft."""
+
+
+@dataclass(slots=True)
+class DraftTiming:
+    """Where the time of one call to a draft model went."""
+
+    forwards: list[tuple[int, int, float, float]] = field(default_factory=list)  # rows, tokens, mean context, seconds
+    reading_seconds: float = 0.0  # of the forwards: catching up with texts not followed before
+    draw_seconds: float = 0.0  # shaping and drawing, on the host
+    num_drawn: int = 0
 
 
 class Proposer(Protocol):
     name: str
+    timing: DraftTiming | None  # of the latest call, where a model was run
+    guesses_from_text: bool
+    """Guesses cost microseconds and no model: they can be had before deciding whether to use them."""
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
         """One draft per ask, in order. Requests in one call are distinct."""
@@ -37,11 +52,21 @@ class Proposer(Protocol):
         """Forget the request: it finished, was aborted, or lost its place. Unknown requests are ignored."""
         ...
 
+    def num_unread(self, request: Request) -> int:
+        """Tokens it would have to read before drafting, each at a cost; 0 where reading is as good as free."""
+        ...
+
+    def forget(self) -> None:
+        """Drop what was learned from requests that are over."""
+        ...
+
 
 class NoDraft:
     """Plain decoding as a proposer; also the base of those that have nothing to hear or forget."""
 
     name = "none"
+    guesses_from_text = True
+    timing: DraftTiming | None = None
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
         return [Draft([], self.name) for _ in asks]
@@ -50,4 +75,10 @@ class NoDraft:
         pass
 
     def release(self, request: Request) -> None:
+        pass
+
+    def num_unread(self, request: Request) -> int:
+        return 0
+
+    def forget(self) -> None:
         pass

@@ -1,68 +1,187 @@
-"""What a step costs on this machine: measured at start, kept current by every step that runs.
+"""What things cost on this machine: steps of the target and of a draft model, guesses, and the host's own work.
 
-A curve from the number of tokens in a forward pass to seconds. It answers two questions: what would plain decoding have
-cost, and what does one more draft token cost.
+Everything here is measured, first by a short calibration, then by every step that runs. `StepCosts` answers what a
+forward pass over so many rows and tokens takes; `Costs` holds one for each model and what the rest of a step adds, so
+that the policy, the ledger and the advice given to people reckon with the same figures.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from time import perf_counter
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from outpace.backends.base import Runner
-from outpace.core import Row, StepPlan
+import numpy as np
 
-CALIBRATED_SIZES = (1, 2, 4, 8, 16)
-_REPEATS = 3
-_NEW_WEIGHT = 0.1  # of an observation against what is known; a machine's speed drifts, single steps are noisy
+_DRIFT_RATE = 0.1  # how fast the machine as a whole is believed to have become faster or slower
+_POINT_RATE = 0.03  # how fast one size is believed to cost more or less than its neighbours say
+_HOST_RATE = 0.05
+_STALE_POINTS = 16
+_MOST_SURPRISE = math.log(2.0)  # a step disturbed by something else says at most this much
 
 
-class CostCurve:
-    def __init__(self, points: dict[int, float] | None = None) -> None:
-        self._points = dict(points or {})
+class StepCosts:
+    """Seconds of a forward pass: a curve over its number of tokens, plus what each row and its context add.
 
-    @classmethod
-    def measure(cls, runner: Runner) -> CostCurve:
-        """A few forward passes of each size in a scratch sequence; the fastest of each counts, the rest is noise."""
-        curve = cls()
-        largest = min(runner.capacity.max_step_tokens, runner.capacity.max_context // 2)
-        scratch = runner.capacity.max_sequences - 1
-        plain = StepPlan([Row(scratch, 0, [0], 1)])
-        _timed(runner, plain)  # the first pass pays for touching memory
-        for size in [n for n in CALIBRATED_SIZES if n <= largest]:
-            plan = StepPlan([Row(scratch, 0, [0] * size, size)])
-            curve._points[size] = min(_timed(runner, plan) for _ in range(_REPEATS))
-        return curve
+    The curve keeps every size it has met as it was measured, so a staircase stays one; between sizes it is straight,
+    beyond them it goes on as it last went. A common factor follows the speed of the machine, which a busy neighbour
+    or a warm processor changes for all sizes alike; single sizes are corrected more slowly.
+    """
 
-    def observe(self, num_tokens: int, seconds: float) -> None:
-        known = self._points.get(num_tokens)
-        self._points[num_tokens] = seconds if known is None else known + _NEW_WEIGHT * (seconds - known)
+    def __init__(
+        self,
+        points: Mapping[int, float],
+        *,
+        row_seconds: float = 0.0,
+        row_context_seconds: float = 0.0,
+        token_context_seconds: float = 0.0,
+    ) -> None:
+        assert points, "nothing has been measured"
+        self._points = {size: float(points[size]) for size in sorted(points)}
+        self.row_seconds = row_seconds  # for each row beyond the first
+        self.row_context_seconds = row_context_seconds  # for each token of context a row has
+        self.token_context_seconds = token_context_seconds  # for each pair of a new token and one of its context
+        self._drift = 1.0
+        self._dense: list[float] = []  # seconds by number of tokens, drift aside
+        self._num_changed = 0  # points, since that was made
 
     @property
-    def is_known(self) -> bool:
-        return bool(self._points)
+    def points(self) -> dict[int, float]:
+        """Seconds by number of tokens, in one row without context, as of now."""
+        return {size: seconds * self._drift for size, seconds in self._points.items()}
 
-    def seconds(self, num_tokens: int) -> float:
-        """Straight lines between measured sizes; beyond them as the last line went, but never cheaper for more."""
-        sizes = sorted(self._points)
-        assert sizes, "nothing has been measured"
-        right = bisect_left(sizes, num_tokens)
-        if right < len(sizes) and (right == 0 or sizes[right] == num_tokens):
-            return self._points[sizes[right]]
-        if len(sizes) == 1:
-            return self._points[sizes[0]]
-        beyond = right == len(sizes)
-        low, high = (sizes[-2], sizes[-1]) if beyond else (sizes[right - 1], sizes[right])
-        slope = (self._points[high] - self._points[low]) / (high - low)
-        if beyond:
-            return self._points[high] + max(slope, 0.0) * (num_tokens - high)
-        return self._points[low] + slope * (num_tokens - low)
+    def seconds(self, rows: int, tokens: int, context: float = 0.0) -> float:
+        """`context` is the mean number of tokens the rows already have in the cache."""
+        return self._drift * (self._at(tokens) + self._extra(rows, tokens, context))
+
+    def by_tokens(self, rows: int, least: int, most: int, context: float = 0.0) -> list[float]:
+        """`seconds` for every number of tokens from least to most."""
+        dense = self._dense_to(most)
+        base, for_token = self._drift * self._extra(rows, 0, context), context * self.token_context_seconds
+        return [base + self._drift * (dense[tokens] + tokens * for_token) for tokens in range(least, most + 1)]
+
+    def observe(self, rows: int, tokens: int, context: float, seconds: float) -> None:
+        """A forward pass took this long."""
+        if seconds <= 0:
+            return
+        surprise = math.log(seconds / self.seconds(rows, tokens, context))
+        surprise = max(-_MOST_SURPRISE, min(_MOST_SURPRISE, surprise))
+        self._drift *= math.exp(_DRIFT_RATE * surprise)
+        if tokens <= 2 * max(self._points):  # a prompt's chunk is no size a draft is weighed at
+            self._points[tokens] = self._at(tokens) * math.exp(_POINT_RATE * surprise)
+            self._num_changed += 1
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "points": {str(size): seconds for size, seconds in sorted(self.points.items())},
+            "row_seconds": self.row_seconds * self._drift,
+            "row_context_seconds": self.row_context_seconds * self._drift,
+            "token_context_seconds": self.token_context_seconds * self._drift,
+        }
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> StepCosts:
+        """The inverse of `as_dict`; ValueError, KeyError or TypeError where that was damaged."""
+        points = {int(size): float(seconds) for size, seconds in saved["points"].items()}
+        names = ("row_seconds", "row_context_seconds", "token_context_seconds")
+        extras = {name: float(saved[name]) for name in names}
+        plausible = bool(points) and all(1 <= size < 1e6 and 0 < seconds < 1e4 for size, seconds in points.items())
+        if not plausible or not all(0 <= extra < 1e3 for extra in extras.values()):
+            raise ValueError("costs that no machine has")
+        return cls(points, **extras)
+
+    def _extra(self, rows: int, tokens: int, context: float) -> float:
+        per_row = (rows - 1) * self.row_seconds + rows * context * self.row_context_seconds
+        return per_row + tokens * (context * self.token_context_seconds)
+
+    def _at(self, tokens: int) -> float:
+        known = self._points.get(tokens)
+        return known if known is not None else self._dense_to(tokens)[tokens]
+
+    def _dense_to(self, most: int) -> list[float]:
+        """Made anew now and then: a point that has moved a little since changes no decision."""
+        if len(self._dense) <= most or self._num_changed >= _STALE_POINTS:
+            sizes = sorted(self._points)
+            seconds = [self._points[size] for size in sizes]
+            length = max(most, sizes[-1], len(self._dense) - 1) + 1
+            dense = np.interp(np.arange(length), sizes, seconds)
+            if len(sizes) > 1:
+                slope = max(0.0, (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2]))
+                dense += slope * np.maximum(np.arange(length) - sizes[-1], 0)
+            self._dense = dense.tolist()
+            self._num_changed = 0
+        return self._dense
 
 
-def _timed(runner: Runner, plan: StepPlan) -> float:
-    try:
-        begin = perf_counter()
-        runner.forward(plan)
-        return perf_counter() - begin
-    finally:
-        runner.free(plan.rows[0].seq)
+@dataclass(slots=True)
+class Costs:
+    """All that deciding about a step needs to know."""
+
+    target: StepCosts
+    draft: StepCosts | None = None
+    guess_seconds: dict[str, float] = field(default_factory=dict)  # one guess, by proposer that needs no model
+    weigh_seconds: float = 0.0  # the policy's part of one guess: weighing it and learning from it
+    draw_seconds: float = 0.0  # the host's part of one token drafted by a model: shaping and drawing
+    judge_seconds: float = 0.0  # the host's part of one token said: sampling, detokenising
+    schedule_seconds: float = 0.0  # the host's part of a step, whatever its size
+
+    def plain_seconds(self, rows: int, context: float) -> float:
+        """A whole step of plain decoding: the model's part and the host's."""
+        return self.target.seconds(rows, rows, context) + self.schedule_seconds + rows * self.judge_seconds
+
+    def draft_seconds(self, rows: int, num_unread: int, depth: int, context: float) -> float:
+        """Drafting `depth` tokens for each of `rows` requests that have so many unread tokens in all."""
+        if self.draft is None or not rows or not depth:
+            return 0.0
+        first = self.draft.seconds(rows, num_unread, context)
+        further = self.draft.seconds(rows, rows, context) if depth > 1 else 0.0
+        return first + (depth - 1) * further + rows * depth * self.draw_seconds
+
+    def observe_guesses(self, method: str, num_asked: int, seconds: float) -> None:
+        self.guess_seconds[method] = _followed(self.guess_seconds.get(method, 0.0), seconds / num_asked)
+
+    def observe_weighing(self, num_guesses: int, seconds: float) -> None:
+        self.weigh_seconds = _followed(self.weigh_seconds, seconds / num_guesses)
+
+    def observe_draws(self, num_tokens: int, seconds: float) -> None:
+        self.draw_seconds = _followed(self.draw_seconds, seconds / num_tokens)
+
+    def observe_host(self, *, schedule_seconds: float, verify_seconds: float, num_said: int) -> None:
+        self.schedule_seconds = _followed(self.schedule_seconds, schedule_seconds)
+        self.judge_seconds = _followed(self.judge_seconds, verify_seconds / max(num_said, 1))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "target": self.target.as_dict(),
+            "draft": None if self.draft is None else self.draft.as_dict(),
+            "guess_seconds": dict(self.guess_seconds),
+            "weigh_seconds": self.weigh_seconds,
+            "draw_seconds": self.draw_seconds,
+            "judge_seconds": self.judge_seconds,
+            "schedule_seconds": self.schedule_seconds,
+        }
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> Costs:
+        return cls(
+            target=StepCosts.from_dict(saved["target"]),
+            draft=None if saved["draft"] is None else StepCosts.from_dict(saved["draft"]),
+            guess_seconds={str(name): _seconds(value) for name, value in saved["guess_seconds"].items()},
+            weigh_seconds=_seconds(saved["weigh_seconds"]),
+            draw_seconds=_seconds(saved["draw_seconds"]),
+            judge_seconds=_seconds(saved["judge_seconds"]),
+            schedule_seconds=_seconds(saved["schedule_seconds"]),
+        )
+
+
+def _followed(known: float, seen: float) -> float:
+    """A host cost follows what is seen, but one step that was interrupted does not set it."""
+    return known + _HOST_RATE * (min(seen, 4 * known) - known) if known else seen
+
+
+def _seconds(value: object) -> float:
+    seconds = float(value)  # type: ignore[arg-type]
+    if not 0 <= seconds < 1e3:
+        raise ValueError("a cost that no host has")
+    return seconds

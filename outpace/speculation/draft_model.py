@@ -9,8 +9,9 @@ otherwise it draws freely and keeps the distribution it drew from.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from outpace.core import Draft, Request, Row, StepPlan, Verdict
 from outpace.errors import ModelError
 from outpace.kv.cache import SequenceCache
 from outpace.randomness import Purpose, key, uniform
-from outpace.speculation.base import DraftAsk
+from outpace.speculation.base import DraftAsk, DraftTiming
 from outpace.verification import HostVerifier, draw_weighted, matches_own_tokens
 
 FloatRow = NDArray[np.float32]
@@ -36,10 +37,12 @@ class _Drafting:
     depth: int
     to_feed: list[int]
     draft: Draft
+    goes_on: Callable[[float], bool] | None
 
 
 class DraftModelProposer:
     name = "draft"
+    guesses_from_text = False
 
     def __init__(self, model: LoadedModel, target_vocab_size: int, verifier: Verifier | None = None) -> None:
         """`verifier` is the target's: both draw in the same way."""
@@ -52,8 +55,10 @@ class DraftModelProposer:
         self._vocab_size = target_vocab_size
         self._verifier: Verifier = verifier or HostVerifier()
         self._sequences: OrderedDict[int, int] = OrderedDict()  # request id to sequence, least recently used first
+        self.timing: DraftTiming | None = None
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
+        self.timing = DraftTiming()
         drafts = [Draft([], self.name) for _ in asks]
         asked = {ask.request.id for ask in asks}
         group: list[_Drafting] = []
@@ -65,12 +70,13 @@ class DraftModelProposer:
             self._catch_up(group)
             if self._runner.capabilities.drafter is not None:
                 self._draft_in_one_go(group, self._runner.capabilities.drafter)
-                return drafts
+                group = []
         while group:
             logits = self._feed(group)
-            for drafting, row in zip(group, logits, strict=True):
-                drafting.to_feed = [self._draw(drafting, row)]
-            group = [drafting for drafting in group if len(drafting.draft.tokens) < drafting.depth]
+            begin = perf_counter()
+            group = [drafting for drafting, row in zip(group, logits, strict=True) if self._extend(drafting, row)]
+            self.timing.draw_seconds += perf_counter() - begin
+        self.timing.num_drawn = sum(len(draft.tokens) for draft in drafts)
         return drafts
 
     def observe(self, request: Request, verdict: Verdict) -> None:
@@ -84,6 +90,13 @@ class DraftModelProposer:
         seq = self._sequences.pop(request.id, None)
         if seq is not None:
             self._cache.close(seq)
+
+    def num_unread(self, request: Request) -> int:
+        seq = self._sequences.get(request.id)
+        return len(request.tokens) - (self._cache.length(seq) if seq is not None else 0)
+
+    def forget(self) -> None:
+        pass  # the draft's cache holds running requests only
 
     def close(self) -> None:
         self._runner.close()
@@ -107,7 +120,7 @@ class DraftModelProposer:
                 return None
         if not matches_own_tokens(request.params) and self._runner.capabilities.drafter is None:
             draft.probs = []
-        return _Drafting(request, seq, ask.depth, to_feed, draft)
+        return _Drafting(request, seq, ask.depth, to_feed, draft, ask.goes_on)
 
     def _evict(self, asked: set[int]) -> bool:
         """Forget the draft cache of the request that has gone longest without a draft."""
@@ -129,24 +142,46 @@ class DraftModelProposer:
                     rows.append(self._row(drafting, chunk, num_logits=0))
                     drafting.to_feed = drafting.to_feed[len(chunk) :]
                     budget -= len(chunk)
-            self._forward(rows)
+            self._forward(rows, is_reading=True)
 
     def _draft_in_one_go(self, group: list[_Drafting], drafter: Drafter) -> None:
+        """By a backend that draws where it computes: the depth is what was asked for, whatever is drawn on the way."""
+        assert self.timing is not None
         tasks = [DraftTask(self._row(d, d.to_feed, num_logits=1), d.request, d.depth) for d in group]
-        for drafting, said in zip(group, drafter(tasks), strict=True):
+        begin = perf_counter()
+        drafts = drafter(tasks)
+        seconds = perf_counter() - begin
+        if any(len(drafting.to_feed) > 2 for drafting in group):
+            self.timing.reading_seconds += seconds
+        else:
+            depth = max(drafting.depth for drafting in group)
+            context = sum(task.row.start for task in tasks) / len(tasks)
+            self.timing.forwards += [(len(tasks), len(tasks), context, seconds / depth)] * depth
+        for drafting, said in zip(group, drafts, strict=True):
             self._cache.advance(drafting.seq, len(drafting.to_feed) + drafting.depth - 1)
             known = next((i for i, token in enumerate(said) if token >= self._vocab_size), len(said))
             drafting.draft.tokens = said[:known]
 
     def _feed(self, group: list[_Drafting]) -> list[FloatRow]:
-        logits = self._forward([self._row(d, d.to_feed, num_logits=1) for d in group])
+        rows = [self._row(d, d.to_feed, num_logits=1) for d in group]
+        # A draft that was accepted whole leaves two tokens to feed; more than that is a text not followed before.
+        logits = self._forward(rows, is_reading=any(len(row.tokens) > 2 for row in rows))
         return [self._fit(row) for row in logits]
 
     def _row(self, drafting: _Drafting, tokens: list[int], *, num_logits: int) -> Row:
         return Row(drafting.seq, self._cache.length(drafting.seq), tokens, num_logits)
 
-    def _forward(self, rows: list[Row]) -> NDArray[np.float32]:
-        logits = self._runner.forward(StepPlan(rows))
+    def _forward(self, rows: list[Row], *, is_reading: bool) -> NDArray[np.float32]:
+        plan = StepPlan(rows)
+        begin = perf_counter()
+        logits = self._runner.forward(plan)
+        seconds = perf_counter() - begin
+        assert self.timing is not None
+        if is_reading:
+            self.timing.reading_seconds += seconds
+        else:
+            context = sum(row.start for row in rows) / len(rows)
+            self.timing.forwards.append((len(rows), plan.num_tokens, context, seconds))
         for row in rows:
             self._cache.advance(row.seq, len(row.tokens))
         return logits
@@ -158,17 +193,36 @@ class DraftModelProposer:
             return row[: self._vocab_size]
         return np.concatenate([row, np.full(missing, -np.inf, np.float32)])
 
+    def _extend(self, drafting: _Drafting, logits: FloatRow) -> bool:
+        """Add a token, unless the policy would rather stop here; whether to feed it and draft on.
+
+        Stopping looks at the whole distribution before anything is drawn from it: that keeps the draft's law exact.
+        """
+        draft = drafting.draft
+        if drafting.goes_on is not None:
+            confidence = _largest_share(logits)
+            draft.confidence.append(confidence)  # also of the token before which it stops: that is worth knowing
+            if not drafting.goes_on(confidence):
+                return False
+        drafting.to_feed = [self._draw(drafting, logits)]
+        return len(draft.tokens) < drafting.depth
+
     def _draw(self, drafting: _Drafting, logits: FloatRow) -> int:
         request, draft = drafting.request, drafting.draft
-        anchor, offset = len(request.tokens), len(draft.tokens)
         if draft.probs is None:
             token = self._verifier.own_token(request, draft.tokens, logits)
         else:
+            anchor, offset = len(request.tokens), len(draft.tokens)
             probs = self._verifier.probs(request, draft.tokens, logits)
             token = draw_weighted(probs, uniform(key(request.seed, Purpose.DRAFT, anchor, offset)))
             draft.probs.append(probs)
         draft.tokens.append(token)
         return token
+
+
+def _largest_share(logits: FloatRow) -> float:
+    """The likeliest token's probability at temperature 1: how sure the draft is of what comes."""
+    return 1.0 / float(np.exp(logits - logits.max()).sum())
 
 
 def check_same_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:

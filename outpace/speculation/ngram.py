@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from outpace.core import Draft, Request
 from outpace.speculation.base import DraftAsk, NoDraft
 
+MOST_MATCHED = 32  # a longer match says no more about what follows
+
 
 class NgramProposer(NoDraft):
     name = "ngram"
@@ -21,22 +23,33 @@ class NgramProposer(NoDraft):
         self._indexes: dict[int, _Index] = {}
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
-        return [Draft(self._draft(ask.request, ask.depth), self.name) for ask in asks]
+        return [self._draft(ask.request, ask.depth) for ask in asks]
 
     def release(self, request: Request) -> None:
         self._indexes.pop(request.id, None)
 
-    def _draft(self, request: Request, depth: int) -> list[int]:
+    def _draft(self, request: Request, depth: int) -> Draft:
         index = self._indexes.get(request.id)
         if index is None:
             index = self._indexes[request.id] = _Index(self._sizes)
         index.read(request.tokens)
         start = index.find(request.tokens)
         if start is None:
-            return []
+            return Draft([], self.name)
         source = request.tokens[start : start + depth]
         # A source that meets the end of the text reads on in the draft itself, which repeats the pattern.
-        return [source[i % len(source)] for i in range(depth)]
+        tokens = [source[i % len(source)] for i in range(depth)]
+        matched = matched_length(request.tokens, start)
+        # Having agreed m times in a row, text and source agree once more with probability m / (m + 1).
+        return Draft(tokens, self.name, confidence=[(matched + i) / (matched + i + 1) for i in range(depth)])
+
+
+def matched_length(tokens: Sequence[int], start: int) -> int:
+    """How many tokens before `start` are the same as those at the end, as far as that matters."""
+    length, most = 0, min(start, MOST_MATCHED)
+    while length < most and tokens[start - 1 - length] == tokens[-1 - length]:
+        length += 1
+    return length
 
 
 class _Index:

@@ -23,41 +23,49 @@ class SuffixProposer(NoDraft):
     name = "suffix"
 
     def __init__(self, store_tokens: int, min_match: int = 2) -> None:
+        self._store_tokens = store_tokens
         self._store = _Store(store_tokens // 2)
         self._min_match = min_match
         self._readings: dict[int, _Reading] = {}
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
-        return [Draft(self._draft(ask.request, ask.depth), self.name) for ask in asks]
+        return [self._draft(ask.request, ask.depth) for ask in asks]
 
     def release(self, request: Request) -> None:
         self._readings.pop(request.id, None)
         self._store.insert(request)
 
-    def _draft(self, request: Request, depth: int) -> list[int]:
+    def forget(self) -> None:
+        self._store = _Store(self._store_tokens // 2)
+
+    def _draft(self, request: Request, depth: int) -> Draft:
         reading = self._readings.get(request.id)
         if reading is None:
             reading = self._readings[request.id] = _Reading()
         reading.catch_up(request.tokens, self._store)
-        best_score, best = 0.0, list[int]()
+        best_score, best = 0.0, Draft([], self.name)
         for automaton, state, matched in reading.contexts():
             if matched >= self._min_match:
-                score, tokens = follow(automaton, state, matched, depth, self._min_match)
+                score, tokens, confidence = follow(automaton, state, matched, depth, self._min_match)
                 if score > best_score:
-                    best_score, best = score, tokens
+                    best_score, best = score, Draft(tokens, self.name, confidence=confidence)
         return best
 
 
-def follow(automaton: SuffixAutomaton, state: int, matched: int, depth: int, min_match: int) -> tuple[float, list[int]]:
-    """How many tokens of a matched context's most frequent continuation should survive, and those tokens.
+def follow(
+    automaton: SuffixAutomaton, state: int, matched: int, depth: int, min_match: int
+) -> tuple[float, list[int], list[float]]:
+    """How many tokens of a matched context's most frequent continuation should survive, those tokens, and how sure
+    each of them is given those before it.
 
     A token survives where it and all before it are accepted. Among the continuations seen, its frequency says
     how likely that is, if text and source go on agreeing at all. Having agreed m times in a row they agree
     once more with probability m / (m + 1), the rule of succession; i more times, with m / (m + i). So short
     matches are doubted.
     """
-    score, frequency = 0.0, 1.0
+    score, survival = 0.0, 1.0
     tokens: list[int] = []
+    confidence: list[float] = []
     while len(tokens) < depth:
         children = automaton.transitions[state]
         if not children:
@@ -75,14 +83,16 @@ def follow(automaton: SuffixAutomaton, state: int, matched: int, depth: int, min
             total += count
             if count >= best_count:  # of equals, the one that turned up last
                 best_count, best_token = count, token
-        frequency *= best_count / total
-        survival = frequency * matched / (matched + len(tokens) + 1)
+        agreed = matched + len(tokens)
+        sure = best_count / total * agreed / (agreed + 1)
+        survival *= sure
         if survival < MIN_SURVIVAL:
             break
         score += survival
         tokens.append(best_token)
+        confidence.append(sure)
         state = children[best_token]
-    return score, tokens
+    return score, tokens, confidence
 
 
 @dataclass(slots=True)

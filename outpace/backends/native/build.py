@@ -1,8 +1,10 @@
-"""Compiles the native library with the system's C++ compiler: at install time, or later by hand.
+r"""Compiles the native library with the system's C++ compiler: at install time, or later by hand.
 
     python -m outpace.backends.native.build                 # (re)build in place, as `pip install` does
     python -m outpace.backends.native.build --test          # build and run the C++ tests
     python -m outpace.backends.native.build --test --sanitize   # the same under AddressSanitizer and UBSan
+    CXX=aarch64-linux-gnu-g++ python -m outpace.backends.native.build --test --emulator \
+        "qemu-aarch64-static -cpu max -L /usr/aarch64-linux-gnu"    # the same for another processor
 
 It uses nothing outside the standard library and imports nothing of Outpace, because the build hook loads it by path. It
 knows compilers and flags; it does not know what the code does.
@@ -12,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import shlex
 import shutil
 import subprocess
@@ -63,15 +64,20 @@ def find_compiler() -> list[str]:
     raise BuildError("no C++ compiler was found; install one (Debian: apt install g++, macOS: xcode-select --install)")
 
 
-def flags_for(source: Path) -> list[str]:
-    machine = platform.machine().lower()
+def find_target(compiler: list[str]) -> str:
+    """What the compiler compiles for, as it says: x86_64-linux-gnu, arm64-apple-darwin23.0."""
+    return _run([*compiler, "-dumpmachine"]).strip().lower()
+
+
+def flags_for(source: Path, target: str) -> list[str]:
+    machine = target.split("-")[0]
     flags = X86_FLAGS if machine in ("x86_64", "amd64") else ARM_FLAGS if machine in ("aarch64", "arm64") else {}
-    if sys.platform == "darwin" and machine in ("aarch64", "arm64"):
+    if "darwin" in target and flags is ARM_FLAGS:
         return []
     return next((extra for suffix, extra in flags.items() if source.stem.endswith(suffix)), [])
 
 
-def _run(command: Sequence[str]) -> None:
+def _run(command: Sequence[str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
@@ -81,15 +87,17 @@ def _run(command: Sequence[str]) -> None:
             [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["no output"]
         )
         raise BuildError(f"{command[0]} failed: {lines[0]}")
+    return done.stdout
 
 
 def _compile(compiler: list[str], sources: Sequence[Path], mode: list[str], folder: Path) -> list[str]:
+    target = find_target(compiler)
+
     def one(source: Path) -> str:
-        target = folder / f"{source.stem}.o"
-        _run(
-            [*compiler, *COMMON_FLAGS, *mode, *flags_for(source), f"-I{SOURCES}", "-c", str(source), "-o", str(target)]
-        )
-        return str(target)
+        made = str(folder / f"{source.stem}.o")
+        flags = [*COMMON_FLAGS, *mode, *flags_for(source, target)]
+        _run([*compiler, *flags, f"-I{SOURCES}", "-c", str(source), "-o", made])
+        return made
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(one, sources))
@@ -108,7 +116,7 @@ def build(target: Path = HERE / LIBRARY_NAME) -> Path:
     return target
 
 
-def run_tests(*, sanitize: bool) -> int:
+def run_tests(*, sanitize: bool, emulator: Sequence[str] = ()) -> int:
     """Build every program in csrc/tests against the sources and run it; the first status that is not 0."""
     compiler, mode = find_compiler(), SANITIZED if sanitize else FAST
     with tempfile.TemporaryDirectory() as name:
@@ -119,7 +127,7 @@ def run_tests(*, sanitize: bool) -> int:
             (test_object,) = _compile(compiler, [test], mode, folder)
             _run([*compiler, *mode, "-pthread", test_object, *objects, "-o", str(program)])
             print(f"{test.stem}:", flush=True)
-            status = subprocess.run([str(program)], check=False).returncode
+            status = subprocess.run([*emulator, str(program)], check=False).returncode
             if status:
                 return status
     return 0
@@ -129,10 +137,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--test", action="store_true", help="build and run the C++ tests instead")
     parser.add_argument("--sanitize", action="store_true", help="under AddressSanitizer and UBSan; needs --test")
+    parser.add_argument("--emulator", default="", help="the command that runs what $CXX compiles; needs --test")
     options = parser.parse_args()
     try:
         if options.test:
-            return run_tests(sanitize=options.sanitize)
+            return run_tests(sanitize=options.sanitize, emulator=shlex.split(options.emulator))
         print(f"built {build()}")
     except BuildError as error:
         print(f"the native library could not be built: {error}", file=sys.stderr)

@@ -19,7 +19,7 @@ from outpace.gguf_header import read_header
 
 _SLAB_BYTES = 8 << 20
 _LARGE_BYTES = 1 << 30  # from here on, loading shows its progress
-_TILE_ROWS = 8
+_TILE_ROWS = 16
 
 
 class ModelFile:

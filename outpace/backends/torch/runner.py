@@ -167,7 +167,10 @@ class TorchRunner:
         return found
 
     def judge(self, plan: StepPlan, cases: Sequence[Case]) -> tuple[Logits, list[Verdict]]:
-        """A step whose logits stay on the device; what comes back is a token for each of them."""
+        """A step whose logits stay on the device; what comes back is a token for each of them.
+
+        Without cases it only waits for the step to end.
+        """
         self._reserve_rows(plan.rows)
         logits = self._launch(plan)
         requests = [case.request for case in cases for _ in range(len(case.tokens) + 1)]
@@ -182,6 +185,8 @@ class TorchRunner:
             for case in cases:
                 own = slice(at, at := at + len(case.tokens) + 1)
                 verdicts.append(_verdict(case, tokens[own], all(exact[own]), logits, own))
+        elif self.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
         self._advance(plan.rows)
         return logits, verdicts
 

@@ -129,9 +129,11 @@ void attend(const Query* queries, int64_t n, const HeadPages& pages, float* scra
 }
 
 void write(const float* key, const float* value, int64_t head_dim, int64_t slot, uint16_t* keys, uint16_t* values) {
-    for (int64_t d = 0; d < head_dim; d++) {
-        keys[d * kPageTokens + slot] = float_to_half(key[d]);
-        values[slot * head_dim + d] = float_to_half(value[d]);
+    for (int64_t d = 0; d < head_dim; d += kLanes) {
+        uint16_t halves[kLanes];
+        store(halves, load(key + d));
+        for (int i = 0; i < kLanes; i++) keys[(d + i) * kPageTokens + slot] = halves[i];
+        store(values + slot * head_dim + d, load(value + d));
     }
 }
 

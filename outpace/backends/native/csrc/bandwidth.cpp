@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "memory.h"
+#include "range.h"
 #include "thread_pool.h"
 
 namespace outpace {

@@ -14,17 +14,19 @@
 #include "matmul.h"
 
 #include <cstring>
+#include <utility>
 
 namespace outpace {
 
 // One instruction set's matmul. Those a build's target cannot have are not defined, and matmul.cpp does not name them.
 using MatmulFunction = void(const Packed&, const Activations&, float*, int64_t, int64_t, int64_t);
 MatmulFunction matmul_portable, matmul_avx2, matmul_avx512, matmul_neon;
+using QuantiseFunction = void(const Activations&, int64_t, int64_t, int64_t, int64_t);
+QuantiseFunction quantise_portable, quantise_avx2;
 
 namespace {
 
-constexpr int kRows = 16;         // of a packed tile: two of the steps in which threads share rows out
-constexpr int kBlock = 32;        // values of k that share an activation scale
+constexpr int kRows = kTileRows;
 constexpr int kTokenGroup = 16;   // tokens whose activations are interleaved, block by block
 constexpr int kSuperBlocks = 8;   // blocks in a super-block of the K types
 
@@ -158,6 +160,46 @@ inline float load_float(const uint8_t* p) {
     }
 }
 
+// ---- quantising ----------------------------------------------------------------------------------------------------
+
+// 1.5 * 2^23: adding it to a small float leaves the float, rounded to the nearest even integer, in the low bits.
+constexpr float kRoundingAid = 12582912.0f;
+constexpr int32_t kRoundingBits = 0x4b400000;
+
+struct BlockScale {
+    float d, inverse;
+    bool is_usable;  // else all codes are zero
+};
+
+// From the block's largest magnitude, as bits: these order like the magnitudes, infinities and NaNs on top. A block with one
+// of those gets a NaN for a scale: what is wrong stays visible in every output it touches.
+inline BlockScale block_scale(uint32_t top) {
+    const bool finite = top < 0x7f800000u;
+    const float magnitude = float_from_bits(top);
+    // Below that the inverse overflows; nothing a float model computes is so small.
+    if (!finite || magnitude < 1e-36f) return {finite ? 0.0f : float_from_bits(0x7fc00000u), 0.0f, false};
+    return {magnitude / 127.0f, 127.0f / magnitude, true};
+}
+
+inline void finish_block(const BlockScale& scale, int first_half, int second_half, ActBlock& out) {
+    out.half[0] = int16_t(first_half);
+    out.half[1] = int16_t(second_half);
+    out.sum = first_half + second_half;
+    out.d = scale.d;
+    out.d_sum = scale.d * float(out.sum);
+}
+
+template <class QuantiseBlock>
+inline void quantise_blocks(QuantiseBlock&& quantise_block, const Activations& x, int64_t token_begin, int64_t token_end,
+                            int64_t block_begin, int64_t block_end) {
+    for (int64_t token = token_begin; token < token_end; ++token) {
+        const ActGroup group = act_group(x, token);
+        for (int64_t b = block_begin; b < block_end; ++b) {
+            quantise_block(x.floats + token * x.cols + b * kBlock, group.first[b * group.block_stride]);
+        }
+    }
+}
+
 // ---- the walk over tiles and tokens --------------------------------------------------------------------------------
 
 // Activations a core keeps in its L2 cache while all its tiles pass by.
@@ -175,8 +217,7 @@ inline void fetch_ahead(const uint8_t* block) {
 
 // Calls kernel.run(tile, token, count, out, out_stride) so that rows [row_begin, row_end) meet every token; out is
 // [count][out_stride] with 16 floats per token. Weights are read once per chunk of resident activations; in it a tile
-// meets all tokens while it lies in the nearest cache. A range that begins or ends within a tile has the whole tile
-// computed, and keeps its part.
+// meets all tokens while it lies in the nearest cache. Of a last tile that reaches beyond the matrix, only rows are kept.
 template <class Kernel>
 inline void walk(const Kernel& kernel, const Packed& w, const Activations& x, int64_t bytes_per_token, float* y,
                  int64_t y_stride, int64_t row_begin, int64_t row_end) {
@@ -186,9 +227,9 @@ inline void walk(const Kernel& kernel, const Packed& w, const Activations& x, in
 
     for (int64_t chunk_begin = 0; chunk_begin < x.n; chunk_begin += chunk) {
         const int64_t chunk_end = smaller(chunk_begin + chunk, x.n);
-        for (int64_t row = row_begin; row < row_end;) {
+        for (int64_t row = row_begin; row < row_end; row += kRows) {
             const uint8_t* tile = w.data + size_t(row / kRows) * tile_size;
-            const int64_t skipped = row % kRows, kept = smaller(kRows - skipped, row_end - row);
+            const int64_t kept = smaller(kRows, row_end - row);
             for (int64_t token = chunk_begin; token < chunk_end; token += kTokenGroup) {
                 const int count = int(smaller(kTokenGroup, chunk_end - token));
                 float* out = y + token * y_stride + row;
@@ -197,13 +238,37 @@ inline void walk(const Kernel& kernel, const Packed& w, const Activations& x, in
                 } else {
                     float whole[kTokenGroup * kRows];
                     kernel.run(tile, token, count, whole, kRows);
-                    for (int t = 0; t < count; ++t) memcpy(out + t * y_stride, whole + t * kRows + skipped, size_t(kept) * sizeof(float));
+                    for (int t = 0; t < count; ++t) memcpy(out + t * y_stride, whole + t * kRows, size_t(kept) * sizeof(float));
                 }
             }
-            row += kept;
         }
     }
 }
+
+// A tile of a quantised matrix meets tokens in parts that Isa has registers for. Isa::Sizes are the numbers of tokens it can
+// take at once, Isa::num_parts(count) says into how many parts, as equal as can be (9 is 3, 3 and 3), it wants `count` cut,
+// and Isa::multiply<Q, T> does one.
+template <class Isa, GgmlType Q>
+struct QuantisedKernel {
+    const Activations& x;
+
+    void run(const uint8_t* tile, int64_t token, int count, float* out, int64_t out_stride) const {
+        const int parts = Isa::num_parts(count);
+        const bool fetch = count > 3;
+        for (int i = 0, done = 0; i < parts; ++i) {
+            const int size = (count - done + parts - i - 1) / (parts - i);
+            run_part(typename Isa::Sizes{}, size, tile, fetch, token + done, out + done * out_stride, out_stride);
+            done += size;
+        }
+    }
+
+    template <int... kSizes>
+    void run_part(std::integer_sequence<int, kSizes...>, int size, const uint8_t* tile, bool fetch, int64_t token, float* out, int64_t out_stride) const {
+        const ActGroup group = act_group(x, token);
+        const int64_t blocks = x.cols / kBlock;
+        (void)((size == kSizes && (Isa::template multiply<Q, kSizes>(tile, fetch, group.first, group.block_stride, blocks, out, out_stride), true)) || ...);
+    }
+};
 
 // Calls Visitor::visit<T>() for the type of a packed matrix.
 template <class Visitor>

@@ -1,9 +1,9 @@
 // Which kernel runs, and the oracle they are all held against.
 //
 // Compiling: every file with -std=c++17 -O3 -ffp-contract=off (a compiler that fuses on its own would change bits) and
-//     matmul_avx2.cpp     -mavx2 -mfma -mf16c
-//     matmul_avx512.cpp   -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma -mf16c
-//     matmul_neon.cpp     -march=armv8.2-a+dotprod        (on AArch64; Apple's compiler needs no flag)
+//     *_avx2.cpp          -mavx2 -mfma -mf16c
+//     *_avx512.cpp        -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma -mf16c
+//     *_neon.cpp          -march=armv8.2-a+dotprod        (on AArch64; Apple's compiler needs no flag)
 //     the rest            nothing more
 // On another architecture's target the three compile to nothing; pass no flags there.
 
@@ -22,6 +22,7 @@ namespace {
 struct Isa {
     const char* name;
     MatmulFunction* matmul;
+    QuantiseFunction* quantise;
     bool usable;
 };
 
@@ -29,16 +30,16 @@ struct Isa {
 const Isa* isas(int* count) {
     static const Isa table[] = {
 #if defined(__x86_64__)
-        {"avx512vnni", matmul_avx512,
+        {"avx512vnni", matmul_avx512, quantise_avx2,
          __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")},
-        {"avx2", matmul_avx2, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")},
+        {"avx2", matmul_avx2, quantise_avx2, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")},
 #elif defined(__aarch64__) && defined(__linux__)
-        {"neon", matmul_neon, (getauxval(AT_HWCAP) & (1ul << 20)) != 0},  // HWCAP_ASIMDDP: dot products
+        {"neon", matmul_neon, quantise_portable, (getauxval(AT_HWCAP) & (1ul << 20)) != 0},  // HWCAP_ASIMDDP: dot products
 #elif defined(__aarch64__) && defined(__APPLE__)
-        {"neon", matmul_neon, true},
+        {"neon", matmul_neon, quantise_portable, true},
 #endif
-        {"portable", matmul_portable, true},
+        {"portable", matmul_portable, quantise_portable, true},
     };
     *count = int(sizeof table / sizeof table[0]);
     return table;
@@ -123,6 +124,10 @@ float reference_float(const Packed& w, const uint8_t* tile, int row, const Activ
 
 void matmul(const Packed& w, const Activations& x, float* y, int64_t y_stride, int64_t row_begin, int64_t row_end) {
     chosen().matmul(w, x, y, y_stride, row_begin, row_end);
+}
+
+void quantise(const Activations& x, int64_t token_begin, int64_t token_end, int64_t block_begin, int64_t block_end) {
+    chosen().quantise(x, token_begin, token_end, block_begin, block_end);
 }
 
 void matmul_reference(const Packed& w, const Activations& x, float* y, int64_t y_stride, int64_t row_begin, int64_t row_end) {

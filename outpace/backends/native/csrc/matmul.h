@@ -30,18 +30,20 @@ struct Activations {
     const float* floats;  // the original [n][cols], for float matrices
 };
 
-constexpr int kTileRows = 8;  // row ranges given to threads are multiples of this; those of 16, a packed tile, waste nothing
+constexpr int kTileRows = 16;  // packed together; ranges of rows begin and end with a tile, or with the matrix
+constexpr int kBlock = 32;     // values of k that share an activation scale
 
 bool matmul_supports(GgmlType type, int64_t rows, int64_t cols);
 size_t packed_bytes(GgmlType type, int64_t rows, int64_t cols);
+size_t tile_size(const Packed& w);  // in bytes
 // Repack rows [row_begin, row_end) (tile-aligned) from GGUF's layout; no value changes.
 void pack_rows(GgmlType type, const void* source, int64_t rows, int64_t cols, uint8_t* packed, int64_t row_begin, int64_t row_end);
 // The exact value of row r of a packed matrix, as floats: the oracle for packing, and the embedding lookup.
 void unpack_row(const Packed& w, int64_t row, float* out);
 
 size_t activation_bytes(int64_t n, int64_t cols);
-// Quantise tokens [token_begin, token_end); each token on its own.
-void quantise(const float* x, int64_t token_begin, int64_t token_end, Activations& out);
+// Quantise blocks [block_begin, block_end) of tokens [token_begin, token_end); each block on its own.
+void quantise(const Activations& x, int64_t token_begin, int64_t token_end, int64_t block_begin, int64_t block_end);
 
 // y is [n][y_stride]; only rows [row_begin, row_end) of each token are written. Any n >= 1.
 void matmul(const Packed& w, const Activations& x, float* y, int64_t y_stride, int64_t row_begin, int64_t row_end);

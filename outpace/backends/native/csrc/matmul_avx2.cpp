@@ -151,66 +151,45 @@ inline __m256i without_offset(__m256i dot, const BlockScales& scales, const ActB
     }
 }
 
-template <GgmlType Q, int T>
-__attribute__((noinline)) void tile_times_tokens(const uint8_t* super, bool fetch, const ActBlock* act, int64_t block_stride, int64_t blocks,
-                                                 float* out, int64_t out_stride) {
-    constexpr Form f = form_of(Q);
-    constexpr int kBlocks = blocks_per_super(f);
-    __m256 acc[2][T];
-    for (int t = 0; t < T; ++t) acc[0][t] = acc[1][t] = _mm256_setzero_ps();
-    for (int64_t block = 0; block < blocks; block += kBlocks, super += super_bytes(f)) {
-        for (int b = 0; b < kBlocks; ++b, act += block_stride) {
-            if (fetch) fetch_ahead<code_bytes(f)>(super + b * code_bytes(f));
-            const BlockScales scales[2] = {load_scales<Q>(super, b, 0), load_scales<Q>(super, b, 1)};
-            __m256i dot[2][T];
-            const uint8_t* planes = super + header_bytes(f) + b * code_bytes(f);
-            if constexpr (f.bits <= 5) narrow_dots<Q, T>(planes, scales, act, dot);
-            else wide_dots<Q, T>(planes, scales, act, dot);
+struct Avx2 {
+    using Sizes = std::integer_sequence<int, 1, 2, 3, 4, 5, 6>;
+    static int num_parts(int count) { return count <= 6 ? 1 : (count + 3) / 4; }
+
+    template <GgmlType Q, int T>
+    __attribute__((noinline)) static void multiply(const uint8_t* super, bool fetch, const ActBlock* act, int64_t block_stride, int64_t blocks,
+                                                   float* out, int64_t out_stride) {
+        constexpr Form f = form_of(Q);
+        constexpr int kBlocks = blocks_per_super(f);
+        __m256 acc[2][T];
+        for (int t = 0; t < T; ++t) acc[0][t] = acc[1][t] = _mm256_setzero_ps();
+        for (int64_t block = 0; block < blocks; block += kBlocks, super += super_bytes(f)) {
+            for (int b = 0; b < kBlocks; ++b, act += block_stride) {
+                if (fetch) fetch_ahead<code_bytes(f)>(super + b * code_bytes(f));
+                const BlockScales scales[2] = {load_scales<Q>(super, b, 0), load_scales<Q>(super, b, 1)};
+                __m256i dot[2][T];
+                const uint8_t* planes = super + header_bytes(f) + b * code_bytes(f);
+                if constexpr (f.bits <= 5) narrow_dots<Q, T>(planes, scales, act, dot);
+                else wide_dots<Q, T>(planes, scales, act, dot);
 #pragma GCC unroll 2
-            for (int side = 0; side < 2; ++side) {
+                for (int side = 0; side < 2; ++side) {
 #pragma GCC unroll 8
-                for (int t = 0; t < T; ++t) {
-                    const __m256 sum = _mm256_cvtepi32_ps(without_offset<Q>(dot[side][t], scales[side], act[t]));
-                    acc[side][t] = _mm256_fmadd_ps(_mm256_mul_ps(scales[side].scale, _mm256_set1_ps(act[t].d)), sum, acc[side][t]);
-                    if constexpr (has_min(f)) acc[side][t] = _mm256_fmadd_ps(scales[side].min, _mm256_set1_ps(act[t].d_sum), acc[side][t]);
+                    for (int t = 0; t < T; ++t) {
+                        const __m256 sum = _mm256_cvtepi32_ps(without_offset<Q>(dot[side][t], scales[side], act[t]));
+                        acc[side][t] = _mm256_fmadd_ps(_mm256_mul_ps(scales[side].scale, _mm256_set1_ps(act[t].d)), sum, acc[side][t]);
+                        if constexpr (has_min(f)) acc[side][t] = _mm256_fmadd_ps(scales[side].min, _mm256_set1_ps(act[t].d_sum), acc[side][t]);
+                    }
                 }
             }
         }
-    }
-    for (int t = 0; t < T; ++t) {
-        _mm256_storeu_ps(out + t * out_stride, acc[0][t]);
-        _mm256_storeu_ps(out + t * out_stride + 8, acc[1][t]);
-    }
-}
-
-template <GgmlType Q>
-struct QuantKernel {
-    const Activations& x;
-
-    template <int T>
-    int part(const uint8_t* tile, bool fetch, int64_t token, float* out, int64_t out_stride) const {
-        const ActGroup group = act_group(x, token);
-        tile_times_tokens<Q, T>(tile, fetch, group.first, group.block_stride, x.cols / kBlock, out, out_stride);
-        return T;
-    }
-
-    void run(const uint8_t* tile, int64_t token, int count, float* out, int64_t out_stride) const {
-        const int parts = count <= 6 ? 1 : (count + 3) / 4;
-        const bool fetch = count > 4;
-        for (int i = 0, done = 0; i < parts; ++i) {
-            const int size = (count - done + parts - i - 1) / (parts - i);  // as equal as can be: 9 is 3, 3 and 3
-            float* to = out + done * out_stride;
-            switch (size) {
-                case 1: done += part<1>(tile, fetch, token + done, to, out_stride); break;
-                case 2: done += part<2>(tile, fetch, token + done, to, out_stride); break;
-                case 3: done += part<3>(tile, fetch, token + done, to, out_stride); break;
-                case 4: done += part<4>(tile, fetch, token + done, to, out_stride); break;
-                case 5: done += part<5>(tile, fetch, token + done, to, out_stride); break;
-                default: done += part<6>(tile, fetch, token + done, to, out_stride);
-            }
+        for (int t = 0; t < T; ++t) {
+            _mm256_storeu_ps(out + t * out_stride, acc[0][t]);
+            _mm256_storeu_ps(out + t * out_stride + 8, acc[1][t]);
         }
     }
 };
+
+template <GgmlType Q>
+using QuantKernel = QuantisedKernel<Avx2, Q>;
 
 // ---- float matrices ------------------------------------------------------------------------------------------------
 

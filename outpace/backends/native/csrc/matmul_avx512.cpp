@@ -87,65 +87,41 @@ inline __m512i block_dot(const __m512i* codes, __m512i pair, const ActBlock& act
     }
 }
 
-template <GgmlType Q, int T>
-__attribute__((noinline)) void tile_times_tokens(const uint8_t* super, bool fetch, const ActBlock* act, int64_t block_stride, int64_t blocks,
-                                                 float* out, int64_t out_stride) {
-    constexpr Form f = form_of(Q);
-    constexpr int kBlocks = blocks_per_super(f);
-    __m512 acc[T];
-    for (int t = 0; t < T; ++t) acc[t] = _mm512_setzero_ps();
-    for (int64_t block = 0; block < blocks; block += kBlocks, super += super_bytes(f)) {
-        const __m512 d = load_half16(super);
-        const __m512 dmin = has_min(f) ? load_half16(super + kMinAt) : d;
-        for (int b = 0; b < kBlocks; ++b, act += block_stride) {
-            if (fetch) fetch_ahead<code_bytes(f)>(super + b * code_bytes(f));
-            const BlockScales scales = load_scales<Q>(super, b, d, dmin);
-            __m512i codes[8];
+struct Avx512 {
+    using Sizes = std::integer_sequence<int, 1, 2, 3, 4, 5, 6, 7, 8, kTokenGroup>;
+    static int num_parts(int count) { return count > 8 && count < kTokenGroup ? 2 : 1; }
+
+    template <GgmlType Q, int T>
+    __attribute__((noinline)) static void multiply(const uint8_t* super, bool fetch, const ActBlock* act, int64_t block_stride, int64_t blocks,
+                                                   float* out, int64_t out_stride) {
+        constexpr Form f = form_of(Q);
+        constexpr int kBlocks = blocks_per_super(f);
+        __m512 acc[T];
+        for (int t = 0; t < T; ++t) acc[t] = _mm512_setzero_ps();
+        for (int64_t block = 0; block < blocks; block += kBlocks, super += super_bytes(f)) {
+            const __m512 d = load_half16(super);
+            const __m512 dmin = has_min(f) ? load_half16(super + kMinAt) : d;
+            for (int b = 0; b < kBlocks; ++b, act += block_stride) {
+                if (fetch) fetch_ahead<code_bytes(f)>(super + b * code_bytes(f));
+                const BlockScales scales = load_scales<Q>(super, b, d, dmin);
+                __m512i codes[8];
 #pragma GCC unroll 8
-            for (int j = 0; j < 8; ++j) codes[j] = load_codes<f.bits>(super + header_bytes(f) + b * code_bytes(f), j);
+                for (int j = 0; j < 8; ++j) codes[j] = load_codes<f.bits>(super + header_bytes(f) + b * code_bytes(f), j);
 #pragma GCC unroll 16
-            for (int t = 0; t < T; ++t) {
-                const __m512i dot = block_dot<Q>(codes, scales.pair, act[t]);
-                const __m512 scale = _mm512_mul_ps(scales.scale, _mm512_set1_ps(act[t].d));
-                acc[t] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(dot), acc[t]);
-                if constexpr (has_min(f)) acc[t] = _mm512_fmadd_ps(scales.min, _mm512_set1_ps(act[t].d_sum), acc[t]);
+                for (int t = 0; t < T; ++t) {
+                    const __m512i dot = block_dot<Q>(codes, scales.pair, act[t]);
+                    const __m512 scale = _mm512_mul_ps(scales.scale, _mm512_set1_ps(act[t].d));
+                    acc[t] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(dot), acc[t]);
+                    if constexpr (has_min(f)) acc[t] = _mm512_fmadd_ps(scales.min, _mm512_set1_ps(act[t].d_sum), acc[t]);
+                }
             }
         }
-    }
-    for (int t = 0; t < T; ++t) _mm512_storeu_ps(out + t * out_stride, acc[t]);
-}
-
-template <GgmlType Q>
-struct QuantKernel {
-    const Activations& x;
-
-    template <int T>
-    int part(const uint8_t* tile, bool fetch, int64_t token, float* out, int64_t out_stride) const {
-        const ActGroup group = act_group(x, token);
-        tile_times_tokens<Q, T>(tile, fetch, group.first, group.block_stride, x.cols / kBlock, out, out_stride);
-        return T;
-    }
-
-    void run(const uint8_t* tile, int64_t token, int count, float* out, int64_t out_stride) const {
-        const int parts = count > 8 && count < kTokenGroup ? 2 : 1;
-        const bool fetch = count > 4;
-        for (int i = 0, done = 0; i < parts; ++i) {
-            const int size = (count - done + parts - i - 1) / (parts - i);
-            float* to = out + done * out_stride;
-            switch (size) {
-                case 1: done += part<1>(tile, fetch, token + done, to, out_stride); break;
-                case 2: done += part<2>(tile, fetch, token + done, to, out_stride); break;
-                case 3: done += part<3>(tile, fetch, token + done, to, out_stride); break;
-                case 4: done += part<4>(tile, fetch, token + done, to, out_stride); break;
-                case 5: done += part<5>(tile, fetch, token + done, to, out_stride); break;
-                case 6: done += part<6>(tile, fetch, token + done, to, out_stride); break;
-                case 7: done += part<7>(tile, fetch, token + done, to, out_stride); break;
-                case 8: done += part<8>(tile, fetch, token + done, to, out_stride); break;
-                default: done += part<kTokenGroup>(tile, fetch, token + done, to, out_stride);
-            }
-        }
+        for (int t = 0; t < T; ++t) _mm512_storeu_ps(out + t * out_stride, acc[t]);
     }
 };
+
+template <GgmlType Q>
+using QuantKernel = QuantisedKernel<Avx512, Q>;
 
 // ---- float matrices ------------------------------------------------------------------------------------------------
 

@@ -133,29 +133,18 @@ void side_times_tokens(const uint8_t* super, int side, const ActBlock* act, int6
     }
 }
 
-template <GgmlType Q>
-struct QuantKernel {
-    const Activations& x;
+struct Neon {
+    using Sizes = std::integer_sequence<int, 1, 2, 3, 4>;
+    static int num_parts(int count) { return (count + 3) / 4; }
 
-    template <int T>
-    int part(const uint8_t* tile, int64_t token, float* out, int64_t out_stride) const {
-        const ActGroup group = act_group(x, token);
-        for (int side = 0; side < 2; ++side) {
-            side_times_tokens<Q, T>(tile, side, group.first, group.block_stride, x.cols / kBlock, out + 8 * side, out_stride);
-        }
-        return T;
-    }
-
-    void run(const uint8_t* tile, int64_t token, int count, float* out, int64_t out_stride) const {
-        for (int done = 0, left; (left = count - done) > 0;) {
-            float* to = out + done * out_stride;
-            if (left >= 4) done += part<4>(tile, token + done, to, out_stride);
-            else if (left == 3) done += part<3>(tile, token + done, to, out_stride);
-            else if (left == 2) done += part<2>(tile, token + done, to, out_stride);
-            else done += part<1>(tile, token + done, to, out_stride);
-        }
+    template <GgmlType Q, int T>
+    static void multiply(const uint8_t* tile, bool, const ActBlock* act, int64_t block_stride, int64_t blocks, float* out, int64_t out_stride) {
+        for (int side = 0; side < 2; ++side) side_times_tokens<Q, T>(tile, side, act, block_stride, blocks, out + 8 * side, out_stride);
     }
 };
+
+template <GgmlType Q>
+using QuantKernel = QuantisedKernel<Neon, Q>;
 
 // ---- float matrices ------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <new>
 #include <utility>
+#include <vector>
 
 #include <sys/mman.h>
 
@@ -42,6 +43,27 @@ class Memory {
   private:
     void* data_ = nullptr;
     size_t size_ = 0;
+};
+
+// Many pieces of memory side by side, given back together. Pieces of their own would seldom begin and end where a huge
+// page does, and would be left with small ones.
+class Arena {
+  public:
+    void* take(size_t num_bytes) {
+        constexpr size_t kAlignment = 64, kChunkBytes = size_t(256) << 20;
+        const size_t size = (num_bytes + kAlignment - 1) / kAlignment * kAlignment;
+        if (chunks_.empty() || chunks_.back().size() - used_ < size) {
+            chunks_.emplace_back(size > kChunkBytes ? size : kChunkBytes);
+            used_ = 0;
+        }
+        void* const piece = chunks_.back().as<char>() + used_;
+        used_ += size;
+        return piece;
+    }
+
+  private:
+    std::vector<Memory> chunks_;
+    size_t used_ = 0;  // of the last chunk
 };
 
 }  // namespace outpace

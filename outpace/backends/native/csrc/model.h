@@ -5,14 +5,17 @@
 // pages a row's positions lie in, and the bookkeeping of pages is the caller's.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "attention.h"
 #include "matmul.h"
 #include "memory.h"
 #include "ops.h"
+#include "relay.h"
 #include "thread_pool.h"
 
 namespace outpace {
@@ -31,10 +34,12 @@ enum class VectorName : int32_t {
 };
 
 struct Matrix {
-    Memory memory;
+    uint8_t* data = nullptr;
     Packed packed{};
-    bool is_present() const { return packed.data != nullptr; }
+    bool is_present() const { return data != nullptr; }
 };
+
+constexpr int64_t kChunkTokens = 16;  // tokens of a row that walk the cache together
 
 struct Layer {
     Matrix matrices[int(MatrixName::kCount)];
@@ -52,6 +57,25 @@ struct Row {
     int64_t start, count, num_logits;
     const int32_t* tokens;
     const int32_t* pages;
+};
+
+// Sends for weights, a few lines at a time, while a thread has nothing better to do.
+class Fetch {
+  public:
+    Fetch() = default;
+    Fetch(const Packed& w, int64_t tile, size_t most) {
+        const size_t size = packed_bytes(w.source, w.rows, w.cols), first = size_t(tile) * tile_size(w);
+        at_ = w.data + first;
+        end_ = at_ + std::min(most, size - first);
+    }
+    bool go_on() {
+        if (at_ >= end_) return false;
+        for (int i = 0; i < 4; i++, at_ += 64) __builtin_prefetch(at_, 0, 2);
+        return true;
+    }
+
+  private:
+    const uint8_t *at_ = nullptr, *end_ = nullptr;
 };
 
 class Model {
@@ -83,15 +107,15 @@ class Model {
     Model(const Model&) = delete;
     Model& operator=(const Model&) = delete;
 
-    void operator()(int thread, uint32_t tag);  // what the pool calls: one thread's part of the step
+    void operator()(int thread, uint64_t first_phase);  // what the pool calls: one thread's part of the step
 
   private:
     // The phases of a step: kBegin, then a layer's again and again, then the last two.
     enum Kind {
-        kBegin, kProjectQkv, kRotate, kAttend, kQuantiseAttended, kProjectOut, kBetween, kGated, kQuantiseHidden, kDown, kAfter,
-        kNormLast, kLogits, kKinds
+        kBegin, kProjectQkv, kRotate, kAttend, kQuantiseAttended, kProjectOut, kFeedForwardNorm, kGated, kDown, kNextNorm, kNormLast,
+        kLogits, kKinds
     };
-    static constexpr int kPerLayer = kAfter - kProjectQkv + 1;
+    static constexpr int kPerLayer = kNextNorm - kProjectQkv + 1;
 
     struct Token {
         int64_t row, id, position;
@@ -100,16 +124,12 @@ class Model {
     struct Item {
         int64_t row, token_begin, token_end, kv_head, head_begin, head_end;
     };
-    // How a phase's units (tiles, tokens, items) are cut into pieces in this step.
+    // What a phase has to do in this step, in tiles, tokens or items.
     struct Cut {
-        int64_t num_units = 0;
-        int num_pieces = 0;
-        bool is_folded = false;  // too small to share: whoever ends the phase before does it too
-        bool is_guided = false;  // most of it in one large piece per thread, the rest in small ones
-    };
-    struct Product {
-        const Packed* w;
-        float* y;
+        int64_t count = 0;
+        int64_t per_unit = 1;    // how many of them are never parted
+        bool is_folded = false;  // too little to share: whoever ends the phase before does it too
+        int64_t num_units() const { return is_folded ? 0 : (count + per_unit - 1) / per_unit; }
     };
 
     Layer& layer(int64_t index) { return layers_[size_t(index + 1)]; }
@@ -121,37 +141,45 @@ class Model {
     void plan(const std::vector<Row>& rows);
     void plan_attention();
     void plan_cuts();
-    Range piece(const Cut& cut, int index) const;
-    void work_on(int64_t phase, Range units, int thread);
+    Fetch fetch_after(int64_t phase, int thread) const;
+    void open_from(uint64_t first_phase, int64_t phase, int thread);
+    void work_on(int64_t phase, Range things, int thread);
     void begin(Range tokens);
     void norm(const float* weight, Range tokens);
-    void add_to_residual(const float* bias, Range tokens);
     void norm_last(Range wanted);
-    void quantise_tokens(Activations x, Range tokens) const;
-    void multiply(const Activations& x, const Product* products, int num_products, Range tiles) const;
+    void quantise_whole(Activations x, Range tokens) const;
+    void multiply_qkv(const Layer& layer, const Activations& x, Range tiles);
     void multiply_gated(const Layer& layer, const Activations& x, Range tiles);
+    void add_product(const Packed& w, const Activations& x, const float* bias, Range tiles);
     void rotate_and_store(const Layer& layer, int64_t index, Range items);
     void attend(int64_t index, Range items, int thread);
     uint16_t* keys(int64_t layer, int64_t page, int64_t kv_head) const;
     const Packed& head() const;
-    Activations activations(int64_t cols, const float* floats) const;
+    Activations from_width() const { return activations(shape_.width, normed_, quantised_); }
+    Activations from_attention() const { return activations(shape_.num_heads * shape_.head_dim, attended_, quantised_); }
+    Activations from_hidden() const { return activations(shape_.hidden, gate_, hidden_quantised_); }
+    Activations activations(int64_t cols, const Memory& floats, const Memory& quantised) const {
+        return {int64_t(tokens_.size()), cols, quantised.as<uint8_t>(), floats.as<float>()};
+    }
+    bool has_whole_blocks_per_head() const { return shape_.head_dim % kBlock == 0; }
 
     Shape shape_;
     std::shared_ptr<ThreadPool> pool_;
+    Arena weights_;
     std::vector<Layer> layers_;  // [0] is layer -1
     size_t packed_size_ = 0;
     int64_t num_pages_ = 0, max_step_tokens_ = 0, page_halves_ = 0;
     Memory cache_;  // [layer][page]{keys [kv_head][head_dim][slot], values [kv_head][slot][head_dim]}
-    // Of every token of a step. x is the residual stream; quantised is shared by all products, one after the other.
-    Memory x_, normed_, quantised_, q_, k_, v_, attended_, gate_, up_, y_, cosines_, sines_, last_, last_quantised_, logits_;
+    // Of every token of a step. x is the residual stream; quantised is what the norms, then attention, hand to products.
+    Memory x_, normed_, quantised_, hidden_quantised_, q_, k_, v_, attended_, gate_, up_, y_, cosines_, sines_, last_, last_quantised_, logits_;
     // Per thread, and made beforehand: nothing may fail in the middle of a step.
     std::vector<Memory> attention_scratch_;
     std::vector<std::vector<Query>> queries_;
 
     // The step being run.
-    uint32_t tag_ = 0;
-    std::vector<Phase> phases_;
+    std::unique_ptr<Relay> relay_;
     Cut cuts_[kKinds];
+    std::vector<int64_t> units_;  // of every phase
     std::vector<Row> rows_;
     std::vector<Token> tokens_;
     std::vector<int64_t> wanted_;

@@ -192,9 +192,11 @@ size_t packed_bytes(GgmlType type, int64_t rows, int64_t cols) {
     return size_t((rows + kRows - 1) / kRows) * tile_bytes(form_of(type), cols);
 }
 
+size_t tile_size(const Packed& w) { return tile_bytes(form_of(w.source), w.cols); }
+
 void pack_rows(GgmlType type, const void* source, int64_t rows, int64_t cols, uint8_t* packed, int64_t row_begin, int64_t row_end) {
     const Form f = form_of(type);
-    const size_t tile_size = tile_bytes(f, cols);
+    const size_t tile_out = tile_bytes(f, cols);
     const uint8_t* bytes = static_cast<const uint8_t*>(source);
     const size_t super_in = source_super_bytes(type), super_out = size_t(super_bytes(f));
     const int64_t supers = is_float(type) ? 0 : cols / (kBlock * blocks_per_super(f));
@@ -202,9 +204,9 @@ void pack_rows(GgmlType type, const void* source, int64_t rows, int64_t cols, ui
 
     // The super-block is outside the loop over rows, so that a tile is written from front to back.
     const int64_t end = row_end < rows ? row_end : (rows + kRows - 1) / kRows * kRows;  // padding goes with the last row
-    for (int64_t begin = row_begin; begin < end; begin += kTileRows) {
-        uint8_t* tile = packed + size_t(begin / kRows) * tile_size;
-        const int64_t stop = smaller(begin + kTileRows, end);
+    for (int64_t begin = row_begin; begin < end; begin += kRows) {
+        uint8_t* tile = packed + size_t(begin / kRows) * tile_out;
+        const int64_t stop = begin + kRows;
         if (is_float(type)) {
             for (int64_t row = begin; row < stop; ++row) {
                 if (row < rows) pack_float_row(size_t(f.bits / 8), bytes + size_t(row) * row_bytes, cols, int(row % kRows), tile);

@@ -114,6 +114,14 @@ inline f32x8 load(const uint16_t* p) {  // eight halves; every half is exactly a
 #endif
 }
 
+inline void store(uint16_t* p, f32x8 v) {  // rounded to eight halves
+#if defined(OUTPACE_SIMD_AVX2)
+    _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
+#else
+    for (int i = 0; i < kLanes; i++) p[i] = float_to_half(v[i]);
+#endif
+}
+
 // e^x to about one unit in the last place: 2^n times a polynomial on [-ln2/2, ln2/2]. Below the range of normal floats
 // it stays at the smallest of them, above at the largest power of two; e^0 is 1.
 inline f32x8 exp(f32x8 x) {

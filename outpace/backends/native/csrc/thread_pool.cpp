@@ -1,27 +1,15 @@
 #include "thread_pool.h"
 
-#include <chrono>
 #include <map>
 
-#if defined(__x86_64__) || defined(__i386__)
-#include <immintrin.h>
-#endif
+#include "spin.h"
 
 namespace outpace {
 namespace {
 
-// A pause is some 40 to 140 cycles on x86: waits at barriers are short, waits for the next step as long as the host takes.
-constexpr int kBarrierSpins = 2000;
-constexpr int kStartSpins = 1000;
-constexpr int kYields = 32;
-
-inline void pause() {
-#if defined(__x86_64__) || defined(__i386__)
-    _mm_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
+// How long a worker waits for the next step before it sleeps, in pauses: longer than the host takes between two steps, some
+// hundred microseconds, because waking up costs tens of them.
+constexpr int kStartSpins = 10000;
 
 }  // namespace
 
@@ -77,7 +65,7 @@ std::shared_ptr<ThreadPool> ThreadPool::shared(int num_threads) {
     return pool;
 }
 
-void ThreadPool::give(Call call, void* argument, uint32_t tag, bool is_together) {
+void ThreadPool::give(Call call, void* argument, uint64_t tag, bool is_together) {
     {
         std::lock_guard<std::mutex> lock(job_mutex_);
         job_ = Job{call, argument, tag, is_together, job_.number + 1};
@@ -121,42 +109,7 @@ void ThreadPool::barrier() {
         arrived_.store(0, std::memory_order_relaxed);
         passed_.raise();
     } else {
-        passed_.wait_while(round, kBarrierSpins);
-    }
-}
-
-// Both words: 32 bits of tag, 16 of pieces, 16 of count.
-void Phase::begin(uint32_t tag, int num_pieces) {
-    const uint64_t word = uint64_t(tag) << 32 | uint64_t(num_pieces) << 16;
-    done_.store(word | (num_pieces ? 0 : 1), std::memory_order_relaxed);
-    taken_.store(word, std::memory_order_release);
-}
-
-int Phase::take(uint32_t tag) {
-    uint64_t word = taken_.load(std::memory_order_acquire);
-    while (uint32_t(word >> 32) == tag && (word & 0xffff) < (word >> 16 & 0xffff)) {
-        if (taken_.compare_exchange_weak(word, word + 1, std::memory_order_acq_rel)) return int(word & 0xffff);
-    }
-    return -1;
-}
-
-bool Phase::finish() {
-    const uint64_t word = done_.fetch_add(1, std::memory_order_acq_rel) + 1;
-    return (word & 0xffff) == (word >> 16 & 0xffff);
-}
-
-bool Phase::wait(uint32_t tag) const {
-    for (int i = 0;; i++) {
-        const uint64_t word = done_.load(std::memory_order_acquire);
-        if (uint32_t(word >> 32) != tag) return false;
-        if ((word & 0xffff) > (word >> 16 & 0xffff)) return true;
-        if (i < kBarrierSpins) {
-            pause();
-        } else if (i < kBarrierSpins + kYields) {
-            std::this_thread::yield();  // the one we wait for may need this core
-        } else {
-            std::this_thread::sleep_for(std::chrono::microseconds(20));
-        }
+        passed_.wait_while(round, kSpins);
     }
 }
 

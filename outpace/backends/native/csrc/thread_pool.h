@@ -1,10 +1,10 @@
-// Persistent workers, and phases of work that whoever is there gets done.
+// Persistent workers.
 //
 // Two ways of working together. run(): every thread runs a region once, and all meet at barriers; for loading. post(): a
-// job whose work lies in Phases; the caller works too and goes on as soon as all work is done, whether or not the other
-// threads have come: on a machine shared with others, a thread that was put aside holds nobody up unless it was in
-// the middle of a piece. Waiting spins briefly, then sleeps, so that an idle server burns no CPU. Nothing here knows
-// models; who computes what is left to chance, and so no result may depend on it.
+// job that threads share out among themselves (see relay.h); the caller works too and goes on as soon as all work is done,
+// whether or not the other threads have come: on a machine shared with others, a thread that was put aside holds nobody
+// up. Waiting spins briefly, then sleeps, so that an idle server burns no CPU. Nothing here knows models; who computes
+// what is left to chance, and so no result may depend on it.
 #pragma once
 
 #include <atomic>
@@ -49,7 +49,7 @@ class ThreadPool {
     template <typename Region>
     void run(Region&& region) {
         std::lock_guard<std::mutex> lock(turn_);
-        give([](void* it, int thread, uint32_t) { (*static_cast<std::remove_reference_t<Region>*>(it))(thread); }, &region, 0, true);
+        give([](void* it, int thread, uint64_t) { (*static_cast<std::remove_reference_t<Region>*>(it))(thread); }, &region, 0, true);
         region(0);
         barrier();
     }
@@ -60,10 +60,10 @@ class ThreadPool {
     // Have work(thread, tag) called by the caller, as thread 0, and, sooner or later or never, by the others. `work` must
     // return when its tag is over, and must live until leave().
     template <typename Work>
-    void post(Work& work, uint32_t tag) {
+    void post(Work& work, uint64_t tag) {
         std::lock_guard<std::mutex> lock(turn_);
         if (num_threads_ > 1) {
-            give([](void* it, int thread, uint32_t now) { (*static_cast<Work*>(it))(thread, now); }, &work, tag, false);
+            give([](void* it, int thread, uint64_t now) { (*static_cast<Work*>(it))(thread, now); }, &work, tag, false);
         }
         work(0, tag);
     }
@@ -72,15 +72,15 @@ class ThreadPool {
     void leave(const void* work);
 
   private:
-    using Call = void (*)(void*, int thread, uint32_t tag);
+    using Call = void (*)(void*, int thread, uint64_t tag);
     struct Job {
         Call call = nullptr;
         void* argument = nullptr;
-        uint32_t tag = 0;
+        uint64_t tag = 0;
         bool is_together = false;
         uint32_t number = 0;
     };
-    void give(Call call, void* argument, uint32_t tag, bool is_together);
+    void give(Call call, void* argument, uint64_t tag, bool is_together);
     void work(int thread);
 
     const int num_threads_;
@@ -94,38 +94,5 @@ class ThreadPool {
     alignas(64) std::atomic<int> arrived_{0};
     Signal passed_;
 };
-
-// Pieces of work that come before the next phase. Threads take pieces until none are left, then wait until all are done;
-// whoever finishes the last one may do some more before the phase is over. A tag keeps threads that are late, and still
-// think of an earlier use, from taking anything.
-class Phase {
-  public:
-    void begin(uint32_t tag, int num_pieces);  // with no pieces, it is over
-    // The next piece, or -1: none left, or the tag is over.
-    int take(uint32_t tag);
-    // A piece taken is done. True: it was the last, and end() is to be called.
-    bool finish();
-    void end() { done_.fetch_add(1, std::memory_order_acq_rel); }
-    // Wait until the phase is over. False: the tag is.
-    bool wait(uint32_t tag) const;
-
-  private:
-    alignas(64) std::atomic<uint64_t> taken_{0};  // tag, pieces, pieces taken
-    alignas(64) std::atomic<uint64_t> done_{0};   // tag, pieces, pieces done and whether ended
-};
-
-struct Range {
-    int64_t begin, end;
-};
-
-// Part `index`'s contiguous share of `total` things, in whole grains.
-inline Range split(int64_t total, int64_t grain, int parts, int index) {
-    const int64_t grains = (total + grain - 1) / grain;
-    const auto bound = [&](int64_t i) {
-        const int64_t at = grains * i / parts * grain;
-        return at < total ? at : total;
-    };
-    return {bound(index), bound(index + 1)};
-}
 
 }  // namespace outpace

@@ -9,7 +9,6 @@ namespace {
 
 // What a row costs, in tokens of a plain argmax; below this much work, waking others costs more than they save.
 constexpr int64_t kSampleCost = 6, kWorthSharing = 300000;
-constexpr size_t kMaxPieces = 60000;  // a phase counts them in 16 bits
 
 // A row that ends a matched draft, and the token said there: earlier rows compare as smaller.
 int64_t ending(int64_t row, int64_t token) { return row << 32 | token; }
@@ -32,7 +31,7 @@ Verifier::Scratch::Scratch(int64_t n)
     : sampler(n), target(size_t(n) * sizeof(float)), left_over(size_t(n) * sizeof(float)), residual(size_t(n) * sizeof(float)),
       sums(size_t(n / 2 + 1) * sizeof(float)) {}
 
-Verifier::Verifier(int64_t vocab_size, int num_threads) : n_(vocab_size), ops_(row_ops()), pool_(ThreadPool::shared(num_threads)) {
+Verifier::Verifier(int64_t vocab_size, int num_threads) : n_(vocab_size), ops_(row_ops()), pool_(ThreadPool::shared(num_threads)), relay_(pool_->size(), 1) {
     for (int i = 0; i < pool_->size(); i++) scratch_.push_back(std::make_unique<Scratch>(n_));
 }
 
@@ -51,9 +50,10 @@ void Verifier::verify(const std::vector<Case>& cases, Verdict* verdicts) {
         for (int32_t row = 0; row <= (is_matched ? one.num_drafted : 0); row++) units_.push_back({int32_t(i), row});
         cost += (one.num_drafted + 1) * n_ * (one.rule == Rule::kMatchGreedy ? 1 : kSampleCost);
     }
-    if (units_.size() > 1 && units_.size() <= kMaxPieces && pool_->size() > 1 && cost >= kWorthSharing) {
-        phase_.begin(++tag_, int(units_.size()));
-        pool_->post(*this, tag_);
+    if (units_.size() > 1 && units_.size() <= size_t(Relay::kMostUnits) && pool_->size() > 1 && cost >= kWorthSharing) {
+        const uint64_t phase = relay_.begin({int64_t(units_.size())});
+        relay_.open(phase);
+        pool_->post(*this, phase);
     } else {
         for (const Unit& unit : units_) work_on(unit, *scratch_[0]);
     }
@@ -64,12 +64,12 @@ void Verifier::verify(const std::vector<Case>& cases, Verdict* verdicts) {
     }
 }
 
-void Verifier::operator()(int thread, uint32_t tag) {
-    for (int piece; (piece = phase_.take(tag)) >= 0;) {
-        work_on(units_[size_t(piece)], *scratch_[size_t(thread)]);
-        if (phase_.finish()) phase_.end();
+void Verifier::operator()(int thread, uint64_t phase) {
+    for (Range mine; (mine = relay_.take(phase, thread)).begin < mine.end;) {
+        for (int64_t i = mine.begin; i < mine.end; i++) work_on(units_[size_t(i)], *scratch_[size_t(thread)]);
     }
-    if (thread == 0) phase_.wait(tag);
+    if (relay_.finish(phase, thread)) relay_.open(phase + 1);
+    else if (thread == 0) relay_.wait(phase, [] { return false; });
 }
 
 void Verifier::work_on(const Unit& unit, Scratch& scratch) {

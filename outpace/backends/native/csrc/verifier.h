@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "memory.h"
+#include "relay.h"
 #include "sampling.h"
 #include "thread_pool.h"
 
@@ -45,7 +46,7 @@ class Verifier {
     // verdicts[i] for cases[i], which must have been checked.
     void verify(const std::vector<Case>& cases, Verdict* verdicts);
 
-    void operator()(int thread, uint32_t tag);  // what the pool calls
+    void operator()(int thread, uint64_t phase);  // what the pool calls
 
   private:
     // Rows of a draft that is matched are looked at one by one; those of other rules depend on each other.
@@ -69,8 +70,7 @@ class Verifier {
     std::vector<std::unique_ptr<Scratch>> scratch_;  // per thread
 
     // The step being judged.
-    uint32_t tag_ = 0;
-    Phase phase_;
+    Relay relay_;  // one phase: all units at once
     const std::vector<Case>* cases_ = nullptr;
     Verdict* verdicts_ = nullptr;
     std::vector<Unit> units_;

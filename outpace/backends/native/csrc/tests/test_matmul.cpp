@@ -49,15 +49,16 @@ const TypeInfo& info_of(GgmlType type) {
 struct IsaUnderTest {
     const char* name;
     MatmulFunction* matmul;
+    QuantiseFunction* quantise;
 };
 
 std::vector<IsaUnderTest> usable_isas() {
-    std::vector<IsaUnderTest> out{{"portable", matmul_portable}};
+    std::vector<IsaUnderTest> out{{"portable", matmul_portable, quantise_portable}};
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) out.push_back({"avx2", matmul_avx2});
-    if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) out.push_back({"avx512vnni", matmul_avx512});
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) out.push_back({"avx2", matmul_avx2, quantise_avx2});
+    if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) out.push_back({"avx512vnni", matmul_avx512, quantise_avx2});
 #elif defined(__aarch64__)
-    out.push_back({"neon", matmul_neon});
+    out.push_back({"neon", matmul_neon, quantise_portable});
 #endif
     return out;
 }
@@ -183,7 +184,7 @@ struct Matrix {
 struct Tokens {
     Tokens(int64_t n, int64_t cols, std::vector<float> values)
         : values(std::move(values)), store(activation_bytes(n, cols)), quantised{n, cols, store.data, this->values.data()} {
-        quantise(this->values.data(), 0, n, quantised);
+        quantise(quantised, 0, n, 0, cols / kBlock);
     }
     std::vector<float> values;
     Buffer store;
@@ -208,9 +209,9 @@ void test_packing(Random& random) {
             Matrix m(info, rows, cols, random);
             CHECK(matmul_supports(info.type, rows, cols), "%s", info.name);
             Buffer in_two(packed_bytes(info.type, rows, cols));
-            const int64_t split = std::min<int64_t>(8, rows);
+            const int64_t split = std::min<int64_t>(kTileRows, rows);
             pack_rows(info.type, m.source.data(), rows, cols, in_two.data, 0, split);
-            pack_rows(info.type, m.source.data(), rows, cols, in_two.data, split, rows);
+            if (split < rows) pack_rows(info.type, m.source.data(), rows, cols, in_two.data, split, rows);
             CHECK(std::memcmp(in_two.data, m.packed.data, packed_bytes(info.type, rows, cols)) == 0, "%s in two parts", info.name);
             std::vector<float> got(static_cast<size_t>(cols)), want(static_cast<size_t>(cols));
             for (int64_t r = 0; r < rows; ++r) {
@@ -250,6 +251,15 @@ void test_quantising(Random& random) {
             }
             CHECK(sum == block.sum && sum == block.half[0] + block.half[1] && block.d_sum == block.d * float(sum), "sums of token %d", int(t));
         }
+    }
+    std::vector<ActBlock> one(n * cols / 32), other(one.size());
+    const Activations plain{n, cols, reinterpret_cast<uint8_t*>(one.data()), values.data()};
+    for (const auto& isa : usable_isas()) {  // in two parts, each of them the plain loops' bits
+        const Activations own{n, cols, reinterpret_cast<uint8_t*>(other.data()), values.data()};
+        quantise_portable(plain, 0, n, 0, cols / 32);
+        isa.quantise(own, 0, n, 1, cols / 32);
+        isa.quantise(own, 0, n, 0, 1);
+        CHECK(std::memcmp(one.data(), other.data(), one.size() * sizeof(ActBlock)) == 0, "%s: not the plain codes", isa.name);
     }
     for (const float odd : {INFINITY, -INFINITY, NAN}) {
         auto wrong = values;
@@ -315,7 +325,7 @@ void test_kernels(Random& random, bool quick) {
                     Tokens some(n, cols, {values.begin() + shift * cols, values.begin() + (shift + n) * cols});
                     const std::vector<float> expected(want.begin() + shift * stride, want.begin() + (shift + n) * stride);
                     std::vector<float> y(static_cast<size_t>(n * stride), untouched);
-                    const int64_t split = std::min<int64_t>(rows, int64_t(random() % unsigned(rows / 8 + 1)) * 8);
+                    const int64_t split = std::min<int64_t>(rows, int64_t(random() % unsigned(rows / kTileRows + 1)) * kTileRows);
                     isa.matmul(m.packed, some.quantised, y.data(), stride, split, rows);
                     isa.matmul(m.packed, some.quantised, y.data(), stride, 0, split);
                     CHECK(same_bits(y, expected), "%s %s, %d x %d, %d tokens", isa.name, info.name, int(rows), int(cols), int(n));

@@ -66,7 +66,7 @@ OutpaceModel* make_model(const Options& o, int threads) {
     const auto matrix = [&](int layer, int name, int64_t rows, int64_t cols) {
         const auto bytes = random_matrix(o.type, rows, cols);
         CHECK(outpace_lay_out(model, layer, name, o.type, rows, cols) == OUTPACE_OK, "lay out %d", name);
-        const int64_t middle = rows / 16 * 8;  // in two slabs
+        const int64_t middle = rows / 32 * 16;  // in two slabs
         if (middle) CHECK(outpace_pack(model, layer, name, bytes.data(), 0, middle) == OUTPACE_OK, "pack");
         CHECK(outpace_pack(model, layer, name, bytes.data(), middle, rows) == OUTPACE_OK, "pack");
     };

@@ -13,6 +13,8 @@
 
 #include "attention.h"
 #include "ops.h"
+#include "range.h"
+#include "relay.h"
 #include "thread_pool.h"
 
 using namespace outpace;
@@ -216,40 +218,52 @@ void test_pool() {
     CHECK(most == 1 && total == 800, "at most %d at once, %d in all", most.load(), total.load());
 }
 
-// Each phase needs all of the one before; the caller goes on to the next use while others may still be late.
+// Each phase needs all of the one before; the caller goes on to the next step while others may still be late.
 struct Counting {
-    std::vector<Phase> phases = std::vector<Phase>(20);
-    std::vector<int> counts = std::vector<int>(20);
-    std::atomic<int> pieces[20] = {};
+    static constexpr int kPhases = 20;
+    Relay relay;
+    std::vector<int64_t> units = std::vector<int64_t>(kPhases);
+    std::atomic<int64_t> counts[kPhases] = {};
     std::atomic<int> num_wrong{0};
 
-    void operator()(int, uint32_t tag) {
-        for (size_t i = 0; i < phases.size(); i++) {
-            while (phases[i].take(tag) >= 0) {
-                if (i && counts[i - 1] != int(tag)) num_wrong++;
-                pieces[i]++;
-                if (!phases[i].finish()) continue;
-                counts[i] = int(tag);
-                phases[i].end();
+    explicit Counting(int threads) : relay(threads, kPhases) {}
+
+    void open_from(uint64_t first, size_t phase) {
+        while (phase < units.size() && units[phase] == 0) phase++;
+        relay.open(first + phase);
+    }
+
+    void operator()(int thread, uint64_t first) {
+        for (uint64_t number; (number = relay.now()) < first + kPhases;) {
+            const size_t phase = size_t(number - first);
+            for (Range range; (range = relay.take(number, thread)).begin < range.end;) {
+                for (size_t before = 0; before < phase; before++) num_wrong += counts[before] != units[before] * (units[before] - 1) / 2;
+                for (int64_t unit = range.begin; unit < range.end; unit++) counts[phase] += unit;
             }
-            if (!phases[i].wait(tag)) return;
+            if (relay.finish(number, thread)) open_from(first, phase + 1);
+            else relay.wait(number, [calls = 0]() mutable { return ++calls < 3; });
         }
     }
 };
 
-void test_phases() {
+void test_relay() {
     for (int threads : {1, 2, 5}) {
         ThreadPool pool(threads);
-        Counting work;
-        constexpr int kRounds = 500;
-        for (uint32_t tag = 1; tag <= kRounds; tag++) {
-            for (Phase& phase : work.phases) phase.begin(tag, 3);
-            pool.post(work, tag);
-            CHECK(work.counts.back() == int(tag), "round %u is not over", tag);
+        Counting work(threads);
+        for (int step = 0; step < 500; step++) {
+            for (auto& count : work.counts) count = 0;
+            for (auto& units : work.units) units = random_int(0, 3) ? random_int(0, 30) : 0;
+            if (step % 100 == 0) work.units[3] = Relay::kMostUnits;
+            const uint64_t first = work.relay.begin(work.units);
+            work.open_from(first, 0);
+            pool.post(work, first);
+            for (size_t i = 0; i < work.units.size(); i++) {
+                const int64_t expected = work.units[i] * (work.units[i] - 1) / 2;
+                CHECK(work.counts[i] == expected, "step %d with %d threads: %ld, not %ld", step, threads, long(work.counts[i]), long(expected));
+            }
         }
         pool.leave(&work);
-        for (const auto& pieces : work.pieces) CHECK(pieces == 3 * kRounds, "%d pieces with %d threads", pieces.load(), threads);
-        CHECK(work.num_wrong == 0, "%d pieces came too early", work.num_wrong.load());
+        CHECK(work.num_wrong == 0, "%d units came too early", work.num_wrong.load());
         int num_ran = 0;
         std::mutex mutex;
         pool.run([&](int) {
@@ -272,7 +286,7 @@ int main() {
     test_halves_survive_a_round_trip();
     test_split_covers_everything_once();
     test_pool();
-    test_phases();
+    test_relay();
     std::printf(num_failures ? "%d failures\n" : "all passed\n", num_failures);
     return num_failures != 0;
 }

@@ -1,0 +1,305 @@
+"""The server under load, and what it costs beside the offline engine. Loopback only; clients are another process.
+
+    python -m benchmarks.serve_load load --model fake          64 streaming clients for two minutes
+    python -m benchmarks.serve_load load --model embedded
+    python -m benchmarks.serve_load overhead                   throughput at concurrency 8, served and offline
+
+`load` compares every answer with the offline engine's for the same prompt and seed, and afterwards looks for anything
+left behind: requests, cache sequences and cells, memory. It exits with status 1 where something does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+from time import perf_counter, sleep
+from typing import Any
+
+from benchmarks.report import provenance, spread, write_json
+from outpace import LLM, SamplingParams
+from outpace.backends.base import Tokenizer
+from outpace.core import StepPlan
+from outpace.engine.driver import Driver
+from outpace.engine.engine import Engine
+from outpace.models import resolve_model
+from tests.fakes import ByteTokenizer, FakeModel, fake_engine, runner_of
+from tests.server_helper import LiveServer
+
+MOST_LAG = 0.020  # seconds, at the 99th percentile of the event loop's lag
+MOST_GROWTH = 0.05  # of resident memory, from the end of the first quarter to the end
+LEAST_RATIO = 0.95  # served over offline throughput
+
+FAKE_SECONDS = 0.005  # a step of the fake model, outside the interpreter as a real one's is
+
+STORE_TOKENS = 4096  # full within seconds, so that memory that still grows after that is a leak
+
+SUBJECTS = ("river", "market", "engine", "winter", "library", "harbour", "garden", "signal")
+TASKS = (
+    "Write a short story about a {}.",
+    "List ten facts about a {}, one per line.",
+    "Explain to a child what a {} is.",
+    "Write a Python class that models a {}.",
+)
+
+
+def bodies(num_tokens: int, *, ignore_eos: bool = False) -> list[dict[str, Any]]:
+    """Different prompts, temperatures and seeds; each has one right answer."""
+    prompts = [task.format(subject) for subject in SUBJECTS for task in TASKS]
+    return [
+        {
+            "prompt": prompt,
+            "temperature": (0.0, 0.7, 1.0)[i % 3],
+            "seed": i,
+            # Answers of one length would all end in the same step, and their clients come back as one crowd.
+            "max_tokens": num_tokens // 2 + num_tokens * i * 7 // len(prompts) % num_tokens,
+            "ignore_eos": ignore_eos,
+        }
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def params_of(body: dict[str, Any]) -> SamplingParams:
+    return SamplingParams(**{name: body[name] for name in ("temperature", "seed", "max_tokens", "ignore_eos")})
+
+
+class Clients:
+    """The load generator's process, ready before it is needed."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "benchmarks.serve_client"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def run(self, **job: Any) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(10)
+
+
+class ForgetfulFake(FakeModel):
+    """The tests' fake keeps every row of logits it ever made; under load that would look like a leak of ours."""
+
+    def logits(self, context: Sequence[int]) -> Any:
+        if len(self._memory) > 4096:
+            self._memory.clear()
+        return super().logits(context)
+
+
+def make_fake(max_sequences: int) -> tuple[Engine, Tokenizer, int]:
+    engine = fake_engine(
+        ForgetfulFake(),
+        max_sequences=max_sequences,
+        cache_tokens=16384,
+        max_context=1024,
+        max_step_tokens=512,
+        method="suffix",
+        speculation="on",
+        suffix_store_tokens=STORE_TOKENS,
+    )
+    runner = runner_of(engine)
+    forward = runner.forward
+
+    def forgetful(plan: StepPlan) -> Any:
+        runner.steps.clear()
+        sleep(FAKE_SECONDS)
+        return forward(plan)
+
+    runner.forward = forgetful  # type: ignore[method-assign]
+    engine.calibrate()
+    return engine, ByteTokenizer(), 1024
+
+
+def offline_answers(engine: Engine, tokenizer: Tokenizer, wanted: Sequence[dict[str, Any]]) -> list[str]:
+    driver = Driver(engine)
+    requests = [engine.submit(tokenizer.encode(body["prompt"]), params_of(body)) for body in wanted]
+    with driver.read(requests) as stream:
+        for _ in stream:
+            pass
+    engine.scheduler.forget_kept()
+    return [request.writer.text for request in requests]
+
+
+def resident_bytes() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:"))) * 1024
+
+
+@contextmanager
+def sampled_memory(samples: list[int]) -> Any:
+    done = Event()
+
+    def sample() -> None:
+        while not done.wait(1.0):
+            samples.append(resident_bytes())
+
+    thread = Thread(target=sample)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def quantile_bound(buckets: Sequence[tuple[str, float]], share: float) -> float:
+    """The smallest bucket bound that this share of a histogram lies under."""
+    total = buckets[-1][1]
+    return float(next(bound for bound, count in buckets if count >= share * total))
+
+
+def load(options: argparse.Namespace) -> int:
+    wanted = bodies(options.tokens)
+    llm: LLM | None = None
+    if options.model == "fake":
+        engine, tokenizer, max_context = make_fake(options.clients)
+    else:
+        llm = LLM(max_sequences=options.clients, cache_tokens=16384, max_context=2048, suffix_store_tokens=STORE_TOKENS)
+        llm.engine.calibrate()
+        engine, tokenizer, max_context = llm.engine, llm.tokenizer, llm.config.max_context
+    expected = offline_answers(engine, tokenizer, wanted)
+    clients = Clients()
+    server = LiveServer(engine, tokenizer, max_context, model_names=("loaded",))
+    streaming = [body | {"stream": True, "stream_options": {"include_usage": True}} for body in wanted]
+    memory: list[int] = []
+    with sampled_memory(memory):
+        result = clients.run(port=server.port, concurrency=options.clients, seconds=options.seconds, bodies=streaming)
+    clients.close()
+    server.check_clean()
+    lag = server.app.state.outpace.http.lag.buckets()
+    metrics = server.metrics()
+    server.stop()
+
+    answers = result["answers"]
+    wrong = [answer for answer in answers if answer["text"] != expected[answer["body"]]]
+    num_tokens = sum(answer["num_tokens"] or 0 for answer in answers)
+    quarter = max(1, len(memory) // 4)
+    growth = max(memory[-quarter:]) / max(memory[:quarter]) - 1
+    firsts = [answer["first"] for answer in answers]
+    figures = {
+        "answers": len(answers),
+        "wrong_answers": len(wrong),
+        "tokens_per_second": num_tokens / result["seconds"],
+        "tokens_received_equal_counter": num_tokens == metrics["vllm:generation_tokens_total"],
+        "events_per_answer": statistics.mean(answer.get("num_events", 0) for answer in answers),
+        "first_event_seconds": {"median": statistics.median(firsts), "p99": _p99(firsts)},
+        "event_loop_lag_seconds": {"p50_at_most": quantile_bound(lag, 0.5), "p99_at_most": quantile_bound(lag, 0.99)},
+        "event_loop_lag_samples": lag[-1][1],
+        "resident_bytes": {"first_quarter": max(memory[:quarter]), "last_quarter": max(memory[-quarter:])},
+        "memory_growth": growth,
+        "left_behind": "nothing",  # check_clean has looked, and raises where it finds something
+        "acceptance_rate": metrics["vllm:spec_decode_draft_acceptance_rate"],
+    }
+    holds = {
+        "every answer equals the offline engine's": not wrong,
+        "the counter of tokens equals what clients received": figures["tokens_received_equal_counter"],
+        f"P99 of the event loop's lag is at most {MOST_LAG * 1000:g} ms": quantile_bound(lag, 0.99) <= MOST_LAG,
+        f"memory grows by less than {MOST_GROWTH:.0%}": growth < MOST_GROWTH,
+    }
+    for name, value in figures.items():
+        print(f"{name:32}{value}")
+    for answer in wrong[:3]:
+        print("WRONG", answer.get("error"), repr(answer["text"]), "wanted", repr(expected[answer["body"]]))
+    return _finish(options, holds, figures | {"clients": options.clients, "seconds": options.seconds}, llm)
+
+
+def overhead(options: argparse.Namespace) -> int:
+    """Both variants in one process over one engine, never at the same time, in random order within a round."""
+    llm = LLM(max_sequences=options.clients, speculation="off")
+    wanted = bodies(options.tokens, ignore_eos=True)
+    prompts, params = [body["prompt"] for body in wanted], [params_of(body) for body in wanted]
+    num_tokens = sum(body["max_tokens"] for body in wanted)
+    clients = Clients()
+    server = LiveServer(llm.engine, llm.tokenizer, llm.config.max_context, model_names=("measured",))
+
+    def offline() -> float:
+        begin = perf_counter()
+        llm.generate(prompts, params, progress=False)
+        return perf_counter() - begin
+
+    def served(*, stream: bool) -> float:
+        sent = [body | {"stream": stream} for body in wanted]
+        result = clients.run(port=server.port, concurrency=options.clients, count=len(sent), bodies=sent)
+        assert all(answer["text"] for answer in result["answers"])
+        seconds: float = result["seconds"]
+        return seconds
+
+    variants: dict[str, Callable[[], float]] = {
+        "offline": offline,
+        "whole": lambda: served(stream=False),
+        "streamed": lambda: served(stream=True),
+    }
+    rates: dict[str, list[float]] = {name: [] for name in variants}
+    order = list(variants)
+    for round_ in range(-1, options.rounds):  # the first warms up
+        random.shuffle(order)
+        for name in order:
+            rate = num_tokens / variants[name]()
+            server.wait_until_idle()
+            llm.engine.scheduler.forget_kept()
+            if round_ >= 0:
+                rates[name].append(rate)
+    clients.close()
+    server.stop()
+
+    print(f"{'tokens per second':24}{'median':>9}   quartiles")
+    figures: dict[str, Any] = {}
+    holds = {}
+    for name, values in rates.items():
+        ratios = [value / base for value, base in zip(values, rates["offline"], strict=True)]
+        figures[name] = {"tokens_per_second": statistics.median(values), "all": values}
+        print(f"{name:24}{statistics.median(values):9.1f}   {spread(values, '.1f')}")
+        if name != "offline":
+            ratio = figures[name]["over_offline"] = statistics.median(ratios)
+            print(f"{'  beside offline, paired':24}{ratio:9.3f}   {spread(ratios, '.3f')}   >= {LEAST_RATIO}")
+            holds[f"{name}: at least {LEAST_RATIO} of the offline engine's throughput"] = ratio >= LEAST_RATIO
+    return _finish(options, holds, figures | {"clients": options.clients, "rounds": options.rounds}, llm)
+
+
+def _p99(values: Sequence[float]) -> float:
+    return sorted(values)[min(len(values) - 1, int(len(values) * 0.99))]
+
+
+def _finish(options: argparse.Namespace, holds: dict[str, bool], figures: dict[str, Any], llm: LLM | None) -> int:
+    for what, ok in holds.items():
+        print(f"{'holds' if ok else 'DOES NOT HOLD'}: {what}")
+    if options.json:
+        models = [resolve_model(None)] if llm is not None else []
+        write_json(options.json, {"figures": figures, "holds": holds, "provenance": provenance(models)})
+    if llm is not None:
+        llm.close()
+    return 0 if all(holds.values()) else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, action, clients, tokens in (("load", load, 64, 96), ("overhead", overhead, 8, 48)):
+        command = commands.add_parser(name)
+        command.set_defaults(action=action)
+        command.add_argument("--clients", type=int, default=clients, help="requests in flight (default: %(default)s)")
+        command.add_argument("--tokens", type=int, default=tokens, help="tokens an answer (default: %(default)s)")
+        command.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    commands.choices["load"].add_argument("--model", choices=("fake", "embedded"), default="fake")
+    commands.choices["load"].add_argument("--seconds", type=float, default=120.0)
+    commands.choices["overhead"].add_argument("--rounds", type=int, default=20)
+    options = parser.parse_args()
+    status: int = options.action(options)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,282 @@
+// One forward pass: how a step is cut up, and what its phases compute.
+
+#include <algorithm>
+#include <cmath>
+
+#include "model.h"
+
+namespace outpace {
+namespace {
+
+constexpr int64_t kFoldedTokens = 4;       // up to so many, work on whole tokens is not worth handing round
+constexpr size_t kFetchBytes = 64 << 10;  // what a thread that waits sends for: as much as it may get, and its cache keeps
+
+void add_optional(float* x, const float* bias, int64_t n) {
+    if (bias) ops().add(x, bias, n);
+}
+
+int64_t num_tiles(int64_t rows) { return (rows + kTileRows - 1) / kTileRows; }
+Range rows_of(Range tiles, int64_t rows) { return {tiles.begin * kTileRows, std::min(tiles.end * kTileRows, rows)}; }
+
+}  // namespace
+
+const Packed& Model::head() const { return layer(-1)[has(-1, MatrixName::kHead) ? MatrixName::kHead : MatrixName::kEmbedding]; }
+
+Model::Kind Model::kind_of(int64_t phase) const {
+    if (phase == 0) return kBegin;
+    const int64_t after_layers = phase - 1 - shape_.num_layers * kPerLayer;
+    return after_layers >= 0 ? Kind(kNormLast + after_layers) : Kind(kProjectQkv + (phase - 1) % kPerLayer);
+}
+
+void Model::plan(const std::vector<Row>& rows) {
+    rows_ = rows;
+    tokens_.clear();
+    wanted_.clear();
+    for (size_t r = 0; r < rows.size(); r++) {
+        for (int64_t i = 0; i < rows[r].count; i++) {
+            if (rows[r].count - i <= rows[r].num_logits) wanted_.push_back(int64_t(tokens_.size()));
+            tokens_.push_back({int64_t(r), rows[r].tokens[i], rows[r].start + i});
+        }
+    }
+    const size_t logit_bytes = wanted_.size() * size_t(shape_.vocab_size) * sizeof(float);
+    if (logits_.size() < logit_bytes) logits_ = Memory(logit_bytes);
+    plan_attention();
+    plan_cuts();
+}
+
+// Walking a page serves all the query heads of its key/value head, so coarse items read least; where there are too few of
+// them to keep the threads equally busy, every query head becomes an item.
+void Model::plan_attention() {
+    int64_t num_chunks = 0;
+    for (const Row& row : rows_) num_chunks += (row.count + kChunkTokens - 1) / kChunkTokens;
+    const int threads = pool_->size();
+    const int64_t num_coarse = num_chunks * shape_.num_kv_heads, group = shape_.num_heads / shape_.num_kv_heads;
+    const int64_t heads_together = num_coarse % threads == 0 || num_coarse >= 4 * threads ? group : 1;
+    items_.clear();
+    int64_t first = 0;
+    for (size_t r = 0; r < rows_.size(); r++) {
+        for (int64_t at = 0; at < rows_[r].count; at += kChunkTokens) {
+            const int64_t end = std::min(at + kChunkTokens, rows_[r].count);
+            for (int64_t head = 0; head < shape_.num_heads; head += heads_together) {
+                items_.push_back({int64_t(r), first + at, first + end, head / group, head, head + heads_together});
+            }
+        }
+        first += rows_[r].count;
+    }
+}
+
+void Model::plan_cuts() {
+    const int64_t n = int64_t(tokens_.size()), wanted = int64_t(wanted_.size());
+    const bool is_alone = pool_->size() == 1, is_short = is_alone || n <= kFoldedTokens;
+    const int64_t q_width = shape_.num_heads * shape_.head_dim, kv_width = shape_.num_kv_heads * shape_.head_dim;
+    // Units as small as can be, but no more of them than a relay can count.
+    const auto shared = [](int64_t count, int64_t grain = 1) {
+        return Cut{count, (count / grain / Relay::kMostUnits + 1) * grain, false};
+    };
+    const auto by_token = [&](int64_t count, bool is_folded) { return is_folded ? Cut{count, 1, true} : shared(count); };
+    cuts_[kBegin] = cuts_[kFeedForwardNorm] = cuts_[kNextNorm] = by_token(n, is_short);
+    cuts_[kProjectQkv] = shared(num_tiles(q_width) + 2 * num_tiles(kv_width));
+    cuts_[kRotate] = by_token(n * shape_.num_kv_heads, is_alone || n == 1);
+    cuts_[kAttend] = shared(int64_t(items_.size()));
+    cuts_[kQuantiseAttended] = has_whole_blocks_per_head() ? Cut{} : by_token(n, is_short);
+    cuts_[kProjectOut] = cuts_[kDown] = shared(num_tiles(shape_.width));
+    cuts_[kGated] = shared(num_tiles(shape_.hidden), kBlock / kTileRows);
+    cuts_[kNormLast] = by_token(wanted, is_alone || wanted <= kFoldedTokens);
+    cuts_[kLogits] = wanted ? shared(num_tiles(shape_.vocab_size)) : Cut{};
+    for (int64_t phase = 0; phase < num_phases(); phase++) units_[size_t(phase)] = cuts_[kind_of(phase)].num_units();
+}
+
+const float* Model::forward(const std::vector<Row>& rows) {
+    plan(rows);
+    const uint64_t first = relay_->begin(units_);
+    open_from(first, 0, 0);
+    pool_->post(*this, first);
+    return logits_.as<float>();
+}
+
+void Model::operator()(int thread, uint64_t first_phase) {
+    for (uint64_t number; (number = relay_->now()) < first_phase + uint64_t(num_phases());) {
+        const int64_t phase = int64_t(number - first_phase);
+        for (Range units; (units = relay_->take(number, thread)).begin < units.end;) {
+            const Cut& cut = cuts_[kind_of(phase)];
+            work_on(phase, {units.begin * cut.per_unit, std::min(units.end * cut.per_unit, cut.count)}, thread);
+        }
+        if (relay_->finish(number, thread)) open_from(first_phase, phase + 1, thread);
+        else relay_->wait(number, [fetch = fetch_after(phase, thread)]() mutable { return fetch.go_on(); });
+    }
+}
+
+// The weights that a thread's share of the next product begins with.
+Fetch Model::fetch_after(int64_t phase, int thread) const {
+    const auto from = [&](const Packed& w, int64_t tile) { return Fetch(w, tile, kFetchBytes); };
+    const auto share = [&](int64_t tiles, int64_t grain = 1) { return split(tiles, grain, pool_->size(), thread).begin; };
+    const int64_t index = layer_of(phase);
+    const Kind kind = kind_of(phase);
+    if (kind >= kProjectQkv && kind < kProjectOut) return from(layer(index)[MatrixName::kOutput], share(num_tiles(shape_.width)));
+    if (kind >= kProjectOut && kind < kGated) return from(layer(index)[MatrixName::kGate], share(num_tiles(shape_.hidden), 2));
+    if (kind == kGated) return from(layer(index)[MatrixName::kDown], share(num_tiles(shape_.width)));
+    if (kind >= kLogits) return Fetch();
+    if (kind >= kDown && index + 1 >= shape_.num_layers) return from(head(), share(num_tiles(shape_.vocab_size)));
+    const Layer& next = layer(kind == kBegin ? 0 : index + 1);
+    int64_t tile = share(num_tiles(next[MatrixName::kQuery].rows) + 2 * num_tiles(next[MatrixName::kKey].rows));
+    for (MatrixName name : {MatrixName::kQuery, MatrixName::kKey}) {
+        const int64_t count = num_tiles(next[name].rows);
+        if (tile < count) return from(next[name], tile);
+        tile -= count;
+    }
+    return from(next[MatrixName::kValue], tile);
+}
+
+// Opens the next phase that threads share, after doing those before it that they do not.
+void Model::open_from(uint64_t first_phase, int64_t phase, int thread) {
+    for (; phase < num_phases() && units_[size_t(phase)] == 0; phase++) work_on(phase, {0, cuts_[kind_of(phase)].count}, thread);
+    relay_->open(first_phase + uint64_t(phase));
+}
+
+void Model::work_on(int64_t phase, Range things, int thread) {
+    if (things.begin >= things.end) return;
+    const int64_t index = layer_of(phase);
+    const Kind kind = kind_of(phase);
+    if (kind == kBegin) return begin(things);
+    if (kind == kNormLast) return norm_last(things);
+    if (kind == kLogits) {
+        const Activations last{int64_t(wanted_.size()), shape_.width, last_quantised_.as<uint8_t>(), last_.as<float>()};
+        const Range rows = rows_of(things, shape_.vocab_size);
+        return matmul(head(), last, logits_.as<float>(), shape_.vocab_size, rows.begin, rows.end);
+    }
+    const Layer& weights = layer(index);
+    switch (kind) {
+        case kProjectQkv: return multiply_qkv(weights, from_width(), things);
+        case kRotate: return rotate_and_store(weights, index, things);
+        case kAttend: return attend(index, things, thread);
+        case kQuantiseAttended: return quantise_whole(from_attention(), things);
+        case kProjectOut: return add_product(weights[MatrixName::kOutput], from_attention(), weights[VectorName::kOutputBias], things);
+        case kFeedForwardNorm: return norm(weights[VectorName::kFeedForwardNorm], things);
+        case kGated: return multiply_gated(weights, from_width(), things);
+        case kDown: return add_product(weights[MatrixName::kDown], from_hidden(), nullptr, things);
+        default:  // kNextNorm
+            if (index + 1 < shape_.num_layers) norm(layer(index + 1)[VectorName::kAttentionNorm], things);
+    }
+}
+
+void Model::begin(Range tokens) {
+    const int64_t width = shape_.width, half = shape_.num_rotated / 2;
+    for (int64_t t = tokens.begin; t < tokens.end; t++) {
+        unpack_row(layer(-1)[MatrixName::kEmbedding], tokens_[size_t(t)].id, x_.as<float>() + t * width);
+        rope_angles(tokens_[size_t(t)].position, shape_.rope_frequencies.data(), half, shape_.rope_scale,
+                    cosines_.as<float>() + t * half, sines_.as<float>() + t * half);
+    }
+    norm(layer(0)[VectorName::kAttentionNorm], tokens);
+}
+
+void Model::norm(const float* weight, Range tokens) {
+    const int64_t width = shape_.width;
+    for (int64_t t = tokens.begin; t < tokens.end; t++) {
+        ops().rms_norm(x_.as<float>() + t * width, weight, shape_.epsilon, width, normed_.as<float>() + t * width);
+    }
+    quantise_whole(from_width(), tokens);
+}
+
+// Only tokens whose logits are wanted go through the head.
+void Model::norm_last(Range wanted) {
+    const int64_t width = shape_.width;
+    for (int64_t i = wanted.begin; i < wanted.end; i++) {
+        const float* x = x_.as<float>() + wanted_[size_t(i)] * width;
+        ops().rms_norm(x, layer(-1)[VectorName::kFinalNorm], shape_.epsilon, width, last_.as<float>() + i * width);
+    }
+    quantise_whole({int64_t(wanted_.size()), width, last_quantised_.as<uint8_t>(), last_.as<float>()}, wanted);
+}
+
+// Quantised matrices have whole blocks of columns; others are float, and read the floats.
+void Model::quantise_whole(Activations x, Range tokens) const {
+    if (x.cols % kBlock == 0) quantise(x, tokens.begin, tokens.end, 0, x.cols / kBlock);
+}
+
+// Three matrices over the same activations: their tiles are counted as if they were one.
+void Model::multiply_qkv(const Layer& weights, const Activations& x, Range tiles) {
+    const std::pair<MatrixName, float*> products[] = {
+        {MatrixName::kQuery, q_.as<float>()}, {MatrixName::kKey, k_.as<float>()}, {MatrixName::kValue, v_.as<float>()}};
+    for (const auto& [name, y] : products) {
+        const Packed& w = weights[name];
+        const int64_t count = num_tiles(w.rows);
+        const Range rows = rows_of({std::max<int64_t>(tiles.begin, 0), std::min(tiles.end, count)}, w.rows);
+        if (rows.begin < rows.end) matmul(w, x, y, w.rows, rows.begin, rows.end);
+        tiles = {tiles.begin - count, tiles.end - count};
+    }
+}
+
+// Gate and up are cut alike, and between blocks: each part can combine and quantise what it has just computed itself.
+void Model::multiply_gated(const Layer& weights, const Activations& x, Range tiles) {
+    const int64_t hidden = shape_.hidden;
+    const Range rows = rows_of(tiles, hidden);
+    float *gate = gate_.as<float>(), *up = up_.as<float>();
+    matmul(weights[MatrixName::kGate], x, gate, hidden, rows.begin, rows.end);
+    matmul(weights[MatrixName::kUp], x, up, hidden, rows.begin, rows.end);
+    for (int64_t t = 0; t < x.n; t++) ops().swiglu(gate + t * hidden + rows.begin, up + t * hidden + rows.begin, rows.end - rows.begin);
+    if (hidden % kBlock == 0) quantise(from_hidden(), 0, x.n, rows.begin / kBlock, rows.end / kBlock);
+}
+
+// x += w * activations + bias, for some rows.
+void Model::add_product(const Packed& w, const Activations& x, const float* bias, Range tiles) {
+    const Range rows = rows_of(tiles, w.rows);
+    matmul(w, x, y_.as<float>(), w.rows, rows.begin, rows.end);
+    for (int64_t t = 0; t < x.n; t++) {
+        const int64_t at = t * w.rows + rows.begin;
+        ops().add(x_.as<float>() + at, y_.as<float>() + at, rows.end - rows.begin);
+        add_optional(x_.as<float>() + at, bias ? bias + rows.begin : nullptr, rows.end - rows.begin);
+    }
+}
+
+void Model::rotate_and_store(const Layer& weights, int64_t index, Range items) {
+    const Ops& op = ops();
+    const int64_t dim = shape_.head_dim, num_kv = shape_.num_kv_heads, group = shape_.num_heads / num_kv, half = shape_.num_rotated / 2;
+    const float scale = 1.0f / std::sqrt(float(dim));
+    for (int64_t item = items.begin; item < items.end; item++) {
+        const int64_t t = item / num_kv, kv_head = item % num_kv;
+        const Token& token = tokens_[size_t(t)];
+        const auto prepare = [&](float* head, const float* bias, const float* norm) {
+            add_optional(head, bias, dim);
+            if (norm) op.rms_norm(head, norm, shape_.epsilon, dim, head);
+            op.rope(head, cosines_.as<float>() + t * half, sines_.as<float>() + t * half, shape_.num_rotated, shape_.rope_style);
+        };
+        const auto part = [&](VectorName name, int64_t head) {
+            const float* vector = weights[name];
+            return vector ? vector + head * dim : nullptr;
+        };
+        for (int64_t h = kv_head * group; h < (kv_head + 1) * group; h++) {
+            float* q = q_.as<float>() + (t * shape_.num_heads + h) * dim;
+            prepare(q, part(VectorName::kQueryBias, h), weights[VectorName::kQueryNorm]);
+            for (int64_t d = 0; d < dim; d++) q[d] *= scale;
+        }
+        float* k = k_.as<float>() + (t * num_kv + kv_head) * dim;
+        float* v = v_.as<float>() + (t * num_kv + kv_head) * dim;
+        prepare(k, part(VectorName::kKeyBias, kv_head), weights[VectorName::kKeyNorm]);
+        add_optional(v, part(VectorName::kValueBias, kv_head), dim);
+        uint16_t* page_keys = keys(index, rows_[size_t(token.row)].pages[token.position / kPageTokens], kv_head);
+        attention().write(k, v, dim, token.position % kPageTokens, page_keys, page_keys + page_halves_ / 2);
+    }
+}
+
+void Model::attend(int64_t index, Range items, int thread) {
+    const int64_t dim = shape_.head_dim;
+    std::vector<Query>& queries = queries_[size_t(thread)];
+    for (int64_t i = items.begin; i < items.end; i++) {
+        const Item& item = items_[size_t(i)];
+        queries.clear();
+        for (int64_t t = item.token_begin; t < item.token_end; t++) {
+            for (int64_t h = item.head_begin; h < item.head_end; h++) {
+                const int64_t at = (t * shape_.num_heads + h) * dim;
+                queries.push_back({q_.as<float>() + at, attended_.as<float>() + at, tokens_[size_t(t)].position + 1});
+            }
+        }
+        const uint16_t* first = keys(index, 0, item.kv_head);
+        const HeadPages pages{first, first + page_halves_ / 2, page_halves_, rows_[size_t(item.row)].pages, dim};
+        attention().attend(queries.data(), int64_t(queries.size()), pages, attention_scratch_[size_t(thread)].as<float>());
+        if (has_whole_blocks_per_head()) {
+            const int64_t per_head = dim / kBlock;
+            quantise(from_attention(), item.token_begin, item.token_end, item.head_begin * per_head, item.head_end * per_head);
+        }
+    }
+}
+
+}  // namespace outpace

@@ -1,0 +1,94 @@
+"""The command line that follows from a verdict: for Outpace, and in the words of vLLM and llama.cpp."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+DEFAULT_DEPTH = 4
+
+
+def commands(decision: str, setting: str | None, losing: Sequence[str], results: Mapping[str, Any]) -> dict[str, str]:
+    """Empty where the verdict does not say what to do."""
+    if decision == "too_little_data" or setting is None:
+        return {}
+    target = results["target"]
+    if target.get("baseline_url"):  # somebody else's server, whose own settings are all there is to advise
+        return {"serve as": target["baseline_url" if decision == "leave_off" else "url"]}
+    model, draft = _models(results)
+    if decision == "leave_off":
+        return {
+            "outpace": _joined("outpace", "serve", *_outpace_models(model, None), "--speculation", "off"),
+            "vllm": _joined("vllm", "serve", _hub(model)),
+            "llama.cpp": _joined("llama-server", "-m", model),
+        }
+    method, depth = _method_and_depth(setting, draft, results)
+    found = {
+        "outpace": _joined("outpace", "serve", *_outpace_models(model, draft), *_outpace_mode(setting)),
+        "vllm": _joined("vllm", "serve", _hub(model), "--speculative-config", json.dumps(_vllm(method, depth, draft))),
+        "llama.cpp": _joined("llama-server", "-m", model, *_llama(method, depth, draft)),
+    }
+    if losing:
+        found["requests that lose"] = f'{", ".join(losing)}: send "speculation": {{"mode": "off"}} with them'
+    return found
+
+
+def _models(results: Mapping[str, Any]) -> tuple[str, str | None]:
+    """By file name, or, of a server, by the name it serves the model under."""
+    target = results["target"]
+    config = target.get("config") or {}
+    draft = config.get("draft")
+    return Path(config.get("model") or target["model"]).name, Path(draft).name if draft else None
+
+
+def _outpace_models(model: str, draft: str | None) -> list[str]:
+    return ["--model", model, *(["--draft", draft] if draft else [])]
+
+
+def _outpace_mode(setting: str) -> list[str]:
+    if setting == "auto":
+        return ["--speculation", "auto"]
+    method, _, depth = setting.partition(":")
+    return ["--speculation", "on", "--method", method, "--depth", depth] if depth else ["--speculation", "on"]
+
+
+def _method_and_depth(setting: str, draft: str | None, results: Mapping[str, Any]) -> tuple[str, int]:
+    """Engines without a policy need a fixed answer: the setting's own, or the best one that was tried."""
+    if ":" not in setting:
+        fixed = {
+            name: each["all"]["value"] for name, each in results["overall"].items() if ":" in name and each.get("all")
+        }
+        for cell in results["cells"]:
+            if cell["purpose"] == "sweep":
+                fixed |= {n: f["speedup"]["value"] for n, f in cell["settings"].items() if ":" in n and f["speedup"]}
+        if not fixed:
+            return ("draft" if draft else "ngram"), DEFAULT_DEPTH
+        setting = max(fixed, key=lambda name: fixed[name])
+    method, _, depth = setting.partition(":")
+    return method, int(depth)
+
+
+def _vllm(method: str, depth: int, draft: str | None) -> dict[str, Any]:
+    if method == "draft":
+        return {"model": _hub(draft or "DRAFT"), "num_speculative_tokens": depth}
+    if method == "suffix":
+        return {"method": "suffix", "num_speculative_tokens": depth}
+    return {"method": "ngram", "num_speculative_tokens": depth, "prompt_lookup_max": 4}
+
+
+def _llama(method: str, depth: int, draft: str | None) -> list[str]:
+    if method == "draft":
+        return ["--spec-draft-model", draft or "DRAFT", "--spec-draft-n-max", str(depth)]
+    return ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-m", str(depth)]
+
+
+def _hub(model: str) -> str:
+    """vLLM wants a model's name on a hub, which a GGUF file does not tell."""
+    return model.removesuffix(".gguf")
+
+
+def _joined(*parts: str) -> str:
+    return shlex.join(parts)

@@ -1,0 +1,97 @@
+"""Carries out a plan: blocks of all cells in turn, so that a run cut short has something of each.
+
+Ctrl-C and the time budget end the measuring, not the report: whatever was measured is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from outpace.bench.mix import draw
+from outpace.bench.paired import Paired, interleaved
+from outpace.bench.plan import CellPlan, Plan
+from outpace.bench.targets import Target
+from outpace.bench.trials import Job, Run
+from outpace.bench.workloads import Prompt
+
+
+@dataclass(slots=True)
+class Cell:
+    """A cell of the plan with what has been measured of it."""
+
+    plan: CellPlan
+    jobs: list[Job]
+    paired: Paired
+
+
+@dataclass(slots=True)
+class Session:
+    target: Target
+    plan: Plan
+    sources: Mapping[str, Sequence[Prompt]]
+    on_run: Callable[[CellPlan, Run], None] = lambda cell, run: None
+    cells: list[Cell] = field(default_factory=list)
+    was_interrupted: bool = False
+    ran_out_of_time: bool = False
+    _end: float = 0.0
+
+    def measure(self) -> None:
+        """All cells of the plan."""
+        self._end = perf_counter() + self.plan.time_budget
+        self.cells = [self._cell(each) for each in self.plan.cells]
+        try:
+            every = {setting.name: setting for cell in self.plan.cells for setting in cell.settings}
+            self.target.warm_up(self.cells[0].jobs[0], list(every.values()))
+            self._run(self.cells)
+        except KeyboardInterrupt:
+            self.was_interrupted = True
+            if not any(cell.paired.num_blocks for cell in self.cells):
+                raise
+        self.cells = [cell for cell in self.cells if cell.paired.num_blocks]
+
+    def confirm(self, suspects: Iterable[CellPlan], seconds: float) -> None:
+        """More cells, in what time is given for them."""
+        if self.was_interrupted:
+            return
+        cells = [self._cell(each) for each in suspects]
+        self._end = perf_counter() + seconds
+        try:
+            self._run(cells)
+        except KeyboardInterrupt:
+            self.was_interrupted = True
+        self.cells += [cell for cell in cells if cell.paired.num_blocks]
+
+    def _run(self, cells: Sequence[Cell]) -> None:
+        turns = [
+            (block / cell.plan.num_blocks, i, block)
+            for i, cell in enumerate(cells)
+            for block in range(cell.plan.num_blocks)
+        ]
+        for _, i, block in sorted(turns):
+            if perf_counter() >= self._end:
+                self.ran_out_of_time = True
+                return
+            self._run_block(cells[i], block)
+
+    def _run_block(self, cell: Cell, block: int) -> None:
+        size = cell.plan.load.block_size
+        jobs = cell.jobs[block * size : (block + 1) * size]
+        for setting, run in interleaved(self.target, jobs, cell.plan.settings, cell.plan.load, self.plan.seed + block):
+            cell.paired.runs[setting.name].append(run)
+            self.on_run(cell.plan, run)
+
+    def _cell(self, plan: CellPlan) -> Cell:
+        weights = self.plan.weights
+        sources = self.sources
+        if plan.only_class is not None:
+            sources = {
+                name: [prompt for prompt in prompts if prompt.category == plan.only_class]
+                for name, prompts in sources.items()
+            }
+            sources = {name: prompts for name, prompts in sources.items() if prompts}
+        prompts = draw(sources, {name: weights[name] for name in sources}, plan.num_requests, self.plan.seed)
+        jobs = self.target.jobs(prompts, temperature=plan.temperature, base_seed=self.plan.seed)
+        paired = Paired(plan.settings, {setting.name: [] for setting in plan.settings})
+        return Cell(plan, jobs, paired)

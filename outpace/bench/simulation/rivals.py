@@ -1,0 +1,96 @@
+"""What others do, as policies: fixed depths, a table by batch size, an average per bucket, switching off for good.
+
+Each is asked for one depth for the whole batch. Ours, and the oracle, are in `runner.py`, because they choose per
+request.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Rival(Protocol):
+    name: str
+
+    def depth(self, batch_size: int) -> int: ...
+
+    def observe(self, batch_size: int, num_drafts: int, num_drafted: int, num_accepted: int) -> None: ...
+
+
+class Fixed:
+    """`--num-speculative-tokens K`, as most servers run. K = 0 is plain decoding."""
+
+    def __init__(self, depth: int) -> None:
+        self.name = f"fixed-{depth}" if depth else "plain"
+        self._depth = depth
+
+    def depth(self, batch_size: int) -> int:
+        return self._depth
+
+    def observe(self, batch_size: int, num_drafts: int, num_drafted: int, num_accepted: int) -> None:
+        pass
+
+
+class TableByBatch(Fixed):
+    """A table somebody wrote by hand: the larger the batch, the shallower."""
+
+    TABLE = ((4, 5), (16, 3), (32, 2), (64, 1))
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.name = "table-by-batch"
+
+    def depth(self, batch_size: int) -> int:
+        return next((depth for limit, depth in self.TABLE if batch_size <= limit), 0)
+
+
+class AveragePerBucket:
+    """The mean accepted length of each bucket of batch sizes, smoothed, sets the depth for it; at least one."""
+
+    name = "average-per-bucket"
+    CANDIDATES = (1, 3, 7)
+    SMOOTHING = 0.2
+
+    def __init__(self) -> None:
+        self._accepted: dict[int, float] = {}
+
+    def _bucket(self, batch_size: int) -> int:
+        return batch_size.bit_length()
+
+    def depth(self, batch_size: int) -> int:
+        mean = self._accepted.get(self._bucket(batch_size), 2.0)
+        return next((depth for depth in self.CANDIDATES if depth >= mean + 0.5), self.CANDIDATES[-1])
+
+    def observe(self, batch_size: int, num_drafts: int, num_drafted: int, num_accepted: int) -> None:
+        if num_drafts:
+            bucket = self._bucket(batch_size)
+            known = self._accepted.get(bucket, 2.0)
+            self._accepted[bucket] = known + self.SMOOTHING * (num_accepted / num_drafts - known)
+
+
+class SwitchOff:
+    """A fixed depth until the acceptance of a window falls below a threshold; then plain decoding for good."""
+
+    name = "switch-off"
+    DEPTH, WINDOW, THRESHOLD = 4, 200, 0.4
+
+    def __init__(self) -> None:
+        self._drafted = self._accepted = 0
+        self._is_off = False
+
+    def depth(self, batch_size: int) -> int:
+        return 0 if self._is_off else self.DEPTH
+
+    def observe(self, batch_size: int, num_drafts: int, num_drafted: int, num_accepted: int) -> None:
+        self._drafted += num_drafted
+        self._accepted += num_accepted
+        if self._drafted >= self.WINDOW:
+            self._is_off = self._is_off or self._accepted < self.THRESHOLD * self._drafted
+            self._drafted = self._accepted = 0
+
+
+FIXED_DEPTHS = (1, 2, 3, 4, 5, 6, 8, 12)
+
+
+def all_rivals() -> list[Rival]:
+    return [*(Fixed(depth) for depth in FIXED_DEPTHS), TableByBatch(), AveragePerBucket(), SwitchOff()]

@@ -1,0 +1,98 @@
+"""The scenarios: every machine, load and way in which drafts can be right or wrong, each with its own seed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from outpace.bench.simulation.world import (
+    Load,
+    Proposing,
+    Scenario,
+    constant,
+    either,
+    sliding,
+    switching,
+)
+
+_STATIONARY = (0.1, 0.4, 0.6, 0.8, 0.95)
+_CPU_LOADS = (1, 4, 8)
+_GPU_LOADS = (1, 8, 32, 128, 256)
+
+
+def all_scenarios() -> list[Scenario]:
+    """A few hundred; `quick_scenarios` is every so-manieth of them."""
+    made: list[Scenario] = []
+    for machine in ("cpu-native", "cpu-llamacpp", "gpu-flat", "gpu-stairs", "compute-bound", "stairs-of-8"):
+        for concurrency in _GPU_LOADS if machine.startswith("gpu") else _CPU_LOADS:
+            made += _of_machine(machine, concurrency)
+    return [_seeded(scenario, i) for i, scenario in enumerate(made)]
+
+
+def quick_scenarios() -> list[Scenario]:
+    chosen = all_scenarios()[::21]
+    return [_shortened(scenario) for scenario in chosen if scenario.load.concurrency <= 32]
+
+
+def _of_machine(machine: str, concurrency: int) -> list[Scenario]:
+    closed = Load(concurrency, max(80, 3 * concurrency))
+    made = []
+
+    def add(
+        kind: str,
+        *,
+        load: Load = closed,
+        text: Proposing | None = None,
+        model: Proposing | None = None,
+        temperature: float = 0.0,
+        draft_share: float = 0.12,
+        drifts: bool = False,
+        adversarial: bool = False,
+    ) -> None:
+        made.append(
+            Scenario(
+                name=f"{machine} c{concurrency} {kind}",
+                machine=machine,
+                load=load,
+                seed=0,
+                text=text,
+                model=model,
+                temperature=temperature,
+                draft_share=draft_share,
+                drifts=drifts,
+                adversarial=adversarial,
+            )
+        )
+
+    for rate in _STATIONARY:
+        add(f"text {rate}", text=Proposing(constant(rate)))
+    for rate in _STATIONARY:
+        add(f"model {rate}", model=Proposing(constant(rate)))
+    add("text, half guessed", text=Proposing(constant(0.85), guess_share=0.5))
+    add("text mixed", text=Proposing(either((0.1, 0.9))))
+    add("model mixed", model=Proposing(constant(0.2, 0.9)))
+    add("both", text=Proposing(constant(0.7), guess_share=0.4), model=Proposing(constant(0.75)))
+    add("dear draft", model=Proposing(constant(0.8)), draft_share=0.4)
+    add("hot", text=Proposing(constant(0.3, 0.5)), temperature=1.0)
+    add("vain", text=Proposing(constant(0.15), flattery=3.0))
+    add("text switching", text=Proposing(switching(0.05, 0.9, 40)), drifts=True)
+    add("text sliding", text=Proposing(sliding(0.9, 0.1)), drifts=True)
+    add("model sliding", model=Proposing(sliding(0.2, 0.9)), drifts=True)
+    add("model switching", model=Proposing(switching(0.2, 0.9, 80)), drifts=True)
+    add("text spiteful", text=Proposing(constant(0.9), spites=True), adversarial=True)
+    if concurrency > 1:
+        for intensity in (0.5, 0.9, 1.5):
+            load = Load(concurrency, closed.num_requests, intensity)
+            add(f"poisson {intensity} text mixed", load=load, text=Proposing(either((0.1, 0.9))))
+        bursts = Load(concurrency, closed.num_requests, 0.8, bursty=True)
+        add("bursts model 0.75", load=bursts, model=Proposing(constant(0.75)))
+        add("bursts text 0.2", load=bursts, text=Proposing(constant(0.2)))
+    return made
+
+
+def _seeded(scenario: Scenario, seed: int) -> Scenario:
+    return replace(scenario, seed=1000 + seed)
+
+
+def _shortened(scenario: Scenario) -> Scenario:
+    load = replace(scenario.load, num_requests=max(30, 2 * scenario.load.concurrency))
+    return replace(scenario, load=load)

@@ -1,0 +1,134 @@
+"""A server with the OpenAI API as the thing measured: one with speculation and one without, or an Outpace server,
+where each request says how it wants to be decoded.
+
+Times are a client's: from when a request was due until its chunks arrive. Tokens are counted by the server (`usage`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import httpx
+
+from outpace.bench.loads import Closed, Load
+from outpace.bench.server_metrics import Snapshot, between, read_metrics
+from outpace.bench.settings import PLAIN, Setting
+from outpace.bench.targets import WARM_UP_TOKENS, sampling
+from outpace.bench.trials import Job, Run
+from outpace.bench.url_load import run_requests
+from outpace.bench.workloads import Prompt
+from outpace.errors import OutpaceError, UsageError
+
+_RESETS = ("/reset_prefix_cache", "/flush_cache")  # ours and vLLM's (in its development mode); SGLang's
+_TIMEOUT = httpx.Timeout(600.0, connect=10.0)
+
+
+class UrlTarget:
+    def __init__(self, url: str, baseline_url: str | None = None, *, api_key: str | None = None) -> None:
+        self.name = "server"
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._url = _base(url)
+        self._baseline_url = _base(baseline_url) if baseline_url else None
+        self._models = {each: self._model_name(each) for each in filter(None, (self._url, self._baseline_url))}
+        self._can_forget = {each: self._forget(each) for each in self._models}
+        if self._baseline_url is None and not self._is_outpace():
+            raise UsageError(
+                f"{url} is not an Outpace server, so it cannot be asked to decode plainly; name one that does "
+                "with --baseline-url"
+            )
+
+    def jobs(self, prompts: Sequence[Prompt], *, temperature: float, base_seed: int = 0) -> list[Job]:
+        chosen = zip(prompts, sampling(prompts, temperature, base_seed), strict=True)
+        return [Job(i, prompt.category, (), params, prompt.messages) for i, (prompt, params) in enumerate(chosen)]
+
+    def warm_up(self, job: Job, settings: Sequence[Setting]) -> None:
+        short = replace(job, params=replace(job.params, max_tokens=WARM_UP_TOKENS))
+        for setting in settings:
+            (trial,) = self.run([short], setting, Closed(1)).trials
+            if trial.error:
+                raise OutpaceError(f"the first request to {self._place(setting)} failed: {trial.error}")
+
+    def run(self, jobs: Sequence[Job], setting: Setting, load: Load, seed: int = 0) -> Run:
+        place = self._place(setting)
+        self._forget(place)
+        before = self._metrics(place)
+        bodies = [self._body(job, setting, place) for job in jobs]
+        run = asyncio.run(run_requests(f"{place}/v1/chat/completions", self._headers, jobs, bodies, load, seed))
+        run.reported = between(before, self._metrics(place))
+        return run
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "target": self.name,
+            "url": self._url,
+            "baseline_url": self._baseline_url,
+            "model": self._models[self._url],
+            "caches_emptied": all(self._can_forget.values()),
+        }
+
+    def _place(self, setting: Setting) -> str:
+        return self._baseline_url if self._baseline_url and setting == PLAIN else self._url
+
+    def _body(self, job: Job, setting: Setting, place: str) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self._models[place],
+            "messages": list(job.messages),
+            "max_tokens": job.params.max_tokens,
+            "temperature": job.params.temperature,
+            "seed": job.params.seed,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if self._baseline_url is None:
+            wanted = setting.speculation
+            asked = {"mode": wanted.mode, "method": wanted.method, "max_depth": wanted.max_depth}
+            body["speculation"] = {name: value for name, value in asked.items() if value is not None}
+        return body
+
+    def _model_name(self, url: str) -> str:
+        try:
+            reply = httpx.get(f"{url}/v1/models", headers=self._headers, timeout=_TIMEOUT)
+            reply.raise_for_status()
+            return str(reply.json()["data"][0]["id"])
+        except httpx.HTTPStatusError as error:
+            raise OutpaceError(
+                f"{url}/v1/models answered {error.response.status_code}; check the address, and --api-key"
+            ) from error
+        except httpx.HTTPError as error:
+            raise OutpaceError(f"{url} does not answer ({error}); check the address and that it runs") from error
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise OutpaceError(f"{url}/v1/models does not list a model as the OpenAI API does; check it") from error
+
+    def _forget(self, url: str) -> bool:
+        """Empty what the server keeps of earlier requests, so that no run profits from another; False: it cannot be."""
+        return any(self._post(f"{url}{path}") for path in _RESETS)
+
+    def _post(self, url: str) -> bool:
+        try:
+            return httpx.post(url, headers=self._headers, timeout=_TIMEOUT).is_success
+        except httpx.HTTPError:
+            return False
+
+    def _is_outpace(self) -> bool:
+        return "\noutpace_" in self._metrics_page(self._url)
+
+    def _metrics(self, url: str) -> Snapshot:
+        return read_metrics(self._metrics_page(url))
+
+    def _metrics_page(self, url: str) -> str:
+        """Empty where there is none: acceptance is then unknown, which is not a failure."""
+        try:
+            reply = httpx.get(f"{url}/metrics", headers=self._headers, timeout=_TIMEOUT, follow_redirects=True)
+        except httpx.HTTPError:
+            return ""
+        return reply.text if reply.status_code == 200 else ""
+
+
+def _base(url: str) -> str:
+    """With or without the path clients of the OpenAI API are given."""
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"{url!r} is not a URL; write it as http://host:port")
+    return url.rstrip("/").removesuffix("/v1")

@@ -1,0 +1,175 @@
+"""`outpace bench`: does speculation pay, for which requests, at what setting, and what happens to the slowest 1%?"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import math
+from pathlib import Path
+from typing import Any, get_args
+
+from outpace.bench.figures import Objective
+from outpace.bench.loads import Arrivals, Closed, Load, Open
+from outpace.bench.mix import load_sources, parse_mix
+from outpace.bench.plan import FULL, QUICK, CellPlan, Plan, Scale, grid
+from outpace.bench.settings import AUTO, PLAIN, Setting, fixed, fixed_settings, parse_setting
+from outpace.bench.workloads import BUILT_IN
+from outpace.config import BackendName, Method
+from outpace.errors import UsageError
+
+SUBCOMMANDS = {
+    "compare": "what changed between two runs",
+    "simulate": "policies side by side in a world where costs and acceptance are known",
+    "peers": "the same prompts through what one would use instead, where installed",
+}
+DEPTHS = (2, 4, 8)
+MAIN_DEPTH = 4
+
+_DESCRIPTION = f"""\
+Measure whether speculation pays on this machine, for your models, prompts, temperatures and load, and say so.
+All settings run interleaved in one process on the same requests; the report ends in a verdict.
+
+Without options: the embedded model, six built-in workloads ({", ".join(BUILT_IN)}),
+temperatures {", ".join(f"{t:g}" for t in FULL.temperatures)}, {", ".join(map(str, FULL.concurrencies))} requests \
+at once; under ten minutes. --quick: a smaller answer in under one.
+
+examples:
+  outpace bench --quick
+  outpace bench --model target.gguf --draft draft.gguf --html report.html --json report.json
+  outpace bench --mix json=0.6,story=0.4 --temperature 0,0.7 --concurrency 1,8
+  outpace bench --mix mine.jsonl --rate 0.5,2 --arrivals bursty
+  outpace bench --url http://with:8000 --baseline-url http://without:8000
+  outpace bench compare before.json after.json
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = _DESCRIPTION
+    _add_run_arguments(parser)
+    subparsers = parser.add_subparsers(dest="bench_command", metavar="COMMAND", title="other commands")
+    for name, summary in SUBCOMMANDS.items():
+        subparser = subparsers.add_parser(
+            name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        )
+        _module(name).add_arguments(subparser)
+
+
+def execute(options: argparse.Namespace) -> int:
+    if options.bench_command is not None:
+        status: int = _module(options.bench_command).execute(options)
+        return status
+    from outpace.commands.bench_run import run
+
+    return run(options, plan_from(options))
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"outpace.commands.bench_{name}")
+
+
+def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what is measured")
+    group.add_argument("--model", metavar="FILE", help="a GGUF file (default: the embedded SmolLM2-135M-Instruct)")
+    group.add_argument("--draft", metavar="FILE", help="a smaller GGUF with the same vocabulary, to draft with")
+    group.add_argument("--backend", choices=get_args(BackendName), default="auto", help="(default: %(default)s)")
+    group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all usable cores)")
+    group.add_argument("--url", metavar="URL", help="a server with the OpenAI API instead, with speculation")
+    group.add_argument("--baseline-url", metavar="URL",
+                       help="the same without speculation; not needed for an Outpace server")  # fmt: skip
+    group.add_argument("--api-key", metavar="KEY", help="for --url and --baseline-url")
+    group = parser.add_argument_group("requests")
+    group.add_argument(
+        "--mix", metavar="NAME=W,...", help="workloads or prompt files by weight (default: all built in)"
+    )
+    group.add_argument("--temperature", metavar="T,...", help="(default: 0,0.7,1)")
+    group.add_argument("--concurrency", metavar="N,...", help="requests at once, closed loop (default: 1,4,16)")
+    group.add_argument("--rate", metavar="R,...", help="requests a second, open loop, instead")
+    group.add_argument("--arrivals", choices=get_args(Arrivals), default="poisson", help="(default: %(default)s)")
+    group.add_argument("--max-tokens", type=int, metavar="N", help="at most, of every answer")
+    group.add_argument("--requests", type=int, metavar="N", help="per cell and setting (default: 36 alone, 5 blocks)")
+    group.add_argument("--time-budget", type=float, metavar="S", help="seconds of measuring (default: 460, quick 40)")
+    group.add_argument("--seed", type=int, default=0, metavar="S", help="of prompts, sampling and arrivals")
+    group = parser.add_argument_group("settings")
+    group.add_argument("--settings", metavar="S,...", help="off, auto, METHOD:DEPTH (default: off,auto, one fixed)")
+    group.add_argument(
+        "--depths", metavar="K,...", help="of the sweep over fixed settings; 0: no sweep (default: 2,4,8)"
+    )
+    group = parser.add_argument_group("report")
+    group.add_argument("--quick", action="store_true", help="a smaller but complete answer in under a minute")
+    group.add_argument("--ttft-objective", type=float, default=1e3 * Objective().time_to_first_token, metavar="MS",
+                       help="a good request begins to answer within (default: %(default).0f)")  # fmt: skip
+    group.add_argument("--tpot-objective", type=float, default=1e3 * Objective().time_per_output_token, metavar="MS",
+                       help="and takes at most this per further token (default: %(default).0f)")  # fmt: skip
+    group.add_argument("--json", type=Path, metavar="FILE", help="write everything measured")
+    group.add_argument("--html", type=Path, metavar="FILE", help="write a report with pictures, one file")
+
+
+def plan_from(options: argparse.Namespace) -> tuple[Plan, dict[str, Any]]:
+    """The plan, and the prompts it draws from: wrong usage is heard before a model is loaded."""
+    scale = QUICK if options.quick else FULL
+    temperatures = _numbers("--temperature", options.temperature, float) or scale.temperatures
+    for temperature in temperatures:
+        if not 0 <= temperature <= 100:
+            raise UsageError(f"--temperature must be between 0 and 100; got {temperature:g}")
+    main = _main_method(options)
+    settings = _settings(options, main)
+    loads = _loads(options, scale)
+    weights = parse_mix(options.mix) if options.mix else dict.fromkeys(BUILT_IN, 1.0)
+    sources = load_sources(list(weights), options.max_tokens or scale.max_tokens)
+    cells = grid(temperatures, loads, settings, lambda load: _num_blocks(options.requests, load, scale))
+    cells += _sweep(options, scale, temperatures[0], loads[0])
+    if options.requests is not None and options.requests < 1:
+        raise UsageError(f"--requests must be at least 1; got {options.requests}")
+    budget = scale.time_budget if options.time_budget is None else options.time_budget
+    if budget <= 0:
+        raise UsageError(f"--time-budget must be above 0 seconds; got {budget:g}")
+    return Plan(tuple(cells), weights, budget, options.seed, scale.confirm_blocks), sources
+
+
+def _main_method(options: argparse.Namespace) -> Method:
+    return "draft" if options.draft else "suffix"
+
+
+def _settings(options: argparse.Namespace, main: Method) -> list[Setting]:
+    if options.settings:
+        settings = [parse_setting(part.strip()) for part in options.settings.split(",")]
+        return list(dict.fromkeys([PLAIN, *settings]))
+    if options.url and options.baseline_url:
+        return [PLAIN, Setting("on", AUTO.speculation)]
+    return [PLAIN, AUTO, fixed(main, MAIN_DEPTH)]
+
+
+def _loads(options: argparse.Namespace, scale: Scale) -> list[Load]:
+    if options.rate and options.concurrency:
+        raise UsageError("--rate is an open loop and --concurrency a closed one; give one of them")
+    if options.rate:
+        return [Open(rate, options.arrivals) for rate in _numbers("--rate", options.rate, float)]
+    chosen = _numbers("--concurrency", options.concurrency, int) or scale.concurrencies
+    return [Closed(int(each)) for each in chosen]
+
+
+def _num_blocks(requests: int | None, load: Load, scale: Scale) -> int:
+    """As many as hold the requests asked for."""
+    return scale.num_blocks(load) if requests is None else math.ceil(requests / load.block_size)
+
+
+def _sweep(options: argparse.Namespace, scale: Scale, temperature: float, load: Load) -> list[CellPlan]:
+    """Every proposer at every depth, at the first temperature and load."""
+    depths = [int(each) for each in _numbers("--depths", options.depths, int) or DEPTHS]
+    if depths == [0] or options.settings or options.baseline_url:
+        return []
+    methods: list[Method] = ["draft", "suffix"] if options.draft else ["suffix", "ngram"]
+    if options.quick:
+        methods = methods[:1]
+    settings = (PLAIN, AUTO, *fixed_settings(methods, depths))
+    blocks = max(1, scale.sweep_requests // load.block_size)
+    return [CellPlan(temperature, load, settings, blocks, "sweep")]
+
+
+def _numbers(flag: str, text: str | None, kind: type[float] | type[int]) -> tuple[float, ...]:
+    if text is None:
+        return ()
+    try:
+        return tuple(dict.fromkeys(kind(part) for part in text.split(",")))
+    except ValueError:
+        raise UsageError(f"{flag} wants numbers with commas between them, as 1,4; got {text!r}") from None

@@ -1,0 +1,93 @@
+"""The measuring half of `outpace bench`: open the target, carry out the plan, write the reports."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from outpace.bench import results as results_file
+from outpace.bench.figures import Objective
+from outpace.bench.loads import Closed
+from outpace.bench.plan import CellPlan, Plan
+from outpace.bench.provenance import provenance
+from outpace.bench.session import Session
+from outpace.bench.targets import EngineTarget, Target
+from outpace.bench.terminal import as_text
+from outpace.bench.trials import Run
+from outpace.bench.workloads import Prompt
+from outpace.llm import LLM
+from outpace.models import resolve_model
+
+CONFIRM_SHARE = 0.15  # of the time budget, for running suspected classes alone
+
+
+def run(options: argparse.Namespace, planned: tuple[Plan, Mapping[str, Sequence[Prompt]]]) -> int:
+    plan, sources = planned
+    objective = Objective(options.ttft_objective / 1e3, options.tpot_objective / 1e3)
+    with _target(options, plan) as (target, models), _Progress(plan) as progress:
+        session = Session(target, plan, sources, on_run=progress.add)
+        session.measure()
+        origin = provenance(["outpace", *sys.argv[1:]], models)
+        measured = results_file.assemble(session, objective, origin)
+        more = results_file.suspects(measured, plan)
+        if more and not session.was_interrupted:
+            progress.extend(more)
+            session.confirm(more, CONFIRM_SHARE * plan.time_budget)
+            measured = results_file.assemble(session, objective, origin)
+    print(as_text(measured))
+    if options.json:
+        results_file.save(options.json, measured)
+    if options.html:
+        from outpace.bench.html import write_html
+
+        write_html(options.html, measured)
+    return 1 if session.was_interrupted else 0
+
+
+@contextmanager
+def _target(options: argparse.Namespace, plan: Plan) -> Iterator[tuple[Target, list[Path]]]:
+    if options.url:
+        from outpace.bench.url_target import UrlTarget
+
+        yield UrlTarget(options.url, options.baseline_url, api_key=options.api_key), []
+        return
+    model = resolve_model(options.model)
+    most = max((cell.load.concurrency if isinstance(cell.load, Closed) else 16) for cell in plan.cells)
+    room: dict[str, Any] = {
+        "backend": options.backend,
+        "threads": options.threads,
+        "max_sequences": max(8, most),
+        "cache_tokens": max(8192, 1024 * most),
+    }
+    models = [model, *([Path(options.draft)] if options.draft else [])]
+    with LLM(str(model), draft=options.draft, **room) as llm:
+        yield EngineTarget(llm), models
+
+
+class _Progress:
+    """Requests done of those planned, with the time left; on a terminal only."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._total = sum(cell.num_requests * len(cell.settings) for cell in plan.cells)
+
+    def __enter__(self) -> _Progress:
+        self._bar = tqdm(total=self._total, unit="request", disable=not sys.stderr.isatty(), dynamic_ncols=True)
+        return self
+
+    def add(self, cell: CellPlan, run: Run) -> None:
+        self._bar.set_description_str(cell.name, refresh=False)
+        self._bar.update(len(run.trials))
+
+    def extend(self, cells: Sequence[CellPlan]) -> None:
+        self._total += sum(cell.num_requests * len(cell.settings) for cell in cells)
+        self._bar.total = self._total
+        self._bar.refresh()
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()

@@ -1,0 +1,71 @@
+"""`outpace costs`: what steps, drafts and guesses cost on this machine, as the policy reckons with them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import get_args
+
+from outpace.config import BackendName, EngineConfig
+from outpace.speculation.costs import Costs, StepCosts
+
+_DESCRIPTION = """\
+Print the costs that `--speculation auto` decides by: a step of the target (and of a draft model) by its number of
+tokens, what rows and context add, and what a guess costs. They are measured in about two seconds at the first start,
+kept in the cache directory, and corrected by every step that runs.
+
+examples:
+  outpace costs
+  outpace costs --model target.gguf --draft draft.gguf --measure
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    engine = EngineConfig()
+    parser.description = _DESCRIPTION
+    parser.add_argument("--model", metavar="FILE", help="a GGUF file (default: the embedded SmolLM2-135M-Instruct)")
+    parser.add_argument("--draft", metavar="FILE", help="a smaller GGUF with the same vocabulary")
+    parser.add_argument("--backend", choices=get_args(BackendName), default=engine.backend,
+                        help="what runs the model (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all usable cores)")
+    parser.add_argument("--measure", action="store_true", help="measure again instead of using what is kept")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+
+
+def execute(options: argparse.Namespace) -> int:
+    engine = {name: getattr(options, name) for name in ("model", "draft", "backend", "threads")}
+
+    from outpace.llm import LLM
+
+    with LLM(**engine) as llm:
+        llm.engine.calibrate(again=options.measure)
+        costs = llm.engine.costs
+        assert costs is not None
+        print(json.dumps(costs.as_dict()) if options.json else as_text(costs))
+    return 0
+
+
+def as_text(costs: Costs) -> str:
+    lines = ["target", *_table(costs.target)]
+    if costs.draft is not None:
+        lines += ["", "draft model", *_table(costs.draft)]
+    lines.append("")
+    for name, seconds in costs.guess_seconds.items():
+        lines.append(f"{'a guess by ' + name:28} {1e6 * seconds:9.1f} us")
+    lines.append(f"{'weighing a guess':28} {1e6 * costs.weigh_seconds:9.1f} us")
+    lines.append(f"{'host, a step':28} {1e6 * costs.schedule_seconds:9.1f} us")
+    lines.append(f"{'host, a token said':28} {1e6 * costs.judge_seconds:9.1f} us")
+    if costs.draft is not None:
+        lines.append(f"{'host, a token drafted':28} {1e6 * costs.draw_seconds:9.1f} us")
+    return "\n".join(lines)
+
+
+def _table(steps: StepCosts) -> list[str]:
+    points = steps.points
+    one = points[min(points)]
+    lines = [f"  {'tokens':>8} {'ms':>10} {'of one':>8}"]
+    lines += [f"  {size:8d} {1e3 * points[size]:10.3f} {points[size] / one:7.2f}x" for size in sorted(points)]
+    row, token = 1e9 * steps.row_context_seconds, 1e9 * steps.token_context_seconds
+    lines.append(f"  each further row {1e6 * steps.row_seconds:.1f} us; 1,000 tokens of context: {row:.0f} us a row")
+    lines[-1] += f", {token:.0f} us a token"
+    return lines

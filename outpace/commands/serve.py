@@ -1,0 +1,111 @@
+"""`outpace serve`: the OpenAI API over a model, with flags people know from vLLM."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from outpace.config import EngineConfig, SpeculationParams
+from outpace.errors import UsageError
+from outpace.server.config import ServerConfig
+from outpace.server.flags import ACCEPTANCE, ENGINE_FIELDS, LACKING, SERVER_FIELDS, WITHOUT_EFFECT, add_flags
+from outpace.server.settings import gather
+
+_EMBEDDED_NAME = "SmolLM2-135M-Instruct"
+_DESCRIPTION = """\
+Serve the OpenAI API over a model. With none named, the embedded SmolLM2-135M-Instruct answers: no GPU, no account.
+Flags may also stand in a file (--config) or in the environment (OUTPACE_SERVE_PORT=8001 for --port 8001); the command
+line wins over the environment, and that over the file.
+
+examples:
+  outpace serve
+  outpace serve target.gguf --speculative-model draft.gguf --num-speculative-tokens 5
+  curl localhost:8000/v1/chat/completions -H 'content-type: application/json' \\
+       -d '{"messages": [{"role": "user", "content": "Hello!"}], "stream": true}'
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = _DESCRIPTION
+    add_flags(parser)
+
+
+def execute(options: argparse.Namespace) -> int:
+    said = {name: value for name, value in vars(options).items() if name != "command"}
+    settings = gather(said, os.environ)
+    engine, server = configure(settings)
+
+    from outpace.llm import LLM
+    from outpace.server import logs
+    from outpace.server.launch import serve
+
+    logs.configure(server.log_level, server.log_format)
+    log = logging.getLogger("outpace.server")
+    for name in WITHOUT_EFFECT:
+        if settings.get(name):
+            log.warning("--%s has no effect here: it chooses between parts of vLLM", name.replace("_", "-"))
+    with LLM(**engine) as llm:
+        llm.engine.calibrate()  # once, while nothing runs: under load there might never be a moment for it
+        log.info("configuration", extra={"facts": {**llm.config.as_dict(), **server.as_dict()}})
+        if not server.api_keys and server.host not in ("127.0.0.1", "::1", "localhost"):
+            log.warning("anyone who reaches %s may use this server; --api-key asks for a key", server.host)
+        return serve(llm, server)
+
+
+def configure(settings: Mapping[str, Any]) -> tuple[dict[str, Any], ServerConfig]:
+    """The engine's and the server's part of the settings; wrong usage is heard before a model is loaded."""
+    for name, lacking in LACKING.items():
+        if name in settings and settings[name] not in lacking.harmless:
+            raise UsageError(lacking.sentence)
+    engine = {field: settings[name] for name, field in ENGINE_FIELDS.items() if name in settings}
+    if engine.get("draft") == "[ngram]":
+        del engine["draft"]
+        engine.setdefault("method", "ngram")
+    EngineConfig(**engine)
+    server = {field: settings[name] for name, field in SERVER_FIELDS.items() if name in settings}
+    return engine, ServerConfig(
+        model_names=_names(settings),
+        api_keys=_keys(settings),
+        allowed_origins=tuple(settings.get("allowed_origins", ())),
+        default_speculation=_acceptance(settings),
+        **server,
+    )
+
+
+def _names(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """What clients may call the model: what was said, or the file's name and its path as it was given."""
+    if "served_model_name" in settings:
+        return tuple(settings["served_model_name"])
+    model = settings.get("model")
+    return (_EMBEDDED_NAME,) if model is None else tuple(dict.fromkeys((Path(model).stem or model, model)))
+
+
+def _keys(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    keys: Sequence[str] = settings.get("api_key", ())
+    path = settings.get("api_key_file")
+    if path is None:
+        return tuple(keys)
+    try:
+        lines = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the API keys in {path}: {error}; check --api-key-file") from error
+    in_file = [line for line in lines if line and not line.startswith("#")]
+    if not in_file:
+        raise UsageError(f"there is no API key in {path}; write one a line")
+    return (*keys, *in_file)
+
+
+def _acceptance(settings: Mapping[str, Any]) -> SpeculationParams:
+    method = settings.get("spec_decoding_acceptance_method", "rejection_sampler")
+    prefix = "typical_acceptance_sampler_"
+    given = {name.removeprefix(prefix): value for name, value in settings.items() if name.startswith(prefix)}
+    if given and ACCEPTANCE[method] != "typical":
+        raise UsageError(
+            f"--{prefix.replace('_', '-')}... only means something with "
+            "--spec-decoding-acceptance-method typical_acceptance_sampler, which is lossy; add that, or leave both out"
+        )
+    return SpeculationParams(acceptance=ACCEPTANCE[method], **given)

@@ -1,0 +1,128 @@
+"""One caller's order and what comes back of it: the only objects that both the engine's thread and the callers' see.
+
+A `Generation` lives in the event loop. The engine's thread hands it `Piece`s and never touches them again. What a slow
+reader has not taken yet is merged into one piece per completion, so a reader can neither stall the engine nor pile up
+more than its own answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from outpace.config import SamplingParams
+from outpace.core import FinishReason, Request, TokenLogprob
+from outpace.errors import OutpaceError
+
+
+class EngineFault(OutpaceError):
+    """The engine broke while it worked on this request; asking again may succeed."""
+
+
+class EngineStopped(OutpaceError):
+    """The engine takes no more requests: it is shutting down, or broke for good."""
+
+
+class Overloaded(OutpaceError):
+    """The queue is full."""
+
+    def __init__(self, sentence: str, retry_after: float) -> None:
+        super().__init__(sentence)
+        self.retry_after = retry_after
+
+
+@dataclass(slots=True)
+class Order:
+    """One completion wanted: tokens in, how to continue them, and the seed where it is not the parameters' own."""
+
+    prompt: Sequence[int]
+    params: SamplingParams
+    seed: int | None = None
+
+
+@dataclass(slots=True)
+class Piece:
+    """What was added to one completion. With the last piece comes the request itself, which nobody changes any more."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    request: Request | None = None
+    error: OutpaceError | None = None
+
+    @property
+    def is_last(self) -> bool:
+        return self.finish_reason is not None or self.error is not None
+
+    def merge(self, later: Piece) -> None:
+        self.text += later.text
+        self.token_ids += later.token_ids
+        self.logprobs += later.logprobs
+        self.finish_reason, self.request, self.error = later.finish_reason, later.request, later.error
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One completion as the engine's thread follows it."""
+
+    generation: Generation
+    index: int
+    order: Order
+    request: Request | None = None
+    num_taken: int = 0  # tokens taken over from the request
+    num_characters: int = 0
+    unsent: Piece | None = None
+    sent_at: float | None = None  # when the latest piece went out
+    last_at: float | None = None  # when its latest tokens came
+
+
+class Generation:
+    """The answers to one call, as they come: an asynchronous iterator over lists of pieces, one per completion."""
+
+    def __init__(self, orders: Sequence[Order], on_abort: Callable[[Generation], None], *, stream: bool) -> None:
+        self.stream = stream  # False: the caller has no use for anything but whole answers
+        self.tickets = [Ticket(self, i, order) for i, order in enumerate(orders)]
+        self._unfinished = set(range(len(orders)))
+        self._pending: dict[int, Piece] = {}
+        self._arrived = asyncio.Event()
+        self._on_abort = on_abort
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._unfinished)
+
+    def put(self, piece: Piece) -> None:
+        """Called in the event loop, also for a caller that has left: then it goes nowhere."""
+        if piece.index not in self._unfinished:
+            return
+        if piece.is_last:
+            self._unfinished.remove(piece.index)
+        waiting = self._pending.get(piece.index)
+        if waiting is None:
+            self._pending[piece.index] = piece
+        else:
+            waiting.merge(piece)
+        self._arrived.set()
+
+    def abort(self) -> None:
+        """The caller has left: whatever is unfinished ends within a step."""
+        if self._unfinished:
+            self._on_abort(self)
+            self._unfinished.clear()
+        self._arrived.set()
+
+    def __aiter__(self) -> Generation:
+        return self
+
+    async def __anext__(self) -> list[Piece]:
+        while not self._pending:
+            if not self._unfinished:
+                raise StopAsyncIteration
+            self._arrived.clear()
+            await self._arrived.wait()
+        pieces = list(self._pending.values())
+        self._pending.clear()
+        return pieces

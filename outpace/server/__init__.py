@@ -1,0 +1,1 @@
+"""The OpenAI API over an AsyncEngine. Imported by `outpace serve` alone."""

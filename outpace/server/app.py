@@ -1,0 +1,75 @@
+"""The app factory: an AsyncEngine, a tokenizer and a ServerConfig become an ASGI application. It keeps no globals."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from time import perf_counter
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+
+import outpace
+from outpace.backends.base import Tokenizer
+from outpace.engine.async_engine import AsyncEngine
+from outpace.metrics import log_line, summary
+from outpace.server import completions, errors, info
+from outpace.server.config import ServerConfig
+from outpace.server.gate import Gate
+from outpace.server.state import ServerState
+
+log = logging.getLogger("outpace.server")
+
+
+def create_app(engine: AsyncEngine, tokenizer: Tokenizer, config: ServerConfig, *, max_context: int) -> FastAPI:
+    """The engine's thread runs from the application's startup to its shutdown."""
+    state = ServerState(engine, tokenizer, config, max_context)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        engine.start()
+        tasks = [asyncio.create_task(state.http.watch_lag())]
+        if config.log_interval:
+            tasks.append(asyncio.create_task(_tell(engine, config.log_interval)))
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await engine.stop()
+            state.workers.shutdown(wait=False)
+
+    app = FastAPI(
+        title="Outpace",
+        version=outpace.__version__,
+        summary="The OpenAI API over speculative decoding: lossless, never slower, visible.",
+        lifespan=lifespan,
+        swagger_ui_parameters={"defaultModelsExpandDepth": 0},
+    )
+    app.state.outpace = state
+    errors.install(app)
+    app.include_router(completions.router)
+    app.include_router(info.router)
+    app.add_middleware(Gate, api_keys=config.api_keys, max_request_bytes=config.max_request_bytes, metrics=state.http)
+    if config.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(config.allowed_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    return app
+
+
+async def _tell(engine: AsyncEngine, seconds: float) -> None:
+    """A line about the engine now and then, while it works."""
+    before, began = summary(engine.metrics), perf_counter()
+    while True:
+        await asyncio.sleep(seconds)
+        now, at = summary(engine.metrics), perf_counter()
+        if now != before:
+            log.info(log_line(before, now, at - began), extra={"facts": {"engine": now}})
+        before, began = now, at

@@ -1,0 +1,142 @@
+"""The two routes that generate. A request becomes orders for the engine; what comes back is written by `streaming`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from outpace import prompts
+from outpace.config import SamplingParams
+from outpace.engine.generation import Order
+from outpace.randomness import child_seed
+from outpace.server.errors import ApiError, ErrorReply
+from outpace.server.replies import Answer, ChatAnswer, ChatReply, Heading, TextAnswer, TextReply
+from outpace.server.state import ServerState, state_of
+from outpace.server.streaming import EventStream, WholeReply
+from outpace.server.wire import ChatRequest, CompletionRequest, SamplingFields
+
+log = logging.getLogger("outpace.server")
+Responses = dict[int | str, dict[str, Any]]
+ERRORS: Responses = {
+    400: {"model": ErrorReply, "description": "The request cannot be meant as given."},
+    401: {"model": ErrorReply, "description": "The API key is missing or wrong."},
+    404: {"model": ErrorReply, "description": "The model is not served here."},
+    413: {"model": ErrorReply, "description": "The body is too large."},
+    429: {"model": ErrorReply, "description": "The queue is full; Retry-After says when to come back."},
+    500: {"model": ErrorReply, "description": "The engine failed on this request."},
+    503: {"model": ErrorReply, "description": "The server is shutting down, or its engine has stopped."},
+    504: {"model": ErrorReply, "description": "The answer took too long."},
+}
+_STREAM: Responses = {200: {"content": {"text/event-stream": {}}}}
+router = APIRouter()
+
+
+@dataclass(slots=True)
+class _Encoded:
+    """A prompt, ready to be ordered, and what it says where the reply repeats it."""
+
+    tokens: list[int]
+    params: SamplingParams
+    echo: str = ""
+
+
+@router.post("/v1/chat/completions", response_model=ChatReply, responses=ERRORS | _STREAM, tags=["generate"])
+async def chat_completions(body: ChatRequest, request: Request) -> Response:
+    state = state_of(request)
+    state.check_model(body.model)
+    messages = [message.as_dict() for message in body.messages]
+    encoded = await state.aside(_encode_chat, state, body, messages)
+    return _answer(state, body, request, [encoded], ChatAnswer, "chatcmpl-")
+
+
+@router.post("/v1/completions", response_model=TextReply, responses=ERRORS | _STREAM, tags=["generate"])
+async def completions(body: CompletionRequest, request: Request) -> Response:
+    state = state_of(request)
+    state.check_model(body.model)
+    body.check()
+    encoded = await state.aside(lambda: [_encode_prompt(state, body, prompt) for prompt in body.prompts()])
+    return _answer(state, body, request, encoded, TextAnswer, "cmpl-")
+
+
+def _encode_chat(state: ServerState, body: ChatRequest, messages: Sequence[dict[str, Any]]) -> _Encoded:
+    text = prompts.render(state.tokenizer, messages)
+    if state.config.log_prompts:
+        log.info("prompt: %r", text)
+    return _fitted(state, body, prompts.encode_rendered(state.tokenizer, text))
+
+
+def _encode_prompt(state: ServerState, body: CompletionRequest, prompt: str | list[int]) -> _Encoded:
+    if state.config.log_prompts:
+        log.info("prompt: %r", prompt)
+    tokens = state.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+    encoded = _fitted(state, body, tokens)
+    if body.echo:
+        encoded.echo = prompt if isinstance(prompt, str) else text_of(state, prompt)
+    return encoded
+
+
+def _fitted(state: ServerState, body: SamplingFields, tokens: list[int]) -> _Encoded:
+    """The prompt with parameters that fit beside it; refuses what does not."""
+    room = state.max_context - len(tokens)
+    limit = state.config.max_output_tokens
+    wanted = body.wanted_tokens()
+    if wanted is not None and limit is not None and wanted > limit:
+        raise ApiError(400, f"{wanted} tokens were asked for and this server gives at most {limit}", param="max_tokens")
+    if room < (wanted or 1):
+        message = (
+            f"the context holds {state.max_context} tokens; the prompt has {len(tokens)} and {wanted or 'at least 1'} "
+            "were asked for; shorten the prompt or ask for fewer"
+        )
+        raise ApiError(400, message, param="messages", code="context_length_exceeded")
+    most = wanted or min(room, limit or room, body.default_tokens or room)
+    params = body.params(state.config.default_speculation, most)
+    state.engine.engine.check(tokens, params)
+    return _Encoded(tokens, params)
+
+
+def _answer(
+    state: ServerState,
+    body: SamplingFields,
+    request: Request,
+    encoded: Sequence[_Encoded],
+    kind: type[Answer],
+    prefix: str,
+) -> Response:
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options is only allowed where stream is true", param="stream_options")
+    num_each = encoded[0].params.n
+    orders = [
+        Order(each.tokens, each.params, None if each.params.seed is None else child_seed(each.params.seed, index))
+        for each in encoded
+        for index in range(num_each)
+    ]
+    heading = Heading(
+        id=prefix + request.scope["outpace.request_id"],
+        created=int(time()),
+        model=body.model or state.model_name,
+        num_prompt_tokens=sum(len(each.tokens) for each in encoded),
+        completions_per_prompt=num_each,
+        with_logprobs=encoded[0].params.logprobs is not None,
+        include_usage=body.stream_options is not None and body.stream_options.include_usage,
+        echoes=[each.echo for each in encoded for _ in range(num_each)],
+    )
+    answer = kind(heading, state.texts)
+    request.scope["outpace.answer"] = answer
+    generation = state.engine.submit(orders, stream=bool(body.stream))
+    response = EventStream if body.stream else WholeReply
+    return response(generation, answer, state.config.request_timeout)
+
+
+def text_of(state: ServerState, tokens: Sequence[int]) -> str:
+    """The text of these tokens; raises for those the vocabulary does not have."""
+    size = state.tokenizer.vocab_size
+    for token in tokens:
+        if token >= size:
+            raise ApiError(400, f"token {token} is not in the vocabulary of {size} tokens", param="tokens")
+    return b"".join(map(state.tokenizer.token_bytes, tokens)).decode(errors="replace")

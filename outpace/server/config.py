@@ -1,0 +1,64 @@
+"""What the server itself can be told. The engine's own settings are in outpace.config; neither sees the other's."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from outpace.config import SpeculationParams
+from outpace.errors import UsageError
+
+LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    host: str = "127.0.0.1"
+    port: int = 8000
+    model_names: tuple[str, ...] = ("default",)  # the first is the one answers carry
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    max_queued: int = 256  # completions that may wait beyond those that run
+    max_connections: int = 1024
+    max_output_tokens: int | None = None  # of one completion; None: what the context leaves
+    max_request_bytes: int = 1 << 20
+    request_timeout: float = 600.0
+    shutdown_timeout: float = 30.0
+    allowed_origins: tuple[str, ...] = ()
+    default_speculation: SpeculationParams = field(
+        default_factory=SpeculationParams
+    )  # for requests that say nothing of it
+    log_level: LogLevel = "info"
+    log_format: LogFormat = "text"
+    log_interval: float = 10.0  # seconds between lines about the engine while it works; 0: none
+    log_prompts: bool = False
+
+    def __post_init__(self) -> None:
+        _check(bool(self.host), "--host is empty; give an address, such as 127.0.0.1 or 0.0.0.0")
+        _check(0 <= self.port <= 65535, f"--port must be between 0 and 65535; got {self.port}")
+        _check(all(self.model_names) and bool(self.model_names), "a served model name must not be empty")
+        _check(all(self.api_keys), "an API key must not be empty")
+        for name in ("max_connections", "max_request_bytes"):
+            _check(getattr(self, name) >= 1, f"--{_flag(name)} must be at least 1; got {getattr(self, name)}")
+        _check(self.max_queued >= 0, f"--max-queued-requests must be at least 0; got {self.max_queued}")
+        if self.max_output_tokens is not None:
+            _check(self.max_output_tokens >= 1, f"--max-output-tokens must be at least 1; got {self.max_output_tokens}")
+        _check(self.request_timeout > 0, f"--request-timeout must be above 0 seconds; got {self.request_timeout}")
+        for name in ("shutdown_timeout", "log_interval"):
+            _check(getattr(self, name) >= 0, f"--{_flag(name)} must be at least 0 seconds; got {getattr(self, name)}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """What gets logged: everything but the keys."""
+        return asdict(self) | {"api_keys": f"{len(self.api_keys)} set" if self.api_keys else "none"}
+
+
+def _check(ok: bool, sentence: str) -> None:
+    if not ok:
+        raise UsageError(sentence)
+
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")

@@ -1,0 +1,197 @@
+"""The flags of `outpace serve`: the names and meanings people know from vLLM, and what each sets here.
+
+Three tables say where a flag goes: to the engine's configuration, to the server's, or nowhere because this build lacks
+the feature, in which case it says so and stops. No flag has an argparse default, so that what was said can be told from
+what was not; defaults live in `EngineConfig` and `ServerConfig`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import get_args
+
+from outpace.config import (
+    DEFAULT_AUTO_DEPTH,
+    DEFAULT_CONTEXT,
+    DEFAULT_DEPTH,
+    Acceptance,
+    BackendName,
+    EngineConfig,
+    Method,
+    SpeculationMode,
+)
+from outpace.config import SpeculationParams as Speculation
+from outpace.server.config import LogFormat, LogLevel, ServerConfig
+
+ENGINE_FIELDS = {
+    "model": "model",
+    "speculative_model": "draft",
+    "backend": "backend",
+    "threads": "threads",
+    "llama_library": "llama_library",
+    "max_model_len": "max_context",
+    "kv_cache_tokens": "cache_tokens",
+    "max_num_seqs": "max_sequences",
+    "max_num_batched_tokens": "max_step_tokens",
+    "enable_prefix_caching": "prefix_reuse",
+    "speculation": "speculation",
+    "method": "method",
+    "num_speculative_tokens": "depth",
+    "speculative_disable_by_batch_size": "disable_by_batch_size",
+    "allowed_loss": "allowed_loss",
+    "suffix_store_tokens": "suffix_store_tokens",
+    "ngram_prompt_lookup_min": "ngram_min",
+    "ngram_prompt_lookup_max": "ngram_max",
+}
+
+SERVER_FIELDS = {
+    "host": "host",
+    "port": "port",
+    "max_queued_requests": "max_queued",
+    "max_connections": "max_connections",
+    "max_output_tokens": "max_output_tokens",
+    "max_request_bytes": "max_request_bytes",
+    "request_timeout": "request_timeout",
+    "shutdown_timeout": "shutdown_timeout",
+    "log_level": "log_level",
+    "log_format": "log_format",
+    "log_interval": "log_interval",
+    "log_prompts": "log_prompts",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Lacking:
+    """A flag of vLLM's whose feature is not in this build; `harmless` values ask for nothing and are accepted."""
+
+    harmless: tuple[str, ...]
+    sentence: str
+
+
+_ONE_DEVICE = "this build runs a model on one machine's CPU cores, without {0}; leave out --{1} or set it to 1"
+_IN_THE_FILE = (
+    "weights are used as their GGUF file stores them, so --{0} cannot change them; name a file that has what you want"
+)
+LACKING = {
+    "tensor_parallel_size": Lacking(("1",), _ONE_DEVICE.format("tensor parallelism", "tensor-parallel-size")),
+    "pipeline_parallel_size": Lacking(("1",), _ONE_DEVICE.format("pipeline parallelism", "pipeline-parallel-size")),
+    "speculative_draft_tensor_parallel_size": Lacking(
+        ("1",), _ONE_DEVICE.format("tensor parallelism", "speculative-draft-tensor-parallel-size")
+    ),
+    "dtype": Lacking(("auto",), _IN_THE_FILE.format("dtype")),
+    "quantization": Lacking(("none", "gguf"), _IN_THE_FILE.format("quantization")),
+    "speculative_model_quantization": Lacking(("none", "gguf"), _IN_THE_FILE.format("speculative-model-quantization")),
+    "load_format": Lacking(("auto", "gguf"), "this build loads GGUF files only; leave out --load-format"),
+    "gpu_memory_utilization": Lacking(
+        (), "the backends of this build run on the CPU, where --gpu-memory-utilization means nothing; "
+        "bound the cache with --kv-cache-tokens",
+    ),
+}  # fmt: skip
+
+# Switches between implementations inside vLLM, on its users' command lines; there is nothing to switch here.
+WITHOUT_EFFECT = ("use_v2_block_manager",)
+
+ACCEPTANCE: dict[str, Acceptance] = {"rejection_sampler": "exact", "typical_acceptance_sampler": "typical"}
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    engine, server, speculation = EngineConfig(), ServerConfig(), Speculation()
+
+    def group(title: str) -> _Group:
+        return _Group(parser.add_argument_group(title))
+
+    parser.add_argument("model_argument", nargs="?", metavar="MODEL", default=argparse.SUPPRESS,
+                        help="a GGUF file (default: the embedded SmolLM2-135M-Instruct)")  # fmt: skip
+    flags = group("models")
+    flags.add("--model", "the same as MODEL", metavar="FILE")
+    flags.add("--served-model-name", "what clients call it; several may be given (default: the file's name)",
+              metavar="NAME", nargs="+")  # fmt: skip
+    flags.add("--backend", "what runs the model", engine.backend, choices=get_args(BackendName))
+    flags.add("--threads", "CPU threads (default: all usable cores)", metavar="N", type=int)
+    flags.add("--max-model-len", f"most tokens of one request (default: the model's, to {DEFAULT_CONTEXT})",
+              metavar="N", type=int)  # fmt: skip
+    flags.add("--kv-cache-tokens", f"room for all running requests together (default: {DEFAULT_CONTEXT}, or "
+              "--max-model-len if that is more)", metavar="N", type=int)  # fmt: skip
+    flags.add("--max-num-seqs", "completions that run at once", engine.max_sequences, metavar="N", type=int)
+    flags.add("--max-num-batched-tokens", "most tokens of one forward pass", engine.max_step_tokens,
+              metavar="N", type=int)  # fmt: skip
+    flags.add("--enable-prefix-caching", "compute a shared prefix once", engine.prefix_reuse,
+              action=argparse.BooleanOptionalAction)  # fmt: skip
+    flags.add("--llama-library", "a libllama to use instead of the installed one", metavar="FILE")
+
+    flags = group("speculation")
+    flags.add("--speculation", "auto: where it pays; on: always; off: plain decoding", engine.speculation,
+              choices=get_args(SpeculationMode))  # fmt: skip
+    flags.add("--method", "who guesses (default: draft where there is a draft model, else suffix)",
+              choices=get_args(Method))  # fmt: skip
+    flags.add("--speculative-model", "a smaller GGUF with the same vocabulary, to draft with; '[ngram]' stands for "
+              "--method ngram", metavar="FILE")  # fmt: skip
+    flags.add("--num-speculative-tokens", "draft tokens a step, with auto at most (default: "
+              f"{DEFAULT_DEPTH}, with auto {DEFAULT_AUTO_DEPTH})", metavar="K", type=int)  # fmt: skip
+    flags.add("--speculative-disable-by-batch-size", "no drafts where this many requests or more run (default: "
+              "where drafts pay)", metavar="N", type=int)  # fmt: skip
+    flags.add("--allowed-loss", "how much slower than plain decoding auto may get before it only probes",
+              engine.allowed_loss, metavar="SHARE", type=float)  # fmt: skip
+    flags.add("--suffix-store-tokens", "how much of earlier answers the suffix method remembers and shares between "
+              "requests; 0: nothing", engine.suffix_store_tokens, metavar="N", type=int)  # fmt: skip
+    flags.add("--ngram-prompt-lookup-min", "shortest repetition the ngram method looks for", engine.ngram_min,
+              metavar="N", type=int)  # fmt: skip
+    flags.add("--ngram-prompt-lookup-max", "longest repetition the ngram method looks for", engine.ngram_max,
+              metavar="N", type=int)  # fmt: skip
+    flags.add("--spec-decoding-acceptance-method", "typical_acceptance_sampler is LOSSY: answers are no longer the "
+              "target's own", "rejection_sampler", choices=tuple(ACCEPTANCE))  # fmt: skip
+    flags.add("--typical-acceptance-sampler-posterior-threshold", "for the lossy method",
+              speculation.posterior_threshold, metavar="P", type=float)  # fmt: skip
+    flags.add("--typical-acceptance-sampler-posterior-alpha", "for the lossy method", speculation.posterior_alpha,
+              metavar="P", type=float)  # fmt: skip
+
+    flags = group("network and limits")
+    flags.add("--host", "the address to listen on; 0.0.0.0 for all", server.host, metavar="H")
+    flags.add("--port", "the port to listen on; 0 for any free one", server.port, metavar="P", type=int)
+    flags.add("--api-key", "a key clients must send; repeatable (default: none needed)", metavar="KEY", action="append")
+    flags.add("--api-key-file", "a file with a key a line, so that none is seen in the process list", metavar="FILE")
+    flags.add("--allowed-origins", "origins whose pages may call the server; * for all (default: none)",
+              metavar="ORIGIN", nargs="+")  # fmt: skip
+    flags.add("--max-queued-requests", "completions that may wait; one more is refused with status 429",
+              server.max_queued, metavar="N", type=int)  # fmt: skip
+    flags.add("--max-connections", "connections; one more is refused with status 503", server.max_connections,
+              metavar="N", type=int)  # fmt: skip
+    flags.add("--max-output-tokens", "most tokens of one completion (default: what the context leaves)",
+              metavar="N", type=int)  # fmt: skip
+    flags.add("--max-request-bytes", "largest body", server.max_request_bytes, metavar="N", type=int)
+    flags.add("--request-timeout", "seconds an answer may take", server.request_timeout, metavar="S", type=float)
+    flags.add("--shutdown-timeout", "seconds answers may still take after SIGTERM", server.shutdown_timeout,
+              metavar="S", type=float)  # fmt: skip
+
+    flags = group("logs and configuration")
+    flags.add("--log-level", "least severe lines to write", server.log_level, choices=get_args(LogLevel))
+    flags.add("--log-format", "lines of text, or of JSON", server.log_format, choices=get_args(LogFormat))
+    flags.add("--log-interval", "seconds between lines about the engine's work; 0: none", server.log_interval,
+              metavar="S", type=float)  # fmt: skip
+    flags.add("--log-prompts", "write prompts to the log (default: never)", action="store_true")
+    flags.add("--config", "a YAML or TOML file with these flags as keys", metavar="FILE")
+
+    flags = group("known from vLLM, accepted only where they ask for nothing")
+    for name, lacking in LACKING.items():
+        accepted = " or ".join(lacking.harmless)
+        flags.add(_flag(name), f"only {accepted}" if accepted else "not on the CPU", metavar="X")
+    for name in WITHOUT_EFFECT:
+        flags.add(_flag(name), "has no effect", action="store_true")
+
+
+class _Group:
+    def __init__(self, group: argparse._ArgumentGroup) -> None:
+        self._group = group
+
+    def add(self, flag: str, meaning: str, default: object = None, **options: object) -> None:
+        shown = "" if default is None else f" (default: {_shown(default)})"
+        self._group.add_argument(flag, default=argparse.SUPPRESS, help=meaning + shown, **options)  # type: ignore[arg-type]
+
+
+def _shown(default: object) -> object:
+    return {True: "yes", False: "no"}[default] if isinstance(default, bool) else default
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

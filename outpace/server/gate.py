@@ -1,0 +1,152 @@
+"""What every request passes on its way in and out: an id, the API key, a limit on its size, a line in the log.
+
+Plain ASGI: it must neither hold back a stream nor hide from it that the client has left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from time import perf_counter
+from uuid import uuid4
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from outpace.server.errors import ApiError, as_api_error, reply
+from outpace.server.replies import Answer
+from outpace.server.state import HttpMetrics
+
+log = logging.getLogger("outpace.server")
+
+_PLAIN_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
+_OPEN_PATHS = frozenset({"/health", "/version", "/metrics", "/docs", "/redoc", "/openapi.json"})
+_CLOSE = {"Connection": "close"}
+_BODY_SECONDS = 60.0
+_DISCARD_BYTES, _DISCARD_SECONDS = 64 << 20, 5.0
+_QUIET_PATHS = frozenset({"/health", "/metrics"})  # asked for every few seconds by machines
+
+
+class Gate:
+    def __init__(self, app: ASGIApp, *, api_keys: Sequence[str], max_request_bytes: int, metrics: HttpMetrics) -> None:
+        self._app = app
+        self._keys = [_digest(key.encode()) for key in api_keys]
+        self._max_bytes = max_request_bytes
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = perf_counter()
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request_id = scope["outpace.request_id"] = given if _PLAIN_ID.fullmatch(given) else uuid4().hex
+        status = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        try:
+            self._check_key(scope, headers)
+            await self._app(scope, await self._with_body(headers, receive), send_with_id)
+        except Exception as error:
+            told = as_api_error(error)
+            if told.status == 500:
+                log.error("request %s failed", request_id, exc_info=error)
+            if status:
+                raise  # too late for another answer: the connection is closed
+            if told.status == 413:
+                await _discard(receive)
+            await reply(told)(scope, receive, send_with_id)
+        finally:
+            self._note(scope, request_id, status, perf_counter() - began)
+
+    def _check_key(self, scope: Scope, headers: Headers) -> None:
+        if not self._keys or scope["path"] in _OPEN_PATHS or scope["method"] == "OPTIONS":
+            return
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        # Digests have one length, and every key is compared, so that time tells nothing.
+        given = _digest(key.strip().encode("latin-1"))
+        matches = [hmac.compare_digest(given, known) for known in self._keys]
+        if scheme.lower() != "bearer" or not any(matches):
+            message = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
+            raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+    async def _with_body(self, headers: Headers, receive: Receive) -> Receive:
+        """Reads the body, as far as it may go, and gives it to the app whole: no route can use half of one."""
+        announced = headers.get("content-length", "")
+        if announced.isdigit() and int(announced) > self._max_bytes:
+            raise self._too_large()
+        parts: list[bytes] = []
+        num_bytes = 0
+        try:
+            async with asyncio.timeout(_BODY_SECONDS):
+                while True:
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        break  # the client has left
+                    parts.append(message.get("body", b""))
+                    num_bytes += len(parts[-1])
+                    if num_bytes > self._max_bytes:
+                        raise self._too_large()
+                    if not message.get("more_body", False):
+                        message = {"type": "http.request", "body": b"".join(parts), "more_body": False}
+                        break
+        except TimeoutError:
+            raise ApiError(408, f"the body did not arrive within {_BODY_SECONDS:g} seconds", headers=_CLOSE) from None
+        first: Message | None = message
+
+        async def replay() -> Message:
+            nonlocal first
+            if first is None:
+                return await receive()
+            message, first = first, None
+            return message
+
+        return replay
+
+    def _too_large(self) -> ApiError:
+        message = f"the body is larger than the {self._max_bytes} bytes allowed (--max-request-bytes)"
+        return ApiError(413, message, code="request_too_large", headers=_CLOSE)
+
+    def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+        path = scope["path"]
+        route = getattr(scope.get("route"), "path", None) or "other"
+        self._metrics.responses[route, status] += 1
+        facts = {"request_id": request_id, "method": scope["method"], "path": path, "status": status}
+        facts["seconds"] = round(seconds, 4)
+        answer = scope.get("outpace.answer")
+        if isinstance(answer, Answer):
+            usage = answer.usage()
+            facts |= {name: usage[name] for name in ("prompt_tokens", "completion_tokens")}
+            facts |= {name: usage["speculation"][name] for name in ("drafted", "accepted", "lossy")}
+            reasons = {request.finish_reason or "" for request in answer.finished.values()}
+            facts["finish"] = "+".join(sorted(reasons)) if answer.is_complete else "incomplete"
+        level = logging.DEBUG if path in _QUIET_PATHS and status == 200 else logging.INFO
+        log.log(level, "request", extra={"facts": facts})
+
+
+async def _discard(receive: Receive) -> None:
+    """Read on for a while: a client that is still sending when the connection closes never sees the answer."""
+    num_bytes = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_DISCARD_SECONDS):
+            while num_bytes < _DISCARD_BYTES:
+                message = await receive()
+                num_bytes += len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -1,0 +1,132 @@
+"""Routes that tell: models, tokens, health, version, metrics."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from prometheus_client.exposition import choose_encoder
+from pydantic import BaseModel
+
+import outpace
+from outpace import prompts
+from outpace.server.completions import ERRORS, Responses, text_of
+from outpace.server.errors import ApiError
+from outpace.server.state import ServerState, state_of
+from outpace.server.wire import DetokenizeRequest, TokenizeRequest
+
+router = APIRouter()
+
+
+class ModelCard(BaseModel):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["outpace"] = "outpace"
+    max_model_len: int
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class TokenizeReply(BaseModel):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeReply(BaseModel):
+    prompt: str
+
+
+class Health(BaseModel):
+    status: Literal["ok", "shutting down", "failed"]
+    reason: str | None = None
+
+
+class Version(BaseModel):
+    version: str
+
+
+_DENIED: Responses = {401: ERRORS[401]}
+_UNKNOWN: Responses = {404: ERRORS[404]}
+
+
+@router.get("/v1/models", responses=_DENIED, tags=["about"])
+async def models(request: Request) -> ModelList:
+    state = state_of(request)
+    return ModelList(data=[_card(state, name) for name in state.config.model_names])
+
+
+@router.get("/v1/models/{name:path}", responses=_DENIED | _UNKNOWN, tags=["about"])
+async def model(name: str, request: Request) -> ModelCard:
+    state = state_of(request)
+    state.check_model(name)
+    return _card(state, name)
+
+
+def _card(state: ServerState, name: str) -> ModelCard:
+    return ModelCard(id=name, created=state.created, max_model_len=state.max_context)
+
+
+_TEXT_ERRORS: Responses = {status: ERRORS[status] for status in (400, 401, 404, 413)}
+
+
+@router.post("/tokenize", responses=_TEXT_ERRORS, response_model_exclude_none=True, tags=["text"])
+async def tokenize(body: TokenizeRequest, request: Request) -> TokenizeReply:
+    state = state_of(request)
+    state.check_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise ApiError(400, "give either a prompt or messages", param="prompt")
+    tokens = await state.aside(_tokens, state, body)
+    texts = await state.aside(lambda: [state.texts.text(token) for token in tokens]) if body.return_token_strs else None
+    return TokenizeReply(count=len(tokens), max_model_len=state.max_context, tokens=tokens, token_strs=texts)
+
+
+def _tokens(state: ServerState, body: TokenizeRequest) -> list[int]:
+    if body.messages is None:
+        assert body.prompt is not None
+        return state.tokenizer.encode(body.prompt, add_special=body.add_special_tokens)
+    messages = [message.as_dict() for message in body.messages]
+    text = prompts.render(state.tokenizer, messages, add_generation_prompt=body.add_generation_prompt)
+    return prompts.encode_rendered(state.tokenizer, text)
+
+
+@router.post("/detokenize", responses=_TEXT_ERRORS, tags=["text"])
+async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeReply:
+    state = state_of(request)
+    state.check_model(body.model)
+    return DetokenizeReply(prompt=await state.aside(text_of, state, body.tokens))
+
+
+@router.get("/health", response_model=Health, responses={503: {"model": Health}}, tags=["about"])
+async def health(request: Request) -> Response:
+    engine = state_of(request).engine
+    if engine.failure is not None:
+        return JSONResponse({"status": "failed", "reason": engine.failure}, 503)
+    if not engine.is_accepting:
+        return JSONResponse({"status": "shutting down", "reason": None}, 503)
+    return JSONResponse({"status": "ok", "reason": None})
+
+
+@router.post("/reset_prefix_cache", include_in_schema=False)
+async def reset_prefix_cache(request: Request) -> Health:
+    """Forget kept prefixes and remembered answers, as a benchmark wants between runs; vLLM's name for it."""
+    state_of(request).engine.forget()
+    return Health(status="ok", reason=None)
+
+
+@router.get("/version", tags=["about"])
+async def version() -> Version:
+    return Version(version=outpace.__version__)
+
+
+@router.get("/metrics", tags=["about"], response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+async def metrics(request: Request) -> Response:
+    """Prometheus' text format."""
+    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    return Response(encode(state_of(request).registry), media_type=content_type)

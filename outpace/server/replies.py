@@ -1,0 +1,292 @@
+"""What clients get back, in OpenAI's terms. A whole reply is folded from the pieces that a stream sends one by one.
+
+The pydantic types describe replies to the OpenAPI page and to tests; chunks of a stream are written straight from
+dictionaries, because there is one per token.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from outpace.backends.base import Tokenizer
+from outpace.core import Request, TokenLogprob
+from outpace.engine.generation import Piece
+
+_LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's stand-in for it
+
+
+class Speculation(BaseModel):
+    """What speculation did for this request. `estimated_speedup` is null where nothing was drafted."""
+
+    drafted: int
+    accepted: int
+    lossy: bool
+    estimated_speedup: float | None
+
+
+class PromptDetails(BaseModel):
+    cached_tokens: int
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    speculation: Speculation
+
+
+class TopLogprob(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    content: list[ChatLogprob]
+    refusal: None
+
+
+class AssistantMessage(BaseModel):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"]
+
+
+class ChatReply(BaseModel):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class TextLogprobs(BaseModel):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class TextChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: Literal["stop", "length"]
+
+
+class TextReply(BaseModel):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: Usage
+
+
+class TokenTexts:
+    """Tokens as a reader wants to see them: control tokens, which add nothing to the text, by their written form."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._written: Sequence[tuple[bytes, int]] | None = None
+
+    def bytes(self, token: int) -> bytes:
+        piece = self._tokenizer.token_bytes(token)
+        if not piece:
+            if self._written is None:
+                self._written = self._tokenizer.vocabulary()
+            piece = self._written[token][0]
+        return piece
+
+    def text(self, token: int) -> str:
+        return self.bytes(token).decode(errors="replace")
+
+
+@dataclass(slots=True)
+class Heading:
+    """What all chunks of an answer and its whole reply share."""
+
+    id: str
+    created: int
+    model: str
+    num_prompt_tokens: int
+    completions_per_prompt: int
+    with_logprobs: bool
+    include_usage: bool
+    echoes: list[str]  # per completion: text said before it
+
+
+class Answer:
+    """Writes pieces as chunks, or folds them into one reply. Chat and plain completions differ in two methods each."""
+
+    def __init__(self, heading: Heading, texts: TokenTexts) -> None:
+        self.heading = heading
+        self.texts = texts
+        self.num_completion_tokens = 0
+        self.finished: dict[int, Request] = {}
+        self._opened: set[int] = set()
+        self._folded: dict[int, Piece] = {}
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.finished) == len(self.heading.echoes)
+
+    def fold(self, piece: Piece) -> None:
+        self._note(piece)
+        if piece.index in self._folded:
+            self._folded[piece.index].merge(piece)
+        else:
+            self._folded[piece.index] = piece
+
+    def reply(self) -> dict[str, Any]:
+        choices = [self.choice(self._folded[index]) for index in sorted(self._folded)]
+        return self._object(self.name) | {"choices": choices, "usage": self.usage()}
+
+    def chunks(self, piece: Piece) -> list[dict[str, Any]]:
+        self._note(piece)
+        deltas = [] if piece.index in self._opened else self.opening(piece.index)
+        self._opened.add(piece.index)
+        if piece.text or piece.is_last or (self.heading.with_logprobs and piece.logprobs):
+            deltas.append(self.delta(piece))
+        usage = {"usage": None} if self.heading.include_usage else {}
+        return [self._object(self.chunk_name) | {"choices": [delta]} | usage for delta in deltas]
+
+    def closing(self) -> list[dict[str, Any]]:
+        """After the last chunk of the last completion."""
+        if not self.heading.include_usage:
+            return []
+        return [self._object(self.chunk_name) | {"choices": [], "usage": self.usage()}]
+
+    def usage(self) -> dict[str, Any]:
+        heading, requests = self.heading, list(self.finished.values())
+        specs = [request.spec for request in requests]
+        drafted = sum(spec.num_drafted for spec in specs)
+        spent, plain = sum(spec.decode_seconds for spec in specs), sum(spec.plain_seconds for spec in specs)
+        # A prompt counts once however many completions it gets, so its first one says what was shared.
+        firsts = [r for index, r in self.finished.items() if index % heading.completions_per_prompt == 0]
+        return {
+            "prompt_tokens": heading.num_prompt_tokens,
+            "completion_tokens": self.num_completion_tokens,
+            "total_tokens": heading.num_prompt_tokens + self.num_completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(request.num_shared for request in firsts)},
+            "speculation": {
+                "drafted": drafted,
+                "accepted": sum(spec.num_accepted for spec in specs),
+                "lossy": any(request.params.speculation.is_lossy for request in requests),
+                "estimated_speedup": round(plain / spent, 3) if drafted and spent and plain else None,
+            },
+        }
+
+    # ---- what chat and plain completions do their own way
+
+    name = chunk_name = ""
+
+    def opening(self, index: int) -> list[dict[str, Any]]:
+        raise NotImplementedError
+
+    def delta(self, piece: Piece) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def choice(self, piece: Piece) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _note(self, piece: Piece) -> None:
+        self.num_completion_tokens += len(piece.token_ids)
+        if piece.request is not None:
+            self.finished[piece.index] = piece.request
+
+    def _object(self, name: str) -> dict[str, Any]:
+        heading = self.heading
+        return {"id": heading.id, "object": name, "created": heading.created, "model": heading.model}
+
+
+class ChatAnswer(Answer):
+    name, chunk_name = "chat.completion", "chat.completion.chunk"
+
+    def opening(self, index: int) -> list[dict[str, Any]]:
+        delta = {"role": "assistant", "content": ""}
+        return [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}]
+
+    def delta(self, piece: Piece) -> dict[str, Any]:
+        delta = {"content": piece.text} if piece.text else {}
+        return self._about(piece) | {"delta": delta}
+
+    def choice(self, piece: Piece) -> dict[str, Any]:
+        message = {"role": "assistant", "content": piece.text, "refusal": None}
+        return self._about(piece) | {"message": message}
+
+    def _about(self, piece: Piece) -> dict[str, Any]:
+        logprobs = None
+        if self.heading.with_logprobs:
+            entries = [
+                self._entry(one.token_id, one.logprob) | {"top_logprobs": [self._entry(*top) for top in one.top]}
+                for one in piece.logprobs
+            ]
+            logprobs = {"content": entries, "refusal": None}
+        return {"index": piece.index, "logprobs": logprobs, "finish_reason": piece.finish_reason}
+
+    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
+        raw = self.texts.bytes(token)
+        return {"token": raw.decode(errors="replace"), "logprob": max(logprob, _LEAST_LOGPROB), "bytes": list(raw)}
+
+
+class TextAnswer(Answer):
+    name = chunk_name = "text_completion"
+
+    def __init__(self, heading: Heading, texts: TokenTexts) -> None:
+        super().__init__(heading, texts)
+        self._offsets = [len(echo) for echo in heading.echoes]  # where each completion's next token begins
+
+    def opening(self, index: int) -> list[dict[str, Any]]:
+        echo = self.heading.echoes[index]
+        return [{"index": index, "text": echo, "logprobs": None, "finish_reason": None}] if echo else []
+
+    def delta(self, piece: Piece) -> dict[str, Any]:
+        logprobs = self._logprobs(piece.index, piece.logprobs) if self.heading.with_logprobs else None
+        return {"index": piece.index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish_reason}
+
+    def choice(self, piece: Piece) -> dict[str, Any]:
+        delta = self.delta(piece)
+        return delta | {"text": self.heading.echoes[piece.index] + piece.text}
+
+    def _logprobs(self, index: int, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+        tokens = [self.texts.text(entry.token_id) for entry in entries]
+        offsets = []
+        for token in tokens:
+            offsets.append(self._offsets[index])
+            self._offsets[index] += len(token)
+        return {
+            "tokens": tokens,
+            "token_logprobs": [max(entry.logprob, _LEAST_LOGPROB) for entry in entries],
+            "top_logprobs": [
+                {self.texts.text(token): max(logprob, _LEAST_LOGPROB) for token, logprob in entry.top}
+                for entry in entries
+            ],
+            "text_offset": offsets,
+        }
+
+
+def event(body: dict[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+DONE = b"data: [DONE]\n\n"

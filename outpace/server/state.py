@@ -1,0 +1,95 @@
+"""What the routes share: one object on the app, so that a process may hold as many servers as it likes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from time import time
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from fastapi import Request
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+
+from outpace.backends.base import Tokenizer
+from outpace.engine.async_engine import AsyncEngine
+from outpace.metrics import Exporter, Histogram
+from outpace.server.config import ServerConfig
+from outpace.server.errors import ApiError
+from outpace.server.replies import TokenTexts
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_LAG_SAMPLE_SECONDS = 0.05
+_LAGS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+
+
+class HttpMetrics(Collector):
+    """What the server did with HTTP, and how promptly its event loop comes round."""
+
+    def __init__(self) -> None:
+        self.responses: Counter[tuple[str, int]] = Counter()  # by route and status
+        self.lag = Histogram(_LAGS)
+
+    async def watch_lag(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + _LAG_SAMPLE_SECONDS
+            await asyncio.sleep(_LAG_SAMPLE_SECONDS)
+            self.lag.observe(max(0.0, loop.time() - due))
+
+    def collect(self) -> Iterator[Metric]:
+        responses = CounterMetricFamily(
+            "outpace_http_responses", "Responses, by route and status.", labels=["route", "status"]
+        )
+        for (route, status), count in sorted(dict(self.responses).items()):
+            responses.add_metric([route, str(status)], count)
+        yield responses
+        lag = HistogramMetricFamily("outpace_event_loop_lag_seconds", "How late the event loop wakes a sleeper.")
+        lag.add_metric([], self.lag.buckets(), self.lag.total)
+        yield lag
+
+
+@dataclass
+class ServerState:
+    engine: AsyncEngine
+    tokenizer: Tokenizer
+    config: ServerConfig
+    max_context: int
+    created: int = field(default_factory=lambda: int(time()))
+    http: HttpMetrics = field(default_factory=HttpMetrics)
+    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    # Tokenising and rendering long prompts takes milliseconds, which the event loop must not spend.
+    workers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "outpace-text"))
+
+    def __post_init__(self) -> None:
+        self.texts = TokenTexts(self.tokenizer)
+        self.registry.register(Exporter(self.engine.metrics, self.model_name))
+        self.registry.register(self.http)
+
+    @property
+    def model_name(self) -> str:
+        return self.config.model_names[0]
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name not in self.config.model_names:
+            message = f"the model {name!r} is not served here; /v1/models lists what is"
+            raise ApiError(404, message, param="model", code="model_not_found")
+
+    async def aside(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run something slow without holding up the event loop."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.workers, lambda: work(*args, **kwargs))
+
+
+def state_of(request: Request) -> ServerState:
+    state: ServerState = request.app.state.outpace
+    return state

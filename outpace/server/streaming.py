@@ -1,0 +1,118 @@
+"""Two ways of answering: one JSON object, or a stream of events. Both end when the client leaves or time is up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from fastapi.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from outpace.engine.generation import Generation, Piece
+from outpace.errors import OutpaceError
+from outpace.server.errors import ApiError, as_api_error
+from outpace.server.replies import DONE, Answer, event
+
+CLIENT_LEFT = 499  # nginx's number for it; nobody is there to read it, but the log is
+_FAREWELL_SECONDS = 1.0
+_EVENT_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # a proxy that collects events defeats them
+]
+
+
+def out_of_time(seconds: float) -> ApiError:
+    message = f"the answer took longer than the {seconds:g} seconds a request may; ask for fewer tokens, or later"
+    return ApiError(504, message, type="timeout_error", code="request_timeout")
+
+
+@asynccontextmanager
+async def _ends_with_client(generation: Generation, receive: Receive) -> AsyncIterator[None]:
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        generation.abort()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watcher.cancel()
+        generation.abort()
+
+
+class _Answering(Response):
+    def __init__(self, generation: Generation, answer: Answer, timeout: float) -> None:
+        super().__init__()
+        self.generation, self.answer, self.timeout = generation, answer, timeout
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with _ends_with_client(self.generation, receive):
+            try:
+                async with asyncio.timeout(self.timeout):
+                    await self.answer_to(scope, receive, send)
+            except TimeoutError:
+                await self.give_up(out_of_time(self.timeout), scope, receive, send)
+            except OutpaceError as error:
+                await self.give_up(as_api_error(error), scope, receive, send)
+
+    async def answer_to(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise NotImplementedError
+
+    async def give_up(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        self.status_code = error.status
+        await JSONResponse(error.body(), error.status, headers=error.headers)(scope, receive, send)
+
+
+class WholeReply(_Answering):
+    async def answer_to(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async for pieces in self.generation:
+            for piece in pieces:
+                _raise_error(piece)
+                self.answer.fold(piece)
+        if self.answer.is_complete:
+            await JSONResponse(self.answer.reply())(scope, receive, send)
+        else:
+            await Response(status_code=CLIENT_LEFT)(scope, receive, send)
+
+
+class EventStream(_Answering):
+    """Headers go out with the first words, so that what fails before them still has a status of its own."""
+
+    _began = False
+
+    async def answer_to(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async for pieces in self.generation:
+            events: list[bytes] = []
+            for piece in pieces:
+                _raise_error(piece)
+                events += map(event, self.answer.chunks(piece))
+            await self._write(send, b"".join(events))
+        if self.answer.is_complete:
+            await self._write(send, b"".join([*map(event, self.answer.closing()), DONE]))
+            await send({"type": "http.response.body", "body": b""})
+        elif not self._began:
+            await Response(status_code=CLIENT_LEFT)(scope, receive, send)
+
+    async def give_up(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._began:
+            await super().give_up(error, scope, receive, send)
+            return
+        # A reader that stopped reading is a likely reason, so this must not wait for it either.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FAREWELL_SECONDS):
+                await send({"type": "http.response.body", "body": event(error.body()) + DONE})
+
+    async def _write(self, send: Send, data: bytes) -> None:
+        if not self._began:
+            self._began = True
+            await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
+        if data:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+def _raise_error(piece: Piece) -> None:
+    if piece.error is not None:
+        raise piece.error

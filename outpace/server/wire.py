@@ -1,0 +1,216 @@
+"""What clients send, in OpenAI's terms, and its meaning in ours.
+
+Fields nobody knows are refused, as OpenAI does: a misspelt one would otherwise change nothing and tell nobody. Fields
+that only concern bookkeeping on OpenAI's side are taken and have no effect; fields that ask for something this server
+cannot do are refused unless they ask for nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from outpace.config import Acceptance, Method, SamplingParams, SpeculationMode, SpeculationParams, Workload
+from outpace.server.config import MAX_STOP_LENGTH, MAX_STOP_STRINGS
+from outpace.server.errors import ApiError
+
+Tokens = list[Annotated[int, Field(ge=0, lt=2**31)]]
+StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class SpeculationFields(_Body):
+    """How this request may be speculated on; what is left out follows the server's settings."""
+
+    mode: SpeculationMode | None = None
+    method: Method | None = None
+    max_depth: int | None = Field(None, ge=0, le=64)
+    workload: Workload | None = None
+    acceptance: Acceptance | None = None
+    threshold: float | None = Field(None, ge=0, le=1)
+    posterior_threshold: float | None = Field(None, ge=0, le=1)
+    posterior_alpha: float | None = Field(None, ge=0, le=1)
+
+
+class StreamOptions(_Body):
+    include_usage: bool = False
+    include_obfuscation: Literal[False] | None = None
+
+
+class SamplingFields(_Body):
+    model: str | None = Field(None, description="A name from /v1/models; may be left out.")
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(1, ge=1, le=128)
+    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(1.0, ge=0, le=2)
+    top_p: float | None = Field(1.0, gt=0, le=1)
+    presence_penalty: float | None = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float | None = Field(0.0, ge=-2, le=2)
+    logit_bias: dict[str, Finite] | None = None
+    # Beyond OpenAI, as vLLM has them
+    top_k: int | None = Field(None, ge=-1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=10)
+    min_tokens: int | None = Field(None, ge=0)
+    ignore_eos: bool | None = None
+    stop_token_ids: Tokens | None = None
+    # Beyond vLLM
+    speculation: SpeculationFields | None = None
+    # Bookkeeping that has no meaning here
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    default_tokens: ClassVar[int | None] = None  # where no number is given: what the context leaves
+
+    def wanted_tokens(self) -> int | None:
+        return self.max_tokens
+
+    def num_logprobs(self) -> int | None:
+        raise NotImplementedError
+
+    def params(self, defaults: SpeculationParams, max_tokens: int) -> SamplingParams:
+        """Raises UsageError for what no field by itself could show to be wrong."""
+        given: dict[str, Any] = {
+            "n": self.n,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "logit_bias": _bias(self.logit_bias),
+            "seed": None if self.seed is None else self.seed % 2**64,
+            "stop": self.stop,
+            "stop_token_ids": self.stop_token_ids,
+            "min_tokens": self.min_tokens,
+            "ignore_eos": self.ignore_eos,
+            "logprobs": self.num_logprobs(),
+        }
+        known = {name: value for name, value in given.items() if value is not None}
+        return SamplingParams(max_tokens=max_tokens, speculation=_speculation(self.speculation, defaults), **known)
+
+
+class Message(BaseModel):
+    """One turn. What a client got from us it may send back whole, empty fields included."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    role: str = Field(min_length=1)
+    content: str | list[dict[str, Any]] | None = None
+
+    @field_validator("role")
+    @classmethod
+    def _known_by_templates(cls, role: str) -> str:
+        return "system" if role == "developer" else role
+
+    def as_dict(self) -> dict[str, Any]:
+        extra = {name: value for name, value in (self.model_extra or {}).items() if value not in (None, [], {})}
+        unknown = sorted(set(extra) - {"name"})
+        if unknown:
+            raise ApiError(400, f"messages with {unknown[0]} are not supported; send text only", param="messages")
+        return {"role": self.role, "content": self.content, **extra}
+
+
+class ChatRequest(SamplingFields):
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = False
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    # Only where they ask for nothing
+    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Annotated[list[Any], Field(max_length=0)] | None = None
+    function_call: Literal["none", "auto"] | None = None
+    response_format: TextFormat | None = None
+    modalities: list[Literal["text"]] | None = None
+
+    def wanted_tokens(self) -> int | None:
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    def num_logprobs(self) -> int | None:
+        if self.logprobs:
+            return self.top_logprobs or 0
+        if self.top_logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+        return None
+
+
+class TextFormat(_Body):
+    type: Literal["text"]
+
+
+class CompletionRequest(SamplingFields):
+    prompt: str | Tokens | Annotated[list[str] | list[Tokens], Field(min_length=1)]
+    logprobs: int | None = Field(None, ge=0, le=20)
+    echo: bool | None = False
+    suffix: Literal[""] | None = Field(None, description="Filling in the middle is not supported.")
+    best_of: int | None = Field(None, ge=1)
+
+    default_tokens: ClassVar[int | None] = 16  # as OpenAI has it for this endpoint
+
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    def prompts(self) -> list[str | list[int]]:
+        several: list[Any] = [self.prompt] if isinstance(self.prompt, str) else self.prompt
+        return [several] if not several or isinstance(several[0], int) else several
+
+    def check(self) -> None:
+        if self.echo and self.logprobs is not None:
+            message = "echo with logprobs would need the log-probabilities of the prompt, which are not computed"
+            raise ApiError(400, f"{message}; leave out one of them", param="echo", code="unsupported_parameter")
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            message = "best_of other than n is not supported: every completion is returned"
+            raise ApiError(400, f"{message}; leave it out", param="best_of", code="unsupported_parameter")
+
+
+class TokenizeRequest(_Body):
+    """A prompt, or messages to be rendered with the model's chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = Field(None, min_length=1)
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(_Body):
+    model: str | None = None
+    tokens: Tokens
+
+
+def _bias(given: dict[str, float] | None) -> dict[int, float] | None:
+    if given is None:
+        return None
+    try:
+        return {int(token): bias for token, bias in given.items()}
+    except ValueError:
+        message = "logit_bias maps token ids to biases, such as {'42': -100}; a key is not a whole number"
+        raise ApiError(400, message, param="logit_bias", code="invalid_value") from None
+
+
+def _speculation(asked: SpeculationFields | None, defaults: SpeculationParams) -> SpeculationParams:
+    """The server's defaults, with what the request says in their place; a rule brings its own thresholds."""
+    if asked is None:
+        return defaults
+    given = {name: value for name, value in asked if value is not None}
+    if "acceptance" not in given:
+        given["acceptance"] = defaults.acceptance
+    if given["acceptance"] == defaults.acceptance == "typical":
+        given.setdefault("posterior_threshold", defaults.posterior_threshold)
+        given.setdefault("posterior_alpha", defaults.posterior_alpha)
+    return SpeculationParams(**given)

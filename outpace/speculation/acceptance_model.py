@@ -1,0 +1,208 @@
+"""How likely the next draft token is to be accepted, given that those before it were.
+
+Everything is kept in log-odds. Of each proposer, recent traffic gives the general part, by temperature: what its own
+confidence is worth (its share of right guesses where it claims 60%, 90%, ...), and its rate before any confidence is
+known. Each request adds one number of its own, learned from its own drafts, drifting with time and drawn back to the
+general part where it has not been seen lately. Both are learned by the same rule, one step of Newton's method on the
+likelihood of each trial: few observations move them little or much according to how sure they were.
+
+A trial is a draft token whose fate became known. Tokens after a refused one were never tried, and a draft accepted
+whole says nothing about the token that would have come next: only what was tried is counted.
+
+Plain arithmetic on a few numbers at a time: between two steps that stream a model's weights through the processor's
+caches, every call into an array library costs more than what it computes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import exp, log
+
+TEMPERATURES = (0.0, 0.5, 0.9)  # up to and including; hotter is a class of its own
+_NUM_POSITIONS = 4  # the rate without confidence: of the first, second, third, and of all further tokens
+_LOW, _HIGH, _NUM_KNOTS = -3.0, 5.0, 9  # log-odds of confidence
+_WIDTH = (_HIGH - _LOW) / (_NUM_KNOTS - 1)
+
+# What is believed before any traffic, in log-odds. A draft model is right four times in five on greedy text and less as
+# text gets freer; a confidence is taken for less than what it says, because proposers flatter themselves.
+_RATE_PRIOR = (1.4, 0.8, 0.4, 0.0)
+_TRUST_PRIOR = 0.8
+_CONFIDENCE_SHIFT = (0.0, -0.3, -0.7, -1.0)
+
+_GENERAL_CERTAINTY = 3.0  # of the prior, in units of information; a trial brings at most a quarter
+_MOST_CERTAINTY = 40.0  # traffic changes: older trials are forgotten once there are many
+_OWN_VARIANCE = 1.0  # how far requests differ from the general part
+_MOST_VARIANCE = 2.0
+_DRIFT_VARIANCE = 0.12  # how far a request moves from one step to the next
+_RETURN = 0.985  # and how it is drawn back each step
+_LEAST, _MOST = 0.005, 0.995  # probabilities nobody can claim to know better
+
+
+def temperature_class(temperature: float) -> int:
+    return sum(temperature > bound for bound in TEMPERATURES)
+
+
+@dataclass(slots=True)
+class _Own:
+    """A request's distance from the general part, how uncertain that is, and when it was last looked at."""
+
+    mean: float
+    variance: float = _OWN_VARIANCE
+    step: int = 0
+
+    def at(self, step: int) -> float:
+        """What is known gets older with every step."""
+        passed = step - self.step
+        if passed:
+            self.mean *= _RETURN**passed
+            self.variance = min(self.variance + passed * _DRIFT_VARIANCE, _MOST_VARIANCE)
+            self.step = step
+        return self.mean
+
+    def learn(self, surprise: float, information: float) -> None:
+        self.variance = 1.0 / (1.0 / self.variance + information)
+        self.mean += self.variance * surprise
+
+
+@dataclass(slots=True)
+class Prospects:
+    """What is known of one request: how it differs from others, by proposer."""
+
+    temperature: int  # class
+    shift: float = 0.0  # what was known of it beforehand, in log-odds
+    step: int = 0  # that it has come to
+    rates: dict[str, _Own] = field(default_factory=dict)  # where no confidence is known,
+    trusts: dict[str, _Own] = field(default_factory=dict)  # and where it is
+
+    def rate(self, method: str) -> _Own:
+        return self._of(self.rates, method)
+
+    def trust(self, method: str) -> _Own:
+        return self._of(self.trusts, method)
+
+    def _of(self, owns: dict[str, _Own], method: str) -> _Own:
+        own = owns.get(method)
+        if own is None:
+            own = owns[method] = _Own(self.shift, step=self.step)
+        own.at(self.step)
+        return own
+
+
+class AcceptanceModel:
+    def __init__(self, methods: Sequence[str]) -> None:
+        self._methods = {method: _Method() for method in methods}
+
+    def given_confidence(self, method: str, prospects: Prospects, confidence: Sequence[float]) -> list[float]:
+        """P(accepted | those before were) for each token of a draft whose proposer said how sure it is."""
+        knots = self._methods[method].knots[prospects.temperature]
+        own = prospects.trust(method).mean
+        return [_probability(_between(knots, _log_odds(sure)) + own) for sure in confidence]
+
+    def survival(self, method: str, prospects: Prospects, confidence: Sequence[float], least: float) -> list[float]:
+        """The chance that each token is reached and accepted, as far as that exceeds `least`."""
+        knots = self._methods[method].knots[prospects.temperature]
+        own, product, out = prospects.trust(method).mean, 1.0, []
+        for sure in confidence:
+            product *= _probability(_between(knots, _log_odds(sure)) + own)
+            if product < least:
+                break
+            out.append(product)
+        return out
+
+    def forecast(self, method: str, prospects: Prospects, depth: int) -> list[float]:
+        """The same before anything was drafted."""
+        rates = self._methods[method].rates[prospects.temperature]
+        own = prospects.rate(method).mean
+        known = [_probability(rate + own) for rate in rates[:depth]]
+        return known + known[-1:] * (depth - len(known))
+
+    def observe(
+        self, method: str, prospects: Prospects, confidence: Sequence[float], num_hits: int, num_tried: int
+    ) -> None:
+        """Of a draft, `num_tried` tokens met their fate and the first `num_hits` of them were accepted.
+
+        `confidence` is of each token, or empty where the proposer was not asked for it.
+        """
+        if not num_tried:
+            return
+        state = self._methods[method]
+        if confidence:
+            surprise = information = 0.0
+            for i, chance in enumerate(self.given_confidence(method, prospects, confidence[:num_tried])):
+                missed = (i < num_hits) - chance
+                state.learn_knots(prospects.temperature, _log_odds(confidence[i]), missed, chance * (1 - chance))
+                surprise += missed
+                information += chance * (1 - chance)
+            prospects.trust(method).learn(surprise, information)
+        fates = [float(i < num_hits) for i in range(num_tried)]
+        self._learn_rate(method, prospects, 0, fates)
+
+    def observe_unsaid(self, method: str, prospects: Prospects, confidence: float, position: int) -> None:
+        """A draft stopped before a token because of this confidence: what that is worth stands in for its fate."""
+        [worth] = self.given_confidence(method, prospects, [confidence])
+        self._learn_rate(method, prospects, position, [worth])
+
+    def _learn_rate(self, method: str, prospects: Prospects, start: int, fates: Sequence[float]) -> None:
+        state = self._methods[method]
+        chances = self.forecast(method, prospects, start + len(fates))[start:]
+        surprise = information = 0.0
+        for i, (chance, fate) in enumerate(zip(chances, fates, strict=True)):
+            state.learn_rate(prospects.temperature, start + i, fate - chance, chance * (1 - chance))
+            surprise += fate - chance
+            information += chance * (1 - chance)
+        prospects.rate(method).learn(surprise, information)
+
+    def general_rate(self, method: str, temperature: float) -> float:
+        """For people: how often the first draft token is accepted in recent traffic."""
+        return _probability(self._methods[method].rates[temperature_class(temperature)][0])
+
+
+class _Method:
+    """The general part of one proposer: by temperature class, its rates by position and its confidence's worth."""
+
+    def __init__(self) -> None:
+        self.rates = [[prior] * _NUM_POSITIONS for prior in _RATE_PRIOR]
+        self.knots = [
+            [_TRUST_PRIOR * (_LOW + i * _WIDTH) + shift for i in range(_NUM_KNOTS)] for shift in _CONFIDENCE_SHIFT
+        ]
+        self._rate_certainty = [[_GENERAL_CERTAINTY] * _NUM_POSITIONS for _ in _RATE_PRIOR]
+        self._knot_certainty = [[_GENERAL_CERTAINTY] * _NUM_KNOTS for _ in _CONFIDENCE_SHIFT]
+
+    def learn_rate(self, temperature: int, position: int, surprise: float, information: float) -> None:
+        position = min(position, _NUM_POSITIONS - 1)
+        _newton(self.rates[temperature], self._rate_certainty[temperature], position, 1.0, surprise, information)
+
+    def learn_knots(self, temperature: int, odds: float, surprise: float, information: float) -> None:
+        knots, certainty = self.knots[temperature], self._knot_certainty[temperature]
+        left, share = _knot(odds)
+        _newton(knots, certainty, left, 1.0 - share, surprise, information)
+        _newton(knots, certainty, left + 1, share, surprise, information)
+
+
+def _newton(
+    values: list[float], certainty: list[float], i: int, weight: float, surprise: float, information: float
+) -> None:
+    certainty[i] = min(certainty[i] + weight * weight * information, _MOST_CERTAINTY)
+    values[i] += weight * surprise / certainty[i]
+
+
+def _knot(odds: float) -> tuple[int, float]:
+    place = (odds - _LOW) / _WIDTH
+    left = min(int(place), _NUM_KNOTS - 2)
+    return left, place - left
+
+
+def _between(knots: Sequence[float], odds: float) -> float:
+    """Straight lines between the knots of confidence."""
+    left, share = _knot(odds)
+    return knots[left] * (1.0 - share) + knots[left + 1] * share
+
+
+def _log_odds(probability: float) -> float:
+    inside = min(max(probability, 1e-4), 1.0 - 1e-4)
+    return min(max(log(inside / (1.0 - inside)), _LOW), _HIGH)
+
+
+def _probability(odds: float) -> float:
+    return min(max(1.0 / (1.0 + exp(-odds)), _LEAST), _MOST)

@@ -1,0 +1,109 @@
+"""Time spent against what plain decoding of the same tokens would have cost.
+
+A plain step costs what it costs: only the policy's own time is a loss there. A step with drafts is compared with the
+measured cost of plain steps. What a draft model spends on reading a text it had not followed is an investment: it is
+written off over the tokens it is expected to serve, and at once where the request ends before.
+"""
+
+from __future__ import annotations
+
+_MEMORY_STEPS = 2000.0  # older steps fade: what was lost an hour ago forbids nothing today
+_CAUTION = 0.5  # of the allowed loss; the rest is for what the books do not see, such as costs measured a little wrong
+_CREDIT_STEPS = 3.0  # plain steps that may be lost in finding out, before anything is known
+
+
+class Ledger:
+    def __init__(self, allowed_loss: float) -> None:
+        self._allowed_loss = allowed_loss
+        self.spent_seconds = 0.0
+        self.plain_seconds = 0.0
+        self._recent_spent = 0.0
+        self._recent_plain = 0.0
+        self._step_seconds = 0.0  # the latest step, had it been plain
+
+    def add(self, spent: float, plain: float, step_seconds: float, *, invested: float = 0.0, paid: float = 0.0) -> None:
+        """A step took `spent` seconds; saying the same tokens plainly would have taken `plain`, and a plain step
+        `step_seconds`.
+
+        Of the time spent, `invested` serves later steps too; `paid` is this step's share of earlier investments.
+        """
+        self.spent_seconds += spent
+        self.plain_seconds += plain
+        fade = 1.0 - 1.0 / _MEMORY_STEPS
+        self._recent_spent = self._recent_spent * fade + spent - invested + paid
+        self._recent_plain = self._recent_plain * fade + plain
+        self._step_seconds = step_seconds
+
+    def write_off(self, seconds: float) -> None:
+        """An investment that will serve nobody any more."""
+        self._recent_spent += seconds
+
+    @property
+    def is_in_debt(self) -> bool:
+        """More was lost lately than is allowed: nothing but plain decoding and probes until that is made good."""
+        return self._recent_spent - self._recent_plain > self._allowed_seconds
+
+    @property
+    def headroom(self) -> float:
+        """Seconds that may still be lost: nothing is drafted that would cost more were none of it accepted."""
+        if not self._step_seconds:
+            return float("inf")  # nothing has been decoded yet
+        return max(0.0, self._allowed_seconds - (self._recent_spent - self._recent_plain))
+
+    @property
+    def _allowed_seconds(self) -> float:
+        if not self._allowed_loss:
+            return 0.0
+        return _CAUTION * self._allowed_loss * self._recent_plain + _CREDIT_STEPS * self._step_seconds
+
+    @property
+    def estimated_speedup(self) -> float | None:
+        """Over everything since the start; None before the first step."""
+        return self.plain_seconds / self.spent_seconds if self.spent_seconds > 0 else None
+
+
+class ReadingRecord:
+    """Whether having a draft model read a whole text has been worth it lately, for requests where that is not cheap.
+
+    It is a stake put down before anything is known of the request. As long as nobody lost by it, it is tried; what one
+    request loses keeps about a hundred others from trying, so that losers stay rare. At first one tries at a time.
+    """
+
+    _LOSS = 0.15  # added to the risk by a loser
+    _FADE = 0.99  # per request that ends
+    _MOST = 0.05  # risk at which it is still tried
+
+    def __init__(self) -> None:
+        self._risk = 0.0
+        self._num_open = 0
+        self._open_seconds = 0.0
+        self._num_won = 0
+
+    @property
+    def is_worth_trying(self) -> bool:
+        return self._risk <= self._MOST and self._num_open <= self._num_won
+
+    @property
+    def has_none_open(self) -> bool:
+        return self._num_open == 0
+
+    def room_for(self, plain_seconds: float) -> float:
+        """Seconds that may be staked now, cheap ones too: a plain step's worth, and as much again for every winner."""
+        return max(2.0, 1.0 + self._num_won) * plain_seconds - self._open_seconds
+
+    def begin(self, seconds: float) -> None:
+        self._num_open += 1
+        self._open_seconds += seconds
+
+    def end(self, seconds: float, lost: bool) -> None:
+        self._num_open -= 1
+        self._open_seconds = max(0.0, self._open_seconds - seconds)
+        self.pass_time()
+        if lost:
+            self._risk += self._LOSS * (1.0 - self._risk)
+            self._num_won = 0
+        else:
+            self._num_won += 1
+
+    def pass_time(self) -> None:
+        self._risk *= self._FADE

@@ -1,0 +1,59 @@
+"""Why a step did what it did: what was expected of it, and what came. Kept only where somebody wants to read it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from outpace.core import Request, Verdict
+
+if TYPE_CHECKING:
+    from outpace.speculation.seats import Choice
+
+
+@dataclass(slots=True)
+class RowTrace:
+    request_id: int
+    method: str
+    depth: int
+    expected_tokens: float
+    num_drafted: int = 0
+    num_accepted: int = 0
+    num_said: int = 0
+
+    def as_text(self) -> str:
+        if not self.depth:
+            return f"plain, {self.num_said} said"
+        came = f"{self.num_accepted} accepted, {self.num_said} said"
+        return f"{self.method} {self.depth}: {came}, {self.expected_tokens:.1f} expected"
+
+
+@dataclass(slots=True)
+class StepTrace:
+    reason: str
+    plain_seconds: float  # what a plain step of this batch is expected to take
+    rows: list[RowTrace] = field(default_factory=list)
+    seconds: float | None = None  # what this one took
+
+    @classmethod
+    def of(cls, requests: Sequence[Request], choices: Sequence[Choice], plain_seconds: float, reason: str) -> StepTrace:
+        rows = [
+            RowTrace(request.id, choice.method, choice.depth, choice.expected)
+            for request, choice in zip(requests, choices, strict=True)
+        ]
+        return cls(reason, plain_seconds, rows)
+
+    def add_outcomes(self, verdicts: Sequence[Verdict]) -> None:
+        for row, verdict in zip(self.rows, verdicts, strict=False):
+            row.num_drafted, row.num_accepted = verdict.num_drafted, verdict.num_accepted
+            row.num_said = len(verdict.tokens)
+
+    def as_line(self) -> str:
+        """For a terminal: the reason, and each request's draft as expected and as it came."""
+        rows = [row.as_text() for row in self.rows]
+        took = f"{1e3 * self.seconds:.2f} ms" if self.seconds is not None else "not timed"
+        return f"{took} (plain {1e3 * self.plain_seconds:.2f} ms); {self.reason}: {' | '.join(rows)}"
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)

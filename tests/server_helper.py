@@ -1,0 +1,114 @@
+"""A live server on a free port, in this process, over any engine."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families
+
+from outpace.backends.base import Tokenizer
+from outpace.engine.async_engine import AsyncEngine
+from outpace.engine.engine import Engine
+from outpace.server.app import create_app
+from outpace.server.config import ServerConfig
+from outpace.server.launch import Server
+
+
+class LiveServer:
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, max_context: int, **options: Any) -> None:
+        defaults: dict[str, Any] = {"model_names": ("fake",), "log_interval": 0.0}
+        config = ServerConfig(**(defaults | options))
+        self.engine = engine
+        self.async_engine = AsyncEngine(engine, max_queued=config.max_queued)
+        self.app = create_app(self.async_engine, tokenizer, config, max_context=max_context)
+        self.server = Server(self.app, self.async_engine, config)
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        self.port: int = listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listener]})
+        self._thread.start()
+        wait_until(lambda: self.server.started)
+
+    def client(self, **options: Any) -> Any:
+        defaults: dict[str, Any] = {"api_key": "none", "max_retries": 0, "timeout": 60}
+        return OpenAI(base_url=f"{self.url}/v1", **(defaults | options))
+
+    def post(self, path: str, body: object, headers: dict[str, str] | None = None) -> tuple[int, Any, dict[str, str]]:
+        """Status, decoded JSON and headers of one request."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.ask("POST", path, data, {"content-type": "application/json"} | (headers or {}))
+
+    def get(self, path: str, headers: dict[str, str] | None = None) -> tuple[int, Any, dict[str, str]]:
+        return self.ask("GET", path, None, headers or {})
+
+    def ask(
+        self, method: str, path: str, data: bytes | None, headers: dict[str, str]
+    ) -> tuple[int, Any, dict[str, str]]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request(method, path, data, headers)
+            response = connection.getresponse()
+            text = response.read().decode()
+            is_json = (response.headers.get_content_type()) == "application/json"
+            return (
+                response.status,
+                json.loads(text) if is_json else text,
+                {k.lower(): v for k, v in response.getheaders()},
+            )
+        finally:
+            connection.close()
+
+    def metrics(self) -> dict[str, float]:
+        """Every sample by its name, with all labels but the model's."""
+        _, text, _ = self.get("/metrics")
+        samples = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                labels = {k: v for k, v in sample.labels.items() if k != "model_name"}
+                shown = "{" + ",".join(f"{k}={v}" for k, v in sorted(labels.items())) + "}" if labels else ""
+                samples[sample.name + shown] = sample.value
+        return samples
+
+    def wait_until_idle(self) -> None:
+        wait_until(lambda: not self.engine.has_requests and self.async_engine.num_open == 0)
+
+    def check_clean(self) -> None:
+        """No slot, cell or ticket is left over once nothing runs; prefixes kept on purpose are given up first."""
+        self.wait_until_idle()
+        assert not self.async_engine._tickets and not self.async_engine._open
+        self.engine.scheduler.check_integrity()
+        self.engine.scheduler.forget_kept()
+        self.engine.scheduler.check_integrity()
+        cache = self.engine._cache
+        assert cache.num_open_sequences == 0
+        assert cache.num_free_tokens == self.engine.capacity.cache_tokens
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "the server did not stop"
+
+
+@contextmanager
+def live(engine: Engine, tokenizer: Tokenizer, max_context: int, **options: Any) -> Iterator[LiveServer]:
+    server = LiveServer(engine, tokenizer, max_context, **options)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)

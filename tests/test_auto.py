@@ -1,0 +1,253 @@
+"""`auto` in a whole engine: whatever the policy decides, the tokens are those of plain decoding."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outpace.config import SamplingParams, SpeculationParams
+from outpace.core import Draft, Request, StepStats
+from outpace.engine.engine import Engine
+from outpace.speculation.base import DraftAsk
+from outpace.speculation.costs import Costs, StepCosts
+from outpace.speculation.draft_model import DraftModelProposer
+from outpace.speculation.seats import Outcome
+from tests.fakes import FakeModel, fake_engine
+from tests.test_engine import plainly, prompt_of, run
+
+# Nothing a machine has: plain steps dear, some sizes cheaper than smaller ones, everything else nearly free.
+ODD: dict[str, dict[int, float]] = {
+    "flat": {1: 1.0, 64: 1.0},
+    "stairs": {n: 1.0 + (n - 1) // 8 for n in range(1, 65)},
+    "downhill": {1: 2.0, 5: 1.0, 9: 3.0, 12: 0.5, 64: 9.0},
+}
+
+
+class Unchanging(StepCosts):
+    """What the fake runner takes is no matter here."""
+
+    def observe(self, rows: int, tokens: int, context: float, seconds: float) -> None:
+        pass
+
+
+def auto_engine(model: FakeModel, points: dict[int, float], *, draft_seconds: float = 0.01, **options: Any) -> Engine:
+    """An engine that believes in these costs, and books every step at what they say."""
+    engine = fake_engine(model, speculation="auto", **options)
+    costs = Costs(target=Unchanging(points), draft=Unchanging({1: draft_seconds}))
+    engine.policy.use_costs(costs)
+    account = engine.policy.account
+
+    def booked(outcomes: Sequence[Outcome], stats: StepStats, reading_seconds: float) -> None:
+        tokens = sum(1 + outcome.verdict.num_drafted for outcome in outcomes)
+        seconds = costs.target.seconds(len(outcomes), tokens)
+        account(outcomes, StepStats(num_emitted=stats.num_emitted, forward_seconds=seconds), 0.0)
+
+    engine.policy.account = booked  # type: ignore[method-assign]
+    return engine
+
+
+@pytest.mark.parametrize("points", ODD.values(), ids=ODD.keys())
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.0, max_tokens=60),
+        SamplingParams(temperature=0.8, seed=11, max_tokens=60),
+        SamplingParams(temperature=1.0, seed=3, top_p=0.9, top_k=12, min_p=0.02, max_tokens=60),
+        SamplingParams(temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.5, max_tokens=60),
+    ],
+    ids=["greedy", "seeded", "filters", "penalties"],
+)
+def test_whatever_is_decided_the_tokens_are_those_of_plain_decoding(points, params):
+    model = FakeModel()
+    engine = auto_engine(model, points)
+    rng = random.Random(5)
+    prompts = [prompt_of(rng, n) for n in (1, 5, 20, 33, 70, 12)]
+    requests = [engine.submit(prompt, params) for prompt in prompts]
+    said = run(engine, requests)
+    assert said == [plainly(model, p, params, r.seed) for p, r in zip(prompts, requests, strict=True)]
+    assert sum(request.spec.num_accepted for request in requests) > 0, "nothing was accepted: the test shows little"
+    assert sum(request.spec.num_drafted - request.spec.num_accepted for request in requests) > 0
+
+
+def test_all_proposers_take_part_and_tokens_stay_the_same():
+    model = FakeModel(order=2)
+    engine = auto_engine(model, ODD["flat"], draft_seconds=0.2, draft_noise=0.5)
+    params = SamplingParams(temperature=0.7, seed=2, max_tokens=80, ignore_eos=True)
+    rng = random.Random(1)
+    prompts = [prompt_of(rng, n) for n in (8, 30, 60, 15, 40, 22)]
+    wishes = [None, "ngram", "suffix", "draft", None, None]
+    requests = [
+        engine.submit(
+            prompt,
+            SamplingParams(temperature=0.7, seed=2, max_tokens=80, speculation=SpeculationParams(method=wish)),  # type: ignore[arg-type]
+        )
+        for prompt, wish in zip(prompts, wishes, strict=True)
+    ]
+    said = run(engine, requests)
+    plain = SamplingParams(temperature=params.temperature, seed=2, max_tokens=80)
+    assert said == [plainly(model, p, plain, 2) for p in prompts]
+    assert set().union(*(request.spec.proposers for request in requests)) == {"ngram", "suffix", "draft"}
+
+
+def test_modes_mixed_in_one_batch_disturb_nobody():
+    model = FakeModel()
+    engine = auto_engine(model, ODD["flat"], max_sequences=4)
+    modes: list[Any] = ["auto", "off", "on", "auto", "on", "off", "auto"]
+    prompts = [prompt_of(random.Random(i), 20) for i in range(len(modes))]
+    params = [
+        SamplingParams(temperature=0.9, seed=i, max_tokens=40, speculation=SpeculationParams(mode=mode))
+        for i, mode in enumerate(modes)
+    ]
+    requests = [engine.submit(prompt, wanted) for prompt, wanted in zip(prompts, params, strict=True)]
+    said = run(engine, requests)
+    assert said == [plainly(model, p, wanted, wanted.seed or 0) for p, wanted in zip(prompts, params, strict=True)]
+
+
+def test_a_seeded_request_replays_in_other_company_at_other_costs():
+    """The policy has learned other things, and decides otherwise; the tokens are the same."""
+    model, prompt = FakeModel(), prompt_of(random.Random(9), 25)
+    params = SamplingParams(temperature=1.0, seed=77, max_tokens=60, ignore_eos=True)
+    said, drafted = set(), set()
+    for points in ODD.values():
+        engine = auto_engine(model, points)
+        for company in range(3):
+            others = [
+                engine.submit(prompt_of(random.Random(company * 10 + i), 10 + i), SamplingParams(max_tokens=30))
+                for i in range(company)
+            ]
+            request = engine.submit(prompt, params)
+            run(engine, [*others, request])
+            said.add(tuple(request.tokens))
+            drafted.add((request.spec.num_drafted, request.spec.steps))
+    assert len(said) == 1
+    assert len(drafted) > 1, "decisions were the same throughout: the test shows little"
+
+
+def test_a_free_request_has_the_targets_law_whatever_is_decided():
+    """Unseeded drafts that stop on their confidence, judged by block verification: frequencies match the target's."""
+    model = FakeModel(vocab_size=258, order=1, sharpness=1.0)
+    engine = auto_engine(model, ODD["flat"], draft_seconds=0.001, prefix_reuse=False, draft_noise=0.5, method="draft")
+    params = SamplingParams(temperature=1.0, top_k=2, max_tokens=4, ignore_eos=True)
+    from outpace.sampling import Shaper
+
+    expected: dict[tuple[int, ...], float] = {}
+
+    def walk(context: list[int], mass: float) -> None:
+        if len(context) == 6:
+            expected[tuple(context[2:])] = mass
+            return
+        probs = Shaper(params, [97, 98], frozenset()).probs(model.logits(context), ())
+        for token in np.flatnonzero(probs):
+            walk([*context, int(token)], mass * float(probs[token]))
+
+    walk([97, 98], 1.0)
+    counts: dict[tuple[int, ...], int] = {}
+    num = 1500
+    requests = [engine.submit([97, 98], params) for _ in range(num)]
+    while engine.has_requests:
+        engine.step()
+    for request in requests:
+        said = tuple(request.tokens[2:])
+        counts[said] = counts.get(said, 0) + 1
+    assert sum(request.spec.num_accepted for request in requests) > num / 4
+    assert set(counts) <= set(expected)
+    chi2 = sum((counts.get(k, 0) - num * p) ** 2 / (num * p) for k, p in expected.items())
+    assert chi2 < len(expected) + 5 * np.sqrt(2 * len(expected)), f"chi-square {chi2:.1f} over {len(expected)} outcomes"
+
+
+# ---- stopping a draft early
+
+
+def drafted(engine: Engine, asks: Sequence[DraftAsk]) -> list[Draft]:
+    proposer = engine._proposers["draft"]
+    assert isinstance(proposer, DraftModelProposer)
+    return proposer.propose(asks)
+
+
+def free_requests(engine: Engine, count: int) -> list[Request]:
+    params = SamplingParams(temperature=1.5, max_tokens=30, ignore_eos=True)
+    return [engine._request([97, 98, 99], params, seed) for seed in range(count)]
+
+
+def test_whether_a_draft_goes_on_is_asked_with_the_distribution_and_not_the_token():
+    """The same text, other noise: other tokens are drawn from the first distribution, and the figure is the same."""
+    engine = fake_engine(speculation="off", max_sequences=8)
+    heard: list[list[float]] = []
+    tokens = []
+    for request in free_requests(engine, 24):
+        asked: list[float] = []
+
+        def goes_on(confidence: float, asked: list[float] = asked) -> bool:
+            asked.append(confidence)
+            return True
+
+        [draft] = drafted(engine, [DraftAsk(request, 3, goes_on)])
+        engine._proposers["draft"].release(request)
+        assert draft.confidence == asked
+        heard.append(asked)
+        tokens.append(draft.tokens)
+    assert len({first for first, *_ in heard}) == 1
+    assert len({first for first, *_ in tokens}) > 3
+    by_past: dict[tuple[int, ...], set[float]] = {}
+    for said, asked in zip(tokens, heard, strict=True):
+        for i in range(3):
+            by_past.setdefault(tuple(said[:i]), set()).add(asked[i])
+    assert all(len(figures) == 1 for figures in by_past.values()), "a function of what was drafted before, and no more"
+
+
+def test_a_draft_that_stops_was_not_drawn_any_further():
+    engine = fake_engine(speculation="off")
+    [request] = free_requests(engine, 1)
+    answers = iter([True, True, False])
+    [draft] = drafted(engine, [DraftAsk(request, 8, lambda confidence: next(answers))])
+    assert len(draft.tokens) == 2 and draft.probs is not None and len(draft.probs) == 2
+    assert len(draft.confidence) == 3, "the figure that stopped it is kept, to learn from"
+
+
+# ---- the engine's part in the books
+
+
+def test_reading_is_booked_in_the_step_that_read_and_in_no_other():
+    """A draft model reads a prompt for one request; later steps without it have nothing to do with that."""
+    engine = fake_engine(speculation="off", prefix_reuse=False)
+    engine.calibrate()
+    booked: list[float] = []
+    account = engine.policy.account
+
+    def noted(outcomes: Sequence[Outcome], stats: StepStats, reading_seconds: float) -> None:
+        booked.append(reading_seconds)
+        account(outcomes, stats, reading_seconds)
+
+    engine.policy.account = noted  # type: ignore[method-assign]
+    drafting = SamplingParams(
+        temperature=0.0, max_tokens=3, ignore_eos=True, speculation=SpeculationParams(mode="on", method="draft")
+    )
+    run(engine, [engine.submit(prompt_of(random.Random(1), 30), drafting)])
+    assert booked[0] > 0
+    booked.clear()
+    run(engine, [engine.submit(prompt_of(random.Random(2), 30), SamplingParams(temperature=0.0, max_tokens=8))])
+    assert booked and not any(booked)
+
+
+def test_the_policy_forgets_requests_that_end_are_aborted_or_lost():
+    engine = fake_engine(speculation="auto", prefix_reuse=False)
+    requests = [engine.submit(prompt_of(random.Random(i), 20), SamplingParams(max_tokens=20)) for i in range(4)]
+    for _ in range(4):
+        engine.step()
+    assert len(engine.policy._seats) > 0
+    engine.abort(requests[0])
+    engine.reset()
+    assert engine.policy._seats == {}
+    run(engine, [engine.submit([97, 98], SamplingParams(max_tokens=5))])
+    assert engine.policy._seats == {}
+
+
+def test_the_ledger_has_an_estimate_after_decoding():
+    engine = fake_engine(speculation="auto")
+    assert engine.ledger.estimated_speedup is None
+    run(engine, [engine.submit(prompt_of(random.Random(3), 20), SamplingParams(temperature=0.0, max_tokens=20))])
+    assert engine.ledger.estimated_speedup is not None and engine.ledger.estimated_speedup > 0

@@ -1,0 +1,202 @@
+"""`outpace serve` before it serves: flags, files, the environment; what cannot be had is refused in one sentence."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outpace.cli import main
+from outpace.commands.serve import configure
+from outpace.config import EngineConfig
+from outpace.errors import UsageError
+from outpace.server.config import ServerConfig
+from outpace.server.flags import ENGINE_FIELDS, LACKING, SERVER_FIELDS, add_flags
+from outpace.server.settings import gather
+
+
+def settings(*words: str, environment: dict[str, str] | None = None) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_flags(parser)
+    return gather(vars(parser.parse_args(words)), environment or {})
+
+
+def configured(*words: str, **options: Any) -> tuple[dict[str, Any], ServerConfig]:
+    return configure(settings(*words, **options))
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    try:
+        status = main(["serve", *words])
+    except SystemExit as exit:
+        assert isinstance(exit.code, int)
+        status = exit.code
+    return status, capsys.readouterr().err
+
+
+def test_with_no_flags_every_default_is_the_configurations_own():
+    engine, server = configured()
+    assert engine == {} and server == ServerConfig(model_names=("SmolLM2-135M-Instruct",))
+    assert server.host == "127.0.0.1" and not server.allowed_origins and not server.log_prompts
+
+
+def test_the_command_lines_of_the_articles():
+    engine, server = configured(
+        "--model", "target.gguf", "--speculative-model", "draft.gguf", "--num-speculative-tokens", "5",
+        "--speculative-draft-tensor-parallel-size", "1", "--tensor-parallel-size", "1", "--use-v2-block-manager",
+        "--dtype", "auto", "--max-model-len", "2048",
+        "--spec-decoding-acceptance-method", "typical_acceptance_sampler",
+        "--typical-acceptance-sampler-posterior-threshold", "0.08",
+        "--typical-acceptance-sampler-posterior-alpha", "0.2",
+    )  # fmt: skip
+    assert engine == {"model": "target.gguf", "draft": "draft.gguf", "depth": 5, "max_context": 2048}
+    speculation = server.default_speculation
+    assert (speculation.acceptance, speculation.posterior_threshold, speculation.posterior_alpha) == (
+        "typical",
+        0.08,
+        0.2,
+    )
+    assert server.model_names == ("target", "target.gguf")
+
+
+def test_ngram_is_spelt_as_vllm_did():
+    engine, _ = configured("--speculative-model", "[ngram]", "--ngram-prompt-lookup-max", "3")
+    assert engine == {"method": "ngram", "ngram_max": 3}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--tensor-parallel-size", "2"], "without tensor parallelism"),
+        (["--speculative-draft-tensor-parallel-size", "4"], "without tensor parallelism"),
+        (["--pipeline-parallel-size", "2"], "without pipeline parallelism"),
+        (["--dtype", "bfloat16"], "--dtype cannot change them"),
+        (["--quantization", "bitsandbytes"], "--quantization cannot change them"),
+        (["--speculative-model-quantization", "int8"], "--speculative-model-quantization cannot change them"),
+        (["--load-format", "safetensors"], "GGUF files only"),
+        (["--gpu-memory-utilization", "0.92"], "--kv-cache-tokens"),
+        (["--port", "70000"], "between 0 and 65535"),
+        (["--port", "http"], "invalid int value"),
+        (["--request-timeout", "0"], "above 0 seconds"),
+        (["--max-num-seqs", "0"], "max_sequences must be"),
+        (["--speculation", "off", "--num-speculative-tokens", "4"], "speculation is off"),
+        (["--typical-acceptance-sampler-posterior-alpha", "0.3"], "which is lossy"),
+        (["--no-such-flag"], "unrecognized arguments"),
+        (["a.gguf", "--model", "b.gguf"], "named twice"),
+        (["--api-key-file", "missing.txt"], "check --api-key-file"),
+        (["--config", "missing.yaml"], "check --config"),
+        (["--api-key", ""], "must not be empty"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence_and_status_2(capsys, words, says):
+    status, error = refusal(capsys, *words)
+    assert status == 2 and says in error, error
+    assert "Traceback" not in error
+
+
+def test_a_model_that_is_not_there_is_status_1(capsys, monkeypatch):
+    monkeypatch.setattr("outpace.server.logs.configure", lambda *_: None)  # the log of this process is pytest's
+    status, error = refusal(capsys, "no/such/model.gguf")
+    assert status == 1 and "there is no file" in error
+
+
+def test_every_flag_goes_somewhere():
+    """No flag is swallowed: each is in a table, or handled by name."""
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    names = {action.dest for action in parser._actions} - {"help"}
+    by_name = {"model_argument", "served_model_name", "api_key", "api_key_file", "allowed_origins", "config"}
+    by_name |= {"spec_decoding_acceptance_method", "use_v2_block_manager"}
+    by_name |= {f"typical_acceptance_sampler_posterior_{what}" for what in ("threshold", "alpha")}
+    assert names == by_name | set(ENGINE_FIELDS) | set(SERVER_FIELDS) | set(LACKING)
+    assert set(SERVER_FIELDS.values()) <= set(ServerConfig.__dataclass_fields__)
+    assert set(ENGINE_FIELDS.values()) <= set(EngineConfig.__dataclass_fields__)
+
+
+# ---- files and the environment
+
+
+def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_path):
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        "port: 1001\nhost: 0.0.0.0\nmax_num_seqs: 3\nmodel: file.gguf\napi-key: [a, b]\nlog-prompts: false\n"
+    )
+    environment = {"OUTPACE_SERVE_PORT": "1002", "OUTPACE_SERVE_MODEL": "environment.gguf", "OTHER": "x"}
+    found = settings("--config", str(file), "--port", "1003", environment=environment)
+    assert found["port"] == 1003 and found["host"] == "0.0.0.0" and found["max_num_seqs"] == 3
+    assert found["model"] == "environment.gguf" and found["api_key"] == ["a", "b"] and "log_prompts" not in found
+    assert settings("--config", str(file), environment=environment)["port"] == 1002
+    assert settings("mine.gguf", "--config", str(file), environment=environment)["model"] == "mine.gguf"
+    assert settings(environment={"OUTPACE_SERVE_CONFIG": str(file)})["port"] == 1001
+
+
+def test_toml_lists_and_switches(tmp_path):
+    file = tmp_path / "serve.toml"
+    file.write_text(
+        'served-model-name = ["one", "two"]\nenable-prefix-caching = false\nlog_prompts = true\nrequest-timeout = 2.5\n'
+    )
+    engine, server = configured("--config", str(file))
+    assert engine == {"prefix_reuse": False}
+    assert server.model_names == ("one", "two") and server.log_prompts and server.request_timeout == 2.5
+
+
+def test_lists_in_the_environment_are_separated_by_commas():
+    _, server = configured(environment={"OUTPACE_SERVE_API_KEY": "a, b", "OUTPACE_SERVE_ALLOWED_ORIGINS": "x,y"})
+    assert server.api_keys == ("a", "b") and server.allowed_origins == ("x", "y")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("a.yaml", "prot: 8000", "no flag for prot"),
+        ("a.yaml", "port: eight", "invalid int value"),
+        ("a.yaml", "- port", "must hold flags"),
+        ("a.yaml", "port: [1, ", "is not valid"),
+        ("a.toml", "port = ", "is not valid"),
+        ("a.txt", "port: 1", "should end in"),
+        ("a.yaml", "config: b.yaml", "names another configuration"),
+    ],
+)
+def test_a_wrong_file_is_named_with_what_is_wrong(tmp_path, name, text, says):
+    file = tmp_path / name
+    file.write_text(text)
+    with pytest.raises(UsageError, match=says):
+        settings("--config", str(file))
+
+
+def test_an_unknown_variable_is_refused():
+    with pytest.raises(UsageError, match="OUTPACE_SERVE_PROT"):
+        settings(environment={"OUTPACE_SERVE_PROT": "1"})
+
+
+def test_keys_from_a_file_join_those_of_the_command_line(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("# for the team\nalpha\n\n  beta  \n")
+    _, server = configured("--api-key", "zero", "--api-key-file", str(file))
+    assert server.api_keys == ("zero", "alpha", "beta")
+    assert "beta" not in str(server.as_dict()) and "beta" not in repr(server)
+    file.write_text("# none\n")
+    with pytest.raises(UsageError, match="no API key"):
+        configured("--api-key-file", str(file))
+
+
+def test_help_groups_flags_and_says_defaults(capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(["serve", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert exit.value.code == 0
+    for title in ("models:", "speculation:", "network and limits:", "logs and configuration:"):
+        assert title in shown
+    assert "(default: 127.0.0.1)" in shown and "(default: 8000)" in shown and "LOSSY" in shown
+
+
+def test_serving_is_not_imported_by_other_commands():
+    import subprocess
+
+    code = (
+        "import sys, outpace.cli, outpace.llm; sys.exit(any(m in sys.modules for m in ('fastapi', 'uvicorn', 'yaml')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent.parent, timeout=60).returncode == 0

@@ -1,0 +1,84 @@
+"""Requests nobody would write by hand: schemathesis tries what the OpenAPI page allows and what it forbids."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.fakes import ByteTokenizer, fake_engine
+from tests.server_helper import live
+
+CHECKS: list[Any] = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+]
+
+
+MODES = [GenerationMode.POSITIVE, GenerationMode.NEGATIVE]
+
+
+def test_no_request_breaks_the_server():
+    engine = fake_engine(max_context=256, cache_tokens=2048, max_sequences=8)
+    engine.calibrate()
+    # Few tokens an answer: most of what is allowed is also long.
+    with live(engine, ByteTokenizer(), 256, max_output_tokens=8) as server:
+        schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+        operations: list[Any] = [result.ok() for result in schema.get_all_operations()]  # type: ignore[union-attr]
+        assert len(operations) == 9
+        for operation, mode in product(operations, MODES):
+            if mode is GenerationMode.NEGATIVE and operation.method == "get":
+                continue  # nothing to get wrong
+            try_it(operation, mode)
+        server.check_clean()
+        metrics = server.metrics()
+        for route, status in product(("/v1/completions", "/v1/chat/completions", "/tokenize"), (200, 400)):
+            assert metrics[f"outpace_http_responses_total{{route={route},status={status}}}"] > 5, "hardly tried"
+
+
+def sober(body: dict[str, Any]) -> None:
+    """What the schema allows and this server still refuses would keep everything else from being met."""
+    body.pop("model", None)
+    for name in ("max_tokens", "max_completion_tokens"):
+        if body.get(name) is not None:
+            body[name] = body[name] % 8 + 1
+    if not body.get("stream"):
+        body.pop("stream_options", None)
+    for message in body.get("messages") or []:
+        message["content"] = str(message.get("content"))
+        for name in set(message) - {"role", "content"}:
+            del message[name]
+    for name in ("logit_bias", "stop_token_ids", "min_tokens"):
+        if body.get(name) and len(str(body)) % 2:
+            del body[name]
+
+
+def try_it(operation: Any, mode: GenerationMode) -> None:
+    @settings(
+        max_examples=50,
+        deadline=None,
+        database=None,
+        phases=[Phase.explicit, Phase.generate],
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def holds(case: Any) -> None:
+        if mode is GenerationMode.POSITIVE and isinstance(case.body, dict):
+            sober(case.body)
+        case.call_and_validate(timeout=20, checks=CHECKS)
+
+    holds()

@@ -1,0 +1,217 @@
+"""The simulator: the same world for every policy, the figures that were promised, and ours not below plain."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from outpace.bench import simulate as command
+from outpace.bench.simulate import ORACLE, OURS, PLAIN, simulate, summarise
+from outpace.bench.simulation.rivals import FIXED_DEPTHS, AveragePerBucket, Fixed, SwitchOff, TableByBatch, all_rivals
+from outpace.bench.simulation.runner import Simulation
+from outpace.bench.simulation.scenarios import all_scenarios, quick_scenarios
+from outpace.bench.simulation.world import (
+    MACHINES,
+    Load,
+    Proposing,
+    Result,
+    Scenario,
+    StepLaw,
+    constant,
+    either,
+    sliding,
+    switching,
+)
+
+RATIOS = {"ratio_to_plain", "p99_tpot_ratio", "ratio_to_oracle"}
+
+
+def scenario(machine: str = "cpu-native", concurrency: int = 2, num: int = 8, **options: Any) -> Scenario:
+    wanted = {"text": Proposing(constant(0.8)), "mean_output": 64, **options}
+    return Scenario("short", machine, Load(concurrency, num), seed=5, **wanted)
+
+
+def ratio(world: Scenario, policy: str | Any = OURS) -> float:
+    return Simulation(world, policy).run().tokens_per_second / Simulation(world, Fixed(0)).run().tokens_per_second
+
+
+# ---- the report
+
+
+@pytest.fixture(scope="module")
+def row() -> dict[str, Any]:
+    return simulate(scenario(model=Proposing(constant(0.6))))
+
+
+def test_a_scenario_reports_every_policy_beside_the_others(row):
+    assert set(row) == {"name", "concurrency", "drifts", "adversarial", "open_loop", "policies"}
+    rivals = {rival.name for rival in all_rivals()}
+    assert set(row["policies"]) == {OURS, ORACLE, *rivals}
+    assert {f"fixed-{depth}" for depth in FIXED_DEPTHS} | {
+        "table-by-batch",
+        "average-per-bucket",
+        "switch-off",
+    } == rivals
+    for name, figures in row["policies"].items():
+        assert set(figures) >= RATIOS, name
+        assert all(math.isfinite(figures[key]) and figures[key] > 0 for key in RATIOS)
+    assert set(row["policies"][OURS]) == RATIOS | {"estimated_speedup", "policy_ms_per_step"}
+    assert row["policies"][ORACLE]["ratio_to_oracle"] == 1.0
+
+
+def test_the_report_has_the_worst_of_ours_and_is_json(row):
+    other = json.loads(json.dumps(row))
+    other["name"] = "bad"
+    other["policies"][OURS] |= {"ratio_to_plain": 0.5, "p99_tpot_ratio": 3.0, "ratio_to_oracle": 0.4}
+    report = json.loads(json.dumps(summarise([row, other])))
+    assert set(report) == {"scenarios", "worst", "geometric_mean", "lowest", "below_promise"}
+    assert [each["name"] for each in report["scenarios"]] == ["short", "bad"]
+    assert (report["worst"]["ratio_to_plain"], report["worst"]["p99_tpot_ratio"]) == (0.5, 3.0)
+    assert report["lowest"][OURS] == 0.5
+    assert report["geometric_mean"][OURS] == pytest.approx((0.5 * row["policies"][OURS]["ratio_to_plain"]) ** 0.5)
+    [listed] = [line for line in report["below_promise"] if line.startswith("bad")]
+    assert all(figure in listed for figure in ("0.500 of plain", "P99 3.000", "0.400 of the oracle"))
+
+
+def test_nothing_done_is_a_report_too():
+    assert summarise([])["worst"] == {}
+    assert "0 scenarios" in command.as_text(summarise([]))
+
+
+def test_the_command_writes_what_it_prints(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command, "quick_scenarios", lambda: [scenario(num=3), replace(scenario(num=3), name="other")])
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    path = tmp_path / "simulation.json"
+    assert command.execute(parser.parse_args(["--quick", "--jobs", "1", "--only", "oth", "--json", str(path)])) == 0
+    report = json.loads(path.read_text())
+    assert [each["name"] for each in report["scenarios"]] == ["other"] and report["seconds"] > 0
+    printed = capsys.readouterr().out
+    assert "1 scenarios" in printed and OURS in printed and "table-by-batch" in printed
+
+
+# ---- the world
+
+
+def test_there_are_hundreds_of_scenarios_each_with_a_name_and_a_seed_of_its_own():
+    made = all_scenarios()
+    assert len(made) >= 200
+    assert len({each.name for each in made}) == len({each.seed for each in made}) == len(made)
+    assert {each.machine for each in made} == set(MACHINES)
+    assert max(each.load.concurrency for each in made) == 256
+    assert any(each.load.bursty for each in made) and any(each.load.intensity for each in made)
+    assert any(each.drifts for each in made) and any(each.adversarial for each in made)
+    assert {each.name for each in quick_scenarios()} < {each.name for each in made}
+
+
+def test_a_machine_with_stairs_charges_for_whole_ones():
+    law = StepLaw((8, 16, 24), (1.0, 2.0, 4.0), stair=8)
+    assert [law.of(1, n) for n in (1, 8, 9, 16, 17, 24, 25, 32)] == [1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 6.0, 6.0]
+
+
+def test_every_policy_meets_the_same_requests():
+    world = scenario(model=Proposing(switching(0.1, 0.9, 20)))
+    for ours, again in zip(world.requests(), world.requests(), strict=True):
+        assert (ours.arrival, ours.prompt_length, ours.output_length) == (
+            again.arrival,
+            again.prompt_length,
+            again.output_length,
+        )
+        assert ours.text is not None and again.text is not None and ours.model is not None and again.model is not None
+        for one, other in ((ours.text, again.text), (ours.model, again.model)):
+            assert (one.rate == other.rate).all() and (one.coins == other.coins).all()
+
+
+@pytest.mark.parametrize("policy", [OURS, ORACLE, Fixed(3)], ids=["ours", "oracle", "fixed"])
+def test_the_same_seed_gives_the_same_figures(policy):
+    """No clock of this machine is in them."""
+
+    def figures(result: Result) -> tuple[float, ...]:
+        return result.tokens_per_second, result.p99_tpot, result.mean_tpot
+
+    world = scenario(model=Proposing(constant(0.6)))
+    assert figures(Simulation(world, policy).run()) == figures(Simulation(world, policy).run())
+    other = replace(world, seed=6)
+    assert figures(Simulation(other, policy).run()) != figures(Simulation(world, policy).run())
+
+
+def test_plain_decoding_is_as_fast_as_the_machine_says():
+    world = replace(scenario(concurrency=1, num=6), noise=0.0)
+    result = Simulation(world, Fixed(0)).run()
+    host = 80e-6  # of a step and its token
+    assert result.tokens_per_second == pytest.approx(1 / (MACHINES["cpu-native"].of(1, 1) + host))
+    assert result.policy == PLAIN and result.estimated_speedup is None
+
+
+def test_a_fixed_depth_gains_what_its_acceptance_and_costs_say():
+    """Right with 0.8 each: three draft tokens bring 1 + 0.8 + 0.64 + 0.512 tokens for a step of four."""
+    world = replace(scenario(concurrency=1, num=60), noise=0.0)
+    law, tokens = MACHINES["cpu-native"], 1 + 0.8 + 0.64 + 0.512
+    seconds = law.of(1, 4) + 65e-6 + tokens * 30e-6
+    assert ratio(world, Fixed(3)) == pytest.approx(tokens / seconds * (law.of(1, 1) + 80e-6), rel=0.05)
+
+
+# ---- rivals
+
+
+def test_a_table_by_batch_size_gets_shallower():
+    depths = [TableByBatch().depth(size) for size in (1, 4, 8, 32, 64, 65, 256)]
+    assert depths == sorted(depths, reverse=True) and depths[0] > 0 and depths[-1] == 0
+
+
+def test_an_average_per_bucket_follows_what_is_accepted_there():
+    rival = AveragePerBucket()
+    for _ in range(50):
+        rival.observe(4, 4, 12, 0)
+        rival.observe(64, 64, 448, 448)
+    assert rival.depth(4) < rival.depth(64)
+
+
+def test_switching_off_is_for_good():
+    rival = SwitchOff()
+    rival.observe(1, 50, 200, 20)
+    assert rival.depth(1) == 0
+    rival.observe(1, 50, 200, 200)
+    assert rival.depth(1) == 0
+
+
+# ---- ours
+
+
+SHORT: dict[str, Scenario] = {
+    "text that is right": scenario(num=12),
+    "text that is wrong": scenario(num=12, text=Proposing(constant(0.1))),
+    "vain": scenario(num=16, text=Proposing(constant(0.15), flattery=3.0)),
+    "mixed": scenario(concurrency=8, num=32, text=Proposing(either((0.1, 0.9)))),
+    "steep": scenario("cpu-llamacpp", concurrency=4, num=16),
+    "nothing pays": scenario("compute-bound", num=12),
+    "stairs": scenario("stairs-of-8", concurrency=4, num=16, text=Proposing(constant(0.6))),
+    "model": scenario("gpu-flat", concurrency=4, num=16, text=None, model=Proposing(constant(0.7))),
+    "model that is wrong": scenario("gpu-flat", concurrency=4, num=24, text=None, model=Proposing(constant(0.1))),
+    "dear draft": scenario(num=12, text=None, model=Proposing(constant(0.8)), draft_share=0.4),
+    "sliding": scenario(num=16, text=Proposing(sliding(0.9, 0.1))),
+    "spiteful": scenario(num=64, text=Proposing(constant(0.9), spites=True)),
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_ours_is_not_slower_than_plain_decoding(name):
+    assert ratio(SHORT[name]) >= 0.98
+
+
+@pytest.mark.parametrize(("name", "least"), [("text that is right", 1.5), ("model", 1.2)])
+def test_ours_gains_where_there_is_something_to_gain(name, least):
+    assert ratio(SHORT[name]) > least
+
+
+def test_the_estimate_is_about_what_was_gained():
+    world = scenario(num=30)
+    result = Simulation(world, OURS).run()
+    plain = Simulation(world, Fixed(0)).run()
+    assert result.estimated_speedup == pytest.approx(result.tokens_per_second / plain.tokens_per_second, rel=0.05)
+    assert len(result.policy_seconds) > 0
