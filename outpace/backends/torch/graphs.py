@@ -42,6 +42,10 @@ class Graph:
         self._words.copy_(self.host.buffer, non_blocking=True)
         self._graph.replay()
 
+    @property
+    def num_draws(self) -> int:
+        return len(self._draws)
+
     def draws(self, mode: Mode) -> Draws:
         if mode not in self._draws:
             self._draws[mode] = Draws(self.logits, mode, self._pool)
@@ -56,6 +60,10 @@ class Graphs:
         self._captured: dict[tuple[int, int], Graph] = {}
         self._loops: dict[tuple[int, int, Mode], DraftLoop] = {}
         self._pool: Pool = torch.cuda.graph_pool_handle()
+
+    @property
+    def num_captured(self) -> int:
+        return len(self._captured) + len(self._loops) + sum(graph.num_draws for graph in self._captured.values())
 
     def loop(self, num_rows: int, num_steps: int, mode: Mode) -> DraftLoop | None:
         """Steps of a draft model after its first; None where there are more rows than any graph has."""

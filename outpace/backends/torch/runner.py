@@ -159,6 +159,11 @@ class TorchRunner:
         self._graphs = Graphs(model, self.caches, self._table_width) if self.device.type == "cuda" else None
         self._is_closed = False
 
+    @property
+    def num_captured(self) -> int:
+        """Graphs so far; a step that adds one takes much longer than it will again."""
+        return self._graphs.num_captured if self._graphs else 0
+
     def forward(self, plan: StepPlan) -> NDArray[np.float32]:
         self._reserve_rows(plan.rows)
         found = self._launch(plan)[:]
