@@ -448,7 +448,6 @@ def test_a_reader_never_sees_half_a_file(model, monkeypatch):
     assert [path.name for path in file.path.parent.iterdir()] == [file.path.name]
 
 
-@pytest.mark.xfail(strict=True, reason="CostFile.save leaves its half-written .tmp file where writing or moving fails")
 def test_a_write_that_fails_leaves_nothing_beside_the_file(model, monkeypatch):
     file = cost_file(model)
     file.save(some_costs())

@@ -454,6 +454,17 @@ def test_the_proposer_that_is_right_wins_in_the_end_whatever_each_claims():
     assert desk.decide([who])[0].method == "ngram"
 
 
+def test_the_guesser_that_is_right_is_asked_and_the_others_now_and_then():
+    desk, who = Desk(FLAT, suffix=always(False), ngram=always(True), guess_seconds=0.0), request_of()
+    desk.run([who], 40)
+    asked = [sorted(desk.policy.wanted_guesses([who])) for _ in range(24)]
+    assert asked.count(["ngram", "suffix"]) == 3 and asked.count(["ngram"]) == 21
+    desk.proposers["suffix"].script, desk.proposers["ngram"].script = always(True), always(False)
+    desk.run([who], 100)
+    asked = [sorted(desk.policy.wanted_guesses([who])) for _ in range(24)]
+    assert asked.count(["suffix"]) == 21, "comparing shows when that has changed"
+
+
 def test_guesses_that_were_not_taken_are_learned_from_too():
     desk, who = Desk(FLAT, suffix=always(True, sure=0.95), ngram=always(True, sure=0.5)), request_of()
     before = expected_of(desk, who, 4, 0.5, "ngram")

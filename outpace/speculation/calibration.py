@@ -12,6 +12,7 @@ import logging
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -177,6 +178,8 @@ class CostFile:
             partial.write_text(text, encoding="utf-8")
             partial.replace(self.path)
         except OSError as error:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
             _log.warning("measured costs could not be kept (%s); they will be measured again next time", error)
 
 
