@@ -219,7 +219,7 @@ def load(options: argparse.Namespace) -> int:
 def overhead(options: argparse.Namespace) -> int:
     """Both variants in one process over one engine, never at the same time, in random order within a round."""
     llm = LLM(max_sequences=options.clients, speculation="off")
-    wanted = bodies(options.tokens, ignore_eos=True)
+    wanted = bodies(options.tokens, ignore_eos=True)[::2]
     prompts, params = [body["prompt"] for body in wanted], [params_of(body) for body in wanted]
     num_tokens = sum(body["max_tokens"] for body in wanted)
     clients = Clients()
@@ -287,7 +287,7 @@ def _finish(options: argparse.Namespace, holds: dict[str, bool], figures: dict[s
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, action, clients, tokens in (("load", load, 64, 96), ("overhead", overhead, 8, 48)):
+    for name, action, clients, tokens in (("load", load, 64, 96), ("overhead", overhead, 8, 128)):
         command = commands.add_parser(name)
         command.set_defaults(action=action)
         command.add_argument("--clients", type=int, default=clients, help="requests in flight (default: %(default)s)")
@@ -295,7 +295,7 @@ def main() -> int:
         command.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     commands.choices["load"].add_argument("--model", choices=("fake", "embedded"), default="fake")
     commands.choices["load"].add_argument("--seconds", type=float, default=120.0)
-    commands.choices["overhead"].add_argument("--rounds", type=int, default=20)
+    commands.choices["overhead"].add_argument("--rounds", type=int, default=16)
     options = parser.parse_args()
     status: int = options.action(options)
     return status
