@@ -39,7 +39,7 @@ LEAST_RATIO = 0.95  # served over offline throughput
 
 FAKE_SECONDS = 0.005  # a step of the fake model, outside the interpreter as a real one's is
 
-STORE_TOKENS = 4096  # full within seconds, so that memory that still grows after that is a leak
+STORE_TOKENS = 4096  # like the cache, full within seconds: memory that still grows after that is a leak
 
 SUBJECTS = ("river", "market", "engine", "winter", "library", "harbour", "garden", "signal")
 TASKS = (
@@ -103,7 +103,7 @@ def make_fake(max_sequences: int) -> tuple[Engine, Tokenizer, int]:
     engine = fake_engine(
         ForgetfulFake(),
         max_sequences=max_sequences,
-        cache_tokens=16384,
+        cache_tokens=8192,
         max_context=1024,
         max_step_tokens=512,
         method="suffix",
@@ -167,7 +167,7 @@ def load(options: argparse.Namespace) -> int:
     if options.model == "fake":
         engine, tokenizer, max_context = make_fake(options.clients)
     else:
-        llm = LLM(max_sequences=options.clients, cache_tokens=16384, max_context=2048, suffix_store_tokens=STORE_TOKENS)
+        llm = LLM(max_sequences=options.clients, cache_tokens=8192, max_context=2048, suffix_store_tokens=STORE_TOKENS)
         llm.engine.calibrate()
         engine, tokenizer, max_context = llm.engine, llm.tokenizer, llm.config.max_context
     expected = offline_answers(engine, tokenizer, wanted)
