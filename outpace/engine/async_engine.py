@@ -51,7 +51,7 @@ class _Stop:
 
 # Writing an event costs about as much as a fifth of a small model's token, so they are rationed: many fast readers get
 # several tokens at a time, and none waits longer than a pause nobody sees.
-EVENTS_PER_SECOND = 300
+EVENTS_PER_SECOND = 150
 LONGEST_PAUSE = 0.1
 
 _Command = _Submit | _Abort | _Call | _Stop
