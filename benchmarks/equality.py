@@ -1,4 +1,4 @@
-"""Does speculation change what the model says? Every proposer and depth, alone and batched, against plain decoding.
+"""Does speculation change what the model says? Every proposer and depth, and `auto`, alone and batched, against plain.
 
     python -m benchmarks.equality --prompts question.jsonl [--model FILE] [--draft FILE] [--temperature 0.8]
 
@@ -25,7 +25,7 @@ import tempfile
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from tqdm import tqdm
@@ -42,7 +42,8 @@ from outpace.randomness import Purpose, gumbels, key
 
 NUM_TOP = 100
 Numbered = tuple[int, list[int]]
-METHODS: tuple[Method, ...] = ("none", "ngram", "suffix", "draft")
+Way = Literal[Method, "auto"]
+WAYS: tuple[Way, ...] = ("none", "ngram", "suffix", "draft", "auto")
 
 
 @dataclass
@@ -59,7 +60,7 @@ class Difference:
 class Cell:
     """One way of running, over all prompts."""
 
-    method: Method
+    method: Way
     depth: int
     batch: int
     compared: int = 0
@@ -83,7 +84,7 @@ def main() -> int:
     parser.add_argument("--temperature", type=float, default=0.0, help="(default: %(default)s)")
     parser.add_argument("--depths", type=int, nargs="+", default=[1, 4, 8], help="(default: 1 4 8)")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8], help="(default: 1 8)")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--methods", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--backend", default="llamacpp", help="what runs the model (default: %(default)s)")
     parser.add_argument("--threads", type=int, help="(default: all usable cores)")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -107,8 +108,11 @@ def main() -> int:
 def run(options: argparse.Namespace, model: Path, draft: Path, prompts: list[str]) -> list[Cell]:
     """Group by group, so that each prompt is read once: every run of it starts from the same cached prefix."""
     cells = [Cell("none", 0, batch) for batch in options.batches] if "none" in options.methods else []
-    cells += [Cell(method, depth, batch) for method in options.methods if method != "none"
+    cells += [Cell(method, depth, batch) for method in options.methods if method not in ("none", "auto")
               for depth in options.depths for batch in options.batches]  # fmt: skip
+    cells += (
+        [Cell("auto", max(options.depths), batch) for batch in options.batches] if "auto" in options.methods else []
+    )
     room = {"cache_tokens": 16384, "threads": options.threads, "backend": options.backend}
     with LLM(str(model), draft=str(draft), speculation="on", **room) as llm:
         tokens = [_chat_tokens(llm, prompt) for prompt in prompts]
@@ -136,9 +140,7 @@ def _chat_tokens(llm: LLM, prompt: str) -> list[int]:
 def generate(
     llm: LLM, prompts: list[Numbered], cell: Cell, options: argparse.Namespace, bar: tqdm[Any]
 ) -> list[CompletionOutput]:
-    speculation = SpeculationParams(
-        mode="off" if cell.method == "none" else "on", method=cell.method, max_depth=cell.depth
-    )
+    speculation = way_of(cell)
     outputs = []
     for begin in range(0, len(prompts), cell.batch):
         batch = prompts[begin : begin + cell.batch]
@@ -156,6 +158,12 @@ def generate(
         outputs += [result.outputs[0] for result in results]
         bar.update(len(batch))
     return outputs
+
+
+def way_of(cell: Cell) -> SpeculationParams:
+    if cell.method == "auto":
+        return SpeculationParams(mode="auto", max_depth=cell.depth)
+    return SpeculationParams(mode="off" if cell.method == "none" else "on", method=cell.method, max_depth=cell.depth)
 
 
 def compare(
