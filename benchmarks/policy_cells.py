@@ -59,13 +59,9 @@ def main() -> int:
     parser.add_argument("--model", help="a GGUF file (default: the embedded SmolLM2)")
     parser.add_argument("--draft", help="a GGUF file with the same vocabulary; adds the proposer `draft`")
     parser.add_argument("--backend", choices=get_args(BackendName), default="auto", help="(default: %(default)s)")
-    parser.add_argument("--cells", default="*", metavar="PATTERNS",
-                        help="workload/temperature/concurrency, as 'code_edit/*/1,*/0/8' (default: all)")  # fmt: skip
+    add_cell_options(parser, default_cells="*")
     parser.add_argument("--depths", type=int, nargs="+", default=[2, 4, 8], help="fixed ones (default: 2 4 8)")
     parser.add_argument("--methods", nargs="+", choices=("ngram", "suffix", "draft"), help="(default: all there are)")
-    parser.add_argument("--blocks", type=int, help="of every cell (default: 12 at concurrency 1, else 4)")
-    parser.add_argument("--block-size", type=int, help="requests (default: 1 at concurrency 1, else twice that)")
-    parser.add_argument("--max-tokens", type=int, help="at most, for slow models (default: the workload's own)")
     parser.add_argument("--time-budget", type=float, metavar="SECONDS", help="begin no block after so long")
     parser.add_argument("--threads", type=int, help="(default: all usable cores)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="(default: benchmarks/results/policy_cells_*.json)")
@@ -91,6 +87,14 @@ def main() -> int:
             print(f"\nstopped; the same command continues with what is in {path.name}", file=sys.stderr)
     print_table(results["cells"])
     return 0
+
+
+def add_cell_options(parser: argparse.ArgumentParser, *, default_cells: str) -> None:
+    example = "workload/temperature/concurrency, as 'code_edit/*/1,*/0/8' (default: %(default)s)"
+    parser.add_argument("--cells", default=default_cells, metavar="PATTERNS", help=example)
+    parser.add_argument("--blocks", type=int, help="of every cell (default: 12 at concurrency 1, else 4)")
+    parser.add_argument("--block-size", type=int, help="requests (default: 1 at concurrency 1, else twice that)")
+    parser.add_argument("--max-tokens", type=int, help="at most, for slow models (default: the workload's own)")
 
 
 def run(
@@ -127,14 +131,17 @@ def run(
 
 def pending(options: argparse.Namespace, done: dict[str, Any]) -> Iterator[tuple[Cell, int]]:
     """The blocks still to run: one of each cell, then the next of each."""
-    patterns = options.cells.split(",")
-    cells = [Cell(*each) for each in product(WORKLOADS, TEMPERATURES, CONCURRENCIES)]
-    cells = [cell for cell in cells if any(fnmatchcase(cell.name, pattern.strip()) for pattern in patterns)]
+    cells = chosen_cells(options.cells)
     begun = {cell: len(done.get(cell.name, {"blocks": []})["blocks"]) for cell in cells}
     for index in range(max((num_blocks(cell, options) for cell in cells), default=0)):
         for cell in cells:
             if begun[cell] <= index < num_blocks(cell, options):
                 yield cell, index
+
+
+def chosen_cells(patterns: str) -> list[Cell]:
+    cells = [Cell(*each) for each in product(WORKLOADS, TEMPERATURES, CONCURRENCIES)]
+    return [cell for cell in cells if any(fnmatchcase(cell.name, each.strip()) for each in patterns.split(","))]
 
 
 def num_blocks(cell: Cell, options: argparse.Namespace) -> int:
