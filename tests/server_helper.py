@@ -5,11 +5,13 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
+from urllib.request import urlopen
 
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
@@ -114,6 +116,28 @@ def live(engine: Engine, tokenizer: Tokenizer, max_context: int, **options: Any)
         yield server
     finally:
         server.stop()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def wait_until_healthy(port: int, child: subprocess.Popen[bytes]) -> str:
+    """The address of a server in another process, once it answers."""
+
+    def is_healthy() -> bool:
+        assert child.poll() is None, f"the server ended with status {child.returncode}"
+        try:
+            with urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as response:
+                return bool(response.status == 200)
+        except OSError:
+            return False
+
+    wait_until(is_healthy, 120.0)
+    return f"http://127.0.0.1:{port}"
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +20,7 @@ from outpace.bench.workloads import built_in
 from outpace.cli import main
 from outpace.engine.engine import Engine
 from outpace.models import resolve_model
+from tests.server_helper import free_port, wait_until_healthy
 from tests.test_llm import use_fakes
 
 
@@ -183,13 +187,17 @@ def judged(tmp_path: Path, *arguments: object) -> dict[str, Any]:
     return results
 
 
+@pytest.fixture(scope="module")
+def bad_draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("drafts")
+    return shuffled_weights(shallow_draft(resolve_model(None), folder / "shallow.gguf", 15), folder / "bad.gguf")
+
+
 @pytest.mark.model
 @pytest.mark.slow
-def test_a_planted_bad_draft_is_recognised(tmp_path):
-    shallow = shallow_draft(resolve_model(None), tmp_path / "shallow.gguf", 15)
-    bad = shuffled_weights(shallow, tmp_path / "bad.gguf")
-    results = judged(tmp_path, "--draft", bad, "--settings", "draft:4", "--mix", "json,story", "--temperature", "0,1.5",
-                     "--concurrency", "1", "--requests", 10, "--max-tokens", 32)  # fmt: skip
+def test_a_planted_bad_draft_is_recognised(tmp_path, bad_draft):
+    results = judged(tmp_path, "--draft", bad_draft, "--settings", "draft:4", "--mix", "json,story",
+                     "--temperature", "0,1.5", "--concurrency", "1", "--requests", 10, "--max-tokens", 32)  # fmt: skip
     assert results["verdict"]["decision"] == "leave_off"
     assert "draft_mismatched" in {finding["kind"] for finding in results["verdict"]["findings"]}
 
@@ -220,3 +228,32 @@ def test_a_planted_mixed_workload_is_told_apart(tmp_path):
     assert verdict["decision"] in ("use_for_some", "leave_off")
     assert verdict["classes_that_lose"] == ["invent"]
     assert "invent" in verdict["sentence"]
+
+
+@pytest.fixture(scope="module")
+def served(bad_draft: Path) -> Iterator[str]:
+    """`outpace serve` as a user starts it."""
+    port = free_port()
+    command = [sys.executable, "-m", "outpace", "serve", "--port", str(port), "--speculative-model", str(bad_draft)]
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield wait_until_healthy(port, child)
+    finally:
+        child.terminate()
+        child.wait(timeout=60)
+
+
+@pytest.mark.model
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("decision", "arguments"),
+    [
+        ("use", ("--settings", "suffix:4", "--mix", "code_edit")),
+        ("leave_off", ("--settings", "draft:4", "--mix", "story")),
+    ],
+)
+def test_a_live_server_gets_the_verdict_that_the_engine_gets(served, bad_draft, tmp_path, decision, arguments):
+    arguments = (*arguments, "--temperature", "0", "--concurrency", "1", "--requests", "12", "--max-tokens", "96")
+    in_process = judged(tmp_path, "--draft", bad_draft, *arguments)["verdict"]
+    by_url = judged(tmp_path, "--url", served, *arguments)["verdict"]
+    assert in_process["decision"] == by_url["decision"] == decision
