@@ -1,25 +1,33 @@
 """A real target with a real draft: acceptance per position, and the honest speed ratio to plain decoding.
 
-    python -m benchmarks.pair --model TARGET.gguf --draft DRAFT.gguf --prompts HumanEval.jsonl.gz [--depth K]
+    python -m benchmarks.pair --model TARGET.gguf --draft DRAFT.gguf --prompts HumanEval.jsonl.gz [--settings ...]
 
-Every prompt is run plainly and with speculation, in changing order, in one process. Greedy output of both is compared;
-where it differs the top-2 logit gap is shown (see benchmarks.equality for the audit over many prompts).
+Every prompt is answered plainly, by `auto`, and by every fixed setting, in changing order, in one process; nothing is
+kept from one answer to the next. `total` is tokens per second from submission to the last token, `decode` without the
+reading of the prompt; both as ratios to plain decoding, all tokens over all time, with 95% intervals over prompts.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
-import statistics
+from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
-from time import perf_counter
+from typing import Any
 
 from tqdm import tqdm
 
 from benchmarks.prompts import load_prompts
-from benchmarks.report import provenance, spread, write_json
-from outpace import LLM, SamplingParams, SpeculationParams
-from outpace.core import CompletionOutput
+from benchmarks.report import provenance, write_json
+from outpace import LLM, SamplingParams
+from outpace.bench.loads import Closed
+from outpace.bench.paired import interleaved
+from outpace.bench.settings import AUTO, PLAIN, parse_setting
+from outpace.bench.statistics import ratio_of_rates
+from outpace.bench.targets import EngineTarget
+from outpace.bench.trials import Job, Run
+
+DEFAULT_SETTINGS = ("draft:2", "draft:4", "draft:8", "suffix:4", "ngram:4")
 
 
 def main() -> None:
@@ -27,85 +35,78 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="the target, a GGUF file")
     parser.add_argument("--draft", required=True, help="the draft, a GGUF file")
     parser.add_argument("--prompts", type=Path, required=True, help="Spec-Bench, HumanEval or JSON lines")
-    parser.add_argument("--count", type=int, default=10, help="prompts (default: %(default)s)")
-    parser.add_argument("--depth", type=int, default=4, help="draft tokens a step (default: %(default)s)")
+    parser.add_argument("--count", type=int, default=16, help="prompts (default: %(default)s)")
+    parser.add_argument("--settings", nargs="+", default=DEFAULT_SETTINGS, metavar="METHOD:DEPTH",
+                        help=f"fixed ones (default: {' '.join(DEFAULT_SETTINGS)})")  # fmt: skip
     parser.add_argument("--max-tokens", type=int, default=96, help="(default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0, help="(default: %(default)s)")
     parser.add_argument("--backend", default="auto", help="what runs both (default: %(default)s)")
-    parser.add_argument("--show", type=int, default=0, metavar="N", help="print the first N completions")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
 
-    prompts = load_prompts(options.prompts, options.count)
-    modes = {
-        "plain": SpeculationParams(mode="off"),
-        "speculative": SpeculationParams(mode="on", max_depth=options.depth),
-        "auto": SpeculationParams(mode="auto", max_depth=options.depth),
-    }
-    results: dict[str, list[CompletionOutput]] = {name: [] for name in modes}
-    seconds: dict[str, list[float]] = {name: [] for name in modes}
-    room = {"prefix_reuse": False, "backend": options.backend}
-    with LLM(options.model, draft=options.draft, speculation="on", **room) as llm:
-        llm.engine.calibrate()
-        for number, prompt in enumerate(tqdm(prompts, desc="prompts")):
-            order = list(modes)
-            random.shuffle(order)
-            for name in order:
-                params = SamplingParams(
-                    temperature=options.temperature,
-                    seed=number if options.temperature else None,
-                    max_tokens=options.max_tokens,
-                    speculation=modes[name],
-                )
-                begin = perf_counter()
-                results[name].append(llm.generate(prompt, params, progress=False)[0].outputs[0])
-                seconds[name].append(perf_counter() - begin)
-        models = [Path(options.model), Path(options.draft)]
-
-    for output in results["speculative"][: options.show]:
-        print(f"--- {output.finish_reason}\n{output.text}")
-    rates = {name: [len(o.token_ids) / s for o, s in zip(results[name], seconds[name], strict=True)] for name in modes}
-    drafted, accepted = totals(results["speculative"])
-    steps = sum(output.speculation.steps for output in results["speculative"])
-    same = sum(a.token_ids == b.token_ids for a, b in zip(results["plain"], results["speculative"], strict=True))
-    print(f"{len(prompts)} prompts, depth {options.depth}, temperature {options.temperature:g}")
-    print(f"same tokens as plain: {same} of {len(prompts)} (rounding may differ; see benchmarks.equality)")
-    print(f"accepted: {sum(accepted)} of {sum(drafted)} = {sum(accepted) / sum(drafted):.1%}; ", end="")
-    print(f"mean accepted length {(sum(accepted) + steps) / steps:.2f}")
-    print("acceptance per position:", " ".join(f"{a / d:.1%}" for a, d in zip(accepted, drafted, strict=True)))
-    ratios = {}
-    for name in ("speculative", "auto"):
-        ratios[name] = [fast / plain for fast, plain in zip(rates[name], rates["plain"], strict=True)]
-        print(
-            f"tokens per second, {name} / plain: {statistics.median(ratios[name]):.3f} ({spread(ratios[name], '.3f')})"
-        )
+    texts = load_prompts(options.prompts, options.count)
+    settings = [PLAIN, AUTO, *map(parse_setting, options.settings)]
+    runs: dict[str, list[Run]] = {setting.name: [] for setting in settings}
+    room: dict[str, Any] = {"prefix_reuse": False, "backend": options.backend, "max_context": 2048}
+    with LLM(options.model, draft=options.draft, **room) as llm:
+        target = EngineTarget(llm)
+        jobs = [
+            Job(number, "prompt", llm.tokenizer.encode(text), SamplingParams(
+                temperature=options.temperature, seed=number, max_tokens=options.max_tokens))
+            for number, text in enumerate(texts)
+        ]  # fmt: skip
+        target.warm_up(jobs[0], settings)
+        for number, job in enumerate(tqdm(jobs, unit="prompt", dynamic_ncols=True)):
+            for setting, run in interleaved(target, [job], settings, Closed(1), number):
+                runs[setting.name].append(run)
+    rows = {name: row(each, runs[PLAIN.name]) for name, each in runs.items()}
+    print(f"{len(texts)} prompts, temperature {options.temperature:g}, at most {options.max_tokens} tokens")
+    print_rows(rows)
     if options.json:
-        write_json(
-            options.json,
-            {
-                "provenance": provenance(models),
-                "prompts": len(prompts),
-                "depth": options.depth,
-                "temperature": options.temperature,
-                "max_tokens": options.max_tokens,
-                "same_tokens": same,
-                "drafted_per_position": drafted,
-                "accepted_per_position": accepted,
-                "mean_accepted_length": (sum(accepted) + steps) / steps,
-                "ratio_to_plain": {n: {"median": statistics.median(r), "all": r} for n, r in ratios.items()},
-            },
+        found = {"prompts": len(texts), "temperature": options.temperature, "max_tokens": options.max_tokens}
+        models = [Path(options.model), Path(options.draft)]
+        write_json(options.json, {"provenance": provenance(models), "settings": rows, **found})
+
+
+def row(runs: Sequence[Run], plain: Sequence[Run]) -> dict[str, Any]:
+    counts = [run.trials[0].counts for run in runs]
+    drafted = added_up([each.drafted_per_position for each in counts])
+    accepted = added_up([each.accepted_per_position for each in counts])
+    steps = sum(each.steps for each in counts)
+    return {
+        "tokens_per_second": sum(run.num_tokens for run in runs) / sum(run.seconds for run in runs),
+        "total_ratio": ratio(runs, plain, "num_tokens", "seconds"),
+        "decode_ratio": ratio(runs, plain, "decode_tokens", "decode_seconds"),
+        "drafted_per_position": drafted,
+        "accepted_per_position": accepted,
+        "tokens_per_step": (sum(accepted) + steps) / steps if steps else None,
+        "same_as_plain": sum(a.trials[0].token_ids == b.trials[0].token_ids for a, b in zip(runs, plain, strict=True)),
+        "num_prompts": len(runs),
+    }
+
+
+def added_up(lists: Sequence[Sequence[int]]) -> list[int]:
+    return [sum(each) for each in zip_longest(*lists, fillvalue=0)]
+
+
+def ratio(runs: Sequence[Run], plain: Sequence[Run], amount: str, seconds: str) -> dict[str, Any]:
+    return ratio_of_rates(
+        *([getattr(run, what) for run in each] for each in (runs, plain) for what in (amount, seconds))
+    ).as_dict()
+
+
+def print_rows(rows: dict[str, dict[str, Any]]) -> None:
+    print(f"{'setting':10}{'tok/s':>7}{'decode/plain':>24}{'total/plain':>24}{'accepted':>10}  by position; as plain")
+    for name, each in rows.items():
+        drafted, accepted = each["drafted_per_position"], each["accepted_per_position"]
+        share = f"{sum(accepted) / sum(drafted):.1%}" if sum(drafted) else "-"
+        positions = " ".join(f"{a / d:.0%}" for a, d in zip(accepted, drafted, strict=True) if d)
+        ratios = "".join(
+            f"{r['value']:.3f} ({r['low']:.2f}..{r['high']:.2f})".rjust(24)
+            for r in (each["decode_ratio"], each["total_ratio"])
         )
-
-
-def totals(outputs: list[CompletionOutput]) -> tuple[list[int], list[int]]:
-    """Drafted and accepted tokens per draft position, over all outputs."""
-    depth = max(len(output.speculation.drafted_per_position) for output in outputs)
-    drafted, accepted = [0] * depth, [0] * depth
-    for output in outputs:
-        for i, number in enumerate(output.speculation.drafted_per_position):
-            drafted[i] += number
-            accepted[i] += output.speculation.accepted_per_position[i]
-    return drafted, accepted
+        same = f"{each['same_as_plain']} of {each['num_prompts']}"
+        print(f"{name:10}{each['tokens_per_second']:7.1f}{ratios}{share:>10}  {positions}; {same}")
 
 
 if __name__ == "__main__":
