@@ -32,7 +32,7 @@ from outpace import LLM
 from outpace.bench.loads import Closed
 from outpace.bench.paired import interleaved
 from outpace.bench.settings import AUTO, PLAIN, Setting, fixed_settings
-from outpace.bench.targets import EngineTarget
+from outpace.bench.targets import EngineTarget, shortened
 from outpace.bench.trials import Job, Run
 from outpace.bench.workloads import Prompt, built_in
 from outpace.config import BackendName, Method
@@ -62,6 +62,8 @@ def main() -> int:
     add_cell_options(parser, default_cells="*")
     parser.add_argument("--depths", type=int, nargs="+", default=[2, 4, 8], help="fixed ones (default: 2 4 8)")
     parser.add_argument("--methods", nargs="+", choices=("ngram", "suffix", "draft"), help="(default: all there are)")
+    parser.add_argument("--decode-only", action="store_true",
+                        help="read a prompt once for all settings: quicker, but `total` says nothing")  # fmt: skip
     parser.add_argument("--time-budget", type=float, metavar="SECONDS", help="begin no block after so long")
     parser.add_argument("--threads", type=int, help="(default: all usable cores)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="(default: benchmarks/results/policy_cells_*.json)")
@@ -75,14 +77,14 @@ def main() -> int:
         print_table(json.loads(path.read_text())["cells"])
         return 0
     end = perf_counter() + options.time_budget if options.time_budget else float("inf")
-    room = {"max_context": 2048, "cache_tokens": 8192, "threads": options.threads, "backend": options.backend}
-    with LLM(str(model), draft=options.draft, **room) as llm:
+    room: dict[str, Any] = {"max_context": 2048, "cache_tokens": 16384, "max_sequences": 4 * max(CONCURRENCIES)}
+    with LLM(str(model), draft=options.draft, threads=options.threads, backend=options.backend, **room) as llm:
         methods: list[Method] = options.methods or ["ngram", "suffix", *(["draft"] if options.draft else [])]
         settings = [PLAIN, AUTO, *fixed_settings(methods, options.depths)]
         models = [model, *([Path(options.draft)] if options.draft else [])]
         results = load_results(path, llm, settings, models, options)
         try:
-            run(EngineTarget(llm), settings, options, results, path, end)
+            run(EngineTarget(llm, keeps_prompts=options.decode_only), settings, options, results, path, end)
         except KeyboardInterrupt:
             print(f"\nstopped; the same command continues with what is in {path.name}", file=sys.stderr)
     print_table(results["cells"])
@@ -116,6 +118,8 @@ def run(
                 target.warm_up(jobs[cell][0], settings)
         size = block_size(cell, options)
         block = jobs[cell][index * size : (index + 1) * size]
+        if options.decode_only:
+            target.run([shortened(job, 1) for job in block], PLAIN, Closed(cell.concurrency))
         runs = {
             setting.name: each
             for setting, each in interleaved(target, block, settings, Closed(cell.concurrency), index)
@@ -191,6 +195,7 @@ def load_results(
         "backend": llm.config.backend,
         "models": [each.name for each in models],
         "block_size": options.block_size,
+        "decode_only": options.decode_only,
         "max_tokens": options.max_tokens,
     }
     if path.exists() and not options.fresh:

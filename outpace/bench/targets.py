@@ -38,12 +38,16 @@ class Target(Protocol):
 
 
 class EngineTarget:
-    """Settings differ by what each request asks for; between runs the engine forgets what the last one left."""
+    """Settings differ by what each request asks for; between runs the engine forgets what the last one left.
+
+    Where it `keeps_prompts`, a prompt that was read stays read: for slow models, when only decoding is of interest.
+    """
 
     name = "in process"
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: LLM, *, keeps_prompts: bool = False) -> None:
         self.llm = llm
+        self._keeps_prompts = keeps_prompts
 
     def jobs(self, prompts: Sequence[Prompt], *, temperature: float, base_seed: int = 0) -> list[Job]:
         return [
@@ -58,12 +62,11 @@ class EngineTarget:
         engine.forget()
         if engine.costs is None:
             engine.calibrate()
-        short = replace(job, params=replace(job.params, max_tokens=min(WARM_UP_TOKENS, job.params.max_tokens)))
         for setting in settings:
-            self.run([short], setting, Closed(1))
+            self.run([shortened(job, WARM_UP_TOKENS)], setting, Closed(1))
 
     def run(self, jobs: Sequence[Job], setting: Setting, load: Load, seed: int = 0) -> Run:
-        self.llm.engine.forget()
+        self.llm.engine.forget(prefixes=not self._keeps_prompts)
         return run_load(self.llm.engine, [under(setting, job) for job in jobs], load, seed)
 
     def describe(self) -> dict[str, Any]:
@@ -86,6 +89,10 @@ def encode(llm: LLM, prompt: Prompt) -> list[int]:
     if llm.tokenizer.chat_template is None:
         return llm.tokenizer.encode("\n\n".join(message["content"] for message in prompt.messages))
     return llm.encode_chat(prompt.messages)
+
+
+def shortened(job: Job, max_tokens: int) -> Job:
+    return replace(job, params=replace(job.params, max_tokens=min(max_tokens, job.params.max_tokens)))
 
 
 def under(setting: Setting, job: Job) -> Job:

@@ -180,9 +180,10 @@ class Engine:
         for request in requests:
             self.scheduler.add(request)
 
-    def forget(self) -> None:
-        """Drop what finished requests left behind, kept prefixes and proposers' stores: the next start from nothing."""
-        self.scheduler.forget_kept()
+    def forget(self, *, prefixes: bool = True) -> None:
+        """Drop what finished requests left behind, proposers' stores and kept prefixes: the next start from nothing."""
+        if prefixes:
+            self.scheduler.forget_kept()
         for proposer in self._proposers.values():
             proposer.forget()
 
