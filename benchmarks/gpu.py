@@ -51,8 +51,9 @@ from outpace.speculation.base import NoDraft
 
 CONTEXT = 1024
 SWEEP_SECONDS = 200
-KEPT = 3  # ways to stream a product that are tried again inside whole steps
-PREFETCHES = (0, 1, 2, 4, 8, 16)
+AHEADS = (0, 1, 2, 4, 8)  # lines that a thread asks for ahead
+PREFETCHES = (0, 1)
+PRODUCTS = ("qkv", "out", "gate_up", "down", "head")
 WORKERS = max(1, min(14, usable_cores() - 1))  # that compile kernels
 # (shape, rows, tokens per row, what the step may take in milliseconds)
 STEPS = [("8B", 1, 1, 4.3), ("8B", 1, 8, 4.73), ("1B", 1, 1, 0.85), ("8B", 32, 1, 6.5), ("8B", 128, 1, 16.0)]
@@ -82,7 +83,6 @@ class Bench:
         self.device = device
         self.bandwidth = 4.2e12  # replaced by what is measured
         self.configs: dict[tuple[int, int, int], LinearConfig] = {}
-        self.found: dict[tuple[str, str], list[LinearConfig]] = {}
         self._models: dict[str, Model] = {}
 
     def model(self, shape: str) -> Model:
@@ -121,7 +121,7 @@ class Bench:
             self.report.say(f"  FAILED {check['kernel']}: {check['case']}: {check['error']:.2e}")
 
     def sweep(self) -> None:
-        """Time each way to stream each product on its own, and keep the best few."""
+        """Time each way to stream each product on its own; later sections use the best."""
         jobs = [
             (shape, product, config)
             for shape in ("8B", "1B")
@@ -154,52 +154,67 @@ class Bench:
             )
             for row, config in timed[:6]:
                 self.report.say(f"      {row['us']:7.2f} us {_short(config)}")
-            self.found[shape, product.name] = [config for _, config in timed[:KEPT]]
             self.configs[product.weight_rows, product.k, 16] = timed[0][1]
             self.report.figures["sweep"] = rows
             self.report.save()
 
     def tune(self) -> None:
-        """The best few again, now inside whole steps, where what a kernel asks for ahead of its turn counts."""
-        jobs = []
-        for (shape, name), configs in self.found.items():
-            product = next(each for each in kernels.products(shape) if each.name == name)
-            jobs += [(product, 1, replace(config, prefetch=n)) for config in configs for n in PREFETCHES]
-        kernels.compile_ahead(jobs, WORKERS)
+        """What a kernel should ask for ahead, found inside whole steps: for all products alike, then for each."""
+        jobs = [
+            (shape, self._asking(shape, dict.fromkeys(PRODUCTS, (ahead, prefetch))))
+            for shape in ("8B", "1B")
+            for ahead in AHEADS
+            for prefetch in PREFETCHES
+        ]
+        kernels.compile_steps_ahead(jobs, CONTEXT, WORKERS)
         rows = self.report.figures["tune"] = []
         for shape in ("8B", "1B"):
-            whole = self.model(shape)
+            whole, num_layers = self.model(shape), 8
             part = Weights(
-                whole.weights.embedding, whole.weights.head, whole.weights.final_norm, whole.weights.layers[:8]
+                whole.weights.embedding, whole.weights.head, whole.weights.final_norm, whole.weights.layers[:num_layers]
             )
             step = uniform_step(1, 1, CONTEXT, whole.config.vocab_size, self.device)
-            caches = random_caches(whole.config, -(-CONTEXT // PAGE_TOKENS), self.device, num_layers=8)
+            caches = random_caches(whole.config, -(-CONTEXT // PAGE_TOKENS), self.device, num_layers)
 
-            def timed(part: Weights = part, whole: Model = whole, step: Any = step, caches: Any = caches) -> float:
-                ops = TritonOps(self.device, configs=self.configs)
-                model = Model(whole.config, part, ops, 2 * CONTEXT)
-                return 1e3 * median_ms(lambda: model.forward(step, caches), replays=5, rounds=5)
+            def timed(
+                asked: dict[str, tuple[int, int]], s: str = shape, p: Weights = part, i: Any = step, c: Any = caches
+            ) -> float:
+                ops = TritonOps(self.device, configs=self._asking(s, asked))
+                model = Model(shape_config(s), p, ops, 2 * CONTEXT)
+                us = 1e3 * median_ms(lambda: model.forward(i, c), replays=5, rounds=5)
+                rows.append({"shape": s, "asked": dict(asked), "us": us})
+                return us
 
-            for name in ("out", "gate_up", "down", "qkv", "out", "gate_up", "head"):
-                product = next(each for each in kernels.products(shape) if each.name == name)
-                key = (product.weight_rows, product.k, 16)
-                tried = []
-                for config in self.found.get((shape, name), []):
-                    for n in PREFETCHES:
-                        self.configs[key] = replace(config, prefetch=n)
-                        tried.append((timed(), self.configs[key]))
-                if not tried:
-                    continue
-                tried.sort(key=lambda pair: pair[0])
-                self.configs[key] = tried[0][1]
-                self.report.say(f"  {shape} {name:8}: eight layers and the head in {tried[0][0]:.1f} us")
-                for us, config in tried[:4]:
-                    self.report.say(f"      {us:7.1f} us {_short(config)} prefetch {config.prefetch}")
-                rows.append({"shape": shape, "product": name, "tried": [(us, asdict(c)) for us, c in tried]})
-                self.report.save()
+            asked = min(
+                (dict.fromkeys(PRODUCTS, (ahead, prefetch)) for ahead in AHEADS for prefetch in PREFETCHES), key=timed
+            )
+            alike = timed(asked)
+            for name in PRODUCTS * 2:
+                options = [asked | {name: (ahead, prefetch)} for ahead in AHEADS for prefetch in PREFETCHES]
+                asked = min(options, key=timed)
+            without = timed(dict.fromkeys(PRODUCTS, (0, 0)))
+            self.report.say(
+                f"  {shape}: {num_layers} layers and the head: asking nothing {without:.1f} us, "
+                f"all alike {alike:.1f} us, each its own {timed(asked):.1f} us"
+            )
+            for name, (ahead, prefetch) in asked.items():
+                self.report.say(f"      {name:8} {ahead:5} lines a thread, prefetch {prefetch}")
+            self.configs |= self._asking(shape, asked)
+            self.report.save()
         self.report.figures["configs"] = [(list(key), asdict(config)) for key, config in self.configs.items()]
         self._models.clear()
         torch.cuda.empty_cache()
+
+    def _asking(self, shape: str, asked: dict[str, tuple[int, int]]) -> dict[tuple[int, int, int], LinearConfig]:
+        """The configurations in use, with other bytes asked for ahead and slices prefetched."""
+        found = {}
+        ops = TritonOps(self.device, configs=self.configs)
+        for product in kernels.products(shape):
+            ahead, prefetch = asked[product.name]
+            config = ops.config_for(1, product.weight_rows, product.k, torch.bfloat16, is_swiglu=product.swiglu)
+            assert config is not None
+            found[product.weight_rows, product.k, 16] = replace(config, ahead=ahead, prefetch=prefetch)
+        return found
 
     def attention(self) -> None:
         cases = [("8B", 1, 1), ("8B", 1, 8), ("1B", 1, 1), ("8B", 32, 1), ("8B", 128, 1)]
@@ -278,20 +293,23 @@ class Bench:
     def engine(self) -> None:
         """Tokens through the whole engine: scheduling, sampling, detokenising included."""
         found = self.report.figures["engine"] = []
-        for shape, num_rows in (("8B", 1), ("1B", 1), ("8B", 32), ("8B", 128)):
-            row = self._engine_row(shape, num_rows)
+        for shape, num_rows, temperature in (
+            ("8B", 1, 0.0), ("8B", 1, 1.0), ("1B", 1, 0.0), ("1B", 1, 1.0), ("8B", 32, 0.0), ("8B", 128, 0.0),
+        ):  # fmt: skip
+            row = self._engine_row(shape, num_rows, temperature)
             found.append(row)
             self.report.say(
-                f"  {shape} {num_rows:4} requests: {row['step_ms']:.3f} ms a step (of which forward "
-                f"{row['forward_ms']:.3f}, verify {row['verify_ms']:.3f}, schedule {row['schedule_ms']:.3f})"
+                f"  {shape} {num_rows:4} requests, temperature {temperature}: {row['step_ms']:.3f} ms a step "
+                f"(of which forward {row['forward_ms']:.3f}, verify {row['verify_ms']:.3f}, "
+                f"schedule {row['schedule_ms']:.3f})"
             )
 
-    def _engine_row(self, shape: str, num_rows: int) -> dict[str, Any]:
+    def _engine_row(self, shape: str, num_rows: int, temperature: float) -> dict[str, Any]:
         model = self.model(shape)
-        prompt, new = CONTEXT - 64, 48
+        prompt, new = CONTEXT - 64, 48 + num_rows  # while the last prompts are read, the first requests go on
         config = EngineConfig(
             speculation="off", max_sequences=num_rows, max_context=2 * CONTEXT, max_step_tokens=2048,
-            cache_tokens=num_rows * (CONTEXT + 64) + 2 * CONTEXT, prefix_reuse=False,
+            cache_tokens=num_rows * (CONTEXT + 192) + 2 * CONTEXT, prefix_reuse=False,
         ).resolve(model_context=8192, model_path="random", draft_path=None, backend="torch")  # fmt: skip
         capacity = Capacity(num_rows + 1, config.cache_tokens, config.max_context, config.max_step_tokens)
         runner = TorchRunner(model, capacity)
@@ -300,7 +318,7 @@ class Bench:
         rng = random.Random(0)
         for _ in range(num_rows):
             tokens = [rng.randrange(model.config.vocab_size) for _ in range(prompt)]
-            engine.submit(tokens, SamplingParams(max_tokens=new, temperature=0.0, ignore_eos=True))
+            engine.submit(tokens, SamplingParams(max_tokens=new, temperature=temperature, ignore_eos=True))
         taken: dict[str, list[float]] = {"step_ms": [], "forward_ms": [], "verify_ms": [], "schedule_ms": []}
         while engine.has_requests:
             begin = time.perf_counter()
@@ -315,7 +333,7 @@ class Bench:
         runner.close()
         torch.cuda.empty_cache()
         medians = {name: statistics.median(values[8:]) for name, values in taken.items()}
-        return {"shape": shape, "rows": num_rows, "context": prompt, **medians}
+        return {"shape": shape, "rows": num_rows, "temperature": temperature, "context": prompt, **medians}
 
     def transformers(self) -> None:
         """`generate` of the same shapes, greedy, with its default cache."""

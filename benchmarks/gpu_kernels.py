@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from typing import Any
 
@@ -15,12 +15,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.gpu_models import median_ms, random_caches, shape_config, uniform_step
+from benchmarks.gpu_models import median_ms, random_caches, random_weights, shape_config, uniform_step
 from outpace.backends.torch.kernels import attention as attention_kernels
 from outpace.backends.torch.kernels import elementwise
 from outpace.backends.torch.kernels.base import Cache, Next, Normed
 from outpace.backends.torch.kernels.linear import LinearConfig, Scratch, stream_linear
 from outpace.backends.torch.kernels.reference import ReferenceOps, rms_norm, swiglu
+from outpace.backends.torch.kernels.triton_ops import TritonOps
+from outpace.backends.torch.model import Model
+from outpace.backends.torch.runner import PAGE_TOKENS
 from outpace.backends.torch.step import PADDING, HostStep, StepInputs, StepShape, views
 
 REFERENCE = ReferenceOps()
@@ -189,10 +192,7 @@ def _check_attention(
     found = []
     for splits in (None, 1, 8):
         mine = Cache(cache.keys.clone(), cache.values.clone())
-        mixed = attention_kernels.attend(
-            qkv, mine, step, rotation, num_sms, num_splits=splits, dependent=dependent,
-            counters=torch.zeros(1024, dtype=torch.int32, device=device) if dependent else None,
-        )  # fmt: skip
+        mixed = attention_kernels.attend(qkv, mine, step, rotation, num_sms, num_splits=splits, dependent=dependent)
         found += [
             ("attention", relative_error(mixed[real], expected[real])),
             ("store keys", relative_error(mine.keys, expected_cache.keys)),
@@ -253,6 +253,23 @@ def _compile(jobs: list[tuple[Product, int, LinearConfig]]) -> None:
         with suppress(Exception):
             product.run(product.tensors(num_tokens, device), Scratch(device), config, num_sms)
             torch.cuda.synchronize()
+
+
+def compile_steps_ahead(
+    jobs: list[tuple[str, dict[tuple[int, int, int], LinearConfig]]], context: int, workers: int
+) -> None:
+    """Whole steps of two layers, for kernels that depend on what comes after them."""
+    _spread(_compile_step, [(*job, context) for job in jobs], workers)
+
+
+def _compile_step(job: tuple[str, dict[tuple[int, int, int], LinearConfig], int]) -> None:
+    shape, configs, context = job
+    device = torch.device("cuda")
+    config = replace(shape_config(shape), num_layers=2)
+    model = Model(config, random_weights(config, device), TritonOps(device, configs=configs), 2 * context)
+    step = uniform_step(1, 1, context, config.vocab_size, device)
+    model.forward(step, random_caches(config, -(-context // PAGE_TOKENS), device))
+    torch.cuda.synchronize()
 
 
 def time_product(

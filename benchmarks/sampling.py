@@ -22,7 +22,7 @@ from benchmarks.report import provenance, spread, write_json
 from outpace import LLM, SamplingParams
 from outpace.backends.base import Verifier
 from outpace.models import resolve_model
-from outpace.verification import HostVerifier
+from outpace.verification import HostJudge, HostVerifier
 
 PROMPT = "Write a short note about the history of the bicycle and how it changed cities."
 NUM_SEQUENCES = (1, 8)
@@ -37,7 +37,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def step_times(llm: LLM, verifier: Verifier, num: int, setting: dict[str, Any], num_tokens: int) -> list[list[float]]:
     """(host, forward) seconds of every pure decoding step."""
     engine = llm.engine
-    engine._verifier = verifier
+    engine._judge = HostJudge(llm._target.runner, verifier)
     prompt = llm.tokenizer.encode(PROMPT)
     params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, seed=1, **setting)
     for i in range(num):  # different first tokens, so that no prompt is shared

@@ -4,9 +4,10 @@ Draft and target both pass through here, which is what makes comparing their dis
 masks, penalties, temperature, top-k, top-p, min-p. Everything is float32; greedy is the one-hot limit, taken directly
 as an argmax. This module decides nothing about acceptance.
 
-It is the reference: other implementations (`backends/native/csrc/sampling.cpp`) must give the same tokens. They can,
-because every decision here is a comparison of numbers that come from exact IEEE operations in a fixed order (see
-`numerics.py`), so that bits agree and ties fall the same way. Only a NaN among the logits is outside of that.
+It is the reference: other implementations (`backends/native/csrc/sampling.cpp`, the torch backend's
+`device_sampling.py` and `kernels/drawing.py`) must give the same tokens. They can, because every decision here is a
+comparison of numbers that come from exact IEEE operations in a fixed order (see `numerics.py`), so that bits agree and
+ties fall the same way. Only a NaN among the logits is outside of that.
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ _LARGEST = float(np.finfo(np.float32).max)
 _TAIL_INDEX = -1  # of the noise that the unlikely tokens share
 
 
+def sharpness(temperature: float) -> np.float32:
+    """What logits are multiplied with to be powers of two; for a tiny temperature as large as float32 goes."""
+    return np.float32(min(LOG2_E / max(temperature, 1e-300), _LARGEST))
+
+
 class Shaper:
     """Turns one request's logits into the distribution its next token is drawn from.
 
@@ -44,8 +50,7 @@ class Shaper:
         self._stop_ids = np.fromiter(sorted(stop_ids), dtype=np.int64)
         self._bias_ids = np.fromiter(params.logit_bias.keys(), dtype=np.int64)
         self._bias = np.fromiter(params.logit_bias.values(), dtype=np.float32)
-        # What logits are multiplied with to be powers of two; a tiny temperature has it as large as float32 goes.
-        self.sharpness = np.float32(min(LOG2_E / max(params.temperature, 1e-300), _LARGEST))
+        self.sharpness = sharpness(params.temperature)
         self.may_adjust = bool(params.logit_bias or params.has_penalties or (params.min_tokens and stop_ids))
         self.num_output = 0
         self._prompt_ids = frozenset(prompt) if params.repetition_penalty != 1.0 else frozenset()

@@ -10,13 +10,15 @@ Logits are processed row by row and only as far as the rule needs them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outpace import acceptance, sampling
+from outpace.backends.base import Judge, Judged, Runner, Verifier
 from outpace.config import SamplingParams
-from outpace.core import Case, Draft, Request, Verdict
+from outpace.core import Case, Draft, Request, StepPlan, Verdict
 from outpace.randomness import Purpose, key, uniform
 
 FloatRow = NDArray[np.float32]
@@ -57,6 +59,23 @@ class HostVerifier:
 
     def probs(self, request: Request, prefix: Sequence[int], logits: FloatRow) -> FloatRow:
         return request.shaper.probs(logits, prefix)
+
+
+def judge_of(runner: Runner) -> Judge:
+    """The backend's own, or one that brings logits to the host and judges there."""
+    return runner.capabilities.judge or HostJudge(runner, runner.capabilities.verifier or HostVerifier())
+
+
+class HostJudge:
+    def __init__(self, runner: Runner, verifier: Verifier) -> None:
+        self._runner = runner
+        self.verifier = verifier
+
+    def __call__(self, plan: StepPlan, cases: Sequence[Case]) -> Judged:
+        begin = perf_counter()
+        logits = self._runner.forward(plan)
+        seconds = perf_counter() - begin
+        return Judged(logits, self.verifier.verify(cases, logits) if cases else [], seconds)
 
 
 class _Rows:

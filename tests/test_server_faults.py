@@ -23,6 +23,7 @@ from outpace.config import SamplingParams
 from outpace.core import StepPlan
 from outpace.engine.driver import Driver
 from outpace.engine.engine import Engine
+from outpace.verification import HostJudge
 from tests.fakes import ByteTokenizer, fake_engine, runner_of
 from tests.server_helper import LiveServer, live, wait_until
 
@@ -318,7 +319,8 @@ def test_a_request_that_breaks_steps_fails_alone(monkeypatch, where):
     elif where == "draft":
         before(engine._proposers["ngram"], "propose", lambda asks: [ask.request.tokens for ask in asks])
     elif where == "verify":
-        before(engine._verifier, "verify", lambda cases: [case.request.tokens for case in cases])
+        assert isinstance(engine._judge, HostJudge)
+        before(engine._judge.verifier, "verify", lambda cases: [case.request.tokens for case in cases])
     else:
         before(engine.policy, "observe", lambda outcomes: [outcome.request.tokens for outcome in outcomes])
     prompts = [*(f"prompt {i}" for i in range(5)), "with ! in it"]

@@ -19,15 +19,21 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outpace import LLM, SamplingParams
-from outpace.backends.base import Capacity
+from outpace.backends.base import Capabilities, Capacity, DraftTask
 from outpace.backends.torch.config import parse_config
 from outpace.backends.torch.device import MemoryPlan, TorchOptions, choose_device, out_of_memory
 from outpace.backends.torch.gguf_quants import dequantise
 from outpace.backends.torch.graphs import find_bucket
 from outpace.backends.torch.runner import PAGE_TOKENS, TorchModel, TorchRunner
 from outpace.backends.torch.step import PADDING, HostStep, StepShape, views
-from outpace.core import Row, StepPlan
+from outpace.config import EngineConfig
+from outpace.core import Request, Row, StepPlan
+from outpace.engine.engine import Engine
 from outpace.errors import BackendError, ModelError
+from outpace.sampling import Shaper
+from outpace.speculation.base import NoDraft, Proposer
+from outpace.speculation.draft_model import DraftModelProposer
+from outpace.speculation.ngram import NgramProposer
 from tests.fakes import ByteTokenizer
 from tests.numpy_reference import Floats, ReferenceModel
 from tests.tiny_gguf import FAMILIES, TYPES, write_model
@@ -224,6 +230,112 @@ def test_greedy_speculation_says_what_plain_decoding_says():
             texts[speculation] = llm.generate(prompt, params)[0].outputs[0]
     assert texts["on"].speculation.num_accepted > 0, "nothing was accepted, so nothing was tested"
     assert texts["on"].token_ids == texts["off"].token_ids
+
+
+# Tokens drawn, drafts made and judged where the logits are.
+
+FEATURES: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.0, "frequency_penalty": 0.8},  # judged on the host
+    {"temperature": 0.9, "seed": 5},
+    {"temperature": 1.0, "seed": 6, "top_p": 0.9, "top_k": 30},
+    {"temperature": 0.7, "seed": 7, "logprobs": 2},
+]
+
+
+def generate(folder: Path, draft: Path | None, *, on_device: bool = True, **options: Any) -> list[list[int]]:
+    """Texts by an engine of our own making; `draft` is another model, or the same."""
+    name = "draft" if draft else None
+    config = EngineConfig(draft=name, max_sequences=4, max_context=200, max_step_tokens=64, cache_tokens=900, **options)
+    resolved = config.resolve(model_context=256, model_path="tiny", draft_path=name, backend="torch")
+    capacity = Capacity(8, resolved.cache_tokens, resolved.max_context, resolved.max_step_tokens)
+    loaded = [
+        TorchModel(path, TorchOptions("cpu"), tokenizer=ByteTokenizer()).start(capacity, 1)
+        for path in (folder, draft)
+        if path is not None
+    ]
+    if not on_device:
+        for each in loaded:
+            assert isinstance(each.runner, TorchRunner)
+            each.runner.capabilities = Capabilities(can_rewind=True)
+    proposers: dict[str, Proposer] = {"none": NoDraft(), "ngram": NgramProposer(2, 4)}
+    if draft is not None:
+        proposers["draft"] = DraftModelProposer(loaded[1], loaded[0].runner.vocab_size)
+    engine = Engine(loaded[0], proposers, resolved)
+    requests = [
+        engine.submit(random_tokens(20 + 9 * i, seed=i), SamplingParams(max_tokens=24, ignore_eos=True, **features))
+        for i, features in enumerate(FEATURES)
+    ]
+    while engine.has_requests:
+        engine.step()
+    num_accepted = sum(request.spec.num_accepted for request in requests)
+    assert num_accepted > 0 or draft is None, "nothing was accepted, so nothing was tested"
+    return [list(request.tokens[len(request.prompt) :]) for request in requests]
+
+
+def test_tokens_drawn_on_the_device_are_the_hosts(tiny):
+    assert generate(tiny, None, speculation="off") == generate(tiny, None, speculation="off", on_device=False)
+
+
+def test_logprobs_are_there_where_asked_for(tiny):
+    on_device = start(tiny)
+    logits = step(on_device, 0, 0, random_tokens(9))
+    on_device.free(0)
+    judged = on_device.judge(StepPlan([Row(0, 0, random_tokens(9), 9)]), [])
+    assert judged.verdicts == []
+    check(judged.logits[2:5], logits[2:5])
+    on_device.close()
+
+
+@pytest.mark.parametrize("depth", [1, 3, 6])
+def test_drafts_made_on_the_device_change_nothing(tiny, damaged, depth):
+    plain = generate(tiny, None, speculation="off")
+    assert generate(tiny, damaged, speculation="on", method="draft", depth=depth) == plain
+
+
+def test_a_draft_loop_says_what_single_steps_say(tiny):
+    """Rows of different depths, one of which is done after its first token."""
+    resolved = SamplingParams(max_tokens=50, temperature=0.0)
+    drafting, stepping = start(tiny), start(tiny)
+    requests = [fake_request(i, random_tokens(10 + 3 * i, seed=i), resolved) for i in range(3)]
+    tasks = [
+        DraftTask(Row(i, 0, request.tokens, 1), request, depth)
+        for i, (request, depth) in enumerate(zip(requests, (4, 1, 6), strict=True))
+    ]
+    said = drafting.draft(tasks)
+    for i, task in enumerate(tasks):
+        tokens = list(task.request.tokens)
+        logits = step(stepping, i, 0, tokens)
+        expected = []
+        for _ in range(task.depth):
+            expected.append(int(logits[-1].argmax()))
+            logits = step(stepping, i, len(tokens), expected[-1:])
+            tokens.append(expected[-1])
+        assert said[i] == expected
+        assert drafting.pool.length(i) == len(task.request.tokens) + task.depth - 1
+    drafting.close()
+    stepping.close()
+
+
+def fake_request(number: int, tokens: list[int], params: SamplingParams) -> Request:
+    writer: Any = None
+    return Request(number, params, tokens, 3, Shaper(params, tokens, frozenset()), writer, 200)
+
+
+@pytest.fixture(scope="module")
+def damaged(tiny: Path, tmp_path_factory) -> Path:
+    """A draft of the tiny model: the same with some noise, so that some of what it says is right."""
+    folder: Path = tmp_path_factory.mktemp("draft")
+    for file in tiny.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    torch.manual_seed(1)
+
+    def disturb(tensors: dict[str, torch.Tensor]) -> None:
+        for name, tensor in tensors.items():
+            tensors[name] = tensor * (1 + 0.02 * torch.randn_like(tensor))
+
+    change_weights(folder, disturb)
+    return folder
 
 
 # What is wrong with a model, in one sentence.

@@ -1,7 +1,7 @@
 """Acceptance on the device against the host, given the same noise; and the law of what whole generations say.
 
-Ragged batches are judged at once and request by request with `verification.verify`. Where verdicts differ, a number
-compared must have been within rounding of the other (tests/device_margins.py).
+Ragged batches are judged at once and request by request with `verification.verify`, with equal verdicts: the arithmetic
+is the same to the bit, but for the float64 sums of an inverse transform, whose order no test here can tell.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import torch
 
 from outpace.backends.torch import device_acceptance as device
 from outpace.backends.torch.device_acceptance import Drafts, Verdicts, draw_draft, draw_weighted
-from outpace.backends.torch.device_distributions import Distributions, RowParams, Shaped, joined, shape
 from outpace.backends.torch.device_noise import signed
-from outpace.backends.torch.device_sampling import choose
+from outpace.backends.torch.device_sampling import RowParams, choose, probs
 from outpace.config import SamplingParams, SpeculationParams
 from outpace.core import Draft, Request, Verdict
 from outpace.randomness import Purpose, key, uniform
@@ -29,7 +28,6 @@ from outpace.sampling import Shaper
 from outpace.sampling import choose as host_choose
 from outpace.verification import draw_weighted as host_draw_weighted
 from outpace.verification import matches_own_tokens, verify
-from tests.device_margins import ROUNDING, token_margin, verdict_margin, weighted_margin
 from tests.goodness import SMALLEST_P, fits
 
 FloatRows = NDArray[np.float32]
@@ -109,48 +107,32 @@ class Batch:
             anchor=torch.tensor([len(request.tokens) for request in self.requests]),
         )
 
-    def target(self, num_candidates: int | None = None) -> Shaped:
+    def target(self) -> torch.Tensor:
         params = [r.params for r, rows in zip(self.requests, self.target_rows, strict=True) for _ in rows]
-        logits = torch.from_numpy(np.concatenate(self.target_rows))
-        return shape(logits, RowParams.of(params), num_candidates or logits.shape[1])
+        return probs(torch.from_numpy(np.concatenate(self.target_rows)), RowParams.of(params))
 
-    def draft(self) -> Distributions:
+    def draft(self) -> torch.Tensor:
         logits = torch.from_numpy(self.draft_rows)
         params = RowParams.of([request.params for request in self.requests])
-        steps = [shape(logits[:, i], params, logits.shape[2]) for i in range(self.depth)]
-        return joined([step.distributions for step in steps], logits)
+        return torch.stack([probs(logits[:, i], params) for i in range(self.depth)], dim=1)
 
-    def own_tokens(self, target: Shaped) -> torch.Tensor:
+    def own_tokens(self, target: torch.Tensor) -> torch.Tensor:
         addresses = [
             (signed(r.seed), len(r.tokens) + i)
             for r, rows in zip(self.requests, self.target_rows, strict=True)
             for i in range(len(rows))
         ]
         seeds, positions = torch.tensor(addresses).unbind(1)
-        return choose(target, seeds, positions)[0]
+        return choose(target, seeds, positions)
 
-    def margin(self, i: int, rule: str) -> float:
-        """Of the verdict on the i-th draft."""
-        request, draft, rows = self.requests[i], self.drafts[i], self.target_rows[i]
-        anchor = len(request.tokens)
-        if rule != "match":
-            target_probs = [request.shaper.probs(row, ()) for row in rows]
-            assert draft.probs is not None
-            return verdict_margin(draft.tokens, draft.probs, target_probs, request.seed, anchor, rule)
-        return min(token_margin(row, request.params, request.seed, anchor + j) for j, row in enumerate(rows))
-
-    def assert_agrees(self, verdicts: Verdicts, rule: str) -> tuple[int, int]:
-        """With `verify`, outside rounding; returns how many were so close, and how many draft tokens stood."""
-        num_close = num_accepted = 0
+    def assert_agrees(self, verdicts: Verdicts) -> int:
+        """With `verify`; returns how many draft tokens stood."""
         columns = (verdicts.num_accepted, verdicts.final_token, verdicts.num_lenient)
         for i, (accepted, final, lenient) in enumerate(torch.stack(columns, dim=1).tolist()):
             expected = verify(self.requests[i], self.drafts[i], self.target_rows[i])
             verdict = Verdict([*self.drafts[i].tokens[:accepted], final], expected.num_drafted, accepted, lenient)
-            num_accepted += accepted
-            if verdict != expected:
-                assert self.margin(i, rule) < ROUNDING, f"{verdict} instead of {expected}"
-                num_close += 1
-        return num_close, num_accepted
+            assert verdict == expected, f"request {i}, {self.requests[i].params}"
+        return int(verdicts.num_accepted.sum())
 
 
 def is_sampled(batch: Batch) -> torch.Tensor:
@@ -162,16 +144,14 @@ def is_sampled(batch: Batch) -> torch.Tensor:
 @pytest.mark.parametrize("vocab", [6, 1000])
 def test_sampled_verdicts_equal_the_hosts(rule: str, closeness: float, vocab: int) -> None:
     """Greedy requests share the batch, judged by match as `verify` does."""
-    num_close = num_accepted = 0
+    num_accepted = 0
     for seed in range(4 if vocab < 100 else 1):
         batch = Batch(rule, 160, 4, vocab, closeness=closeness, seeded=False, seed=seed)
         drafts, target = batch.device_drafts(), batch.target()
         judge = device.reject if rule == "rejection" else device.verify_block
-        judged = judge(drafts, batch.draft(), target.distributions)
+        judged = judge(drafts, batch.draft(), target)
         matched = device.match(drafts, batch.own_tokens(target))
-        close, accepted = batch.assert_agrees(judged.where(is_sampled(batch), matched), rule)
-        num_close, num_accepted = num_close + close, num_accepted + accepted
-    assert num_close <= 1
+        num_accepted += batch.assert_agrees(judged.where(is_sampled(batch), matched))
     assert num_accepted > 10
 
 
@@ -184,13 +164,11 @@ def test_matched_and_lenient_verdicts_equal_the_hosts(acceptance: str, closeness
     lenient = None
     everyone = torch.ones(len(batch.requests), dtype=torch.float64)
     if acceptance == "threshold":
-        lenient = device.threshold_leniency(drafts, target.distributions, 0.15 * everyone)
+        lenient = device.threshold_leniency(drafts, target, 0.15 * everyone)
     elif acceptance == "typical":
-        lenient = device.typical_leniency(drafts, target.distributions, 0.09 * everyone, 0.3 * everyone)
+        lenient = device.typical_leniency(drafts, target, 0.09 * everyone, 0.3 * everyone)
     verdicts = device.match(drafts, batch.own_tokens(target), lenient)
-    num_close, num_accepted = batch.assert_agrees(verdicts, "match")
-    assert num_close == 0
-    assert num_accepted > 100
+    assert batch.assert_agrees(verdicts) > 100
     assert bool((verdicts.num_lenient > 0).any()) or acceptance == "exact" or closeness < 0.1
 
 
@@ -200,9 +178,9 @@ def test_verdicts_equal_the_hosts_in_real_vocabularies(vocab: int) -> None:
         batch = Batch(rule, 8, 2, vocab, closeness=0.3, seeded=False, seed=2)
         judge = device.reject if rule == "rejection" else device.verify_block
         drafts, target = batch.device_drafts(), batch.target()
-        judged = judge(drafts, batch.draft(), target.distributions)
+        judged = judge(drafts, batch.draft(), target)
         matched = device.match(drafts, batch.own_tokens(target))
-        assert batch.assert_agrees(judged.where(is_sampled(batch), matched), rule)[0] == 0
+        batch.assert_agrees(judged.where(is_sampled(batch), matched))
 
 
 def test_a_verdict_says_whether_it_rests_on_exact_rows() -> None:
@@ -228,6 +206,12 @@ def test_a_verdict_says_whether_it_rests_on_exact_rows() -> None:
 # --- drawing ----------------------------------------------------------------------------------------------------
 
 
+def is_on_a_border(weights: FloatRows, noise: float) -> bool:
+    """Whether an inverse transform aims so near a border between two tokens that the order of a sum decides."""
+    ends = np.cumsum(weights, dtype=np.float64)
+    return bool(np.abs(ends - noise * ends[-1]).min() < 1e-12 * ends[-1])
+
+
 @pytest.mark.parametrize("vocab", [1, 7, 128, 1000, 151_936])
 def test_weighted_draws_equal_the_hosts(vocab: int) -> None:
     generator = np.random.default_rng(vocab)
@@ -238,7 +222,7 @@ def test_weighted_draws_equal_the_hosts(vocab: int) -> None:
         tokens = draw_weighted(torch.from_numpy(weights), torch.from_numpy(noise)).tolist()
         for row, u, token in zip(weights, noise.tolist(), tokens, strict=True):
             assert row[token] > 0
-            assert token == host_draw_weighted(row, u) or weighted_margin(row, u) < 1e-12 * row.sum()
+            assert token == host_draw_weighted(row, u) or is_on_a_border(row, u)
 
 
 def test_weight_zero_is_never_drawn() -> None:
@@ -257,19 +241,13 @@ def test_a_draft_loop_draws_what_the_host_draws(vocab: int) -> None:
         drafts = batch.device_drafts()
         params = RowParams.of([request.params for request in batch.requests])
         for offset in range(3):
-            shaped = shape(torch.from_numpy(batch.draft_rows)[:, offset], params, vocab)
-            own, _ = choose(shaped, drafts.seed, drafts.anchor + offset)
-            drawn = draw_draft(shaped.distributions, drafts.seed, drafts.anchor, offset)
+            shaped = probs(torch.from_numpy(batch.draft_rows)[:, offset], params)
+            own = choose(shaped, drafts.seed, drafts.anchor + offset)
+            drawn = draw_draft(shaped, drafts.seed, drafts.anchor, offset)
             tokens = torch.where(is_sampled(batch), drawn, own)
             for i, draft in enumerate(batch.drafts):
-                if offset < len(draft.tokens) and int(tokens[i]) != draft.tokens[offset]:
-                    request, anchor = batch.requests[i], len(batch.requests[i].tokens)
-                    row = batch.draft_rows[i, offset]
-                    noise = uniform(key(request.seed, Purpose.DRAFT, anchor, offset))
-                    margins = [token_margin(row, request.params, request.seed, anchor + offset)]
-                    if draft.probs is not None:
-                        margins.append(weighted_margin(draft.probs[offset], noise))
-                    assert min(margins) < ROUNDING
+                if offset < len(draft.tokens):
+                    assert int(tokens[i]) == draft.tokens[offset]
 
 
 def test_nothing_looks_at_data_on_the_way() -> None:
@@ -280,19 +258,18 @@ def test_nothing_looks_at_data_on_the_way() -> None:
     words = torch.empty(num_requests, dtype=torch.int64, device="meta")
     steps, tokens = [], []
     for i in range(depth):
-        shaped = shape(buffer[:, i], batch)
-        tokens.append(draw_draft(shaped.distributions, words, words, i))
-        steps.append(shaped.distributions)
+        steps.append(probs(buffer[:, i], batch))
+        tokens.append(draw_draft(steps[-1], words, words, i))
     row_of = torch.empty(num_requests, depth + 1, dtype=torch.int64, device="meta")
     drafts = Drafts(torch.stack(tokens, dim=1), words, row_of, words, words)
     rows = torch.arange(num_requests, device="meta").repeat(depth + 1)
-    target = shape(torch.empty(num_requests * (depth + 1), vocab, device="meta"), batch.rows(rows))
-    own, is_exact = choose(target, words.repeat(depth + 1), words.repeat(depth + 1))
-    lenient = device.typical_leniency(drafts, target.distributions, words.double(), words.double())
+    target = probs(torch.empty(num_requests * (depth + 1), vocab, device="meta"), batch.rows(rows))
+    own = choose(target, words.repeat(depth + 1), words.repeat(depth + 1))
+    lenient = device.typical_leniency(drafts, target, words.double(), words.double())
     matched = device.match(drafts, own, lenient)
     for judge in (device.reject, device.verify_block):
-        verdicts = judge(drafts, joined(steps, buffer), target.distributions).where(words > 0, matched)
-        assert verdicts.packed(device.drafted_exactly(drafts, is_exact)).shape == (num_requests, 4)
+        verdicts = judge(drafts, torch.stack(steps, dim=1), target).where(words > 0, matched)
+        assert verdicts.packed(device.drafted_exactly(drafts, own > 0)).shape == (num_requests, 4)
 
 
 # --- whole generations: the target's law ------------------------------------------------------------------------
@@ -320,22 +297,22 @@ def generations(rule: str, features: dict[str, Any], *, drawn_at: float = 1.0) -
         buffer = torch.empty(NUM_REQUESTS, DEPTH, VOCAB)
         for i in range(DEPTH):
             buffer[:, i] = DRAFT[contexts[-1] % _NUM_CONTEXTS]
-            drawn = shape(buffer[:, i], drawn_with)
-            own, _ = choose(drawn, seed, length + i)
-            tokens.append(own if rule == "match" else draw_draft(drawn.distributions, seed, length, i))
-            steps.append(shape(buffer[:, i], params).distributions)
+            drawn = probs(buffer[:, i], drawn_with)
+            own = choose(drawn, seed, length + i)
+            tokens.append(own if rule == "match" else draw_draft(drawn, seed, length, i))
+            steps.append(probs(buffer[:, i], params))
             contexts.append(contexts[-1] * VOCAB + tokens[-1])
         rows = torch.stack(contexts, dim=1) % _NUM_CONTEXTS  # beyond a draft: never looked at
         row_of = torch.arange(rows.numel()).view(rows.shape)
         drafts = Drafts(torch.stack(tokens, dim=1), num_drafted, row_of, seed, length)
-        target = shape(TARGET[rows.flatten()], params.rows(torch.arange(NUM_REQUESTS).repeat_interleave(DEPTH + 1)))
+        target = probs(TARGET[rows.flatten()], params.rows(torch.arange(NUM_REQUESTS).repeat_interleave(DEPTH + 1)))
         if rule == "match":
             positions = (length[:, None] + torch.arange(DEPTH + 1)).flatten()
-            own, _ = choose(target, seed.repeat_interleave(DEPTH + 1), positions)
+            own = choose(target, seed.repeat_interleave(DEPTH + 1), positions)
             verdicts = device.match(drafts, own)
         else:
             judge = device.reject if rule == "rejection" else device.verify_block
-            verdicts = judge(drafts, joined(steps, buffer), target.distributions)
+            verdicts = judge(drafts, torch.stack(steps, dim=1), target)
         going = length < LENGTH
         for i in range(DEPTH + 1):
             token = torch.where(i < verdicts.num_accepted, drafts.tokens[:, min(i, DEPTH - 1)], verdicts.final_token)

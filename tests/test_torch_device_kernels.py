@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ pytest.importorskip("triton", reason="triton is not installed, so its kernels ca
 
 import torch
 
-from outpace.backends.torch.device_sampling import draw
+from outpace.backends.torch.kernels.drawing import Rows
 from tests.test_torch_device_sampling import FAMILIES, FEATURES, Batch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -30,33 +31,64 @@ def test_kernels_equal_the_torch_functions_in_the_interpreter() -> None:
     assert "passed" in found.stdout
 
 
+def rows_of(batch: Batch) -> Rows:
+    _, params, seeds, positions = batch.on_device()
+    return Rows(
+        params.sharpness.double(), params.is_greedy.long(), params.top_k, params.top_p, params.min_p.double(),
+        seeds, positions,
+    )  # fmt: skip
+
+
 @needs_interpreter
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter computes masked lanes too
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("vocab", "num_candidates"), [(64 * 20, 16), (64 * 70, 64)])
-def test_drawing(family: str, vocab: int, num_candidates: int) -> None:
-    from outpace.backends.torch.kernels import sampling as kernels
+@pytest.mark.parametrize("vocab", [5, 300, 3001])
+def test_drawing(family: str, vocab: int) -> None:
+    from outpace.backends.torch.kernels.drawing import NUM_CANDIDATES, draw
 
-    assert kernels.can_draw(vocab, num_candidates)
-    batch = Batch(family, 2 * len(FEATURES), vocab, FEATURES, seed=vocab)
-    expected = draw(*batch.on_device(), num_candidates)
-    logits, params, seeds, positions = batch.on_device()
-    apart = torch.stack([logits, logits + 1], dim=1)[:, 0]  # rows as they lie in the buffer of a draft loop
-    for rows in (logits, apart):
-        found = kernels.draw(rows, params, seeds, positions, num_candidates)
-        assert torch.equal(found.is_exact, expected.is_exact)
-        assert torch.equal(found.is_shaped_exactly, expected.is_shaped_exactly)
-        assert torch.equal(found.tokens[found.is_exact], expected.tokens[found.is_exact])
-        for name in ("top", "last_logit", "last_id"):
-            assert torch.equal(getattr(found.distributions, name), getattr(expected.distributions, name))
-        assert torch.allclose(found.distributions.norm, expected.distributions.norm, rtol=1e-6)
-        assert batch.assert_agrees(found.tokens, found.is_exact) == 0
+    batch = Batch(family, len(FEATURES), vocab, FEATURES, seed=vocab)
+    expected = torch.tensor(batch.host_tokens())
+    tokens, is_exact = draw(torch.from_numpy(batch.rows), rows_of(batch), samples=True, has_filters=True)
+    assert torch.equal(tokens[is_exact != 0], expected[is_exact != 0].int())
+    assert is_exact.all() or vocab > NUM_CANDIDATES
 
 
-def test_what_the_kernels_cannot_draw_is_left_to_torch() -> None:
-    from outpace.backends.torch.kernels.sampling import can_draw
+@needs_interpreter
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("vocab", [5, 300, 5001])
+def test_drawing_without_filters(family: str, vocab: int) -> None:
+    from outpace.backends.torch.kernels.drawing import draw
 
-    assert can_draw(128_256, 256)
-    assert not can_draw(50_257, 256)  # not whole blocks
-    assert not can_draw(64 * 256, 256)  # no more blocks than candidates
-    assert not can_draw(128_256, 200)  # no power of two
+    features = [{"temperature": 0.0}, {}, {"temperature": 0.6}, {"temperature": 2.0}, {"temperature": 1e-39}]
+    batch = Batch(family, 2 * len(features), vocab, features, seed=vocab)
+    logits, rows = torch.from_numpy(batch.rows), rows_of(batch)
+    tokens, is_exact = draw(logits, rows, samples=True, has_filters=False)
+    assert is_exact.all()
+    assert tokens.tolist() == batch.host_tokens()
+    assert torch.equal(draw(logits, rows, samples=False, has_filters=False)[0], logits.argmax(dim=-1).int())
+
+
+@needs_interpreter
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_candidates_suffice_for_what_language_models_are_asked() -> None:
+    from outpace.backends.torch.kernels.drawing import draw
+
+    usual: list[dict[str, Any]] = [{"temperature": 0.7}, {"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.05}]
+    batch = Batch("peaked_rows", 3 * len(usual), 49_152, usual, seed=0)
+    _, is_exact = draw(torch.from_numpy(batch.rows), rows_of(batch), samples=True, has_filters=True)
+    assert is_exact.all()
+
+
+@needs_interpreter
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("vocab", [70, 5001])
+def test_candidates_are_the_likeliest_tokens(family: str, vocab: int) -> None:
+    from outpace.backends.torch.kernels.drawing import candidates
+
+    logits = torch.from_numpy(FAMILIES[family](1, 12, vocab))
+    for num_candidates in (1, 16, 64):
+        values, ids = candidates(logits, num_candidates)
+        assert torch.equal(values, logits.sort(dim=-1, descending=True).values[:, :num_candidates])
+        assert torch.equal(logits.gather(1, ids.long()), values)
+        assert all(len(set(row)) == num_candidates for row in ids.tolist())

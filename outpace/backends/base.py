@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.core import Case, Request, StepPlan, Verdict
+from outpace.core import Case, Request, Row, StepPlan, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,55 @@ class Verifier(Protocol):
         ...
 
 
+class Logits(Protocol):
+    """Lines of logits that may still lie on a device: asking for some brings those to the host."""
+
+    def __getitem__(self, lines: slice) -> NDArray[np.float32]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What came of a step."""
+
+    logits: Logits  # those asked for, valid until the next step
+    verdicts: list[Verdict]  # one per case
+    forward_seconds: float  # what the model took; of judging, what could not be done meanwhile is not in it
+
+
+class Judge(Protocol):
+    """`Runner.forward` and `Verifier.verify` in one: how the engine has its steps run.
+
+    `outpace/verification.py` makes one of any runner and verifier; a backend whose logits need not leave its device
+    brings its own.
+    """
+
+    def __call__(self, plan: StepPlan, cases: Sequence[Case]) -> Judged:
+        """Cases are the rows of the plan that want logits, in their order; without any, the step is only run."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTask:
+    """Read the row, then say `depth` tokens in the request's own noise."""
+
+    row: Row
+    request: Request
+    depth: int
+
+
+class Drafter(Protocol):
+    def __call__(self, tasks: Sequence[DraftTask]) -> list[list[int]]:
+        """Appends each row's tokens and all but the last of those said to its sequence."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     can_rewind: bool  # truncate to any length; without it requests decode plainly and share no prefixes
     exact_to_the_bit: bool = False  # a token's logits do not depend on what shares its step or how it got there
     verifier: Verifier | None = None  # judges drafts faster than the host's numpy
+    judge: Judge | None = None  # runs steps and judges where the logits are
+    drafter: Drafter | None = None  # drafts whole depths in one go
 
 
 class Runner(Protocol):

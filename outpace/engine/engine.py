@@ -15,7 +15,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.backends.base import Capacity, LoadedModel, Verifier
+from outpace.backends.base import Capacity, Judged, LoadedModel
 from outpace.config import ResolvedConfig, SamplingParams
 from outpace.core import Case, Delta, Draft, Request, Row, StepPlan, StepStats, Verdict
 from outpace.engine.output import OutputWriter
@@ -29,7 +29,7 @@ from outpace.speculation.costs import Costs
 from outpace.speculation.ledger import Ledger
 from outpace.speculation.policy import Policy
 from outpace.speculation.seats import Choice, Outcome
-from outpace.verification import HostVerifier
+from outpace.verification import judge_of
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class Engine:
         self._target = target
         self._runner = target.runner
         self._tokenizer = target.tokenizer
-        self._verifier: Verifier = target.runner.capabilities.verifier or HostVerifier()
+        self._judge = judge_of(target.runner)
         self._proposers = dict(proposers)
         self._draft_model = draft
         self._config = config
@@ -197,13 +197,13 @@ class Engine:
         self._draft(turns)
         drafted = perf_counter()
         plan = StepPlan([_row(turn) for turn in turns])
-        logits = self._runner.forward(plan)
-        computed = perf_counter()
-        deltas, outcomes = self._judge(turns, plan, logits, stats)
-        verified = perf_counter()
+        cases = [Case(turn.request, turn.draft) for turn in turns if turn.work.completes]
+        judged = self._judge(plan, cases)
+        deltas, outcomes = self._conclude(turns, plan, judged, stats)
+        concluded = perf_counter()
         stats.draft_seconds = drafted - begin
-        stats.forward_seconds = computed - drafted
-        stats.verify_seconds = verified - computed
+        stats.forward_seconds = judged.forward_seconds
+        stats.verify_seconds = concluded - drafted - judged.forward_seconds
         self._learn(plan, outcomes, stats)
         return deltas
 
@@ -262,16 +262,17 @@ class Engine:
             if proposer.timing is not None:
                 self.policy.observe_drafting(proposer.timing)
 
-    def _judge(
-        self, turns: Sequence[_Turn], plan: StepPlan, logits: NDArray[np.float32], stats: StepStats
+    def _conclude(
+        self, turns: Sequence[_Turn], plan: StepPlan, judged: Judged, stats: StepStats
     ) -> tuple[list[Delta], list[Outcome]]:
-        cases = [Case(turn.request, turn.draft) for turn in turns if turn.work.completes]
-        verdicts = iter(self._verifier.verify(cases, logits))
+        """Commit and say what was judged."""
         deltas, outcomes = list[Delta](), list[Outcome]()
+        verdicts = iter(judged.verdicts)
         at = 0
         for turn, row in zip(turns, plan.rows, strict=True):
             if turn.work.completes:
-                rows = logits[at : at + row.num_logits]
+                wants_logprobs = turn.request.params.logprobs is not None
+                rows = judged.logits[at : at + row.num_logits] if wants_logprobs else None
                 verdict = next(verdicts)
                 if turn.request.is_decoding:
                     outcomes.append(Outcome(turn.request, turn.choice, verdict))
@@ -282,14 +283,16 @@ class Engine:
             at += row.num_logits
         return deltas, outcomes
 
-    def _commit(self, turn: _Turn, row: Row, verdict: Verdict, logits: NDArray[np.float32], stats: StepStats) -> Delta:
+    def _commit(
+        self, turn: _Turn, row: Row, verdict: Verdict, logits: NDArray[np.float32] | None, stats: StepStats
+    ) -> Delta:
         """Say the verdict's tokens, one by one until something ends the request; keep their cache, drop the rest."""
         request = turn.request
         was_decoding = request.is_decoding
         num_said = len(request.tokens)
         for i, token in enumerate(verdict.tokens):
             request.tokens.append(token)
-            if request.params.logprobs is not None:
+            if logits is not None and request.params.logprobs is not None:
                 request.writer.logprobs.append(token_logprob(logits[i], token, request.params.logprobs))
             request.finish_reason = request.writer.add(
                 token, from_draft=i < verdict.num_accepted, room_left=request.max_length - len(request.tokens)

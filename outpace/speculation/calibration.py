@@ -24,6 +24,7 @@ from outpace.config import ResolvedConfig, usable_cores
 from outpace.core import Draft, Request, Row, StepPlan
 from outpace.speculation.base import DraftAsk, Proposer
 from outpace.speculation.costs import Costs, StepCosts
+from outpace.verification import judge_of
 
 _log = logging.getLogger("outpace.costs")
 
@@ -87,11 +88,11 @@ def _measure_context(runner: Runner, points: Mapping[int, float], budget: float)
     seconds = {few: float("inf"), several: float("inf")}
     try:
         for start in range(0, context, chunk):
-            runner.forward(StepPlan([Row(seq, start, _some_tokens(runner, min(chunk, context - start)), 0)]))
+            _run(runner, StepPlan([Row(seq, start, _some_tokens(runner, min(chunk, context - start)), 0)]))
         for _ in range(_ROUNDS):
             for size in seconds:
                 begin = perf_counter()
-                runner.forward(StepPlan([Row(seq, context, _some_tokens(runner, size), size)]))
+                _run(runner, StepPlan([Row(seq, context, _some_tokens(runner, size), size)]))
                 seconds[size] = min(seconds[size], perf_counter() - begin)
                 runner.truncate(seq, context)
     finally:
@@ -105,11 +106,16 @@ def _timed(runner: Runner, row_lengths: Sequence[int]) -> float:
     plan = StepPlan([Row(seq, 0, _some_tokens(runner, n), n) for seq, n in enumerate(row_lengths)])
     try:
         begin = perf_counter()
-        runner.forward(plan)
+        _run(runner, plan)
         return perf_counter() - begin
     finally:
         for row in plan.rows:
             runner.free(row.seq)
+
+
+def _run(runner: Runner, plan: StepPlan) -> None:
+    """A step as requests will pay for it: logits are brought to the host only where that is what happens."""
+    judge_of(runner)(plan, [])
 
 
 def _some_tokens(runner: Runner, count: int) -> list[int]:

@@ -16,7 +16,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.backends.base import LoadedModel, Tokenizer, Verifier
+from outpace.backends.base import Drafter, DraftTask, LoadedModel, Tokenizer, Verifier
 from outpace.core import Draft, Request, Row, StepPlan, Verdict
 from outpace.errors import ModelError
 from outpace.kv.cache import SequenceCache
@@ -68,6 +68,9 @@ class DraftModelProposer:
                 group.append(drafting)
         if group:
             self._catch_up(group)
+            if self._runner.capabilities.drafter is not None:
+                self._draft_in_one_go(group, self._runner.capabilities.drafter)
+                group = []
         while group:
             logits = self._feed(group)
             begin = perf_counter()
@@ -115,7 +118,7 @@ class DraftModelProposer:
         while not self._cache.reserve(seq, len(to_feed) + ask.depth - 1):
             if not self._evict(asked):
                 return None
-        if not matches_own_tokens(request.params):
+        if not matches_own_tokens(request.params) and self._runner.capabilities.drafter is None:
             draft.probs = []
         return _Drafting(request, seq, ask.depth, to_feed, draft, ask.goes_on)
 
@@ -140,6 +143,24 @@ class DraftModelProposer:
                     drafting.to_feed = drafting.to_feed[len(chunk) :]
                     budget -= len(chunk)
             self._forward(rows, is_reading=True)
+
+    def _draft_in_one_go(self, group: list[_Drafting], drafter: Drafter) -> None:
+        """By a backend that draws where it computes: the depth is what was asked for, whatever is drawn on the way."""
+        assert self.timing is not None
+        tasks = [DraftTask(self._row(d, d.to_feed, num_logits=1), d.request, d.depth) for d in group]
+        begin = perf_counter()
+        drafts = drafter(tasks)
+        seconds = perf_counter() - begin
+        if any(len(drafting.to_feed) > 2 for drafting in group):
+            self.timing.reading_seconds += seconds
+        else:
+            depth = max(drafting.depth for drafting in group)
+            context = sum(task.row.start for task in tasks) / len(tasks)
+            self.timing.forwards += [(len(tasks), len(tasks), context, seconds / depth)] * depth
+        for drafting, said in zip(group, drafts, strict=True):
+            self._cache.advance(drafting.seq, len(drafting.to_feed) + drafting.depth - 1)
+            known = next((i for i, token in enumerate(said) if token >= self._vocab_size), len(said))
+            drafting.draft.tokens = said[:known]
 
     def _feed(self, group: list[_Drafting]) -> list[FloatRow]:
         rows = [self._row(d, d.to_feed, num_logits=1) for d in group]

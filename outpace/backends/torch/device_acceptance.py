@@ -1,11 +1,9 @@
 """`outpace.acceptance` and the dice of `outpace.verification` on the device, for a whole batch of ragged drafts.
 
 A batch holds `num_requests` drafts padded to `depth` tokens. Target rows may be packed: `row_of[n, i]` is the row with
-the target's answer after i draft tokens of request n; entries beyond a draft may name any row. Draft row n * depth + i
-is the distribution that token i of draft n was drawn from. What leaves the device is `Verdicts.packed()`.
-
-Passes over probabilities, each made from logits in slices that stay in L2: `match` needs none; `reject` reads one
-target and one draft row a request; `verify_block` one pair for every draft token, and one pair a request.
+the target's answer after i draft tokens of request n; entries beyond a draft may name any row. `target_probs` is
+[target rows, vocab]; `draft_probs`, what each draft token was drawn from, [num_requests, depth, vocab]. What leaves the
+device is `Verdicts.packed()`.
 """
 
 from __future__ import annotations
@@ -15,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outpace.backends.torch.device_distributions import Distributions, row_slices
 from outpace.backends.torch.device_noise import keys, uniforms
+from outpace.backends.torch.device_numerics import total
 from outpace.randomness import Purpose
 
 _BLOCK = 128  # weights summed together when an inverse transform looks for its place
@@ -39,10 +37,6 @@ class Drafts:
     @property
     def is_drafted(self) -> Tensor:
         return self.offsets < self.num_drafted[:, None]
-
-    @property
-    def draft_rows(self) -> Tensor:
-        return torch.arange(self.tokens.numel(), device=self.tokens.device).view(self.tokens.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,51 +82,56 @@ def drafted_exactly(drafts: Drafts, is_exact: Tensor) -> Tensor:
     return (is_exact[drafts.row_of] | ~along).all(dim=-1)
 
 
-def threshold_leniency(drafts: Drafts, target: Distributions, threshold: Tensor) -> Tensor:
+def threshold_leniency(drafts: Drafts, target_probs: Tensor, threshold: Tensor) -> Tensor:
     """Lossy: tokens the target gives at least `threshold` (float64 [num_requests]), [num_requests, depth]."""
-    probs = target.at(drafts.row_of[:, :-1], drafts.tokens)
+    probs = _target_at(drafts, target_probs)
     return (probs.double() >= threshold[:, None]) & (probs > 0.0)
 
 
 def typical_leniency(
-    drafts: Drafts, target: Distributions, posterior_threshold: Tensor, posterior_alpha: Tensor
+    drafts: Drafts, target_probs: Tensor, posterior_threshold: Tensor, posterior_alpha: Tensor
 ) -> Tensor:
     """Lossy: tokens likelier than min(threshold, alpha * exp(-entropy)); float64 [num_requests] each."""
-    entropy = _entropies(target)[drafts.row_of[:, :-1]]
+    entropy = torch.special.entr(target_probs.double()).sum(dim=-1)[drafts.row_of[:, :-1]]
     bound = torch.minimum(posterior_threshold[:, None], posterior_alpha[:, None] * torch.exp(-entropy))
-    return target.at(drafts.row_of[:, :-1], drafts.tokens).double() > bound
+    return _target_at(drafts, target_probs).double() > bound
 
 
-def reject(drafts: Drafts, draft: Distributions, target: Distributions) -> Verdicts:
+def reject(drafts: Drafts, draft_probs: Tensor, target_probs: Tensor) -> Verdicts:
     """Rejection sampling, token by token."""
-    ratio = _target_probs(drafts, target) / draft.at(drafts.draft_rows, drafts.tokens)
-    stands = (_acceptance_noise(drafts) < ratio.double()) & drafts.is_drafted
+    ratio = _target_at(drafts, target_probs).double() / _draft_at(drafts, draft_probs).double()
+    stands = (_acceptance_noise(drafts) < ratio) & drafts.is_drafted
     num_accepted = stands.long().cumprod(dim=-1).sum(dim=-1)
-    return _finished(drafts, draft, target, num_accepted, torch.ones_like(ratio[:, 0]))
+    return _finished(drafts, draft_probs, target_probs, num_accepted, torch.ones_like(ratio[:, 0]))
 
 
-def verify_block(drafts: Drafts, draft: Distributions, target: Distributions) -> Verdicts:
+def verify_block(drafts: Drafts, draft_probs: Tensor, target_probs: Tensor) -> Verdicts:
     """Block verification: prefixes are judged as wholes, and the longest one kept stands."""
     depth = drafts.tokens.shape[1]
-    target_probs, draft_probs = _target_probs(drafts, target), draft.at(drafts.draft_rows, drafts.tokens)
+    target_at, draft_at = _target_at(drafts, target_probs).double(), _draft_at(drafts, draft_probs).double()
     noise = _acceptance_noise(drafts)
-    weight = torch.ones_like(target_probs[:, 0])
+    weight = torch.ones_like(target_at[:, 0])
     num_accepted, final_weight = torch.zeros_like(drafts.num_drafted), weight
     for length in range(1, depth + 1):
-        weight = (weight * target_probs[:, length - 1] / draft_probs[:, length - 1]).clamp(max=1.0)
-        kept = weight.double()
+        weight = (weight * target_at[:, length - 1] / draft_at[:, length - 1]).clamp(max=1.0)
+        kept = weight
         if length < depth:
-            mass = _residual_masses(draft, target, drafts.draft_rows[:, length], drafts.row_of[:, length], weight)
-            share = torch.where(mass > 0.0, mass / (mass + (1.0 - kept)), 0.0)
+            mass = total(_residual(target_probs[drafts.row_of[:, length]], draft_probs[:, length], weight)).double()
+            share = torch.where(mass > 0.0, mass / (mass + (1.0 - weight)), 0.0)
             kept = torch.where(drafts.num_drafted == length, kept, share)
         stands = (noise[:, length - 1] < kept) & (drafts.num_drafted >= length)
         num_accepted = torch.where(stands, length, num_accepted)
         final_weight = torch.where(stands, weight, final_weight)
-    return _finished(drafts, draft, target, num_accepted, final_weight)
+    return _finished(drafts, draft_probs, target_probs, num_accepted, final_weight)
 
 
-def _target_probs(drafts: Drafts, target: Distributions) -> Tensor:
-    return target.at(drafts.row_of[:, :-1], drafts.tokens)
+def _target_at(drafts: Drafts, target_probs: Tensor) -> Tensor:
+    """What the target gives each draft token, [num_requests, depth]."""
+    return target_probs[drafts.row_of[:, :-1], drafts.tokens]
+
+
+def _draft_at(drafts: Drafts, draft_probs: Tensor) -> Tensor:
+    return draft_probs.gather(2, drafts.tokens[:, :, None])[:, :, 0]
 
 
 def _acceptance_noise(drafts: Drafts) -> Tensor:
@@ -140,44 +139,21 @@ def _acceptance_noise(drafts: Drafts) -> Tensor:
 
 
 def _finished(
-    drafts: Drafts, draft: Distributions, target: Distributions, num_accepted: Tensor, weight: Tensor
+    drafts: Drafts, draft_probs: Tensor, target_probs: Tensor, num_accepted: Tensor, weight: Tensor
 ) -> Verdicts:
     """The target's own token after the accepted ones: a bonus, or recovered from weight * target - draft."""
     noise = uniforms(keys(drafts.seed, Purpose.RECOVER, drafts.anchor, num_accepted))
-    target_rows = _pick(drafts.row_of, num_accepted)
-    is_bonus = num_accepted == drafts.num_drafted
-    draft_rows = _pick(drafts.draft_rows, num_accepted.clamp(max=drafts.tokens.shape[1] - 1))
-    tokens = []
-    for part in row_slices(target_rows.shape[0], target.logits.shape[1]):
-        own = target.dense(target_rows[part])
-        residual = _residual(own, draft.dense(draft_rows[part]), weight[part])
-        nothing_left = ~(residual.sum(dim=-1, dtype=torch.float64) > 0.0)
-        weights = torch.where((is_bonus[part] | nothing_left)[:, None], own, residual)
-        tokens.append(draw_weighted(weights, noise[part]))
-    return Verdicts(num_accepted, torch.cat(tokens), torch.zeros_like(num_accepted))
+    own = target_probs[_pick(drafts.row_of, num_accepted)]
+    refused = num_accepted.clamp(max=drafts.tokens.shape[1] - 1)
+    draft = draft_probs.gather(1, refused[:, None, None].expand(-1, -1, own.shape[1]))[:, 0]
+    residual = _residual(own, draft, weight)
+    is_bonus, nothing_left = num_accepted == drafts.num_drafted, ~(residual > 0.0).any(dim=-1)
+    tokens = draw_weighted(torch.where((is_bonus | nothing_left)[:, None], own, residual), noise)
+    return Verdicts(num_accepted, tokens, torch.zeros_like(num_accepted))
 
 
 def _residual(target_probs: Tensor, draft_probs: Tensor, weight: Tensor) -> Tensor:
-    return (weight[:, None] * target_probs).sub_(draft_probs).clamp_(min=0.0)
-
-
-def _residual_masses(
-    draft: Distributions, target: Distributions, draft_rows: Tensor, target_rows: Tensor, weight: Tensor
-) -> Tensor:
-    masses = []
-    for part in row_slices(target_rows.shape[0], target.logits.shape[1]):
-        residual = _residual(target.dense(target_rows[part]), draft.dense(draft_rows[part]), weight[part])
-        masses.append(residual.sum(dim=-1, dtype=torch.float64))
-    return torch.cat(masses)
-
-
-def _entropies(target: Distributions) -> Tensor:
-    entropies = []
-    rows = torch.arange(target.logits.shape[0], device=target.logits.device)
-    for part in row_slices(*target.logits.shape):
-        probs = target.dense(rows[part]).double()
-        entropies.append(torch.special.entr(probs).sum(dim=-1))
-    return torch.cat(entropies)
+    return (weight.float()[:, None] * target_probs - draft_probs).clamp(min=0.0)
 
 
 def _pick(columns: Tensor, index: Tensor) -> Tensor:
@@ -209,15 +185,9 @@ def _first_beyond(ends: Tensor, aim: Tensor, weights: Tensor) -> Tensor:
     return torch.minimum(first, torch.where(has_weight, places, 0).amax(dim=-1))
 
 
-def draw_draft(distributions: Distributions, seed: Tensor, anchor: Tensor, offset: int) -> Tensor:
+def draw_draft(probs: Tensor, seed: Tensor, anchor: Tensor, offset: int) -> Tensor:
     """A draft model's next token, offset tokens after the anchor, where `reject` or `verify_block` will judge it.
 
-    A draft that `match` will judge says what `device_sampling.draw` draws at position anchor + offset. Distributions
-    that are not exact will do for both: any draft is lossless there, and here what it was drawn from counts.
+    A draft that `match` will judge says what `device_sampling.draw` draws at position anchor + offset.
     """
-    noise = uniforms(keys(seed, Purpose.DRAFT, anchor, torch.full_like(anchor, offset)))
-    tokens = []
-    for part in row_slices(*distributions.logits.shape):
-        rows = torch.arange(part.start, part.stop, device=noise.device)
-        tokens.append(draw_weighted(distributions.dense(rows), noise[part]))
-    return torch.cat(tokens)
+    return draw_weighted(probs, uniforms(keys(seed, Purpose.DRAFT, anchor, torch.full_like(anchor, offset))))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from outpace.backends.torch.device_numerics import minus_log
 from outpace.randomness import Purpose
 
 
@@ -51,6 +52,6 @@ def uniforms(k: Tensor, index: Tensor | int = 0) -> Tensor:
     return (_shifted(_mix(k + step), 12).double() + 0.5) * 2.0**-52
 
 
-def gumbels(k: Tensor, index: Tensor | int = 0) -> Tensor:
-    """`randomness.gumbels`, from the same uniform numbers; the two logarithms may differ in their last bit."""
-    return -torch.log(-torch.log(uniforms(k, index)))
+def exponentials(k: Tensor, index: Tensor | int = 0) -> Tensor:
+    """`randomness.exponentials`."""
+    return minus_log(uniforms(k, index))

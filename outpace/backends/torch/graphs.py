@@ -7,13 +7,13 @@ where it has fewer rows or shorter ones, and the whole step is a single launch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from outpace.backends.torch.drafting import DraftLoop
+from outpace.backends.torch.draws import Draws, Mode, Pool
 from outpace.backends.torch.kernels.base import Cache
 from outpace.backends.torch.model import Model
 from outpace.backends.torch.step import PADDING, HostStep, StepInputs, StepShape, views
@@ -27,29 +27,29 @@ _WARM_UPS = 2  # before a capture: kernels are compiled and libraries make their
 
 @dataclass(slots=True)
 class Graph:
-    """A captured step. Fill `host`, then replay."""
+    """A captured step. Fill `host`, then launch; draw from its logits, or fetch them."""
 
     host: HostStep
     step: StepInputs
     logits: Tensor  # on the device, [num_outputs, vocab_size]
     _words: Tensor
     _graph: torch.cuda.CUDAGraph
-    _on_host: Tensor
+    _pool: Pool
+    _draws: dict[Mode, Draws] = field(default_factory=dict)
 
     def launch(self) -> None:
         """Start the step; the device's logits are valid once its stream gets there."""
         self._words.copy_(self.host.buffer, non_blocking=True)
         self._graph.replay()
 
-    def replay(self, num_logits: int) -> NDArray[np.float32]:
-        """Run the step and bring the logits asked for to the host."""
-        self.launch()
-        wanted = self.host.outputs[:num_logits]
-        last = int(wanted[-1]) + 1 if num_logits else 0
-        self._on_host[:last].copy_(self.logits[:last], non_blocking=True)
-        torch.cuda.current_stream().synchronize()
-        found: NDArray[np.float32] = self._on_host[:last].numpy()
-        return found if num_logits == last else found[wanted]
+    @property
+    def num_draws(self) -> int:
+        return len(self._draws)
+
+    def draws(self, mode: Mode) -> Draws:
+        if mode not in self._draws:
+            self._draws[mode] = Draws(self.logits, mode, self._pool)
+        return self._draws[mode]
 
 
 class Graphs:
@@ -58,8 +58,24 @@ class Graphs:
         self._caches = caches
         self._table_width = table_width
         self._captured: dict[tuple[int, int], Graph] = {}
-        self._pool = torch.cuda.graph_pool_handle()
-        self._on_host: Tensor | None = None
+        self._loops: dict[tuple[int, int, Mode], DraftLoop] = {}
+        self._pool: Pool = torch.cuda.graph_pool_handle()
+
+    @property
+    def num_captured(self) -> int:
+        return len(self._captured) + len(self._loops) + sum(graph.num_draws for graph in self._captured.values())
+
+    def loop(self, num_rows: int, num_steps: int, mode: Mode) -> DraftLoop | None:
+        """Steps of a draft model after its first; None where there are more rows than any graph has."""
+        rows = next((size for size in ROW_BUCKETS if size >= num_rows), None)
+        if rows is None:
+            return None
+        key = (rows, num_steps, mode)
+        if key not in self._loops:
+            self._loops[key] = DraftLoop(
+                self._model, self._caches, rows, num_steps, self._table_width, mode, self._pool
+            )
+        return self._loops[key]
 
     def find(self, plan: StepPlan) -> Graph | None:
         """The graph of the smallest bucket the plan fits in, captured on first use; None where none would pay."""
@@ -87,9 +103,7 @@ class Graphs:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             logits = self._model.forward(step, self._caches)
-        if self._on_host is None or len(self._on_host) < num_tokens:
-            self._on_host = torch.empty((num_tokens, logits.shape[1]), dtype=torch.float32, pin_memory=True)
-        return Graph(host, step, logits, words, graph, self._on_host)
+        return Graph(host, step, logits, words, graph, self._pool)
 
 
 def find_bucket(num_rows: int, row_tokens: int) -> tuple[int, int] | None:

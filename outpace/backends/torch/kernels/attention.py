@@ -16,12 +16,11 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outpace.backends.torch.kernels.base import Cache
-from outpace.backends.torch.kernels.linear import NOTHING_AHEAD, Ahead, ask_ahead, prefetch, publish
+from outpace.backends.torch.kernels.linear import NOTHING_AHEAD, Ahead, ask_ahead, prefetch_line
 from outpace.backends.torch.step import StepInputs
 
 _LOG2_E = 1.4426950408889634
 _MAX_SPLITS = 64
-_MAX_JOINED = 128  # query rows times shares that one program joins; more are joined by a kernel of many programs
 _TILE_ROWS = 64  # query rows, tokens times heads of a group, that one program takes at most
 
 
@@ -106,30 +105,6 @@ def _store_new(
     tl.store(values_ptr + there, tl.load(source[:, None] + NUM_KV_HEADS * DIM + d[None, :], mask, 0.0), mask)
 
 
-@triton.jit
-def _join(
-    parts_ptr, stats_ptr, out_ptr, place, is_real, d,
-    DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, NUM_SPLITS: tl.constexpr, BLOCK_M: tl.constexpr,
-):  # fmt: skip
-    """What `_join_kernel` does, for the rows of one program, by the last program to finish a share of them."""
-    s = tl.arange(0, NUM_SPLITS)
-    part = place[:, None] * NUM_SPLITS + s[None, :]
-    all_best = tl.load(stats_ptr + part * 2, is_real[:, None], 0.0, cache_modifier=".cg")
-    all_total = tl.load(stats_ptr + part * 2 + 1, is_real[:, None], 1.0, cache_modifier=".cg")
-    top = tl.max(all_best, 1)
-    norm = tl.sum(all_total * tl.exp2(all_best - top[:, None]), 1)
-    out = tl.zeros((BLOCK_M, DIM_BLOCK), tl.float32)
-    for j in tl.static_range(NUM_SPLITS):
-        one = place * NUM_SPLITS + j
-        best = tl.load(stats_ptr + one * 2, is_real, 0.0, cache_modifier=".cg")
-        total = tl.load(stats_ptr + one * 2 + 1, is_real, 0.0, cache_modifier=".cg")
-        mask = (is_real & (total > 0.0))[:, None] & (d < DIM)[None, :]
-        values = tl.load(parts_ptr + one[:, None] * DIM + d[None, :], mask, 0.0, cache_modifier=".cg")
-        out += values * tl.exp2(best - top)[:, None]
-    mask = is_real[:, None] & (d < DIM)[None, :]
-    tl.store(out_ptr + place[:, None] * DIM + d[None, :], (out / norm[:, None]).to(out_ptr.dtype.element_ty), mask)
-
-
 @triton.jit(do_not_specialize=["table_width"])
 def _attention_kernel(
     q_ptr, keys_ptr, values_ptr, out_ptr, parts_ptr, stats_ptr,
@@ -137,9 +112,9 @@ def _attention_kernel(
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
     PAGE: tl.constexpr, NUM_TILES: tl.constexpr, TILE_TOKENS: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_KV: tl.constexpr, NUM_SPLITS: tl.constexpr, NEW_BLOCK: tl.constexpr, HAS_NORM: tl.constexpr,
-    THREADS: tl.constexpr, JOINS: tl.constexpr, DEPENDENT: tl.constexpr, counters_ptr, ahead_ptr,
+    THREADS: tl.constexpr, DEPENDENT: tl.constexpr, ahead_ptr,
     AHEAD_N: tl.constexpr, AHEAD_K: tl.constexpr, AHEAD_TILES: tl.constexpr, AHEAD_BLOCK: tl.constexpr,
-    AHEAD_PROGRAMS: tl.constexpr, AHEAD_IS_SWIGLU: tl.constexpr, AHEAD_LENGTH: tl.constexpr,
+    AHEAD_PROGRAMS: tl.constexpr, AHEAD_IS_SWIGLU: tl.constexpr, AHEAD_LINES: tl.constexpr,
 ):  # fmt: skip
     """NEW_BLOCK > 0: q_ptr is the fused product, and this kernel rotates and writes the cache; else q is ready."""
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
@@ -155,20 +130,21 @@ def _attention_kernel(
     if DEPENDENT:
         gdc_launch_dependents()
         SIZE: tl.constexpr = DIM * keys_ptr.dtype.element_ty.primitive_bitwidth // 8
-        if SIZE % 16 == 0:
+        if SIZE % 128 == 0:
             # What the cache holds already does not depend on the previous kernel.
             ahead = low + tl.arange(0, THREADS)
             known = ahead < tl.minimum(high, context - length)
             ahead_page = tl.load(tables_ptr + row * table_width + ahead // PAGE, known, 0).to(tl.int64)
             ahead = tl.where(known, ((ahead_page * NUM_KV_HEADS + kv_head) * PAGE + ahead % PAGE) * DIM, 0)
-            prefetch(keys_ptr + ahead, SIZE)
-            prefetch(values_ptr + ahead, SIZE)
+            for i in tl.static_range(SIZE // 128):
+                prefetch_line(keys_ptr + ahead + i * (DIM * 128 // SIZE))
+                prefetch_line(values_ptr + ahead + i * (DIM * 128 // SIZE))
         gdc_wait()
-    if AHEAD_LENGTH > 0:
+    if AHEAD_LINES > 0:
         program = (tl.program_id(0) * NUM_KV_HEADS + kv_head) * NUM_SPLITS + split
         ask_ahead(
-            program * THREADS + tl.arange(0, THREADS), ahead_ptr, AHEAD_N, AHEAD_K, AHEAD_TILES, AHEAD_BLOCK,
-            AHEAD_PROGRAMS, AHEAD_IS_SWIGLU, AHEAD_LENGTH,
+            program * THREADS + tl.arange(0, THREADS), NUM_TILES * NUM_KV_HEADS * NUM_SPLITS * THREADS, ahead_ptr,
+            AHEAD_N, AHEAD_K, AHEAD_TILES, AHEAD_BLOCK, AHEAD_PROGRAMS, AHEAD_IS_SWIGLU, AHEAD_LINES,
         )  # fmt: skip
     if tile * TILE_TOKENS < length:
         m, d = tl.arange(0, BLOCK_M), tl.arange(0, DIM_BLOCK)
@@ -222,15 +198,6 @@ def _attention_kernel(
             tl.store(parts_ptr + part[:, None] * DIM + d[None, :], acc, is_real[:, None] & (d < DIM)[None, :])
             tl.store(stats_ptr + part * 2, best, is_real)
             tl.store(stats_ptr + part * 2 + 1, total, is_real)
-            if JOINS:
-                publish()
-                counter = counters_ptr + tl.program_id(0) * NUM_KV_HEADS + kv_head
-                if tl.atomic_add(counter, 1, sem="acq_rel") == NUM_SPLITS - 1:
-                    tl.store(counter, 0)
-                    _join(
-                        parts_ptr, stats_ptr, out_ptr, place, is_real, d,
-                        DIM, DIM_BLOCK, NUM_SPLITS, BLOCK_M,
-                    )  # fmt: skip
 
 
 @triton.jit
@@ -276,7 +243,6 @@ def attend(
     *,
     num_splits: int | None = None,
     dependent: bool = False,
-    counters: Tensor | None = None,
     ahead: Ahead | None = None,
 ) -> Tensor:
     """Rotation, the write into the cache, and attention: one kernel for short rows, two for long ones."""
@@ -287,7 +253,7 @@ def attend(
     q = qkv if is_fused else rotate_and_store(qkv, cache, step, rotation, dependent=dependent)
     return attention(
         q, cache, step, num_sms, num_splits=num_splits, rotation=rotation if is_fused else None, dependent=dependent,
-        counters=counters, ahead=ahead,
+        ahead=ahead,
     )  # fmt: skip
 
 
@@ -339,13 +305,9 @@ def attention(
     num_warps: int = 4,
     num_stages: int = 2,
     dependent: bool = False,
-    counters: Tensor | None = None,
     ahead: Ahead | None = None,
 ) -> Tensor:
-    """`q` is rotated and the cache complete; or, with `rotation`, it is the fused product [tokens, q + 2 kv].
-
-    `counters`, zero between kernels, let the last program of a row join its shares where that is little work.
-    """
+    """`q` is rotated and the cache complete; or, with `rotation`, it is the fused product [tokens, q + 2 kv]."""
     _, num_kv_heads, page_tokens, dim = cache.keys.shape
     num_tokens = len(q)
     num_heads = q.numel() // (num_tokens * dim) - (2 * num_kv_heads if rotation is not None else 0)
@@ -362,8 +324,6 @@ def attention(
         stats = torch.empty((num_tokens, num_heads, splits, 2), dtype=torch.float32, device=q.device)
     dim_block = triton.next_power_of_2(dim)
     options = {"launch_pdl": True} if dependent else {}
-    num_programs = step.shape.num_rows * num_tiles * num_kv_heads
-    joins = counters is not None and tile_tokens * group * splits <= _MAX_JOINED and num_programs <= counters.numel()
     has_norm = rotation is not None and rotation.q_norm is not None
     _attention_kernel[(step.shape.num_rows * num_tiles, num_kv_heads, splits)](
         q, cache.keys, cache.values, out, parts, stats,
@@ -372,11 +332,11 @@ def attention(
         rotation.k_norm if rotation is not None and has_norm else q, rotation.epsilon if rotation is not None else 0.0,
         num_heads, num_kv_heads, dim, dim_block, page_tokens, num_tiles, tile_tokens, block_m, block_kv, splits,
         triton.next_power_of_2(longest) if rotation is not None else 0, has_norm, 32 * num_warps,
-        joins, dependent, counters if counters is not None else q,
+        dependent,
         *(ahead.arguments(num_sms) if ahead is not None else (q, *NOTHING_AHEAD)),
         num_warps=num_warps, num_stages=num_stages, **options,
     )  # fmt: skip
-    if splits > 1 and not joins:
+    if splits > 1:
         _join_kernel[(num_tokens, num_heads)](
             parts, stats, out, step.positions, num_heads, dim, dim_block, splits, triton.next_power_of_2(splits),
             dependent, num_warps=4, **options,

@@ -39,8 +39,18 @@ class LinearConfig:
     num_stages: int
     programs_per_sm: int = 1  # at most
     prefetch: int = 0  # slices of K to ask into the L2 cache before waiting for the previous kernel
-    ahead: int = 0  # bytes that each thread of the kernel before asks for at its end; see Ahead
+    ahead: int = 0  # lines of 128 bytes that each thread of the kernel before asks for at its end; see Ahead
     dependent_launch: bool = True  # begin while the previous kernel ends
+
+
+def default_config(n: int, k: int, *, is_swiglu: bool) -> LinearConfig:
+    """What was fastest on an H200 for 16-bit weights of such a size, by `benchmarks/gpu.py`."""
+    block_k = next(size for size in (512, 256, 128, 64) if k % size == 0)
+    if is_swiglu:
+        return LinearConfig(32, min(block_k, 256), num_warps=4, num_stages=4)
+    if n * k >= 1 << 28:  # a head: so many tiles that large ones can be shared evenly
+        return LinearConfig(64, min(block_k, 256), num_warps=4, num_stages=4)
+    return LinearConfig(16, block_k, num_warps=2, num_stages=4, programs_per_sm=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +66,14 @@ class Ahead:
         (n, k), block_n = self.weight.shape, self.config.block_n
         n //= 2 if self.is_swiglu else 1
         programs, _ = _layout(n, k, block_n, self.config.block_k, num_sms * self.config.programs_per_sm)
-        length = min(self.config.ahead // self.weight.itemsize, k)
-        return self.weight, n, k, -(-n // block_n), block_n, programs, self.is_swiglu, length
+        return self.weight, n, k, -(-n // block_n), block_n, programs, self.is_swiglu, self.config.ahead
 
 
 NOTHING_AHEAD = (0, 0, 0, 1, 1, False, 0)
 
 
 @triton.jit
-def prefetch(pointers, num_bytes):
+def _prefetch(pointers, num_bytes):
     """Into the L2 cache. One element per thread, else the same lines are asked for several times."""
     if _ON_GPU:
         tl.inline_asm_elementwise(
@@ -75,22 +84,32 @@ def prefetch(pointers, num_bytes):
 
 @triton.jit
 def ask_ahead(
-    index, weight_ptr, N: tl.constexpr, K: tl.constexpr, TILES: tl.constexpr, BLOCK_N: tl.constexpr,
-    PROGRAMS: tl.constexpr, IS_SWIGLU: tl.constexpr, LENGTH: tl.constexpr,
+    index, num_threads: tl.constexpr, weight_ptr, N: tl.constexpr, K: tl.constexpr, TILES: tl.constexpr,
+    BLOCK_N: tl.constexpr, PROGRAMS: tl.constexpr, IS_SWIGLU: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
-    """Thread `index` of all asks for its piece of what the next product's programs will read first."""
+    """Thread `index` of all asks for its lines of what the next product's programs will read first."""
     ROWS: tl.constexpr = PROGRAMS * BLOCK_N * (2 if IS_SWIGLU else 1)
-    which = index % ROWS
-    column = index // ROWS * LENGTH
-    program = which // BLOCK_N % PROGRAMS
-    row = tl.minimum(program * TILES // PROGRAMS * BLOCK_N + which % BLOCK_N, N - 1)
-    row += which // (PROGRAMS * BLOCK_N) * N
-    place = tl.where(column + LENGTH <= K, row.to(tl.int64) * K + column, 0)
-    prefetch(weight_ptr + place, LENGTH * weight_ptr.dtype.element_ty.primitive_bitwidth // 8)
+    LINE: tl.constexpr = 1024 // weight_ptr.dtype.element_ty.primitive_bitwidth  # 128 bytes
+    PER_ROW: tl.constexpr = num_threads * LINES // ROWS if num_threads * LINES >= ROWS else 1
+    for i in tl.static_range(LINES):
+        piece = index + i * num_threads
+        which, column = tl.minimum(piece // PER_ROW, ROWS - 1), piece % PER_ROW * LINE
+        program = which // BLOCK_N % PROGRAMS
+        row = tl.minimum(program * TILES // PROGRAMS * BLOCK_N + which % BLOCK_N, N - 1)
+        row += which // (PROGRAMS * BLOCK_N) * N
+        prefetch_line(weight_ptr + row.to(tl.int64) * K + tl.minimum(column, K - LINE))
 
 
 @triton.jit
-def publish():
+def prefetch_line(pointers):
+    if _ON_GPU:
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [pointers.to(tl.int64)], tl.int32, is_pure=False, pack=1
+        )
+
+
+@triton.jit
+def _publish():
     """All this program has stored is visible to whoever sees what it does next. Triton's own barrier would keep the
     loop around it from being pipelined."""
     if _ON_GPU:
@@ -142,7 +161,7 @@ def _linear_kernel(
     HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NEXT: tl.constexpr, IS_SWIGLU: tl.constexpr,
     PREFETCH: tl.constexpr, THREADS: tl.constexpr, DEPENDENT: tl.constexpr, ahead_ptr,
     AHEAD_N: tl.constexpr, AHEAD_K: tl.constexpr, AHEAD_TILES: tl.constexpr, AHEAD_BLOCK: tl.constexpr,
-    AHEAD_PROGRAMS: tl.constexpr, AHEAD_IS_SWIGLU: tl.constexpr, AHEAD_LENGTH: tl.constexpr,
+    AHEAD_PROGRAMS: tl.constexpr, AHEAD_IS_SWIGLU: tl.constexpr, AHEAD_LINES: tl.constexpr,
 ):  # fmt: skip
     SLICES: tl.constexpr = K // BLOCK_K
     TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
@@ -161,9 +180,9 @@ def _linear_kernel(
             thread = tl.arange(0, THREADS)
             row = tl.minimum(start // SLICES * BLOCK_N + thread % BLOCK_N, N - 1).to(tl.int64)
             column = tl.minimum(start % SLICES * BLOCK_K + thread // BLOCK_N * LENGTH, K - LENGTH)
-            prefetch(weight_ptr + row * K + column, LENGTH * weight_ptr.dtype.element_ty.primitive_bitwidth // 8)
+            _prefetch(weight_ptr + row * K + column, LENGTH * weight_ptr.dtype.element_ty.primitive_bitwidth // 8)
             if IS_SWIGLU:
-                prefetch(
+                _prefetch(
                     weight_ptr + (row + N) * K + column, LENGTH * weight_ptr.dtype.element_ty.primitive_bitwidth // 8
                 )
         gdc_wait()
@@ -180,11 +199,11 @@ def _linear_kernel(
             w_up = tl.load(weight_ptr + (n + N)[:, None] * K + k[None, :], eviction_policy="evict_first")
             acc_up = tl.dot(x, w_up.T, acc_up, input_precision="ieee")
         if (i % SLICES == SLICES - 1) | (i == stop - 1):
-            if AHEAD_LENGTH > 0:  # noqa: SIM102  a constant, known when compiling
+            if AHEAD_LINES > 0:  # noqa: SIM102  a constant, known when compiling
                 if i == stop - 1:
                     ask_ahead(
-                        pid * THREADS + tl.arange(0, THREADS), ahead_ptr, AHEAD_N, AHEAD_K, AHEAD_TILES, AHEAD_BLOCK,
-                        AHEAD_PROGRAMS, AHEAD_IS_SWIGLU, AHEAD_LENGTH,
+                        pid * THREADS + tl.arange(0, THREADS), NUM_PROGRAMS * THREADS, ahead_ptr,
+                        AHEAD_N, AHEAD_K, AHEAD_TILES, AHEAD_BLOCK, AHEAD_PROGRAMS, AHEAD_IS_SWIGLU, AHEAD_LINES,
                     )  # fmt: skip
             is_last = True
             if MAX_PARTS > 1:
@@ -198,7 +217,7 @@ def _linear_kernel(
                     tl.store(parts_ptr + slot * 2 * PART + inside, acc)
                     if IS_SWIGLU:
                         tl.store(parts_ptr + (slot * 2 + 1) * PART + inside, acc_up)
-                    publish()
+                    _publish()
                     is_last = tl.atomic_add(counters_ptr + tile, 1, sem="acq_rel") == last - first
                     if is_last:
                         tl.store(counters_ptr + tile, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,15 @@ from torch.nn import functional
 
 from outpace.backends.torch.kernels import attention, elementwise
 from outpace.backends.torch.kernels.base import Cache, Hidden, Next, Normed
-from outpace.backends.torch.kernels.linear import Ahead, LinearConfig, Scratch, block_rows, stream_linear
+from outpace.backends.torch.kernels.linear import (
+    Ahead,
+    LinearConfig,
+    Scratch,
+    block_rows,
+    default_config,
+    stream_linear,
+)
+from outpace.backends.torch.kernels.measured import H200
 from outpace.backends.torch.step import StepInputs
 
 MAX_STREAMED_TOKENS = 16  # beyond, the library's product is faster, unless measured otherwise
@@ -61,7 +70,7 @@ class TritonOps:
     def norm_swiglu(
         self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None, ahead: Next
     ) -> Tensor:
-        if config := self._config(len(h.residual), weight):
+        if config := self._config(len(h.residual), weight, is_swiglu=True):
             x, out = _normed(h, norm, epsilon), _room(h.residual, weight.shape[0] // 2)
             asks = self._ahead(len(out), ahead)
             self._stream(x, weight, out, config, epsilon=epsilon, bias=bias, swiglu=True, ahead=asks)
@@ -97,7 +106,6 @@ class TritonOps:
             attention.Rotation(rope, q_norm, k_norm, epsilon),
             self._num_sms,
             dependent=self._dependent,
-            counters=self._scratch.counters,
             ahead=self._ahead(len(qkv), ahead),
         )
 
@@ -105,23 +113,28 @@ class TritonOps:
         return stream_linear(x, weight, out, self._scratch, config, self._num_sms, **fused)
 
     def _ahead(self, num_tokens: int, product: Next) -> Ahead | None:
-        config = self._config(num_tokens, product.weight)
+        config = self._config(num_tokens, product.weight, is_swiglu=product.is_swiglu)
         if config is None or not config.ahead or not config.dependent_launch:
             return None
         return Ahead(product.weight, config, product.is_swiglu)
 
-    def _config(self, num_tokens: int, weight: Tensor) -> LinearConfig | None:
-        """How to stream this weight; None where the library should multiply."""
-        measured = self._configs.get((*weight.shape, block_rows(num_tokens)))
+    def _config(self, num_tokens: int, weight: Tensor, *, is_swiglu: bool = False) -> LinearConfig | None:
+        rows, k = weight.shape
+        return self.config_for(num_tokens, rows, k, weight.dtype, is_swiglu=is_swiglu)
+
+    def config_for(
+        self, num_tokens: int, rows: int, k: int, dtype: torch.dtype, *, is_swiglu: bool = False
+    ) -> LinearConfig | None:
+        """How to stream a weight of so many rows and columns; None where the library should multiply."""
+        measured = self._configs.get((rows, k, block_rows(num_tokens)))
         if measured is not None:
             return measured
-        k = weight.shape[1]
-        block_k = next((size for size in (256, 128, 64) if k % size == 0), None)
-        if block_k is None or num_tokens > self.max_streamed_tokens:
+        if num_tokens > self.max_streamed_tokens or k % 64:
             return None
-        if weight.dtype == torch.float32:
+        if dtype == torch.float32:
             return LinearConfig(32, 64, num_warps=4, num_stages=4, dependent_launch=self._dependent)
-        return LinearConfig(32, block_k, num_warps=4, num_stages=4, prefetch=2, dependent_launch=self._dependent)
+        config = H200.get((rows, k)) or default_config(rows // (2 if is_swiglu else 1), k, is_swiglu=is_swiglu)
+        return replace(config, dependent_launch=self._dependent)
 
 
 def _normed(h: Hidden, norm: Tensor, epsilon: float) -> Tensor | Normed:

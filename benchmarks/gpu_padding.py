@@ -1,0 +1,107 @@
+"""A small model inside the shape of a large one: the same text and the same acceptance at the large one's cost.
+
+Every tensor gets its place in the larger one and zeros meet what is not there. The norms' weights make up for the mean
+over more elements, the queries for the attention's scale, and rotary pairs keep their frequencies. Tokens beyond the
+vocabulary must not be said: one more element of the embedding is a constant, which only their rows of the head look at.
+Weights that only ever meet zeros are random, since a GPU computes faster on zeros than on numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outpace.backends.torch.config import ModelConfig
+from outpace.backends.torch.rope import Rope
+from outpace.backends.torch.weights import Layer, Weights, allocate
+
+_CONSTANT = 1 / 16  # its square is less than what epsilon adds, and is taken from that
+_UNSAID = -30000.0  # weight of the constant in rows of tokens that do not exist
+
+
+def padded(config: ModelConfig, weights: Weights, shape: ModelConfig) -> tuple[ModelConfig, Weights]:
+    """The model in `shape`, whose sizes are all at least its own; biases and QK-norms are not handled."""
+    assert not (config.qkv_bias or config.out_bias or config.mlp_bias or config.has_qk_norm)
+    c, width = config, config.width
+    assert shape.width > width and shape.num_kv_heads >= c.num_kv_heads and shape.num_layers >= c.num_layers
+    frequencies = np.zeros(shape.head_dim // 2)
+    frequencies[: c.head_dim // 2] = c.rope.frequencies
+    epsilon = (width * c.epsilon - _CONSTANT**2) / shape.width
+    assert epsilon > 0, "the constant is too large for this epsilon"
+    larger = replace(
+        shape, rope=Rope(frequencies, c.rope.scale), epsilon=epsilon, tied=False, context=c.context, family=c.family
+    )
+    device = weights.embedding.device
+    target = allocate(larger, tied=False, dtype=weights.embedding.dtype, device=device)
+    for tensor in target.tensors:
+        tensor.zero_()
+    norm_scale = (width / shape.width) ** 0.5
+    q_rows = _head_rows(c, shape, queries=True).to(device)
+    kv_rows = _head_rows(c, shape, queries=False).to(device)
+    q, k = shape.q_size, shape.kv_size
+    query_scale = (shape.head_dim / c.head_dim) ** 0.5
+    first_free = c.num_kv_heads * (shape.num_heads // shape.num_kv_heads) * shape.head_dim
+    for i, into in enumerate(target.layers):
+        _fill(into.qkv[:, width:], into.gate_up[:, width:], into.down[:, c.hidden :], into.out[:, first_free:])
+        if i >= c.num_layers:
+            continue
+        layer: Layer = weights.layers[i]
+        into.attention_norm[:width] = layer.attention_norm * norm_scale
+        into.mlp_norm[:width] = layer.mlp_norm * norm_scale
+        own_q, own_k, own_v = layer.qkv.split([c.q_size, c.kv_size, c.kv_size])
+        into.qkv[q_rows, :width] = own_q * query_scale
+        into.qkv[q + kv_rows, :width] = own_k
+        into.qkv[q + k + kv_rows, :width] = own_v
+        into.out[:width, q_rows] = layer.out
+        into.gate_up[: c.hidden, :width], into.gate_up[shape.hidden : shape.hidden + c.hidden, :width] = (
+            layer.gate_up.chunk(2)
+        )
+        into.down[:width, : c.hidden] = layer.down
+    target.embedding[: c.vocab_size, :width] = weights.embedding
+    target.embedding[:, width] = _CONSTANT
+    target.final_norm[:width] = weights.final_norm * norm_scale
+    target.final_norm[width] = 1.0
+    _fill(target.head[:, width + 1 :])
+    target.head[: c.vocab_size, :width] = weights.head
+    target.head[c.vocab_size :, width] = _UNSAID
+    return larger, target
+
+
+def _fill(*unread: Tensor) -> None:
+    for tensor in unread:
+        tensor.normal_(0.0, 0.02)
+
+
+def _head_rows(config: ModelConfig, shape: ModelConfig, *, queries: bool) -> Tensor:
+    """Where each row of the small model's heads goes: a query head stays with its key head, halves with halves."""
+    group, larger_group = ((c.num_heads // c.num_kv_heads) if queries else 1 for c in (config, shape))
+    assert larger_group >= group and shape.head_dim >= config.head_dim
+    heads = torch.arange(config.num_kv_heads * group)
+    heads = heads // group * larger_group + heads % group
+    d = torch.arange(config.head_dim)
+    half = config.head_dim // 2
+    d = torch.where(d < half, d, d - half + shape.head_dim // 2)
+    return (heads[:, None] * shape.head_dim + d).flatten()
+
+
+def rounded(weights: Weights, bits: int, group: int = 32) -> Weights:
+    """Every layer's matrices on a grid of 2**bits - 1 steps for each `group` of inputs; the rest is shared."""
+    largest = 2 ** (bits - 1) - 1
+
+    def on_grid(tensor: Tensor) -> Tensor:
+        parts = tensor.float().view(tensor.shape[0], -1, group)
+        step = parts.abs().amax(-1, keepdim=True).clamp(min=1e-12) / largest
+        nearest: Tensor = (parts / step).round() * step
+        return nearest.view(tensor.shape).to(tensor.dtype)
+
+    layers = [
+        replace(
+            layer,
+            **{name: on_grid(getattr(layer, name)) for name in ("qkv", "out", "gate_up", "down")},
+        )
+        for layer in weights.layers
+    ]
+    return replace(weights, layers=layers)

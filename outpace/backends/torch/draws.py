@@ -1,0 +1,113 @@
+"""From logits on the device to tokens on the host: the one small transfer of a step.
+
+What decides a token (temperature, filters, seed and position) is one buffer of words, filled by the host while the
+device still computes the logits. Rows are independent; which kernels run depends on the most that any row asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outpace.backends.torch.device_noise import signed
+from outpace.backends.torch.device_sampling import RowParams, draw, greedy_tokens
+from outpace.config import SamplingParams
+from outpace.core import Request
+
+Pool = Any  # torch's handle of the memory that graphs share; its type has no public name
+Mode = Literal["greedy", "sampled", "filtered"]
+_NUM_FIELDS = 7
+
+
+def mode_for(requests: Iterable[Request]) -> Mode:
+    mode: Mode = "greedy"
+    for request in requests:
+        if is_filtered(request.params):
+            return "filtered"
+        if not request.params.is_greedy:
+            mode = "sampled"
+    return mode
+
+
+def is_filtered(params: SamplingParams) -> bool:
+    return not params.is_greedy and (params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0)
+
+
+class DrawWords:
+    """What each of `num_rows` tokens is drawn with, on the host."""
+
+    def __init__(self, num_rows: int, *, pinned: bool) -> None:
+        self.buffer = torch.zeros((_NUM_FIELDS, num_rows), dtype=torch.int64, pin_memory=pinned)
+        words: NDArray[np.int64] = self.buffer.numpy()
+        self._seeds, self.positions, sharpness, self._greedy, self._top_k, top_p, min_p = words
+        self._sharpness, self._top_p, self._min_p = (part.view(np.float64) for part in (sharpness, top_p, min_p))
+        self._top_p.fill(1.0)
+
+    def fill(self, lines: NDArray[np.integer] | slice, requests: Sequence[Request], positions: Sequence[int]) -> None:
+        """The token of line i is request i's at position i of its text."""
+        params = [request.params for request in requests]
+        self._seeds[lines] = [signed(request.seed) for request in requests]
+        self.positions[lines] = positions
+        self._sharpness[lines] = [request.shaper.sharpness for request in requests]
+        self._greedy[lines] = [p.is_greedy for p in params]
+        if any(is_filtered(p) for p in params):
+            self._top_k[lines] = [min(p.top_k, 1 << 62) for p in params]
+            self._top_p[lines] = [p.top_p for p in params]
+            self._min_p[lines] = np.array([p.min_p for p in params], np.float32)
+
+
+def draw_rows(logits: Tensor, words: Tensor, mode: Mode) -> Tensor:
+    """int32 [2, rows]: tokens, and whether each is exact."""
+    seed, position, sharpness, is_greedy, top_k, top_p, min_p = words
+    sharpness, top_p, min_p = (part.view(torch.float64) for part in (sharpness, top_p, min_p))
+    if logits.is_cuda:
+        from outpace.backends.torch.kernels import drawing
+
+        rows = drawing.Rows(sharpness, is_greedy, top_k, top_p, min_p, seed, position)
+        return drawing.draw(logits, rows, samples=mode != "greedy", has_filters=mode == "filtered")
+    if mode == "greedy":
+        tokens = greedy_tokens(logits)
+    else:
+        tokens = draw(logits, RowParams(sharpness.float(), is_greedy != 0, top_k, top_p, min_p.float()), seed, position)
+    return torch.stack([tokens.int(), torch.ones_like(tokens, dtype=torch.int32)])
+
+
+class Draws:
+    """Drawing from one tensor of logits, again and again; captured on a GPU."""
+
+    def __init__(self, logits: Tensor, mode: Mode, pool: Pool | None) -> None:
+        on_gpu = logits.is_cuda
+        self.words = DrawWords(len(logits), pinned=on_gpu)
+        self._device_words = self.words.buffer.to(logits.device)
+        self._logits, self._mode = logits, mode
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if pool is not None:
+            stream = torch.cuda.Stream(logits.device)
+            stream.wait_stream(torch.cuda.current_stream(logits.device))
+            with torch.cuda.stream(stream):
+                self.on_device = draw_rows(logits, self._device_words, mode)
+            torch.cuda.current_stream(logits.device).wait_stream(stream)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, pool=pool):
+                self.on_device = draw_rows(logits, self._device_words, mode)
+        self._on_host = torch.zeros((2, len(logits)), dtype=torch.int32, pin_memory=on_gpu)
+
+    def launch(self) -> None:
+        self._device_words.copy_(self.words.buffer, non_blocking=True)
+        if self._graph is not None:
+            self._graph.replay()
+        else:
+            self.on_device = draw_rows(self._logits, self._device_words, self._mode)
+
+    def fetch(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Tokens, and whether each is exact, for all rows; waits for the device."""
+        self._on_host.copy_(self.on_device, non_blocking=True)
+        if self._on_host.is_pinned():
+            torch.cuda.current_stream().synchronize()
+        tokens, exact = self._on_host.numpy()
+        return tokens, exact

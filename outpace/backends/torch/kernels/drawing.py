@@ -1,0 +1,387 @@
+"""`device_sampling.draw` in a few kernels: a token for every row, straight from the whole vocabulary.
+
+    maxima    each chunk of a row: its largest logit and where that is
+    border    each row: where top-k ends, then where top-p and min-p do, among the likeliest tokens
+    fold      the sums of `numerics.total`: many columns at once, then the few that are left
+    contest   each chunk: the best of its likely tokens and of its unlikely ones, against the row's noise
+    decide    each row: the winner of all
+
+Greedy rows need the first and the last; without filters there are no borders. Filters keep a beginning of the order by
+likelihood, so a distribution is a few numbers a row (see `_kept`). Borders are looked for among a bounded number of
+candidates; where they were too few to be sure of the host's answer, the row is not exact and somebody else must draw.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from outpace.backends.torch.kernels.numerics import (
+    FEW,
+    exponential_noise,
+    noise_key,
+    powers_of_two,
+)
+from outpace.randomness import Purpose
+from outpace.sampling import HEAD_RATIO
+
+NUM_CANDIDATES = 256
+_BLOCK = 64  # tokens whose maximum stands for all of them while candidates are sought
+_CHUNK = 2048
+_FOLDED = 512  # columns at which the first fold stops, at most
+_COLUMNS = 16  # of a fold, that one program takes
+_RANKED = 32  # candidates compared with all others at a time
+_TOKEN = tl.constexpr(int(Purpose.TOKEN))
+_TAIL = tl.constexpr(int(Purpose.TAIL))
+_HEAD_RATIO = tl.constexpr(float(HEAD_RATIO))
+# A power is accurate to 2e-7, so one of a smaller number can be larger by twice that, and no more.
+_SURELY = tl.constexpr(1.000001)
+_EXACT_SUMS = tl.constexpr(2.0**-29)  # float32 numbers from here to one have an exact float64 sum in any order
+_UNFUSED: dict[str, Any] = {"enable_fp_fusion": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What every row is drawn with; [rows], contiguous. Filters and noise are read only where the mode wants them."""
+
+    sharpness: Tensor  # float64 holding float32 values
+    is_greedy: Tensor  # int64
+    top_k: Tensor  # int64
+    top_p: Tensor  # float64
+    min_p: Tensor  # float64 holding float32 values
+    seed: Tensor  # int64
+    position: Tensor  # int64
+
+
+@triton.jit
+def _top(max_ptr, row, num_chunks, CHUNKS: tl.constexpr):
+    c = tl.arange(0, CHUNKS)
+    return tl.max(tl.load(max_ptr + row * num_chunks + c, c < num_chunks, -float("inf")), axis=0)
+
+
+@triton.jit
+def _kept(values, ids, border, border_id):
+    """Whether a token comes no later than the border in the order by value, the lower id first among equals."""
+    return (values > border) | ((values == border) & (ids <= border_id))
+
+
+@triton.jit
+def _maxima_kernel(logits_ptr, max_ptr, place_ptr, VOCAB: tl.constexpr, CHUNK: tl.constexpr):
+    row, chunk, num_chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    column = chunk * CHUNK + tl.arange(0, CHUNK)
+    x = tl.load(logits_ptr + row * VOCAB + column, column < VOCAB, -float("inf"))
+    largest = tl.max(x, axis=0)
+    tl.store(max_ptr + row * num_chunks + chunk, largest)
+    tl.store(place_ptr + row * num_chunks + chunk, tl.min(tl.where(x == largest, column, VOCAB), axis=0))
+
+
+@triton.jit
+def _probs(
+    x, ids, top, sharpness, row, border_ptr, border_id_ptr, norm_ptr, num_rows,
+    HAS_FILTERS: tl.constexpr, NUM_NORMS: tl.constexpr,
+):  # fmt: skip
+    """The host's distribution, as far as it is known: weights, then divided by their sum, then by what was left."""
+    p = powers_of_two((x - top) * sharpness)
+    if HAS_FILTERS:
+        p = tl.where(_kept(p, ids, tl.load(border_ptr + row), tl.load(border_id_ptr + row)), p, 0.0)
+    if NUM_NORMS > 0:
+        p = tl.div_rn(p, tl.load(norm_ptr + row))
+    if HAS_FILTERS and NUM_NORMS > 0:
+        at = num_rows + row
+        p = tl.where(_kept(p, ids, tl.load(border_ptr + at), tl.load(border_id_ptr + at)), p, 0.0)
+        if NUM_NORMS > 1:
+            p = tl.div_rn(p, tl.load(norm_ptr + at))
+    return p
+
+
+@triton.jit
+def _places(columns, N: tl.constexpr, LEVELS: tl.constexpr):
+    """Where the numbers lie that folding LEVELS times adds up in each column, [2^LEVELS, columns], and which are there.
+
+    The first fold's pairs are the first dimension's halves, and so on.
+    """
+    which = tl.arange(0, 1 << LEVELS)[:, None]
+    place = columns[None, :] + which * 0
+    there = place >= 0
+    for i in tl.static_range(LEVELS):
+        level = LEVELS - 1 - i
+        half = (N + (2 << level) - 1) >> (level + 1)
+        place += ((which >> i) & 1) * half
+        there = there & (place < (N + (1 << level) - 1) >> level)
+    return place, there
+
+
+@triton.jit
+def _folded(x, LEVELS: tl.constexpr, COLUMNS: tl.constexpr):
+    for i in tl.static_range(LEVELS):
+        x = tl.sum(tl.reshape(x, (2, 1 << (LEVELS - 1 - i), COLUMNS)), axis=0)
+    return tl.reshape(x, (COLUMNS,))
+
+
+@triton.jit
+def _fold_kernel(
+    logits_ptr, sharpness_ptr, max_ptr, border_ptr, border_id_ptr, norm_ptr, parts_ptr, num_rows, num_chunks,
+    VOCAB: tl.constexpr, CHUNKS: tl.constexpr, LEVELS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
+    HAS_FILTERS: tl.constexpr, NUM_NORMS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    place, there = _places(columns, VOCAB, LEVELS)
+    x = tl.load(logits_ptr + row * VOCAB + place, there & (columns < WIDTH)[None, :], -float("inf"))
+    p = _probs(
+        x, place, _top(max_ptr, row, num_chunks, CHUNKS), tl.load(sharpness_ptr + row).to(tl.float32),
+        row, border_ptr, border_id_ptr, norm_ptr, num_rows, HAS_FILTERS, NUM_NORMS,
+    )  # fmt: skip
+    tl.store(parts_ptr + row * WIDTH + columns, _folded(p, LEVELS, COLUMNS), columns < WIDTH)
+
+
+@triton.jit
+def _sum_kernel(
+    parts_ptr, is_unfiltered_ptr, norm_ptr,
+    WIDTH: tl.constexpr, LEVELS: tl.constexpr, LEFT: tl.constexpr, COLUMNS: tl.constexpr, MAY_SKIP: tl.constexpr,
+):  # fmt: skip
+    """The rest of `total`: folded until few numbers are left, then those one after the other."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, COLUMNS)
+    place, there = _places(columns, WIDTH, LEVELS)
+    x = tl.load(parts_ptr + row * WIDTH + place, there & (columns < LEFT)[None, :], 0.0)
+    x = _folded(x, LEVELS, COLUMNS)
+    tl.debug_barrier()
+    tl.store(parts_ptr + row * WIDTH + columns, x, columns < LEFT)
+    tl.debug_barrier()
+    sums = tl.load(parts_ptr + row * WIDTH)
+    for i in tl.static_range(1, LEFT):
+        sums += tl.load(parts_ptr + row * WIDTH + i)
+    if MAY_SKIP:
+        # What only top-k has cut is not divided again; by one changes nothing.
+        sums = tl.where(tl.load(is_unfiltered_ptr + row) != 0, 1.0, sums)
+    tl.store(norm_ptr + row, sums)
+
+
+@triton.jit
+def _border_kernel(
+    values_ptr, ids_ptr, sharpness_ptr, top_k_ptr, top_p_ptr, min_p_ptr,
+    border_ptr, border_id_ptr, norm_ptr, is_exact_ptr, is_unfiltered_ptr, num_rows,
+    VOCAB: tl.constexpr, NUM: tl.constexpr, BLOCK: tl.constexpr, RANKED: tl.constexpr, BY_MASS: tl.constexpr,
+):  # fmt: skip
+    """Of top-k; or, BY_MASS, of top-p and min-p. Candidates are in the order of their logits, the largest first."""
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    sharpness = tl.load(sharpness_ptr + row).to(tl.float32)
+    top = tl.load(values_ptr + row * NUM)
+    ids = tl.load(ids_ptr + row * NUM + i, i < NUM, VOCAB)
+    p = powers_of_two((tl.load(values_ptr + row * NUM + i, i < NUM, -float("inf")) - top) * sharpness)
+    # Nothing that is no candidate is likelier than this.
+    floor = powers_of_two((tl.load(values_ptr + row * NUM + NUM - 1) - top) * sharpness) * _SURELY
+    if NUM == VOCAB:
+        floor = floor * 0.0
+    if BY_MASS:
+        k_border, k_border_id, norm = tl.load(border_ptr + row), tl.load(border_id_ptr + row), tl.load(norm_ptr + row)
+        p = tl.div_rn(tl.where(_kept(p, ids, k_border, k_border_id), p, 0.0), norm)
+        floor = tl.where(floor < k_border, 0.0, tl.div_rn(floor, norm) * _SURELY)
+    rank = tl.zeros((BLOCK,), tl.int32)
+    before = tl.zeros((BLOCK,), tl.float64)
+    top_p = tl.load(top_p_ptr + row)
+    cutoff = ((1.0 - top_p) / VOCAB).to(tl.float32)
+    for at in range(0, BLOCK, RANKED):
+        j = at + tl.arange(0, RANKED)
+        other_id = tl.load(ids_ptr + row * NUM + j, j < NUM, VOCAB)
+        other = powers_of_two((tl.load(values_ptr + row * NUM + j, j < NUM, -float("inf")) - top) * sharpness)
+        if BY_MASS:
+            other = tl.div_rn(tl.where(_kept(other, other_id, k_border, k_border_id), other, 0.0), norm)
+            other = tl.where(other >= cutoff, other, 0.0)
+        is_before = (other[None, :] > p[:, None]) | (
+            (other[None, :] == p[:, None]) & (other_id[None, :] < ids[:, None])
+        )
+        rank += tl.sum(is_before.to(tl.int32), axis=1)
+        before += tl.sum(tl.where(is_before, other[None, :].to(tl.float64), 0.0), axis=1)
+    if BY_MASS:
+        by_p, min_p = top_p < 1.0, tl.load(min_p_ptr + row).to(tl.float32)
+        by_min = min_p > 0.0
+        kept = (p > 0.0) & ((by_p == 0) | ((p >= cutoff) & (before < top_p)))
+        smallest = tl.max(p, axis=0) * min_p
+        kept = kept & (p >= smallest)
+        border = tl.min(tl.where(kept, p, 2.0), axis=0)
+        border_id = tl.max(tl.where(kept & (p == border), ids, -1), axis=0)
+        is_cut = by_p | by_min
+        # What is kept lies above all that is unknown, or all that is unknown lies below what may be kept.
+        reached = tl.sum(tl.where(p >= cutoff, p.to(tl.float64), 0.0), axis=0) >= top_p
+        p_is_sure = (reached & (border > floor)) | (floor < cutoff)
+        sure = (by_p & p_is_sure & (border >= _EXACT_SUMS)) | (by_min & (floor < smallest) & (by_p == 0))
+        at = num_rows + row
+        tl.store(border_ptr + at, tl.where(is_cut, border, -1.0))
+        tl.store(border_id_ptr + at, border_id)
+        tl.store(is_unfiltered_ptr + row, (is_cut == 0).to(tl.int32))
+        is_exact = tl.load(is_exact_ptr + row) != 0
+        tl.store(is_exact_ptr + row, (is_exact & (sure | (is_cut == 0))).to(tl.int32))
+    else:
+        top_k = tl.load(top_k_ptr + row)
+        by_k = (top_k > 0) & (top_k < VOCAB)
+        is_border = rank == tl.minimum(top_k, BLOCK).to(tl.int32) - 1
+        border = tl.max(tl.where(is_border, p, -1.0), axis=0)
+        by_k = by_k & ((border > 0.0) | (top_k > NUM))  # all that is left out weighs nothing
+        tl.store(border_ptr + row, tl.where(by_k, border, -1.0))
+        tl.store(border_id_ptr + row, tl.max(tl.where(is_border, ids, -1), axis=0))
+        tl.store(is_exact_ptr + row, ((by_k == 0) | ((border > floor) & (top_k <= NUM))).to(tl.int32))
+
+
+@triton.jit
+def _contest_kernel(
+    logits_ptr, sharpness_ptr, seed_ptr, position_ptr, max_ptr, border_ptr, border_id_ptr, norm_ptr,
+    score_ptr, winner_ptr, mass_ptr, num_rows,
+    VOCAB: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, HAS_FILTERS: tl.constexpr, NUM_NORMS: tl.constexpr,
+):  # fmt: skip
+    """Scores and winners are [rows, chunks, 2]: of the likely tokens, and of the others."""
+    row, chunk, num_chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    column = chunk * CHUNK + tl.arange(0, CHUNK)
+    x = tl.load(logits_ptr + row * VOCAB + column, column < VOCAB, -float("inf"))
+    p = _probs(
+        x, column, _top(max_ptr, row, num_chunks, CHUNKS), tl.load(sharpness_ptr + row).to(tl.float32),
+        row, border_ptr, border_id_ptr, norm_ptr, num_rows, HAS_FILTERS, NUM_NORMS,
+    )  # fmt: skip
+    # The likeliest token's weight is one.
+    largest = tl.div_rn(tl.full((1,), 1.0, tl.float32), tl.load(norm_ptr + row + tl.zeros((1,), tl.int32)))
+    if NUM_NORMS > 1:
+        largest = tl.div_rn(largest, tl.load(norm_ptr + num_rows + row + tl.zeros((1,), tl.int32)))
+    in_head = p >= largest * _HEAD_RATIO
+    seed = tl.load(seed_ptr + row).to(tl.uint64, bitcast=True)
+    position = tl.load(position_ptr + row).to(tl.uint64, bitcast=True)
+    k = tl.where(in_head, noise_key(seed, _TOKEN, position), noise_key(seed, _TAIL, position))
+    wide = p.to(tl.float64)
+    scores = tl.where(p > 0.0, wide / exponential_noise(k, column.to(tl.uint64)), -1.0)
+    heads, tails = tl.where(in_head, scores, -1.0), tl.where(in_head, -1.0, scores)
+    best, tail_best = tl.max(heads, axis=0), tl.max(tails, axis=0)
+    at = row * num_chunks + chunk
+    tl.store(score_ptr + at * 2, best)
+    tl.store(score_ptr + at * 2 + 1, tail_best)
+    tl.store(winner_ptr + at * 2, tl.min(tl.where(heads == best, column, VOCAB), axis=0))
+    tl.store(winner_ptr + at * 2 + 1, tl.min(tl.where(tails == tail_best, column, VOCAB), axis=0))
+    tl.store(mass_ptr + at, tl.sum(tl.where(in_head, wide, 0.0), axis=0))
+
+
+@triton.jit
+def _decide_kernel(
+    max_ptr, place_ptr, is_greedy_ptr, seed_ptr, position_ptr, score_ptr, winner_ptr, mass_ptr, exact_ptr, out_ptr,
+    num_rows, num_chunks, VOCAB: tl.constexpr, CHUNKS: tl.constexpr, SAMPLES: tl.constexpr, HAS_FILTERS: tl.constexpr,
+):  # fmt: skip
+    row, c = tl.program_id(0).to(tl.int64), tl.arange(0, CHUNKS)
+    at = row * num_chunks + c
+    there = c < num_chunks
+    maxima = tl.load(max_ptr + at, there, -float("inf"))
+    places = tl.load(place_ptr + at, there, VOCAB)
+    token = tl.min(tl.where(maxima == tl.max(maxima, axis=0), places, VOCAB), axis=0)
+    is_exact = tl.full((), 1, tl.int32)
+    if SAMPLES:
+        heads, tails = tl.load(score_ptr + at * 2, there, -1.0), tl.load(score_ptr + at * 2 + 1, there, -1.0)
+        best, tail_best = tl.max(heads, axis=0), tl.max(tails, axis=0)
+        head = tl.min(tl.where(heads == best, tl.load(winner_ptr + at * 2, there, VOCAB), VOCAB), axis=0)
+        tail = tl.min(tl.where(tails == tail_best, tl.load(winner_ptr + at * 2 + 1, there, VOCAB), VOCAB), axis=0)
+        tail_mass = 1.0 - tl.sum(tl.load(mass_ptr + at, there, 0.0), axis=0)
+        seed = tl.load(seed_ptr + row).to(tl.uint64, bitcast=True)
+        position = tl.load(position_ptr + row).to(tl.uint64, bitcast=True)
+        # Index -1 is the unlikely tokens' as a whole.
+        noise = exponential_noise(noise_key(seed, _TOKEN, position), seed * 0 - 1)
+        drawn = tl.where((tail_mass / noise > best) & (tail_best > 0.0), tail, head)
+        is_greedy = tl.load(is_greedy_ptr + row) != 0
+        token = tl.where(is_greedy, token, drawn)
+        if HAS_FILTERS:
+            is_exact = ((tl.load(exact_ptr + row) != 0) | is_greedy).to(tl.int32)
+    tl.store(out_ptr + row, token)
+    tl.store(out_ptr + num_rows + row, is_exact)
+
+
+@cache
+def _folds(vocab_size: int) -> tuple[int, int, int, int]:
+    """How often to fold, the columns then, how often to fold those, and what is left to be added one by one."""
+    levels, width = 0, vocab_size
+    while width > _FOLDED:
+        levels, width = levels + 1, (width + 1) // 2
+    more, left = 0, width
+    while left > FEW:
+        more, left = more + 1, (left + 1) // 2
+    return levels, width, more, left
+
+
+def draw(logits: Tensor, rows: Rows, *, samples: bool, has_filters: bool) -> Tensor:
+    """int32 [2, rows]: tokens, and whether each is exact. `logits` [rows, vocab], contiguous.
+
+    Without `samples` every row is greedy; without `has_filters` no row has top-k, top-p or min-p.
+    """
+    num_rows, vocab_size = logits.shape
+    assert logits.is_contiguous()
+    num_chunks = triton.cdiv(vocab_size, _CHUNK)
+    chunks = triton.next_power_of_2(num_chunks)
+    maxima = logits.new_empty(num_rows, num_chunks)
+    places = logits.new_empty(num_rows, num_chunks, dtype=torch.int32)
+    grid = (num_rows, num_chunks)
+    _maxima_kernel[grid](logits, maxima, places, vocab_size, _CHUNK, num_warps=4)
+    exact = scores = winners = masses = maxima
+    if samples:
+        borders, norms = logits.new_empty(2, num_rows), logits.new_empty(2, num_rows)
+        border_ids = places.new_empty(2, num_rows)
+        exact, unfiltered = places.new_empty(2, num_rows)
+        levels, width, more, left = _folds(vocab_size)
+        parts = logits.new_empty(num_rows, width)
+
+        def add_up(num_norms: int) -> None:
+            _fold_kernel[(num_rows, triton.cdiv(width, _COLUMNS))](
+                logits, rows.sharpness, maxima, borders, border_ids, norms, parts, num_rows, num_chunks,
+                vocab_size, chunks, levels, width, _COLUMNS, has_filters, num_norms, num_warps=4, **_UNFUSED,
+            )  # fmt: skip
+            _sum_kernel[(num_rows,)](
+                parts, unfiltered, norms[num_norms], width, more, left, triton.next_power_of_2(left), num_norms > 0,
+                num_warps=1, **_UNFUSED,
+            )  # fmt: skip
+
+        if has_filters:
+            values, ids = candidates(logits, min(NUM_CANDIDATES, vocab_size))
+            for by_mass in (False, True):
+                _border_kernel[(num_rows,)](
+                    values, ids, rows.sharpness, rows.top_k, rows.top_p, rows.min_p,
+                    borders, border_ids, norms, exact, unfiltered, num_rows, vocab_size, values.shape[1],
+                    triton.next_power_of_2(values.shape[1]), min(_RANKED, triton.next_power_of_2(values.shape[1])),
+                    by_mass, num_warps=4, **_UNFUSED,
+                )  # fmt: skip
+                add_up(int(by_mass))
+        else:
+            add_up(0)
+        scores = logits.new_empty(num_rows, num_chunks, 2, dtype=torch.float64)
+        winners = logits.new_empty(num_rows, num_chunks, 2, dtype=torch.int32)
+        masses = logits.new_empty(num_rows, num_chunks, dtype=torch.float64)
+        _contest_kernel[grid](
+            logits, rows.sharpness, rows.seed, rows.position, maxima, borders, border_ids, norms,
+            scores, winners, masses, num_rows, vocab_size, _CHUNK, chunks, has_filters, 2 if has_filters else 1,
+            num_warps=8, **_UNFUSED,
+        )  # fmt: skip
+    found = places.new_empty(2, num_rows)
+    _decide_kernel[(num_rows,)](
+        maxima, places, rows.is_greedy, rows.seed, rows.position, scores, winners, masses, exact, found,
+        num_rows, num_chunks, vocab_size, chunks, samples, has_filters, num_warps=1, **_UNFUSED,
+    )  # fmt: skip
+    return found
+
+
+def candidates(logits: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
+    """The largest logits of each row, the largest first, and where they are, int32: [rows, num_candidates].
+
+    The n largest lie in the n blocks with the largest maxima, so only the maxima and those blocks are searched.
+    """
+    num_blocks = logits.shape[1] // _BLOCK
+    if num_blocks <= num_candidates:
+        values, ids = logits.topk(num_candidates, dim=-1)
+        return values, ids.int()
+    whole = logits[:, : num_blocks * _BLOCK].view(-1, num_blocks, _BLOCK)
+    rest = logits[:, num_blocks * _BLOCK :]
+    block = whole.amax(dim=-1).topk(num_candidates, dim=-1, sorted=False).indices
+    members = whole.gather(1, block[:, :, None].expand(-1, -1, _BLOCK)).flatten(1)
+    values, place = torch.cat([members, rest], dim=1).topk(num_candidates, dim=-1)
+    block_of = block.gather(1, (place // _BLOCK).clamp(max=num_candidates - 1))
+    in_rest = place >= members.shape[1]
+    ids = torch.where(in_rest, place - members.shape[1] + num_blocks * _BLOCK, block_of * _BLOCK + place % _BLOCK)
+    return values, ids.int()
