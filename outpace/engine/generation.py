@@ -72,11 +72,30 @@ class Ticket:
     index: int
     order: Order
     request: Request | None = None
-    num_taken: int = 0  # tokens taken over from the request
-    num_characters: int = 0
-    unsent: Piece | None = None
-    sent_at: float | None = None  # when the latest piece went out
-    last_at: float | None = None  # when its latest tokens came
+    num_counted: int = 0  # tokens the metrics have heard of
+    counted_at: float | None = None
+    num_sent: int = 0  # tokens the reader was sent,
+    num_segments: int = 0  # and segments of text
+
+    @property
+    def has_news(self) -> bool:
+        return self.request is not None and self.request.num_output > self.num_sent
+
+    def news(self) -> Piece:
+        """What the request has said since this was last asked."""
+        request = self.request
+        assert request is not None
+        writer, is_finished = request.writer, request.finish_reason is not None
+        piece = Piece(
+            self.index,
+            writer.text_after(self.num_segments),
+            request.tokens[len(request.prompt) + self.num_sent :],
+            writer.logprobs[self.num_sent :],
+            request.finish_reason,
+            request if is_finished else None,
+        )
+        self.num_sent, self.num_segments = request.num_output, writer.num_segments
+        return piece
 
 
 class Generation:

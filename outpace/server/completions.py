@@ -51,7 +51,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     state = state_of(request)
     state.check_model(body.model)
     messages = [message.as_dict() for message in body.messages]
-    encoded = await state.aside(_encode_chat, state, body, messages)
+    encoded = await state.aside(request, lambda: _encode_chat(state, body, messages))
     return _answer(state, body, request, [encoded], ChatAnswer, "chatcmpl-")
 
 
@@ -60,7 +60,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     state = state_of(request)
     state.check_model(body.model)
     body.check()
-    encoded = await state.aside(lambda: [_encode_prompt(state, body, prompt) for prompt in body.prompts()])
+    encoded = await state.aside(request, lambda: [_encode_prompt(state, body, prompt) for prompt in body.prompts()])
     return _answer(state, body, request, encoded, TextAnswer, "cmpl-")
 
 
