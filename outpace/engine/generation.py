@@ -106,7 +106,7 @@ class Generation:
         self.tickets = [Ticket(self, i, order) for i, order in enumerate(orders)]
         self._unfinished = set(range(len(orders)))
         self._pending: dict[int, Piece] = {}
-        self._arrived = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # what a caller waits for who has taken everything
         self._on_abort = on_abort
 
     @property
@@ -124,14 +124,18 @@ class Generation:
             self._pending[piece.index] = piece
         else:
             waiting.merge(piece)
-        self._arrived.set()
+        self._wake()
 
     def abort(self) -> None:
         """The caller has left: whatever is unfinished ends within a step."""
         if self._unfinished:
             self._on_abort(self)
             self._unfinished.clear()
-        self._arrived.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     def __aiter__(self) -> Generation:
         return self
@@ -140,8 +144,8 @@ class Generation:
         while not self._pending:
             if not self._unfinished:
                 raise StopAsyncIteration
-            self._arrived.clear()
-            await self._arrived.wait()
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         pieces = list(self._pending.values())
         self._pending.clear()
         return pieces

@@ -1,7 +1,7 @@
 """What clients get back, in OpenAI's terms. A whole reply is folded from the pieces that a stream sends one by one.
 
-The pydantic types describe replies to the OpenAPI page and to tests; chunks of a stream are written straight from
-dictionaries, because there is one per token.
+The pydantic types describe replies to the OpenAPI page and to tests. Chunks of a stream are written without them, and
+what all chunks of an answer have in common is written once: there may be one per token.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from outpace.core import Request, TokenLogprob
 from outpace.engine.generation import Piece
 
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's stand-in for it
+_to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class Speculation(BaseModel):
@@ -144,6 +145,8 @@ class Answer:
         self.finished: dict[int, Request] = {}
         self._opened: set[int] = set()
         self._folded: dict[int, Piece] = {}
+        self._chunk_begin = "data: " + _to_json(self._object(self.chunk_name))[:-1] + ',"choices":['
+        self._chunk_end = (',"usage":null}' if heading.include_usage else "}") + "\n\n"
 
     @property
     def is_complete(self) -> bool:
@@ -160,20 +163,20 @@ class Answer:
         choices = [self.choice(self._folded[index]) for index in sorted(self._folded)]
         return self._object(self.name) | {"choices": choices, "usage": self.usage()}
 
-    def chunks(self, piece: Piece) -> list[dict[str, Any]]:
+    def events(self, piece: Piece) -> bytes:
+        """The chunks that a piece makes, as server-sent events."""
         self._note(piece)
         deltas = [] if piece.index in self._opened else self.opening(piece.index)
         self._opened.add(piece.index)
         if piece.text or piece.is_last or (self.heading.with_logprobs and piece.logprobs):
             deltas.append(self.delta(piece))
-        usage = {"usage": None} if self.heading.include_usage else {}
-        return [self._object(self.chunk_name) | {"choices": [delta]} | usage for delta in deltas]
+        return "".join([f"{self._chunk_begin}{_to_json(delta)}]{self._chunk_end}" for delta in deltas]).encode()
 
-    def closing(self) -> list[dict[str, Any]]:
+    def closing(self) -> bytes:
         """After the last chunk of the last completion."""
         if not self.heading.include_usage:
-            return []
-        return [self._object(self.chunk_name) | {"choices": [], "usage": self.usage()}]
+            return DONE
+        return event(self._object(self.chunk_name) | {"choices": [], "usage": self.usage()}) + DONE
 
     def usage(self) -> dict[str, Any]:
         heading, requests = self.heading, list(self.finished.values())
@@ -286,7 +289,7 @@ class TextAnswer(Answer):
 
 def event(body: dict[str, Any]) -> bytes:
     """One server-sent event."""
-    return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + _to_json(body).encode() + b"\n\n"
 
 
 DONE = b"data: [DONE]\n\n"
