@@ -16,7 +16,8 @@ from outpace.config import SamplingParams
 from outpace.engine.generation import Order
 from outpace.randomness import child_seed
 from outpace.server.errors import ApiError, ErrorReply
-from outpace.server.replies import Answer, ChatAnswer, ChatReply, Heading, TextAnswer, TextReply
+from outpace.server.replies import Answer, ChatAnswer, Heading, TextAnswer
+from outpace.server.reply_types import ChatReply, TextReply
 from outpace.server.state import ServerState, state_of
 from outpace.server.streaming import EventStream, WholeReply
 from outpace.server.wire import ChatRequest, CompletionRequest, SamplingFields

@@ -1,7 +1,7 @@
 """What clients get back, in OpenAI's terms. A whole reply is folded from the pieces that a stream sends one by one.
 
-The pydantic types describe replies to the OpenAPI page and to tests. Chunks of a stream are written without them, and
-what all chunks of an answer have in common is written once: there may be one per token.
+Replies are written as dictionaries of the shapes in reply_types.py. What all chunks of an answer have in common is
+written once, because there may be a chunk per token.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
-
-from pydantic import BaseModel
+from typing import Any
 
 from outpace.backends.base import Tokenizer
 from outpace.core import Request, TokenLogprob
@@ -19,87 +17,6 @@ from outpace.engine.generation import Piece
 
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's stand-in for it
 _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-
-
-class Speculation(BaseModel):
-    """What speculation did for this request. `estimated_speedup` is null where nothing was drafted."""
-
-    drafted: int
-    accepted: int
-    lossy: bool
-    estimated_speedup: float | None
-
-
-class PromptDetails(BaseModel):
-    cached_tokens: int
-
-
-class Usage(BaseModel):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptDetails
-    speculation: Speculation
-
-
-class TopLogprob(BaseModel):
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class ChatLogprob(TopLogprob):
-    top_logprobs: list[TopLogprob]
-
-
-class ChatLogprobs(BaseModel):
-    content: list[ChatLogprob]
-    refusal: None
-
-
-class AssistantMessage(BaseModel):
-    role: Literal["assistant"]
-    content: str
-    refusal: None
-
-
-class ChatChoice(BaseModel):
-    index: int
-    message: AssistantMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
-
-
-class ChatReply(BaseModel):
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage
-
-
-class TextLogprobs(BaseModel):
-    tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
-    text_offset: list[int]
-
-
-class TextChoice(BaseModel):
-    index: int
-    text: str
-    logprobs: TextLogprobs | None
-    finish_reason: Literal["stop", "length"]
-
-
-class TextReply(BaseModel):
-    id: str
-    object: Literal["text_completion"]
-    created: int
-    model: str
-    choices: list[TextChoice]
-    usage: Usage
 
 
 class TokenTexts:
