@@ -23,6 +23,8 @@ TEMPERATURES = (0.0, 0.5, 0.9)  # up to and including; hotter is a class of its 
 _NUM_POSITIONS = 4  # the rate without confidence: of the first, second, third, and of all further tokens
 _LOW, _HIGH, _NUM_KNOTS = -3.0, 5.0, 9  # log-odds of confidence
 _WIDTH = (_HIGH - _LOW) / (_NUM_KNOTS - 1)
+_FINE = 1024  # steps in which confidence is read
+_ALIKE = 32  # steps of log-odds, in each one, within which requests are forecast alike
 
 # What is believed before any traffic, in log-odds. A draft model is right four times in five on greedy text and less as
 # text gets freer; a confidence is taken for less than what it says, because proposers flatter themselves.
@@ -92,26 +94,46 @@ class Prospects:
 class AcceptanceModel:
     def __init__(self, methods: Sequence[str]) -> None:
         self._methods = {method: _Method() for method in methods}
+        self._forecasts: dict[tuple[str, int, int, int, float], list[float]] = {}  # until rates are learned again
 
     def given_confidence(self, method: str, prospects: Prospects, confidence: Sequence[float]) -> list[float]:
         """P(accepted | those before were) for each token of a draft whose proposer said how sure it is."""
         knots = self._methods[method].knots[prospects.temperature]
         own = prospects.trust(method).mean
-        return [_probability(_between(knots, _log_odds(sure)) + own) for sure in confidence]
+        return [_chance(knots, sure, own) for sure in confidence]
 
     def survival(self, method: str, prospects: Prospects, confidence: Sequence[float], least: float) -> list[float]:
         """The chance that each token is reached and accepted, as far as that exceeds `least`."""
         knots = self._methods[method].knots[prospects.temperature]
-        own, product, out = prospects.trust(method).mean, 1.0, []
-        for sure in confidence:
-            product *= _probability(_between(knots, _log_odds(sure)) + own)
+        own, product, out = prospects.trust(method).mean, 1.0, list[float]()
+        for sure in confidence:  # `_chance` once more, in line: this is most of what weighing guesses costs
+            left, share = _PLACES[int(sure * _FINE)]
+            low = knots[left]
+            chance = 1.0 / (1.0 + exp(-(low + (knots[left + 1] - low) * share + own)))
+            product *= chance if chance < _MOST else _MOST
             if product < least:
                 break
             out.append(product)
         return out
 
+    def forecast_survival(self, method: str, prospects: Prospects, depth: int, least: float) -> list[float]:
+        """The same before anything was drafted. Requests known alike share one list: not to be changed."""
+        own = round(prospects.rate(method).mean * _ALIKE)
+        key = (method, prospects.temperature, own, depth, least)
+        known = self._forecasts.get(key)
+        if known is None:
+            rates = self._methods[method].rates[prospects.temperature]
+            product, known = 1.0, []
+            for position in range(depth):
+                product *= _probability(rates[min(position, _NUM_POSITIONS - 1)] + own / _ALIKE)
+                if product < least:
+                    break
+                known.append(product)
+            self._forecasts[key] = known
+        return known
+
     def forecast(self, method: str, prospects: Prospects, depth: int) -> list[float]:
-        """The same before anything was drafted."""
+        """P(accepted | those before were) before anything was drafted."""
         rates = self._methods[method].rates[prospects.temperature]
         own = prospects.rate(method).mean
         known = [_probability(rate + own) for rate in rates[:depth]]
@@ -126,17 +148,27 @@ class AcceptanceModel:
         """
         if not num_tried:
             return
-        state = self._methods[method]
         if confidence:
-            surprise = information = 0.0
-            for i, chance in enumerate(self.given_confidence(method, prospects, confidence[:num_tried])):
-                missed = (i < num_hits) - chance
-                state.learn_knots(prospects.temperature, _log_odds(confidence[i]), missed, chance * (1 - chance))
-                surprise += missed
-                information += chance * (1 - chance)
-            prospects.trust(method).learn(surprise, information)
-        fates = [float(i < num_hits) for i in range(num_tried)]
-        self._learn_rate(method, prospects, 0, fates)
+            self.observe_guess(method, prospects, confidence, num_hits, num_tried)
+        self._learn_rate(method, prospects, 0, [float(i < num_hits) for i in range(num_tried)])
+
+    def observe_guess(
+        self, method: str, prospects: Prospects, confidence: Sequence[float], num_hits: int, num_tried: int
+    ) -> None:
+        """Learn what confidence is worth, and nothing else: a guess is never forecast, it is there to be looked at."""
+        state, own = self._methods[method], prospects.trust(method)
+        knots, certainty = state.knots[prospects.temperature], state.knot_certainty[prospects.temperature]
+        surprise = information = 0.0
+        # What each is believed to be worth before any of them is learned from.
+        chances = [_chance(knots, sure, own.mean) for sure in confidence[:num_tried]]
+        for i, chance in enumerate(chances):
+            missed, informs = (i < num_hits) - chance, chance * (1.0 - chance)
+            left, share = _PLACES[int(confidence[i] * _FINE)]
+            _newton(knots, certainty, left, 1.0 - share, missed, informs)
+            _newton(knots, certainty, left + 1, share, missed, informs)
+            surprise += missed
+            information += informs
+        own.learn(surprise, information)
 
     def observe_unsaid(self, method: str, prospects: Prospects, confidence: float, position: int) -> None:
         """A draft stopped before a token because of this confidence: what that is worth stands in for its fate."""
@@ -144,6 +176,7 @@ class AcceptanceModel:
         self._learn_rate(method, prospects, position, [worth])
 
     def _learn_rate(self, method: str, prospects: Prospects, start: int, fates: Sequence[float]) -> None:
+        self._forecasts.clear()
         state = self._methods[method]
         chances = self.forecast(method, prospects, start + len(fates))[start:]
         surprise = information = 0.0
@@ -167,36 +200,27 @@ class _Method:
             [_TRUST_PRIOR * (_LOW + i * _WIDTH) + shift for i in range(_NUM_KNOTS)] for shift in _CONFIDENCE_SHIFT
         ]
         self._rate_certainty = [[_GENERAL_CERTAINTY] * _NUM_POSITIONS for _ in _RATE_PRIOR]
-        self._knot_certainty = [[_GENERAL_CERTAINTY] * _NUM_KNOTS for _ in _CONFIDENCE_SHIFT]
+        self.knot_certainty = [[_GENERAL_CERTAINTY] * _NUM_KNOTS for _ in _CONFIDENCE_SHIFT]
 
     def learn_rate(self, temperature: int, position: int, surprise: float, information: float) -> None:
         position = min(position, _NUM_POSITIONS - 1)
         _newton(self.rates[temperature], self._rate_certainty[temperature], position, 1.0, surprise, information)
 
-    def learn_knots(self, temperature: int, odds: float, surprise: float, information: float) -> None:
-        knots, certainty = self.knots[temperature], self._knot_certainty[temperature]
-        left, share = _knot(odds)
-        _newton(knots, certainty, left, 1.0 - share, surprise, information)
-        _newton(knots, certainty, left + 1, share, surprise, information)
-
 
 def _newton(
     values: list[float], certainty: list[float], i: int, weight: float, surprise: float, information: float
 ) -> None:
-    certainty[i] = min(certainty[i] + weight * weight * information, _MOST_CERTAINTY)
-    values[i] += weight * surprise / certainty[i]
+    sure = certainty[i] + weight * weight * information
+    if sure > _MOST_CERTAINTY:
+        sure = _MOST_CERTAINTY
+    certainty[i] = sure
+    values[i] += weight * surprise / sure
 
 
 def _knot(odds: float) -> tuple[int, float]:
     place = (odds - _LOW) / _WIDTH
     left = min(int(place), _NUM_KNOTS - 2)
     return left, place - left
-
-
-def _between(knots: Sequence[float], odds: float) -> float:
-    """Straight lines between the knots of confidence."""
-    left, share = _knot(odds)
-    return knots[left] * (1.0 - share) + knots[left + 1] * share
 
 
 def _log_odds(probability: float) -> float:
@@ -206,3 +230,15 @@ def _log_odds(probability: float) -> float:
 
 def _probability(odds: float) -> float:
     return min(max(1.0 / (1.0 + exp(-odds)), _LEAST), _MOST)
+
+
+# Where a confidence lies between the knots, looked up instead of computed: a logarithm for every token adds up.
+_PLACES = [_knot(_log_odds(i / _FINE)) for i in range(_FINE + 1)]
+
+
+def _chance(knots: Sequence[float], sure: float, own: float) -> float:
+    """What a confidence is worth: straight lines between the knots, and the request's own distance from them."""
+    left, share = _PLACES[int(sure * _FINE)]
+    low = knots[left]
+    chance = 1.0 / (1.0 + exp(-(low + (knots[left + 1] - low) * share + own)))
+    return _LEAST if chance < _LEAST else _MOST if chance > _MOST else chance

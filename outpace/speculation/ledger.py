@@ -21,15 +21,24 @@ class Ledger:
         self._recent_plain = 0.0
         self._step_seconds = 0.0  # the latest step, had it been plain
 
-    def add(self, spent: float, plain: float, step_seconds: float, *, invested: float = 0.0, paid: float = 0.0) -> None:
-        """A step took `spent` seconds; saying the same tokens plainly would have taken `plain`, and a plain step
-        `step_seconds`.
+    def add(
+        self,
+        spent: float,
+        plain: float,
+        step_seconds: float,
+        *,
+        invested: float = 0.0,
+        paid: float = 0.0,
+        num_steps: int = 1,
+    ) -> None:
+        """A step, or several, took `spent` seconds; saying the same tokens plainly would have taken `plain`, and one
+        plain step `step_seconds`.
 
         Of the time spent, `invested` serves later steps too; `paid` is this step's share of earlier investments.
         """
         self.spent_seconds += spent
         self.plain_seconds += plain
-        fade = 1.0 - 1.0 / _MEMORY_STEPS
+        fade = (1.0 - 1.0 / _MEMORY_STEPS) ** num_steps
         self._recent_spent = self._recent_spent * fade + spent - invested + paid
         self._recent_plain = self._recent_plain * fade + plain
         self._step_seconds = step_seconds

@@ -18,17 +18,18 @@ class Table:
     seconds: Sequence[float]
     expected: float  # tokens said, before any draft token is taken
     token_seconds: float = 0.0  # of host work for each token said
+    before: float = 0.0  # seconds of what has to be done first
 
     @property
     def plain_speed(self) -> float:
         return self.expected / self.total(0, self.expected)
 
     def total(self, count: int, expected: float) -> float:
-        return self.seconds[count] + self.token_seconds * expected
+        return self.before + self.seconds[count] + self.token_seconds * expected
 
     def after(self, seconds: float) -> Table:
         """The same where something has to be done first."""
-        return Table([each + seconds for each in self.seconds], self.expected, self.token_seconds)
+        return Table(self.seconds, self.expected, self.token_seconds, self.before + seconds)
 
 
 class Plan:
@@ -49,13 +50,13 @@ class Plan:
 
     def _best(self, seconds: float, most: int) -> int:
         """The count, up to `most`, that is fastest among those that take no longer than this."""
-        expected = self._table.expected
-        best, best_speed = 0, 0.0
-        for count in range(most + 1):
-            if count:
-                expected -= self._slots[count - 1][0]
-            taken = self._table.total(count, expected)
-            if expected / taken > best_speed and (taken <= seconds or not count):
+        table, expected = self._table, self._table.expected
+        by_count, before, token_seconds = table.seconds, table.before, table.token_seconds
+        best, best_speed = 0, table.plain_speed
+        for count, (chance, _) in enumerate(self._slots[:most], 1):
+            expected -= chance
+            taken = before + by_count[count] + token_seconds * expected
+            if expected > best_speed * taken and taken <= seconds:
                 best, best_speed = count, expected / taken
         return best
 
