@@ -15,9 +15,9 @@ caches, every call into an array library costs more than what it computes here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from math import exp, log
+from math import exp, log, sqrt
 
 TEMPERATURES = (0.0, 0.5, 0.9)  # up to and including; hotter is a class of its own
 _NUM_POSITIONS = 4  # the rate without confidence: of the first, second, third, and of all further tokens
@@ -32,7 +32,10 @@ _RATE_PRIOR = (1.4, 0.8, 0.4, 0.0)
 _TRUST_PRIOR = 0.8
 _CONFIDENCE_SHIFT = (0.0, -0.3, -0.7, -1.0)
 
-_GENERAL_CERTAINTY = 3.0  # of the prior, in units of information; a trial brings at most a quarter
+_GENERAL_CERTAINTY = 1.5  # of the prior, in units of information; a trial brings at most a quarter
+_LEAST_SHARE = 0.05  # of what set a request apart, for those that come after it
+_ENOUGH_TRIALS = 6  # to believe what is not only assumed
+_MOST_COUNTED_ON = 0.75
 _MOST_CERTAINTY = 40.0  # traffic changes: older trials are forgotten once there are many
 _OWN_VARIANCE = 1.0  # how far requests differ from the general part
 _MOST_VARIANCE = 2.0
@@ -139,6 +142,19 @@ class AcceptanceModel:
         known = [_probability(rate + own) for rate in rates[:depth]]
         return known + known[-1:] * (depth - len(known))
 
+    def is_known(self, method: str) -> bool:
+        """Whether traffic has said anything about a proposer yet."""
+        return self.evidence(method) >= 1.0
+
+    def evidence(self, method: str) -> float:
+        """How much it has said, in units of what is enough to believe it at all."""
+        return self._methods[method].num_trials / _ENOUGH_TRIALS
+
+    def certainty(self, methods: Iterable[str]) -> float:
+        """The share of what is expected of these proposers that can be counted on: the more trials, the more."""
+        trials = min((self._methods[method].num_trials for method in methods), default=0)
+        return min(_MOST_COUNTED_ON, 1.0 - 2.0 / sqrt(trials)) if trials >= _ENOUGH_TRIALS else 0.0
+
     def observe(
         self, method: str, prospects: Prospects, confidence: Sequence[float], num_hits: int, num_tried: int
     ) -> None:
@@ -150,6 +166,8 @@ class AcceptanceModel:
             return
         if confidence:
             self.observe_guess(method, prospects, confidence, num_hits, num_tried)
+        else:
+            self._methods[method].num_trials += num_tried
         self._learn_rate(method, prospects, 0, [float(i < num_hits) for i in range(num_tried)])
 
     def observe_guess(
@@ -157,6 +175,7 @@ class AcceptanceModel:
     ) -> None:
         """Learn what confidence is worth, and nothing else: a guess is never forecast, it is there to be looked at."""
         state, own = self._methods[method], prospects.trust(method)
+        state.num_trials += num_tried
         knots, certainty = state.knots[prospects.temperature], state.knot_certainty[prospects.temperature]
         surprise = information = 0.0
         # What each is believed to be worth before any of them is learned from.
@@ -172,6 +191,7 @@ class AcceptanceModel:
 
     def observe_unsaid(self, method: str, prospects: Prospects, confidence: float, position: int) -> None:
         """A draft stopped before a token because of this confidence: what that is worth stands in for its fate."""
+        self._methods[method].num_trials += 1
         [worth] = self.given_confidence(method, prospects, [confidence])
         self._learn_rate(method, prospects, position, [worth])
 
@@ -186,6 +206,13 @@ class AcceptanceModel:
             information += chance * (1 - chance)
         prospects.rate(method).learn(surprise, information)
 
+    def end(self, prospects: Prospects) -> None:
+        """A request is over: what set it apart is, in part, what was not known of all. The first ones say most."""
+        for owns, is_rate in ((prospects.rates, True), (prospects.trusts, False)):
+            for method, own in owns.items():
+                self._methods[method].follow(prospects.temperature, own.mean, is_rate=is_rate)
+        self._forecasts.clear()
+
     def general_rate(self, method: str, temperature: float) -> float:
         """For people: how often the first draft token is accepted in recent traffic."""
         return _probability(self._methods[method].rates[temperature_class(temperature)][0])
@@ -195,12 +222,21 @@ class _Method:
     """The general part of one proposer: by temperature class, its rates by position and its confidence's worth."""
 
     def __init__(self) -> None:
+        self._num_ended = {is_rate: [0] * len(_RATE_PRIOR) for is_rate in (False, True)}  # requests
+        self.num_trials = 0  # of tokens that were drafted or guessed
         self.rates = [[prior] * _NUM_POSITIONS for prior in _RATE_PRIOR]
         self.knots = [
             [_TRUST_PRIOR * (_LOW + i * _WIDTH) + shift for i in range(_NUM_KNOTS)] for shift in _CONFIDENCE_SHIFT
         ]
         self._rate_certainty = [[_GENERAL_CERTAINTY] * _NUM_POSITIONS for _ in _RATE_PRIOR]
         self.knot_certainty = [[_GENERAL_CERTAINTY] * _NUM_KNOTS for _ in _CONFIDENCE_SHIFT]
+
+    def follow(self, temperature: int, distance: float, *, is_rate: bool) -> None:
+        ended = self._num_ended[is_rate]
+        ended[temperature] += 1
+        values = (self.rates if is_rate else self.knots)[temperature]
+        share = max(_LEAST_SHARE, 1.0 / (1.0 + ended[temperature]))
+        values[:] = [value + share * distance for value in values]
 
     def learn_rate(self, temperature: int, position: int, surprise: float, information: float) -> None:
         position = min(position, _NUM_POSITIONS - 1)

@@ -57,7 +57,7 @@ class Asking:
             if price is None:
                 price = price_of[guessers] = self.price(seat)
                 dearest = max(dearest, price)
-            if seat.is_eager or (seat.guess_value >= price and not in_debt):
+            if not in_debt and (seat.is_eager or seat.guess_value >= price):
                 asked.append(i)
             else:
                 curious.append(i)
@@ -84,7 +84,7 @@ class Asking:
         for seat in seats:
             if seat.guessers and seat.mode == "auto":
                 price = self.price(seat)
-                if seat.is_eager or seat.unused or (seat.guess_value >= price and not in_debt):
+                if not in_debt and (seat.is_eager or seat.unused or seat.guess_value >= price):
                     return 0
                 least = min(least, price)
         if least == float("inf"):
@@ -97,7 +97,8 @@ class Asking:
         used, hits = outcome.verdict.num_drafted, outcome.verdict.num_accepted
         if not used and not step.was_unfair:  # what one token of the best guess would have brought
             used, hits = 1, any(draft.tokens and draft.tokens[0] == said[0] for draft in guesses)
-        brought = max(0.0, hits * step.plain_seconds / step.rows - used * step.slot_seconds)
+        token_seconds = step.plain_seconds / step.rows - self._costs.judge_seconds  # judged it is in any case
+        brought = max(0.0, hits * token_seconds - used * step.slot_seconds)
         seat.guess_value += _VALUE_RATE * (brought - seat.guess_value)
         self._value += _VALUE_RATE / step.rows * (brought - self._value)
         seat.unused, seat.num_right = (), 0

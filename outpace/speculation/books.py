@@ -50,10 +50,10 @@ class Books:
         for outcome in outcomes:
             request, num_said = outcome.request, len(outcome.verdict.tokens)
             num_emitted += num_said
-            spec = request.spec
+            spec, seat = request.spec, self._seats.get(request.id)
+            lead = spec.plain_seconds - spec.decode_seconds
             spec.decode_seconds += spent
             spec.plain_seconds += plain_step * num_said
-            seat = self._seats.get(request.id)
             if seat is None:
                 continue
             if has_drafts:
@@ -64,6 +64,11 @@ class Books:
                 seat.gain += _GAIN_RATE / 4 * (self.mean_gain - seat.gain)
             if num_readers or seat.has_read:
                 reads = reading_seconds / num_readers if outcome.choice.method == NEURAL else 0.0
+                if reads and not seat.has_read:
+                    self._stake(seat, lead)
+                elif seat.has_read and not seat.has_won and lead > seat.lead_seconds:
+                    seat.has_won = True
+                    self._drafting.readings.end(lost=False)
                 paid += self._pay(request, seat, num_said, reads, drafted=outcome.choice.method == NEURAL)
         if has_drafts and any(seat.mode == "on" for seat in step.seats):
             return 0.0  # that was not weighed: no one's fault
@@ -110,13 +115,15 @@ class Books:
         self._rest = _Rest()
         return rest.num_steps, step_seconds
 
+    def _stake(self, seat: Seat, lead: float) -> None:
+        """The draft model has read a request's text; that is won once the request is as far ahead as it was."""
+        seat.has_read = True
+        seat.lead_seconds = lead
+        self._drafting.readings.begin()
+
     def _pay(self, request: Request, seat: Seat, num_said: int, reads: float, *, drafted: bool) -> float:
         """A request's share of what reading its text cost, for the tokens it said now."""
         if reads:
-            if not seat.has_read:
-                seat.has_read = True
-                seat.staked_seconds = reads
-                self._drafting.readings.begin(reads)
             seat.unpaid_seconds += reads
             seat.unpaid_tokens = int(self._drafting.still_to_say(request))
         seat.num_said += num_said

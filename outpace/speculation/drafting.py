@@ -13,12 +13,14 @@ from outpace.core import Request
 from outpace.speculation.acceptance_model import AcceptanceModel
 from outpace.speculation.base import Proposer
 from outpace.speculation.costs import Costs
+from outpace.speculation.fairness import spare_seconds
 from outpace.speculation.ledger import ReadingRecord
 from outpace.speculation.seats import NEURAL, Seat, Step
 from outpace.speculation.sweep import Plan, Table
 
 _DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # tried for a draft model
-_READING_LOSS = 0.012  # of the time a request is expected to take: reading that costs no more is always allowed
+_READING_LOSS = 0.03  # of the time a request is expected to take: reading that costs no more is always allowed
+_MADE_GOOD_STEPS = 14.0  # within so many steps reading has to be made good by what drafts save
 _LOOK_AGAIN = 8  # steps after which a text that was too dear to read is looked at again
 _START_OUTPUT = 64.0  # tokens a request is expected to say, until some have
 _OUTPUT_RATE = 0.05
@@ -61,27 +63,38 @@ class DraftWeigher:
         """Of every request it may be run for. No token is looked at that is less likely than `least` to survive."""
         if self._costs.draft is None or self._proposer is None:
             return []
-        readings = self.readings
-        stakes, is_first = readings.room_for(step.plain_seconds), readings.has_none_open
-        found: list[Prospect] = []
+        read: list[tuple[int, int]] = []  # tokens still to read, row
+        unread: list[tuple[int, int]] = []
         for i in step.weighed:
-            seat, request = step.seats[i], step.requests[i]
-            if not seat.may_draft or not (seat.has_read or stakes > 0 or is_first):
-                continue
+            seat = step.seats[i]
+            if seat.may_draft and (seat.has_read or self._may_read(step, i)):
+                (read if seat.has_read else unread).append((self._proposer.num_unread(step.requests[i]), i))
+        rows = read + self._to_read(step, unread)
+        found: list[Prospect] = []
+        for num_unread, i in rows:
             room = self.room(step, i)
-            if not room:
-                continue
-            if not seat.has_read:
-                if not self._may_read(step, i):
-                    continue
-                stakes -= self.reading_price(request)
-                if stakes <= 0 and not is_first:
-                    continue
-                is_first = False  # which may cost what it costs
-            survival = self._acceptance.forecast_survival(NEURAL, seat.prospects, room, least)
-            if survival:
-                found.append(Prospect(i, survival, self._proposer.num_unread(request)))
+            if room:
+                survival = self._acceptance.forecast_survival(NEURAL, step.seats[i].prospects, room, least)
+                if survival:
+                    found.append(Prospect(i, survival, num_unread))
         return found
+
+    def _to_read(self, step: Step, unread: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The shortest texts, as many as can be staked on what is known; while they are read, all others wait."""
+        if not unread:
+            return []
+        unread.sort()
+        evidence = self._acceptance.evidence(NEURAL)
+        if evidence < 1.0:  # somebody has to be the first
+            return unread[:1] if self.readings.has_none_open else []
+        room = step.plain_seconds * evidence
+        num_taken = 0
+        for num_unread, _ in unread:
+            room -= self._reading_seconds(num_unread)
+            if room < 0 and (num_taken or step.rows > 1):
+                break
+            num_taken += 1
+        return unread[:num_taken]
 
     def able(self, step: Step) -> list[int]:
         """The rows for which it may be run at all, for a probe."""
@@ -95,23 +108,23 @@ class DraftWeigher:
 
     def _may_read(self, step: Step, i: int) -> bool:
         """Reading a request's text has to be cheap, or worth it lately."""
+        assert self._proposer is not None
         if self.readings.is_worth_trying:
             return True
         seat, request = step.seats[i], step.requests[i]
         if step.number < seat.too_dear_until:
             return False
         cheap = _READING_LOSS * step.plain_seconds * (request.num_output + self.still_to_say(request))
-        if self.reading_price(request) <= cheap:
+        if self._reading_seconds(self._proposer.num_unread(request)) <= cheap:
             return True
         seat.too_dear_until = step.number + _LOOK_AGAIN + request.id % _LOOK_AGAIN  # not all in the same step
         return False
 
     # ---- at what price
 
-    def reading_price(self, request: Request) -> float:
-        assert self._costs.draft is not None and self._proposer is not None
-        unread = self._proposer.num_unread(request)
-        return self._costs.draft.seconds(1, unread) - self._costs.draft.seconds(1, 1)
+    def _reading_seconds(self, num_unread: int) -> float:
+        assert self._costs.draft is not None
+        return self._costs.draft.seconds(1, num_unread) - self._costs.draft.seconds(1, 1)
 
     def _load(self, step: Step, users: Sequence[Prospect]) -> _Load:
         num_warm = num_behind = 0
@@ -153,8 +166,38 @@ class DraftWeigher:
     ) -> Plan | None:
         """The plan with the draft model at the depth that promises most, for the requests where it beats a guess.
 
-        Depths are compared with all their tokens taken; only of the best is it asked which of them to leave.
+        Texts are read only where that is made good soon: the time it takes is taken from all, at once.
         """
+        plan = self._deepest_worth(step, table, rows, guessed, prospects)
+        if plan is None or self._is_made_good(step, table, plan, rows, prospects):
+            return plan
+        read = [prospect for prospect in prospects if step.seats[prospect.row].has_read]
+        return self._deepest_worth(step, table, rows, guessed, read) if read else None
+
+    def _is_made_good(
+        self, step: Step, table: Table, plan: Plan, rows: Sequence[int], prospects: Sequence[Prospect]
+    ) -> bool:
+        """Whether what a plan saves pays soon for what has to be read first, and those it is not read for can bear it.
+
+        The very first may cost what it costs.
+        """
+        if plan.drafted is None or not self._acceptance.is_known(NEURAL):
+            return True
+        drafted = {i for i, is_drafted in zip(rows, plan.drafted, strict=True) if is_drafted}
+        behind = [each.num_unread for each in prospects if each.row in drafted and each.num_unread > 2]
+        if not behind:
+            return True
+        reading = sum([self._reading_seconds(num_unread) for num_unread in behind])
+        saved = plan.speed * plan.seconds / table.plain_speed - plan.seconds
+        if reading > _MADE_GOOD_STEPS * saved:
+            return False
+        others = [request for i, request in enumerate(step.requests) if i not in drafted]
+        return all(reading <= spare_seconds(request, step.plain_seconds) for request in others)
+
+    def _deepest_worth(
+        self, step: Step, table: Table, rows: Sequence[int], guessed: Sequence[list[float]], prospects: list[Prospect]
+    ) -> Plan | None:
+        """Depths are compared with all their tokens taken; only of the best is it asked which of them to leave."""
         by_row = {prospect.row: prospect for prospect in prospects}
         promised = {i: (sum(chances), len(chances)) for i, chances in zip(rows, guessed, strict=True) if chances}
         deepest = max([len(prospect.survival) for prospect in prospects])
@@ -195,7 +238,8 @@ class DraftWeigher:
         if seat.has_read:
             used = seat.num_said_drafting / max(seat.num_said, 1)
             self._drafted_share = max(0.1, self._drafted_share + _OUTPUT_RATE * (used - self._drafted_share))
-            self.readings.end(seat.staked_seconds, lost)
+            if not seat.has_won:
+                self.readings.end(lost=lost)
         else:
             self.readings.pass_time()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from outpace.core import Request
 from outpace.speculation.seats import Step
 from outpace.speculation.sweep import Plan
 
@@ -11,18 +12,26 @@ _REQUEST_LOSS = 0.02  # what one request may lose to the gain of others, of its 
 _REQUEST_STEPS = 0.4  # and in plain steps, so that a request that has just begun forbids nothing
 _BEAR_STEPS = 1.0  # plain steps that one which usually gains may be behind
 _TOLERANCE = 0.01  # of a plain step
-_FAIR_ROUNDS = 3
+_HELPINGS = 2  # deeper drafts for those who would fall behind, before the step is made shorter, by
+_SHORTER = 0.8
 _NEVER = float("inf")
 
 
-def make_fair(step: Step, plan: Plan, rows: Sequence[int]) -> None:
-    """Shrink or deepen a plan until nobody loses by it more than may be; its row k is the step's row `rows[k]`."""
+def spare_seconds(request: Request, plain: float) -> float:
+    """What a request may still lose to the gain of others, where a plain step takes so long."""
+    spec = request.spec
+    lost = spec.decode_seconds - spec.plain_seconds
+    left = _REQUEST_LOSS * spec.plain_seconds + _REQUEST_STEPS * plain - lost
+    return left if left > 0.0 else 0.0
+
+
+def make_fair(step: Step, plan: Plan, rows: Sequence[int], longest: float) -> None:
+    """Shrink or deepen a plan until nobody loses by it more than may be; its row k is the step's row `rows[k]`.
+
+    It may not last longer than `longest`.
+    """
     plain = step.plain_seconds
-    spare = []
-    for request in step.requests:
-        spec = request.spec
-        lost = spec.decode_seconds - spec.plain_seconds
-        spare.append(max(0.0, _REQUEST_LOSS * spec.plain_seconds + _REQUEST_STEPS * plain - lost))
+    spare = [spare_seconds(request, plain) for request in step.requests]
     row_of = {i: row for row, i in enumerate(rows)}
     most = plan.most_gains
     rounds = 0
@@ -50,8 +59,8 @@ def make_fair(step: Step, plan: Plan, rows: Sequence[int]) -> None:
             rounds = 0
         elif not helped:
             return
-        elif rounds > _FAIR_ROUNDS or not plan.raise_to(helped):
-            plan.within(min(hurt_allowed, 0.9 * seconds))
+        elif rounds > _HELPINGS or not plan.raise_to(helped) or plan.seconds > longest:
+            plan.within(min(hurt_allowed, _SHORTER * seconds))
             rounds = 0
 
 

@@ -33,6 +33,7 @@ from outpace.speculation.trace import StepTrace
 from outpace.speculation.weighing import Weighed, Weigher
 
 _PLAIN_EVERY = 128  # steps with drafts after which one is plain, to measure it
+_MOST_LEARNED = 48  # guesses learned from in a step; where there are more, requests take turns
 _LONGEST_REST = 8  # steps without looking for something to draft, where there is nobody to ask about, or
 _REST_FROM_MODEL = 3  # where a draft model was weighed and does not pay
 
@@ -91,7 +92,12 @@ class Policy:
             weigher = Weigher(costs, self.acceptance, drafting, self._config.max_step_tokens)
             books = Books(costs, self.ledger, drafting, self._seats)
             self._parts = _Parts(
-                costs, Asking(costs), drafting, Probes(costs, drafting, self._proposers), weigher, books
+                costs,
+                Asking(costs),
+                drafting,
+                Probes(costs, self.acceptance, drafting, self._proposers),
+                weigher,
+                books,
             )
 
     def keep_trace(self, num_steps: int) -> None:
@@ -132,6 +138,7 @@ class Policy:
             return choices
         seats = [self._seat(request) for request in requests]
         choices = self._fixed(requests, seats)
+        self.ledger.num_running = max(1, len(requests))
         self._step = step = self._begin(requests, seats, guesses, num_prefill)
         if step is None:
             return choices
@@ -219,7 +226,7 @@ class Policy:
             self._steps_without_plain = 0  # also where another request drafts in any case, and it is none
             return
         else:
-            best = self._parts.weigher.best_plan(step, choices, self.ledger.headroom)
+            best = self._parts.weigher.best_plan(step, choices, self.ledger.headroom(step.plain_seconds))
             if best is not None:
                 step.reason = f"expected {best.plan.speed * step.plain_seconds / step.rows:.2f} of plain"
                 self._take(step, choices, best)
@@ -286,13 +293,15 @@ class Policy:
         step = self._step
         if self._rest.is_now or step is None or self._parts is None:
             return
-        for outcome in outcomes:
+        every = 1 + len(step.guesses) // _MOST_LEARNED
+        for row, outcome in enumerate(outcomes):
             seat = self._seats.get(outcome.request.id)
             if seat is None or seat.mode == "off":
                 continue
             guesses = step.guesses.get(outcome.request.id)
             if guesses:
-                learn_from_guesses(self.acceptance, seat, outcome, guesses)
+                if (row + step.number) % every == 0:
+                    learn_from_guesses(self.acceptance, seat, outcome, guesses)
                 self._parts.asking.learn(step, seat, outcome, guesses)
             elif seat.unused:
                 self._parts.asking.compare(seat, outcome.verdict.tokens)
@@ -321,3 +330,4 @@ class Policy:
         seat = self._seats.pop(request.id, None)
         if seat is not None and self._parts is not None:
             self._parts.books.close(request, seat)
+            self.acceptance.end(seat.prospects)

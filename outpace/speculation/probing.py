@@ -4,27 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from outpace.speculation.acceptance_model import AcceptanceModel
 from outpace.speculation.base import DraftAsk, Proposer
 from outpace.speculation.costs import Costs
 from outpace.speculation.drafting import DraftWeigher
 from outpace.speculation.seats import NEURAL, Choice, Step
 
-_SHARE = 0.004  # of the time spent decoding plainly is saved up for probes,
+_SHARE = 0.003  # of the time spent decoding plainly is saved up for probes,
 _GAIN = 0.1  # and of what speculation has saved
-_MOST = 20.0  # plain steps that can be saved up
+_START = 1.5  # plain steps that there are for it at first, until something is known
+_MOST = 3.0  # plain steps that can be saved up
+_EVERY = 24  # steps between two probes of the same request: none is to pay for all
 _DEPTH = 2
 
 
 class Probes:
-    def __init__(self, costs: Costs, drafting: DraftWeigher, proposers: Mapping[str, Proposer]) -> None:
+    def __init__(
+        self,
+        costs: Costs,
+        acceptance: AcceptanceModel,
+        drafting: DraftWeigher,
+        proposers: Mapping[str, Proposer],
+    ) -> None:
         self._costs = costs
+        self._acceptance = acceptance
         self._drafting = drafting
         self._proposers = proposers
         self._seconds = 0.0  # saved up
+        self._start: float | None = None  # seconds left of what there was at first
 
     def save(self, plain_seconds: float, num_steps: int = 1) -> None:
         """Plain steps have passed."""
         self._seconds = min(self._seconds + num_steps * _SHARE * plain_seconds, _MOST * plain_seconds)
+        if self._start is None:
+            self._start = _START * plain_seconds
 
     def share_in(self, saved: float) -> None:
         """A step with drafts has saved so much, or lost it."""
@@ -35,16 +48,24 @@ class Probes:
         if self._costs.draft is None:
             return
         self.save(step.plain_seconds)
-        if self._seconds < self._costs.draft_seconds(1, 1, 1, step.context) + step.slot_seconds:
+        is_known = self._acceptance.is_known(NEURAL)
+        if is_known:
+            self._start = 0.0
+        at_hand = self._seconds + (self._start or 0.0)
+        if at_hand < self._costs.draft_seconds(1, 1, 1, step.context) + step.slot_seconds:
             return
-        able = self._drafting.able(step)
+        every = _EVERY if is_known else 1
+        able = [i for i in self._drafting.able(step) if step.number >= step.seats[i].probed_at + every]
         if not able:
             return
         unread = {i: self._proposers[NEURAL].num_unread(step.requests[i]) for i in able}
         i = min(able, key=unread.__getitem__)
         depth = min(_DEPTH, self._drafting.room(step, i))
         price = self._costs.draft_seconds(1, unread[i], depth, step.context) + depth * step.slot_seconds
-        if price <= self._seconds:
-            self._seconds -= price
+        if price <= at_hand:
+            from_start = min(price, self._start or 0.0)
+            self._start = (self._start or 0.0) - from_start
+            self._seconds -= price - from_start
+            step.seats[i].probed_at = step.number
             step.reason += "; a probe of the draft model"
             choices[i] = Choice(NEURAL, depth, ask=DraftAsk(step.requests[i], depth))

@@ -69,9 +69,11 @@ class Seat:
     gain: float = 1.0  # over plain decoding, in its latest steps with drafts in them
     has_read: bool = False  # the draft model has read its text
     too_dear_until: int = 0  # to read: looked at again in that step
-    num_said: int = 0  # since then,
+    probed_at: int = -(1 << 30)  # the step of its latest probe
+    num_said: int = 0  # since its text was read,
     num_said_drafting: int = 0  # and of them, in steps with a draft of that model
-    staked_seconds: float = 0.0  # on reading its text for the first time
+    lead_seconds: float = 0.0  # that it was ahead of plain decoding before that,
+    has_won: bool = False  # and is again
     unpaid_seconds: float = 0.0  # of reading this request's text with the draft model
     unpaid_tokens: int = 0
 

@@ -14,11 +14,13 @@ from outpace.speculation.acceptance_model import AcceptanceModel
 from outpace.speculation.costs import Costs
 from outpace.speculation.drafting import DraftWeigher
 from outpace.speculation.fairness import make_fair
-from outpace.speculation.seats import Choice, Step
+from outpace.speculation.seats import NEURAL, Choice, Step
 from outpace.speculation.sweep import Plan, Table, survival
 
 _MARGIN = 1.01  # a gain smaller than this is within what measured costs can be wrong by
 _LEAST_SURVIVAL = 0.05  # a token less likely than this to be reached and right pays nowhere,
+_MOST_WEIGHED = 1024  # tokens of guesses looked at in a step: the more requests, the fewer of each
+_LEAST_EACH = 4
 _LEAST_WORTH = 0.4  # nor one that brings less than this part of what a token costs on average
 
 
@@ -41,7 +43,8 @@ class Weigher:
     def best_plan(self, step: Step, choices: Sequence[Choice], headroom: float) -> Weighed | None:
         """The draft tokens worth taking; None where nothing beats plain decoding.
 
-        Were none of them accepted, the step would be longer than a plain one by no more than `headroom` seconds.
+        Were none of them accepted, the step would lose no more than `headroom` seconds; once something is known of
+        those who propose them, were only those accepted that can be counted on.
         """
         step.reason = "nothing beats plain decoding"
         slot = min(step.slot_seconds, step.first_slot_seconds)
@@ -65,12 +68,19 @@ class Weigher:
         least_speed = table.plain_speed * _MARGIN
         if best is None or not best.count or best.speed < least_speed:
             return None
-        if step.rows > 1:
-            make_fair(step, best, rows)
-            step.was_unfair = not best.count
         longest = table.total(0, table.expected) + headroom
-        if best.count and best.seconds > longest:
+        certainty = self._acceptance.certainty(_proposers(best, guesses))
+        if certainty:
+            token_seconds = step.plain_seconds / step.rows - self._costs.judge_seconds
+            longest += certainty * sum(best.gains) * token_seconds
+        if best.seconds > longest:
+            if not certainty and step.guesses and step.rows > 1:
+                step.reason = "too much to stake before any guess was compared with what is said"
+                return None
             best.within(longest)
+        if step.rows > 1 and best.count:
+            make_fair(step, best, rows, longest)
+            step.was_unfair = not best.count  # what would have paid is left undone
         return Weighed(best, rows, guesses) if best.count and best.speed >= least_speed else None
 
     def _best_guesses(self, step: Step, least: float) -> dict[int, tuple[Draft, list[float]]]:
@@ -78,12 +88,13 @@ class Weigher:
         found: dict[int, tuple[Draft, list[float]]] = {}
         if not step.guesses:
             return found
+        most_each = max(_LEAST_EACH, _MOST_WEIGHED // step.rows)
         for i in step.weighed:
             most = 0.0
             for draft in step.guesses.get(step.requests[i].id, ()):
                 if draft.tokens:
                     chances = self._acceptance.survival(
-                        draft.proposer, step.seats[i].prospects, draft.confidence, least
+                        draft.proposer, step.seats[i].prospects, draft.confidence[:most_each], least
                     )
                     promised = sum(chances)
                     if promised > most:
@@ -110,3 +121,9 @@ class Weigher:
                 choice.expected = 1.0 + gain
                 total += gain
         return total
+
+
+def _proposers(plan: Plan, guesses: Sequence[Draft | None]) -> set[str]:
+    """Of what a plan would take."""
+    proposers = {guess.proposer for guess in guesses if guess is not None}
+    return proposers if plan.drafted is None else proposers | {NEURAL}

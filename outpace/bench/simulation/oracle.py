@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from outpace.bench.simulation.proposers import TEXT, Running
@@ -35,6 +35,15 @@ class TrueRates(AcceptanceModel):
 
     def forecast_survival(self, method: str, prospects: Prospects, depth: int, least: float) -> list[float]:
         return survival(self.forecast(method, prospects, depth))
+
+    def evidence(self, method: str) -> float:
+        return float("inf")
+
+    def certainty(self, methods: Iterable[str]) -> float:
+        return 1.0
+
+    def end(self, prospects: Prospects) -> None:
+        del self.known[id(prospects)]
 
     def observe(self, *_: Any) -> None:
         pass
