@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from outpace.core import Request
 from outpace.speculation.acceptance_model import AcceptanceModel
@@ -85,8 +86,8 @@ class DraftWeigher:
             return []
         unread.sort()
         evidence = self._acceptance.evidence(NEURAL)
-        if evidence < 1.0:  # somebody has to be the first
-            return unread[:1] if self.readings.has_none_open else []
+        if evidence < 1.0:  # a request alone may be the first; in a batch, that is for a probe to find out
+            return unread if step.rows == 1 else []
         room = step.plain_seconds * evidence
         num_taken = 0
         for num_unread, _ in unread:
@@ -114,7 +115,7 @@ class DraftWeigher:
         seat, request = step.seats[i], step.requests[i]
         if step.number < seat.too_dear_until:
             return False
-        cheap = _READING_LOSS * step.plain_seconds * (request.num_output + self.still_to_say(request))
+        cheap = _READING_LOSS * step.plain_seconds * self.expected_output(request)
         if self._reading_seconds(self._proposer.num_unread(request)) <= cheap:
             return True
         seat.too_dear_until = step.number + _LOOK_AGAIN + request.id % _LOOK_AGAIN  # not all in the same step
@@ -159,6 +160,10 @@ class DraftWeigher:
         """Nobody knows when a request will end; that it has gone on for long says little about it."""
         return min(request.max_useful_depth + 1, self._mean_output)
 
+    def expected_output(self, request: Request) -> float:
+        """Tokens, when all is said."""
+        return request.num_output + self.still_to_say(request)
+
     # ---- how deep
 
     def best(
@@ -200,17 +205,17 @@ class DraftWeigher:
         """Depths are compared with all their tokens taken; only of the best is it asked which of them to leave."""
         by_row = {prospect.row: prospect for prospect in prospects}
         promised = {i: (sum(chances), len(chances)) for i, chances in zip(rows, guessed, strict=True) if chances}
-        deepest = max([len(prospect.survival) for prospect in prospects])
         best_speed, best_depth, best_users = 0.0, 0, list[Prospect]()
-        users, load, done = list[Prospect](), _Load(0, 0, 0, 0.0), 0
-        totals = [0.0] * len(prospects)  # accepted tokens expected of each
+        users, load = list[Prospect](), _Load(0, 0, 0, 0.0)
+        # Requests of which the same is known share a list: what it sums to is found once.
+        sums = {id(each.survival): list(accumulate(each.survival)) for each in prospects}
+        deepest = max([len(totals) for totals in sums.values()])
         for depth in _DEPTHS:
             if depth > deepest:
                 break
-            pairs = list(zip(totals, prospects, strict=True))
-            totals = [total + sum(prospect.survival[done:depth]) for total, prospect in pairs]
-            before, done = users, depth
-            users, gain, tokens = _users(totals, prospects, promised)
+            at_depth = {key: totals[min(depth, len(totals)) - 1] for key, totals in sums.items()}
+            before = users
+            users, gain, tokens = _users([at_depth[id(each.survival)] for each in prospects], prospects, promised)
             if not users:
                 continue
             if len(users) != len(before):  # the deeper, the more

@@ -10,10 +10,10 @@ from outpace.speculation.sweep import Plan
 
 _REQUEST_LOSS = 0.02  # what one request may lose to the gain of others, of its own time,
 _REQUEST_STEPS = 0.4  # and in plain steps, so that a request that has just begun forbids nothing
-_BEAR_STEPS = 1.0  # plain steps that one which usually gains may be behind
+_BEAR_STEPS = 0.5  # plain steps that one which usually gains may be behind
 _TOLERANCE = 0.01  # of a plain step
 _HELPINGS = 2  # deeper drafts for those who would fall behind, before the step is made shorter, by
-_SHORTER = 0.8
+_SHORTER = 0.85
 _NEVER = float("inf")
 
 
@@ -32,6 +32,9 @@ def make_fair(step: Step, plan: Plan, rows: Sequence[int], longest: float) -> No
     """
     plain = step.plain_seconds
     spare = [spare_seconds(request, plain) for request in step.requests]
+    slack = (1.0 + _TOLERANCE) * plain
+    if plan.seconds <= min(spare) + slack:
+        return  # nobody is hurt, whoever gains
     row_of = {i: row for row, i in enumerate(rows)}
     most = plan.most_gains
     rounds = 0
@@ -41,7 +44,7 @@ def make_fair(step: Step, plan: Plan, rows: Sequence[int], longest: float) -> No
         gains = [0.0] * step.rows
         for i, gain in zip(rows, plan.gains, strict=True):
             gains[i] = gain
-        seconds, slack = plan.seconds, (1.0 + _TOLERANCE) * plain
+        seconds = plan.seconds
         for i in [i for i in range(step.rows) if seconds - gains[i] * plain > spare[i] + slack]:
             row = row_of.get(i)
             at_most = 1.0 + (most[row] if row is not None else 0.0)

@@ -96,10 +96,6 @@ class ReadingRecord:
     def is_worth_trying(self) -> bool:
         return self._risk <= self._MOST and self._num_open <= self._num_won
 
-    @property
-    def has_none_open(self) -> bool:
-        return self._num_open == 0
-
     def begin(self) -> None:
         self._num_open += 1
 

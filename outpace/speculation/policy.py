@@ -230,7 +230,8 @@ class Policy:
             if best is not None:
                 step.reason = f"expected {best.plan.speed * step.plain_seconds / step.rows:.2f} of plain"
                 self._take(step, choices, best)
-                return
+                if self._parts.probes.is_over:
+                    return
         self._parts.probes.probe(step, choices)
 
     def _take(self, step: Step, choices: list[Choice], best: Weighed) -> None:

@@ -14,7 +14,8 @@ _SHARE = 0.003  # of the time spent decoding plainly is saved up for probes,
 _GAIN = 0.1  # and of what speculation has saved
 _START = 1.5  # plain steps that there are for it at first, until something is known
 _MOST = 3.0  # plain steps that can be saved up
-_EVERY = 24  # steps between two probes of the same request: none is to pay for all
+_OF_REQUEST = 0.025  # of the time a request is expected to take: no probe costs it more
+_EVERY = 32  # steps between two probes of the same request: none is to pay for all
 _DEPTH = 2
 
 
@@ -32,6 +33,11 @@ class Probes:
         self._proposers = proposers
         self._seconds = 0.0  # saved up
         self._start: float | None = None  # seconds left of what there was at first
+
+    @property
+    def is_over(self) -> bool:
+        """Beside other drafts there are probes only until something is known."""
+        return self._costs.draft is None or self._acceptance.is_known(NEURAL)
 
     def save(self, plain_seconds: float, num_steps: int = 1) -> None:
         """Plain steps have passed."""
@@ -55,14 +61,16 @@ class Probes:
         if at_hand < self._costs.draft_seconds(1, 1, 1, step.context) + step.slot_seconds:
             return
         every = _EVERY if is_known else 1
-        able = [i for i in self._drafting.able(step) if step.number >= step.seats[i].probed_at + every]
+        rested = [i for i in self._drafting.able(step) if step.number >= step.seats[i].probed_at + every]
+        able = [i for i in rested if not choices[i].depth]
         if not able:
             return
         unread = {i: self._proposers[NEURAL].num_unread(step.requests[i]) for i in able}
         i = min(able, key=unread.__getitem__)
         depth = min(_DEPTH, self._drafting.room(step, i))
         price = self._costs.draft_seconds(1, unread[i], depth, step.context) + depth * step.slot_seconds
-        if price <= at_hand:
+        affordable = _OF_REQUEST * step.plain_seconds * self._drafting.expected_output(step.requests[i])
+        if price <= at_hand and (price <= affordable or not is_known):
             from_start = min(price, self._start or 0.0)
             self._start = (self._start or 0.0) - from_start
             self._seconds -= price - from_start

@@ -18,6 +18,7 @@ from outpace.speculation.seats import NEURAL, Choice, Step
 from outpace.speculation.sweep import Plan, Table, survival
 
 _MARGIN = 1.01  # a gain smaller than this is within what measured costs can be wrong by
+_MODEL_AGAIN = 4  # steps after which a draft model that did not pay is weighed again
 _LEAST_SURVIVAL = 0.05  # a token less likely than this to be reached and right pays nowhere,
 _MOST_WEIGHED = 1024  # tokens of guesses looked at in a step: the more requests, the fewer of each
 _LEAST_EACH = 4
@@ -39,6 +40,7 @@ class Weigher:
         self._acceptance = acceptance
         self._drafting = drafting
         self._max_step_tokens = max_step_tokens
+        self._model_again = 0  # the step in which a draft model is weighed again
 
     def best_plan(self, step: Step, choices: Sequence[Choice], headroom: float) -> Weighed | None:
         """The draft tokens worth taking; None where nothing beats plain decoding.
@@ -50,7 +52,9 @@ class Weigher:
         slot = min(step.slot_seconds, step.first_slot_seconds)
         least = max(_LEAST_SURVIVAL, _LEAST_WORTH * slot * step.rows / step.plain_seconds)
         guessed = self._best_guesses(step, least)
-        prospects = self._drafting.prospects(step, least)
+        prospects = self._drafting.prospects(step, least) if step.number >= self._model_again else []
+        if prospects:
+            self._model_again = step.number + _MODEL_AGAIN  # unless it is taken
         if not guessed and not prospects:
             if not any(draft.tokens for drafts in step.guesses.values() for draft in drafts):
                 step.reason = "no guess"
@@ -65,6 +69,8 @@ class Weigher:
             drafted = self._drafting.best(step, table, rows, chances, prospects)
             if drafted is not None and (best is None or drafted.speed > best.speed):
                 best = drafted
+                if best.speed > table.plain_speed * _MARGIN:
+                    self._model_again = 0
         least_speed = table.plain_speed * _MARGIN
         if best is None or not best.count or best.speed < least_speed:
             return None
