@@ -214,15 +214,10 @@ def test_ours_is_not_slower_than_plain_decoding(world):
     assert ratio(world) >= 0.98
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="over a few hundred steps from a cold start, what may be lost in finding out, and costs measured a little "
-    "wrong, come to more than 2% of the time in some seeds",
-)
 @pytest.mark.parametrize("name", ["model that is wrong", "spiteful"])
 def test_ours_is_not_slower_from_a_cold_start_either(name):
     load = replace(LOSING[name].load, num_requests=16 if LOSING[name].model is None else 24)
-    worlds = [replace(LOSING[name], load=load, mean_output=64, seed=seed) for seed in (5, 6, 7)]
+    worlds = [replace(LOSING[name], load=load, mean_output=64, seed=seed) for seed in range(5, 11)]
     assert min(ratio(world) for world in worlds) >= 0.98
 
 

@@ -17,6 +17,9 @@ from outpace.speculation.ledger import Ledger
 from outpace.speculation.seats import NEURAL, Outcome, Seat, Step
 
 _GAIN_RATE = 0.05
+_PLAIN_RATE = 0.05
+_CALIBRATED = 2  # what calibration said of a plain step counts as so many
+_MOST_SURPRISE = 1.2  # what one that was disturbed says at most
 _LOST = 1.04  # a request that took so much longer than plain decoding has lost by speculation
 
 
@@ -36,6 +39,9 @@ class Books:
         self._drafting = drafting
         self._seats = seats
         self._rest = _Rest()
+        self._plain = dict[
+            int, tuple[float, int]
+        ]()  # by rows: plain steps as they were over what costs say, and how many
         self.mean_gain = 1.0  # of requests in steps with drafts, lately
 
     def add(self, step: Step, outcomes: Sequence[Outcome], stats: StepStats, reading_seconds: float) -> float:
@@ -74,9 +80,24 @@ class Books:
             return 0.0  # that was not weighed: no one's fault
         if not stats.num_prefill_tokens:
             num_emitted = stats.num_emitted  # less, where a request ended in the midst of what was accepted
+            if not has_drafts:
+                self._measure(rows, plain_step / step.plain_seconds)
         plain = plain_step * num_emitted / rows
         self._ledger.add(spent, plain, step.plain_seconds, invested=reading_seconds, paid=paid)
         return plain - spent if has_drafts else 0.0
+
+    def plain_ratio(self, rows: int) -> float:
+        """Plain steps of so many rows, as they were lately, over what the cost curve says of them.
+
+        Every gain and loss is measured by them, and the curve follows slowly what is seen of one size.
+        """
+        return self._plain.get(rows, (1.0, 0))[0]
+
+    def _measure(self, rows: int, surprise: float) -> None:
+        ratio, num_seen = self._plain.get(rows, (1.0, 0))
+        rate = max(_PLAIN_RATE, 1.0 / (_CALIBRATED + num_seen))
+        surprise = max(1.0 / _MOST_SURPRISE, min(_MOST_SURPRISE, surprise))
+        self._plain[rows] = ratio * surprise**rate, num_seen + 1
 
     def _decoding_seconds(self, step: Step, outcomes: Sequence[Outcome], stats: StepStats) -> float:
         """What a step took beside drafting, less the share of it that the cost curve gives to prompts."""

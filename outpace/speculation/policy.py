@@ -32,7 +32,8 @@ from outpace.speculation.seats import NEURAL, Choice, Outcome, Seat, Step, new_s
 from outpace.speculation.trace import StepTrace
 from outpace.speculation.weighing import Weighed, Weigher
 
-_PLAIN_EVERY = 128  # steps with drafts after which one is plain, to measure it
+_FIRST_PLAIN = 8  # steps with drafts after which one is plain, to measure it; after each, twice as many, up to
+_PLAIN_EVERY = 128
 _MOST_LEARNED = 48  # guesses learned from in a step; where there are more, requests take turns
 _LONGEST_REST = 8  # steps without looking for something to draft, where there is nobody to ask about, or
 _REST_FROM_MODEL = 3  # where a draft model was weighed and does not pay
@@ -80,6 +81,7 @@ class Policy:
         self._step: Step | None = None  # the latest in which something could be decided
         self._rest = _Rest()
         self._steps_without_plain = 0
+        self._plain_after = _FIRST_PLAIN
         self.use_costs(costs)
 
     def use_costs(self, costs: Costs | None) -> None:
@@ -156,11 +158,12 @@ class Policy:
 
     def _plain_seconds(self, requests: Sequence[Request]) -> tuple[float, float]:
         """What a plain step of this batch takes, and its mean context; found once a step."""
-        assert self.costs is not None
+        assert self._parts is not None
         rows = len(requests)
         if self._plain_of != (self._number, rows):
             context = sum([len(request.tokens) for request in requests]) / rows
-            self._plain_of, self._plain = (self._number, rows), (self.costs.plain_seconds(rows, context), context)
+            seconds = self._parts.costs.plain_seconds(rows, context) * self._parts.books.plain_ratio(rows)
+            self._plain_of, self._plain = (self._number, rows), (seconds, context)
         return self._plain
 
     def _begin(
@@ -221,8 +224,9 @@ class Policy:
         assert self._parts is not None
         if self.ledger.is_in_debt:
             step.reason = "the ledger is below the allowed loss"
-        elif self._steps_without_plain >= _PLAIN_EVERY:
+        elif self._steps_without_plain >= self._plain_after:
             step.reason = "a plain step, to measure it"
+            self._plain_after = min(_PLAIN_EVERY, 2 * self._plain_after)
             self._steps_without_plain = 0  # also where another request drafts in any case, and it is none
             return
         else:
