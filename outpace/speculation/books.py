@@ -127,7 +127,9 @@ class Books:
         for request in requests:
             request.spec.decode_seconds += rest.spent
             request.spec.plain_seconds += plain
-            seat = self._seats[request.id]
+            seat = self._seats.get(request.id)
+            if seat is None:
+                continue
             seat.gain += (1.0 - (1.0 - _GAIN_RATE / 4) ** rest.num_steps) * (self.mean_gain - seat.gain)
             if seat.has_read:
                 paid += self._pay(request, seat, rest.num_steps, 0.0, drafted=False)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from outpace.config import ResolvedConfig
 from outpace.core import Draft, Request, StepStats
@@ -24,19 +24,18 @@ from outpace.speculation.asking import Asking, guess_seconds
 from outpace.speculation.base import DraftAsk, DraftTiming, Proposer
 from outpace.speculation.books import Books
 from outpace.speculation.costs import Costs
-from outpace.speculation.drafting import DraftWeigher, Stop
+from outpace.speculation.drafting import DraftWeigher
 from outpace.speculation.evidence import learn_from_draft, learn_from_guesses
 from outpace.speculation.ledger import Ledger
 from outpace.speculation.probing import Probes
-from outpace.speculation.seats import NEURAL, Choice, Outcome, Seat, Step, new_seat
+from outpace.speculation.resting import Resting
+from outpace.speculation.seats import Choice, Outcome, Seat, Step, new_seat
 from outpace.speculation.trace import StepTrace
-from outpace.speculation.weighing import Weighed, Weigher
+from outpace.speculation.weighing import Weigher
 
 _FIRST_PLAIN = 8  # steps with drafts after which one is plain, to measure it; after each, twice as many, up to
 _PLAIN_EVERY = 128
 _MOST_LEARNED = 48  # guesses learned from in a step; where there are more, requests take turns
-_LONGEST_REST = 8  # steps without looking for something to draft, where there is nobody to ask about, or
-_REST_FROM_MODEL = 3  # where a draft model was weighed and does not pay
 
 
 @dataclass(slots=True)
@@ -49,15 +48,7 @@ class _Parts:
     probes: Probes
     weigher: Weigher
     books: Books
-
-
-@dataclass(slots=True)
-class _Rest:
-    """While nothing changes, a few steps are plain without looking: this batch, for so many more."""
-
-    requests: list[Request] = field(default_factory=list)
-    num_left: int = 0
-    is_now: bool = False  # the step that is under way
+    resting: Resting
 
 
 class Policy:
@@ -79,7 +70,6 @@ class Policy:
         self._seats: dict[int, Seat] = {}
         self._number = 0  # of the step
         self._step: Step | None = None  # the latest in which something could be decided
-        self._rest = _Rest()
         self._steps_without_plain = 0
         self._plain_after = _FIRST_PLAIN
         self.use_costs(costs)
@@ -93,14 +83,10 @@ class Policy:
             drafting = DraftWeigher(costs, self.acceptance, self._proposers)
             weigher = Weigher(costs, self.acceptance, drafting, self._config.max_step_tokens)
             books = Books(costs, self.ledger, drafting, self._seats)
-            self._parts = _Parts(
-                costs,
-                Asking(costs),
-                drafting,
-                Probes(costs, self.acceptance, drafting, self._proposers),
-                weigher,
-                books,
-            )
+            asking = Asking(costs)
+            probes = Probes(costs, self.acceptance, drafting, self._proposers)
+            resting = Resting(costs, asking, probes, books, self.ledger)
+            self._parts = _Parts(costs, asking, drafting, probes, weigher, books, resting)
 
     def keep_trace(self, num_steps: int) -> None:
         """From now on, remember why the latest steps did what they did."""
@@ -113,16 +99,14 @@ class Policy:
     @property
     def is_resting(self) -> bool:
         """In this step nothing was looked at, and nothing need be learned from it."""
-        return self._rest.is_now
+        return self._parts is not None and self._parts.resting.is_now
 
     # ---- deciding
 
     def wanted_guesses(self, requests: Sequence[Request]) -> dict[str, list[DraftAsk]]:
         """Which proposers to ask before deciding."""
         self._number += 1
-        if self._rests(requests):
-            return {}
-        if self._parts is None or self._is_crowded(len(requests)):
+        if self._parts is None or self._parts.resting.goes_on(requests) or self._is_crowded(len(requests)):
             return {}
         seats = [self._seat(request) for request in requests]
         asking = self._parts.asking
@@ -133,7 +117,7 @@ class Policy:
         self, requests: Sequence[Request], guesses: Mapping[int, Sequence[Draft]], num_prefill: int = 0
     ) -> list[Choice]:
         """One choice per decoding request; `guesses` are by request id, as `wanted_guesses` asked for them."""
-        if self._rest.is_now:
+        if self.is_resting:
             choices = [Choice.plain()] * len(requests)
             if self.trace.maxlen:
                 self.trace.append(StepTrace.of(requests, choices, 0.0, "nobody to ask about yet"))
@@ -150,8 +134,8 @@ class Policy:
             self._steps_without_plain += 1
         else:
             self._steps_without_plain = 0
-            if not guesses and step.weighed:
-                self._begin_rest(step)
+            if not guesses and step.weighed and self._parts is not None:
+                self._parts.resting.begin(step)
         if self.trace.maxlen:
             self.trace.append(StepTrace.of(step.requests, choices, step.plain_seconds, step.reason))
         return choices
@@ -233,53 +217,10 @@ class Policy:
             best = self._parts.weigher.best_plan(step, choices, self.ledger.headroom(step.plain_seconds))
             if best is not None:
                 step.reason = f"expected {best.plan.speed * step.plain_seconds / step.rows:.2f} of plain"
-                self._take(step, choices, best)
+                self._parts.weigher.take(step, choices, best)
                 if self._parts.probes.is_over:
                     return
         self._parts.probes.probe(step, choices)
-
-    def _take(self, step: Step, choices: list[Choice], best: Weighed) -> None:
-        assert self._parts is not None
-        plan, drafted = best.plan, best.plan.drafted
-        token_seconds = self._parts.drafting.token_seconds(step, plan) if drafted is not None else 0.0
-        for row, (i, guess) in enumerate(zip(best.rows, best.guesses, strict=True)):
-            depth, expected = plan.depths[row], 1.0 + plan.gains[row]
-            if not depth:
-                continue
-            if drafted is not None and drafted[row]:
-                stop = Stop(self.acceptance, step.seats[i], plan, token_seconds)
-                choices[i] = Choice(NEURAL, depth, ask=DraftAsk(step.requests[i], depth, stop), expected=expected)
-            elif guess is not None:
-                choices[i] = Choice(guess.proposer, depth, draft=guess, expected=expected)
-
-    # ---- resting
-
-    def _begin_rest(self, step: Step) -> None:
-        """Look again when somebody is to be asked about, or the draft model may have become worth it."""
-        assert self._parts is not None
-        weighed = [step.seats[i] for i in step.weighed]
-        num_steps = self._parts.asking.steps_until_next(weighed, step.plain_seconds, in_debt=self.ledger.is_in_debt)
-        by_model = self._parts.costs.draft is not None and any(seat.may_draft for seat in weighed)
-        num_steps = min(num_steps, _REST_FROM_MODEL if by_model else _LONGEST_REST)
-        if num_steps > 0:
-            self._rest = _Rest(list(step.requests), num_steps)
-
-    def _rests(self, requests: Sequence[Request]) -> bool:
-        rest = self._rest
-        rest.is_now = rest.num_left > 0 and requests == rest.requests
-        if rest.is_now:
-            rest.num_left -= 1
-        elif rest.requests:
-            self._wake()
-        return rest.is_now
-
-    def _wake(self) -> None:
-        assert self._parts is not None
-        num_steps, plain_seconds = self._parts.books.end_rest(self._rest.requests)
-        self._rest = _Rest()
-        if num_steps:
-            self._parts.asking.save(plain_seconds, num_steps)
-            self._parts.probes.save(plain_seconds, num_steps)
 
     # ---- learning
 
@@ -296,7 +237,7 @@ class Policy:
         if self.trace:
             self.trace[-1].add_outcomes([outcome.verdict for outcome in outcomes])
         step = self._step
-        if self._rest.is_now or step is None or self._parts is None:
+        if step is None or self._parts is None or self._parts.resting.is_now:
             return
         every = 1 + len(step.guesses) // _MOST_LEARNED
         for row, outcome in enumerate(outcomes):
@@ -317,7 +258,7 @@ class Policy:
         """Book a step. `reading_seconds`: what of drafting was catching up with texts."""
         if self._parts is None:
             return
-        if self._rest.is_now:
+        if self._parts.resting.is_now:
             self._parts.books.rest(stats)
         elif self._step is not None:
             num_guesses = sum([len(drafts) for drafts in self._step.guesses.values()])
@@ -330,8 +271,8 @@ class Policy:
 
     def release(self, request: Request) -> None:
         """The request is over, or has lost its place."""
-        if request.id in self._seats and self._rest.requests:
-            self._wake()
+        if self._parts is not None and request.id in self._seats:
+            self._parts.resting.end()
         seat = self._seats.pop(request.id, None)
         if seat is not None and self._parts is not None:
             self._parts.books.close(request, seat)

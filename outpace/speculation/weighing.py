@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from outpace.core import Draft
 from outpace.speculation.acceptance_model import AcceptanceModel
+from outpace.speculation.base import DraftAsk
 from outpace.speculation.costs import Costs
-from outpace.speculation.drafting import DraftWeigher
+from outpace.speculation.drafting import DraftWeigher, Stop
 from outpace.speculation.fairness import make_fair
 from outpace.speculation.seats import NEURAL, Choice, Step
 from outpace.speculation.sweep import Plan, Table, survival
@@ -88,6 +89,20 @@ class Weigher:
             make_fair(step, best, rows, longest)
             step.was_unfair = not best.count  # what would have paid is left undone
         return Weighed(best, rows, guesses) if best.count and best.speed >= least_speed else None
+
+    def take(self, step: Step, choices: list[Choice], best: Weighed) -> None:
+        """Put a plan into choices."""
+        plan, drafted = best.plan, best.plan.drafted
+        token_seconds = self._drafting.token_seconds(step, plan) if drafted is not None else 0.0
+        for row, (i, guess) in enumerate(zip(best.rows, best.guesses, strict=True)):
+            depth, expected = plan.depths[row], 1.0 + plan.gains[row]
+            if not depth:
+                continue
+            if drafted is not None and drafted[row]:
+                stop = Stop(self._acceptance, step.seats[i], plan, token_seconds)
+                choices[i] = Choice(NEURAL, depth, ask=DraftAsk(step.requests[i], depth, stop), expected=expected)
+            elif guess is not None:
+                choices[i] = Choice(guess.proposer, depth, draft=guess, expected=expected)
 
     def _best_guesses(self, step: Step, least: float) -> dict[int, tuple[Draft, list[float]]]:
         """Of each weighed row, the guess that promises most, and the chance of each of its tokens to survive."""
