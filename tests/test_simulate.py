@@ -12,7 +12,7 @@ import pytest
 
 from outpace.bench import simulate as command
 from outpace.bench.simulate import PLAIN, simulate, summarise
-from outpace.bench.simulation.records import ORACLE, OURS
+from outpace.bench.simulation.records import ORACLE, OURS, Record, RecordFile, code_of
 from outpace.bench.simulation.rivals import FIXED_DEPTHS, AveragePerBucket, Fixed, SwitchOff, TableByBatch, all_rivals
 from outpace.bench.simulation.runner import Simulation
 from outpace.bench.simulation.scenarios import all_scenarios, quick_scenarios
@@ -94,6 +94,38 @@ def test_the_command_writes_what_it_prints(tmp_path, monkeypatch, capsys):
     assert [each["name"] for each in report["scenarios"]] == ["other"] and report["seconds"] > 0
     printed = capsys.readouterr().out
     assert "1 scenarios" in printed and OURS in printed and "table-by-batch" in printed
+
+
+def test_what_is_on_file_is_not_simulated_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command, "quick_scenarios", lambda: [scenario(num=3)])
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    kept = tmp_path / "kept.jsonl"
+    options = parser.parse_args(["--quick", "--jobs", "1", "--resume", str(kept)])
+    assert command.execute(options) == 0
+    first, lines = capsys.readouterr().out, kept.read_text().splitlines()
+    assert len(lines) == len(command.policy_names())
+    kept.write_text("\n".join(lines[:-1]) + "\n" + lines[-1][:30])  # killed while it wrote the last
+    ran: list[str] = []
+
+    def counted(world: Scenario, policy: Any) -> Simulation:
+        ran.append(policy if isinstance(policy, str) else policy.name)
+        return Simulation(world, policy)
+
+    monkeypatch.setattr(command, "Simulation", counted)
+    assert command.execute(options) == 0
+    assert ran == [json.loads(lines[-1])["result"]["policy"]]
+    assert capsys.readouterr().out == first
+
+
+def test_what_other_code_made_is_simulated_again(tmp_path):
+    result = Result("ours", 1.0, 1.0, 1.0)
+    path = tmp_path / "kept.jsonl"
+    RecordFile(path).add(Record("a", False, code_of("ours"), result))
+    RecordFile(path).add(Record("b", False, "other", result))
+    again = RecordFile(path)
+    assert again.get("a", False, "ours") == result
+    assert again.get("a", True, "ours") is None and again.get("b", False, "ours") is None
 
 
 # ---- the world
