@@ -13,11 +13,13 @@ constexpr int64_t kShareFrom = INT64_MAX;
 constexpr int64_t kShareFrom = 3;
 #endif
 
-// Queries that walk a page together, and vectors of each one's output added up at a time: what the registers hold.
+// Queries that walk a page together, and vectors of the output of each of `num` added up at a time: what the registers hold.
 #if defined(__AVX512VL__)
-constexpr int kTogether = 3, kGathered = 8;
+constexpr int kTogether = 3;
+constexpr int gathered(int) { return 8; }
 #else
-constexpr int kTogether = 2, kGathered = 4;
+constexpr int kTogether = 2;
+constexpr int gathered(int num) { return num == 1 ? 8 : 4; }
 #endif
 
 // What a query carries from page to page; its output, not yet divided by the sum, is the rest.
@@ -89,6 +91,7 @@ inline void gather(const Query* const* queries, int64_t d, const float (*weights
 template <int num, typename Element>
 inline void gather_all(const Query* const* queries, const float (*weights)[kPageTokens], const float* rescale, int64_t begin, int64_t end,
                        const Element* values, int64_t head_dim) {
+    constexpr int kGathered = gathered(num);
     int64_t d = 0;
     for (; d + kGathered * kLanes <= head_dim; d += kGathered * kLanes) {
         gather<num, kGathered>(queries, d, weights, rescale, begin, end, values, head_dim);
