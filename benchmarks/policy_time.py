@@ -94,6 +94,7 @@ def engine_shares(backend: BackendName, rounds: int) -> dict[tuple[int, str], li
     for seed, (size, mode) in product(range(rounds), shares):
         wishes = SpeculationParams(mode="off" if mode == "off" else "auto")
         params = SamplingParams(temperature=1.0, max_tokens=128, ignore_eos=True, speculation=wishes)
+        engine.forget()  # what was said before would be copied
         for i in range(size):
             engine.submit(prompt, params, seed=1000 * seed + i)
         while engine.has_requests:
