@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,14 @@ from safetensors.torch import load_file, save_file
 
 from outpace import LLM, SamplingParams
 from outpace.backends.base import Capabilities, Capacity, DraftTask
+from outpace.backends.torch import judging
 from outpace.backends.torch.config import parse_config
 from outpace.backends.torch.device import MemoryPlan, TorchOptions, choose_device, out_of_memory
 from outpace.backends.torch.gguf_quants import dequantise
 from outpace.backends.torch.graphs import find_bucket
 from outpace.backends.torch.runner import PAGE_TOKENS, TorchModel, TorchRunner
 from outpace.backends.torch.step import PADDING, HostStep, StepShape, views
-from outpace.config import EngineConfig
+from outpace.config import EngineConfig, SpeculationParams
 from outpace.core import Request, Row, StepPlan
 from outpace.engine.engine import Engine
 from outpace.errors import BackendError, ModelError
@@ -275,6 +277,59 @@ def generate(folder: Path, draft: Path | None, *, on_device: bool = True, **opti
 
 def test_tokens_drawn_on_the_device_are_the_hosts(tiny):
     assert generate(tiny, None, speculation="off") == generate(tiny, None, speculation="off", on_device=False)
+
+
+def test_steps_begun_early_change_nothing(tiny, monkeypatch):
+    """Requests come, end and change their minds while the next step runs already."""
+    said, taken = {}, {}
+    for patience in (1, 10**9):
+        count = taken[patience] = Counter[str]()
+        for name in ("_take", "_take_some"):
+            monkeypatch.setattr(judging.DeviceJudge, name, counted(getattr(judging.DeviceJudge, name), name, count))
+        for name in ("_LEAST_PATIENCE", "_MOST_PATIENCE"):
+            monkeypatch.setattr(judging, name, patience)
+        said[patience] = stream_of_requests(tiny)
+        monkeypatch.undo()
+    assert said[1] == said[10**9]
+    assert taken[1]["_take"] > 20 and taken[1]["_take_some"] > 5, taken
+    assert not taken[10**9]
+
+
+def counted(method: Callable[..., Any], name: str, count: Counter[str]) -> Callable[..., Any]:
+    def wrapped(*args: Any) -> Any:
+        count[name] += 1
+        return method(*args)
+
+    return wrapped
+
+
+def stream_of_requests(folder: Path) -> list[list[int]]:
+    """Some greedy, some sampled, most plain, of different lengths, a new one every few steps; two drafted for."""
+    config = EngineConfig(max_sequences=4, max_context=200, max_step_tokens=64, cache_tokens=500, speculation="off")
+    resolved = config.resolve(model_context=256, model_path="tiny", draft_path=None, backend="torch")
+    capacity = Capacity(5, resolved.cache_tokens, resolved.max_context, resolved.max_step_tokens)
+    loaded = TorchModel(folder, TorchOptions("cpu"), tokenizer=ByteTokenizer()).start(capacity, 1)
+    engine = Engine(loaded, {"none": NoDraft(), "ngram": NgramProposer(1, 4)}, resolved)
+    features: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.9, "seed": 5},
+        {"temperature": 0.0, "speculation": SpeculationParams(mode="on", method="ngram", max_depth=3)},
+        {"temperature": 1.0, "seed": 6, "top_p": 0.9},
+        {"temperature": 0.0, "logprobs": 1},
+        {"temperature": 0.7, "seed": 8, "frequency_penalty": 0.5},
+    ]
+    requests: list[Request] = []
+    for i in range(160):
+        if i % 12 == 0 and len(requests) < 12:
+            params = SamplingParams(max_tokens=9 + 5 * len(requests), ignore_eos=True, **features[len(requests) % 6])
+            requests.append(engine.submit(random_tokens(3 + 7 * len(requests), seed=len(requests)), params))
+        engine.step()
+    while engine.has_requests:
+        engine.step()
+    assert isinstance(loaded.runner, TorchRunner)
+    loaded.runner.pool.check_integrity()
+    loaded.runner.close()
+    return [request.tokens for request in requests]
 
 
 def test_logprobs_are_there_where_asked_for(tiny):
