@@ -42,7 +42,7 @@ class LinearConfig:
 
 
 def default_config(n: int, k: int, *, is_swiglu: bool) -> LinearConfig:
-    """What was fastest on an H200 for 16-bit weights of such a size, by `benchmarks/gpu.py`."""
+    """What was fastest on an H200 for 16-bit weights of such a size, by `benchmarks/gpu_tune.py`."""
     block_k = next(size for size in (512, 256, 128, 64) if k % size == 0)
     if is_swiglu:
         return LinearConfig(32, min(block_k, 256), num_warps=4, num_stages=4)

@@ -1,4 +1,4 @@
-"""Ways to multiply by weights of common shapes, as measured inside whole steps on one H200 by `benchmarks/gpu.py`.
+"""Ways to multiply by weights of common shapes, as measured inside whole steps on one H200 by `benchmarks/gpu_tune.py`.
 
 By (rows, columns) of the weight. Shapes that are not here use the defaults of `vector.py` and `linear.py`.
 """

@@ -27,7 +27,7 @@ class VectorConfig:
 
 
 def default_config(n: int, k: int, *, is_swiglu: bool) -> VectorConfig:
-    """What was good on an H200 for weights of such a size, by `benchmarks/gpu.py`."""
+    """What was good on an H200 for weights of such a size, by `benchmarks/gpu_tune.py`."""
     if is_swiglu:
         return VectorConfig(1, 1024, 2)
     if k >= 2 * n:  # few rows, and long ones
