@@ -513,7 +513,7 @@ def test_too_little_memory_is_said_in_figures_before_anything_is_loaded(tiny):
     huge = Capacity(max_sequences=8, cache_tokens=10**12, max_context=256, max_step_tokens=256)
     with pytest.raises(BackendError) as caught:
         start(tiny, huge)
-    assert "GB for 1,000,000,000,512 tokens of cache" in str(caught.value)
+    assert "GB for 1,000,000,000,768 tokens of cache" in str(caught.value)
     assert "lower cache_tokens or max_context" in str(caught.value)
 
 

@@ -94,6 +94,10 @@ class DeviceJudge:
         self._num_plain = 0  # plain steps in a row
         self._num_right = 0
 
+    def stop(self) -> None:
+        """Let go of what was begun."""
+        self._begun = None
+
     def forget(self, seq: int) -> None:
         """The sequence is no longer what it was when the next step was begun."""
         if self._begun is not None:

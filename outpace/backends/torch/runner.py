@@ -268,5 +268,5 @@ class TorchRunner:
         """Give the memory back: a closed runner holds no tensors."""
         if self._graphs is not None:
             self._graphs = None
-            self.judge = DeviceJudge(self)  # which holds no step
+            self.judge.stop()
             del self.model, self.caches, self._pages
