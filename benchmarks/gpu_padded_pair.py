@@ -15,14 +15,16 @@ from benchmarks.gpu_assisted import as_transformers, generate
 from benchmarks.gpu_cells import Pair
 from benchmarks.gpu_models import shape_config
 from benchmarks.gpu_padding import padded, rounded
-from outpace.backends.base import Capacity, LoadedModel
+from outpace.backends.base import Capacity, DraftTask, LoadedModel
 from outpace.backends.torch.config import ModelConfig, parse_config
 from outpace.backends.torch.kernels import ops_for
 from outpace.backends.torch.loader import load_weights, open_checkpoint
 from outpace.backends.torch.model import Model
 from outpace.backends.torch.runner import TorchRunner
 from outpace.backends.torch.weights import Weights
+from outpace.config import SamplingParams, SpeculationParams
 from outpace.core import Row, StepPlan
+from outpace.engine.engine import Engine
 
 DRAFT_SHAPE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "hidden_size": 1536, "intermediate_size": 4096,
@@ -121,6 +123,20 @@ class PaddedPair:
             **{f"{name}_error": max(each) for name, each in errors.items()},
             **{f"{name}_argmax": count / num_tokens for name, count in agreed.items()},
         }
+
+    def drafts_like_steps(self, engine: Engine, prompts: Sequence[Sequence[int]], depth: int) -> float:
+        """The share of a draft's tokens that single steps say too: drafting is many steps in one go, on the device."""
+        draft = self.pair.runners[1]
+        same = 0
+        for prompt in prompts:
+            request = engine.submit(prompt, SamplingParams(temperature=0.0, speculation=SpeculationParams(mode="off")))
+            engine.abort(request)
+            draft.forward(StepPlan([Row(0, 0, prompt[:-1], 0)]))
+            [said] = draft.draft([DraftTask(Row(0, len(prompt) - 1, prompt[-1:], 1), request, depth)])
+            draft.free(0)
+            stepped = [int(line.argmax()) for line in _logits(draft, [*prompt, *said[:-1]], depth)]
+            same += sum(a == b for a, b in zip(said, stepped, strict=True))
+        return same / (depth * len(prompts))
 
     def gap(self, text: Sequence[int], a: int, b: int) -> float:
         """How far apart the padded model's logits of two tokens are after a text."""

@@ -113,6 +113,12 @@ class Experiment:
             + " ms by tokens"
         )
 
+    def check_drafts(self) -> None:
+        depth = 8
+        share = self.models.drafts_like_steps(self.engine("plain", 1, 0.0), self.prompts[:6], depth)
+        self.report.figures["drafts_like_single_steps"] = share
+        self.report.say(f"tokens of {depth} drafted in one go that single steps of the draft say too: {share:.3f}")
+
     def engine(self, setting: str, concurrency: int, temperature: float) -> Any:
         """`auto` keeps what it learns in a cell; the others have nothing to learn."""
         key = ("auto", concurrency, temperature) if setting == "auto" else ("fixed", concurrency, 0.0)
@@ -252,6 +258,7 @@ def measure(options: argparse.Namespace) -> int:
     report.say(f"draft: {options.bits} bits, groups of {options.group}; parameters {models.sizes}")
     experiment.check_padding()
     experiment.calibrate()
+    experiment.check_drafts()
     report.save()
     for block in range(options.blocks):
         for concurrency in options.concurrency:
@@ -261,7 +268,7 @@ def measure(options: argparse.Namespace) -> int:
                     continue
                 experiment.block(concurrency, temperature, block)
         if block == 0 and options.transformers:
-            experiment.beside_transformers(options.transformers, min(64, options.new_tokens))
+            experiment.beside_transformers(options.transformers, min(48, options.new_tokens))
     experiment.summarise()
     return 0
 

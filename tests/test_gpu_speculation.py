@@ -74,6 +74,12 @@ def test_the_padded_model_is_compared_with_the_small_one(experiment):
     assert found["padded_argmax"] == 1.0
 
 
+def test_drafts_made_in_one_go_are_compared_with_single_steps(experiment):
+    experiment.settings = {1: ("plain",)}
+    experiment.check_drafts()
+    assert experiment.report.figures["drafts_like_single_steps"] == 1.0
+
+
 def test_a_text_that_parts_from_plain_is_weighed_by_both_tokens_logits(experiment):
     plain = experiment.run("plain", 2, 0.0, 0)
     first, *others = plain["texts"]
