@@ -18,7 +18,8 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,14 @@ class Experiment:
     @property
     def elapsed(self) -> float:
         return time.perf_counter() - self._begin
+
+    def attempt(self, work: Callable[[], None]) -> None:
+        """A part that fails is reported, and the next one runs."""
+        try:
+            work()
+        except Exception as error:
+            traceback.print_exc()
+            self.report.say(f"  FAILED: {error!r:.300}")
 
     def check_padding(self) -> None:
         found = self.models.compare(self.prompts[:6])
@@ -266,9 +275,11 @@ def measure(options: argparse.Namespace) -> int:
                 if experiment.elapsed > options.seconds:
                     report.say(f"  block {block}, {concurrency} at once, {temperature}: left out, time is up")
                     continue
-                experiment.block(concurrency, temperature, block)
+                experiment.attempt(lambda c=concurrency, t=temperature, b=block: experiment.block(c, t, b))
         if block == 0 and options.transformers:
-            experiment.beside_transformers(options.transformers, min(48, options.new_tokens))
+            experiment.attempt(
+                lambda: experiment.beside_transformers(options.transformers, min(48, options.new_tokens))
+            )
     experiment.summarise()
     return 0
 
