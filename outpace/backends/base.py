@@ -93,6 +93,7 @@ class Capabilities:
     verifier: Verifier | None = None  # judges drafts faster than the host's numpy
     judge: Judge | None = None  # runs steps and judges where the logits are
     drafter: Drafter | None = None  # drafts whole depths in one go
+    captured: tuple[int, int] | None = None  # up to so many rows, and tokens a row, steps are captured and replayed
 
 
 class Runner(Protocol):

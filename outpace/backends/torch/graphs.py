@@ -22,6 +22,7 @@ from outpace.core import StepPlan
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 TOKEN_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # per row
+LARGEST_BUCKET = (ROW_BUCKETS[-1], TOKEN_BUCKETS[-1])  # in either direction; not in both at once
 MAX_TOKENS = 1024  # in a bucket; larger steps keep the GPU busy whoever launches them
 _WARM_UPS = 2  # before a capture: kernels are compiled and libraries make their workspaces
 

@@ -25,7 +25,7 @@ from outpace.backends.torch.device import (
 )
 from outpace.backends.torch.drafting import DraftLoop
 from outpace.backends.torch.draws import Draws, Mode
-from outpace.backends.torch.graphs import Graphs
+from outpace.backends.torch.graphs import LARGEST_BUCKET, Graphs
 from outpace.backends.torch.judging import DeviceJudge, Launched
 from outpace.backends.torch.kernels import ops_for
 from outpace.backends.torch.kernels.base import Cache
@@ -123,7 +123,12 @@ class TorchRunner:
         self.model = model
         self.capacity = capacity
         self.judge = DeviceJudge(self)
-        self.capabilities = Capabilities(can_rewind=True, judge=self.judge, drafter=self.draft)
+        self.capabilities = Capabilities(
+            can_rewind=True,
+            judge=self.judge,
+            drafter=self.draft,
+            captured=LARGEST_BUCKET if embedding.is_cuda else None,
+        )
         self.vocab_size = config.vocab_size
         self.device = embedding.device
         self.pool = BlockPool(num_pages(capacity), PAGE_TOKENS)
