@@ -55,7 +55,7 @@ class Stopwatch:
 
 def measure(kind: str, concurrency: int, seed: int) -> list[float]:
     """Milliseconds of every step but the first few, in which nothing is warm."""
-    load = Load(concurrency, max(10, concurrency + concurrency // 4))
+    load = Load(concurrency, max(20, 2 * concurrency))
     scenario = Scenario(f"{kind} c{concurrency}", "gpu-flat", load, seed, mean_output=64, **KINDS[kind])
     simulation = Simulation(scenario, "ours")
     watch = Stopwatch(simulation)

@@ -1,40 +1,116 @@
 """A load generator for benchmarks.serve_load, in a process of its own so that it shares no interpreter with the server.
 
-Reads a job from stdin (JSON: port, concurrency, seconds or count, and the bodies to send), keeps that many requests in
-flight over raw sockets, and writes what it got to stdout. It parses as little as it can: what clients use of a small
-machine is missing from the server.
+Reads a job from stdin (JSON, see `Job`), keeps that many requests in flight, and writes what it got to stdout, with the
+CPU time it took: what clients use of a small machine is missing from the server. So it is one thread over raw sockets,
+which collects bytes while requests are in flight and looks into them only afterwards.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
-from time import perf_counter
+from dataclasses import dataclass
+from itertools import count
+from selectors import EVENT_READ, DefaultSelector
+from socket import create_connection, socket
+from time import perf_counter, process_time
 from typing import Any
 
+_LAST_CHUNK = b"\r\n0\r\n\r\n"  # JSON escapes line ends, so no event contains it
+_HEAD_END = b"\r\n\r\n"
 
-async def ask(port: int, body: dict[str, Any]) -> tuple[bytes, float, float]:
-    """The raw body of one answer, and when its first and last byte came."""
-    data = json.dumps(body).encode()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
-    try:
-        head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close"
-        writer.write(f"{head}\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data)
-        await writer.drain()
-        first = await reader.read(1 << 16)
-        first_at = perf_counter()
-        rest = bytearray(first)
-        while part := await reader.read(1 << 16):
-            rest += part
-        return bytes(rest), first_at, perf_counter()
-    finally:
-        writer.close()
+
+@dataclass(slots=True)
+class Job:
+    port: int
+    bodies: list[dict[str, Any]]  # sent in turn, over and over
+    concurrency: int
+    seconds: float | None = None  # begin no request after this long,
+    count: int | None = None  # or after this many
+    keep_alive: bool = True  # False: a connection per request
+
+    def requests(self) -> list[bytes]:
+        connection = "keep-alive" if self.keep_alive else "close"
+        lines = ("POST /v1/completions HTTP/1.1", "host: localhost", "content-type: application/json")
+        head = "\r\n".join((*lines, f"connection: {connection}"))
+        bodies = [json.dumps(body).encode() for body in self.bodies]
+        return [f"{head}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body for body in bodies]
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request and the bytes that answer it."""
+
+    connection: socket
+    body: int
+    sent_at: float
+    raw: bytearray
+    first_at: float = 0.0
+    last_at: float = 0.0
+    length: int | None = None  # of all, where the head announces it
+
+    def take(self, data: bytes) -> bool:
+        """Whether the answer is complete with these bytes. None at all: the server has closed the connection."""
+        if not self.raw:
+            self.first_at = perf_counter()
+        self.raw += data
+        if self.length is None and (at := self.raw.find(b"content-length: ")) >= 0 and _HEAD_END in self.raw:
+            length = int(self.raw[at + 16 : self.raw.index(b"\r\n", at)])
+            self.length = self.raw.index(_HEAD_END) + len(_HEAD_END) + length
+        is_whole = not data or self.raw.endswith(_LAST_CHUNK) or len(self.raw) == self.length
+        if is_whole:
+            self.last_at = perf_counter()
+        return is_whole
+
+
+def run(job: Job) -> dict[str, Any]:
+    requests, finished = job.requests(), list[Exchange]()
+    indices = count()
+    began, cpu_began = perf_counter(), process_time()
+    with DefaultSelector() as selector:
+
+        def send_next(connection: socket | None = None) -> bool:
+            index = next(indices)
+            if (job.count is not None and index >= job.count) or (
+                job.seconds is not None and perf_counter() - began >= job.seconds
+            ):
+                return False
+            sent_at = perf_counter()
+            if connection is None:
+                connection = create_connection(("127.0.0.1", job.port), timeout=120)
+            connection.sendall(requests[index % len(requests)])
+            exchange = Exchange(connection, index % len(requests), sent_at, bytearray())
+            if connection in selector.get_map():
+                selector.modify(connection, EVENT_READ, exchange)
+            else:
+                selector.register(connection, EVENT_READ, exchange)
+            return True
+
+        for _ in range(job.concurrency):
+            send_next()
+        while selector.get_map():
+            for key, _ in selector.select():
+                exchange: Exchange = key.data
+                if not exchange.take(exchange.connection.recv(1 << 16)):
+                    continue
+                finished.append(exchange)
+                if not (job.keep_alive and send_next(exchange.connection)):
+                    selector.unregister(exchange.connection)
+                    exchange.connection.close()
+                    if not job.keep_alive:
+                        send_next()
+    seconds, cpu_seconds = perf_counter() - began, process_time() - cpu_began
+    return {"seconds": seconds, "cpu_seconds": cpu_seconds, "answers": [answer(exchange) for exchange in finished]}
+
+
+def answer(exchange: Exchange) -> dict[str, Any]:
+    times = {"first": exchange.first_at - exchange.sent_at, "total": exchange.last_at - exchange.sent_at}
+    return {"body": exchange.body} | times | text_of(bytes(exchange.raw))
 
 
 def text_of(raw: bytes) -> dict[str, Any]:
     """What an answer said, whichever way it was sent."""
-    head, _, body = raw.partition(b"\r\n\r\n")
+    head, _, body = raw.partition(_HEAD_END)
     status = int(head.split(None, 2)[1])
     if b"chunked" in head.lower():
         body = b"".join(_chunks(body))
@@ -66,35 +142,10 @@ def _chunks(body: bytes) -> list[bytes]:
         at = end + 2 + size + 2
 
 
-async def run(job: dict[str, Any]) -> dict[str, Any]:
-    bodies, results = job["bodies"], []
-    next_index = 0
-    began = perf_counter()
-
-    def more() -> bool:
-        if job.get("count") is not None:
-            return bool(next_index < job["count"])
-        return bool(perf_counter() - began < job["seconds"])
-
-    async def client() -> None:
-        nonlocal next_index
-        while more():
-            index = next_index
-            next_index += 1
-            sent_at = perf_counter()
-            raw, first_at, last_at = await ask(job["port"], bodies[index % len(bodies)])
-            results.append((index % len(bodies), raw, first_at - sent_at, last_at - sent_at))
-
-    await asyncio.gather(*(client() for _ in range(job["concurrency"])))
-    seconds = perf_counter() - began
-    answers = [{"body": i, "first": first, "total": total} | text_of(raw) for i, raw, first, total in results]
-    return {"seconds": seconds, "answers": answers}
-
-
 def main() -> None:
     """One job a line, until the input ends: a process that is already up measures no start of its own."""
     for line in sys.stdin:
-        print(json.dumps(asyncio.run(run(json.loads(line)))), flush=True)
+        print(json.dumps(run(Job(**json.loads(line)))), flush=True)
 
 
 if __name__ == "__main__":

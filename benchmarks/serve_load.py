@@ -5,7 +5,9 @@
     python -m benchmarks.serve_load overhead                   throughput at concurrency 8, served and offline
 
 `load` compares every answer with the offline engine's for the same prompt and seed, and afterwards looks for anything
-left behind: requests, cache sequences and cells, memory. It exits with status 1 where something does not hold.
+left behind: requests, cache sequences and cells, memory. `overhead` gives both the same requests, answered to the same
+letter, in random order within a round, and compares within rounds. Server and offline engine are this process; clients
+share the machine with them, so their CPU time is shown. Exits with status 1 where something does not hold.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Event, Thread
 from time import perf_counter, sleep
 from typing import Any
 
-from benchmarks.report import provenance, spread, write_json
+from benchmarks.memory import MemoryWatch, touch_all
+from benchmarks.report import median_interval, provenance, spread, write_json
 from outpace import LLM, SamplingParams
 from outpace.backends.base import Tokenizer
 from outpace.core import StepPlan
@@ -34,7 +36,8 @@ from tests.fakes import ByteTokenizer, FakeModel, fake_engine, runner_of
 from tests.server_helper import LiveServer
 
 MOST_LAG = 0.020  # seconds, at the 99th percentile of the event loop's lag
-MOST_GROWTH = 0.05  # of resident memory, from the end of the first quarter to the end
+MOST_GROWTH = 0.05  # of resident memory, once the load has lasted for
+STEADY_SECONDS = 30
 LEAST_RATIO = 0.95  # served over offline throughput
 
 FAKE_SECONDS = 0.005  # a step of the fake model, outside the interpreter as a real one's is
@@ -133,28 +136,6 @@ def offline_answers(engine: Engine, tokenizer: Tokenizer, wanted: Sequence[dict[
     return [request.writer.text for request in requests]
 
 
-def resident_bytes() -> int:
-    status = Path("/proc/self/status").read_text()
-    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:"))) * 1024
-
-
-@contextmanager
-def sampled_memory(samples: list[int]) -> Any:
-    done = Event()
-
-    def sample() -> None:
-        while not done.wait(1.0):
-            samples.append(resident_bytes())
-
-    thread = Thread(target=sample)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
 def quantile_bound(buckets: Sequence[tuple[str, float]], share: float) -> float:
     """The smallest bucket bound that this share of a histogram lies under."""
     total = buckets[-1][1]
@@ -169,14 +150,15 @@ def load(options: argparse.Namespace) -> int:
     else:
         llm = LLM(max_sequences=options.clients, cache_tokens=8192, max_context=2048, suffix_store_tokens=STORE_TOKENS)
         llm.engine.calibrate()
+        touch_all(llm.engine)
         engine, tokenizer, max_context = llm.engine, llm.tokenizer, llm.config.max_context
     expected = offline_answers(engine, tokenizer, wanted)
     clients = Clients()
     server = LiveServer(engine, tokenizer, max_context, model_names=("loaded",))
     streaming = [body | {"stream": True, "stream_options": {"include_usage": True}} for body in wanted]
-    memory: list[int] = []
-    with sampled_memory(memory):
-        result = clients.run(port=server.port, concurrency=options.clients, seconds=options.seconds, bodies=streaming)
+    job = {"concurrency": options.clients, "seconds": options.seconds, "keep_alive": False}
+    with MemoryWatch(options.seconds) as memory:
+        result = clients.run(port=server.port, bodies=streaming, **job)
     clients.close()
     server.check_clean()
     lag = server.app.state.outpace.http.lag.buckets()
@@ -186,8 +168,8 @@ def load(options: argparse.Namespace) -> int:
     answers = result["answers"]
     wrong = [answer for answer in answers if answer["text"] != expected[answer["body"]]]
     num_tokens = sum(answer["num_tokens"] or 0 for answer in answers)
-    quarter = max(1, len(memory) // 4)
-    growth = max(memory[-quarter:]) / max(memory[:quarter]) - 1
+    early, late = memory.peaks(STEADY_SECONDS)
+    growth = late / early - 1
     firsts = [answer["first"] for answer in answers]
     figures = {
         "answers": len(answers),
@@ -198,8 +180,10 @@ def load(options: argparse.Namespace) -> int:
         "first_event_seconds": {"median": statistics.median(firsts), "p99": _p99(firsts)},
         "event_loop_lag_seconds": {"p50_at_most": quantile_bound(lag, 0.5), "p99_at_most": quantile_bound(lag, 0.99)},
         "event_loop_lag_samples": lag[-1][1],
-        "resident_bytes": {"first_quarter": max(memory[:quarter]), "last_quarter": max(memory[-quarter:])},
+        "resident_bytes": {f"in_the_first_{STEADY_SECONDS}_seconds": early, "afterwards": late},
+        "resident_bytes_every_10_seconds": memory.samples[::10],
         "memory_growth": growth,
+        "client_cpu_seconds": result["cpu_seconds"],
         "left_behind": "nothing",  # check_clean has looked, and raises where it finds something
         "acceptance_rate": metrics["vllm:spec_decode_draft_acceptance_rate"],
     }
@@ -207,7 +191,7 @@ def load(options: argparse.Namespace) -> int:
         "every answer equals the offline engine's": not wrong,
         "the counter of tokens equals what clients received": figures["tokens_received_equal_counter"],
         f"P99 of the event loop's lag is at most {MOST_LAG * 1000:g} ms": quantile_bound(lag, 0.99) <= MOST_LAG,
-        f"memory grows by less than {MOST_GROWTH:.0%}": growth < MOST_GROWTH,
+        f"memory grows by less than {MOST_GROWTH:.0%} after {STEADY_SECONDS} s": growth < MOST_GROWTH,
     }
     for name, value in figures.items():
         print(f"{name:32}{value}")
@@ -216,42 +200,56 @@ def load(options: argparse.Namespace) -> int:
     return _finish(options, holds, figures | {"clients": options.clients, "seconds": options.seconds}, llm)
 
 
+@dataclass(slots=True)
+class Trial:
+    seconds: float
+    texts: list[str]
+    client_cpu_seconds: float = 0.0
+
+
 def overhead(options: argparse.Namespace) -> int:
-    """Both variants in one process over one engine, never at the same time, in random order within a round."""
+    """Both variants in one process over one engine, never at the same time."""
     llm = LLM(max_sequences=options.clients, speculation="off")
-    wanted = bodies(options.tokens, ignore_eos=True)[::2]
+    wanted = bodies(options.tokens, ignore_eos=True)[::2]  # short, so that a round sees one mood of the machine
     prompts, params = [body["prompt"] for body in wanted], [params_of(body) for body in wanted]
     num_tokens = sum(body["max_tokens"] for body in wanted)
     clients = Clients()
     server = LiveServer(llm.engine, llm.tokenizer, llm.config.max_context, model_names=("measured",))
 
-    def offline() -> float:
+    def offline() -> Trial:
         begin = perf_counter()
-        server.aside(lambda: llm.generate(prompts, params, progress=False))
-        return perf_counter() - begin
+        outputs = server.aside(lambda: llm.generate(prompts, params, progress=False))
+        return Trial(perf_counter() - begin, [output.outputs[0].text for output in outputs])
 
-    def served(*, stream: bool) -> float:
+    def served(*, stream: bool) -> Trial:
         sent = [body | {"stream": stream} for body in wanted]
         result = clients.run(port=server.port, concurrency=options.clients, count=len(sent), bodies=sent)
-        assert all(answer["text"] for answer in result["answers"])
-        seconds: float = result["seconds"]
-        return seconds
+        texts = {answer["body"]: answer["text"] for answer in result["answers"]}
+        return Trial(result["seconds"], [texts[i] for i in range(len(sent))], result["cpu_seconds"])
 
-    variants: dict[str, Callable[[], float]] = {
+    variants: dict[str, Callable[[], Trial]] = {
         "offline": offline,
         "whole": lambda: served(stream=False),
         "streamed": lambda: served(stream=True),
     }
     rates: dict[str, list[float]] = {name: [] for name in variants}
+    cpu: dict[str, list[dict[str, float]]] = {name: [] for name in variants}
     order = list(variants)
+    expected: list[str] | None = None
     for round_ in range(-1, options.rounds):  # the first warms up
         random.shuffle(order)
         for name in order:
-            rate = num_tokens / variants[name]()
+            loop_began = server.loop_cpu_seconds()
+            trial = variants[name]()
             server.wait_until_idle()
+            loop_seconds = server.loop_cpu_seconds() - loop_began
             server.aside(llm.engine.forget)
+            expected = expected or trial.texts
+            assert trial.texts == expected, f"{name}: an answer differs"
             if round_ >= 0:
-                rates[name].append(rate)
+                rates[name].append(num_tokens / trial.seconds)
+                shares = {"event_loop": loop_seconds, "clients": trial.client_cpu_seconds}
+                cpu[name].append({part: seconds / trial.seconds for part, seconds in shares.items()})
     clients.close()
     server.stop()
 
@@ -260,11 +258,14 @@ def overhead(options: argparse.Namespace) -> int:
     holds = {}
     for name, values in rates.items():
         ratios = [value / base for value, base in zip(values, rates["offline"], strict=True)]
-        figures[name] = {"tokens_per_second": statistics.median(values), "all": values}
+        shares = {part: statistics.median(each[part] for each in cpu[name]) for part in ("event_loop", "clients")}
+        figures[name] = {"tokens_per_second": statistics.median(values), "all": values, "share_of_a_core": shares}
         print(f"{name:24}{statistics.median(values):9.1f}   {spread(values, '.1f')}")
         if name != "offline":
-            ratio = figures[name]["over_offline"] = statistics.median(ratios)
-            print(f"{'  beside offline, paired':24}{ratio:9.3f}   {spread(ratios, '.3f')}   >= {LEAST_RATIO}")
+            ratio, (low, high) = statistics.median(ratios), median_interval(ratios)
+            figures[name] |= {"over_offline": ratio, "over_offline_95_percent": [low, high]}
+            print(f"{'  beside offline, paired':24}{ratio:9.3f}   95%: {low:.3f} .. {high:.3f}   >= {LEAST_RATIO}")
+            print(f"{'  of one core':24}event loop {shares['event_loop']:.1%}, clients {shares['clients']:.1%}")
             holds[f"{name}: at least {LEAST_RATIO} of the offline engine's throughput"] = ratio >= LEAST_RATIO
     return _finish(options, holds, figures | {"clients": options.clients, "rounds": options.rounds}, llm)
 
@@ -295,7 +296,7 @@ def main() -> int:
         command.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     commands.choices["load"].add_argument("--model", choices=("fake", "embedded"), default="fake")
     commands.choices["load"].add_argument("--seconds", type=float, default=120.0)
-    commands.choices["overhead"].add_argument("--rounds", type=int, default=16)
+    commands.choices["overhead"].add_argument("--rounds", type=int, default=24)
     options = parser.parse_args()
     status: int = options.action(options)
     return status

@@ -21,7 +21,7 @@ from outpace.engine.async_engine import AsyncEngine
 from outpace.engine.engine import Engine
 from outpace.server.app import create_app
 from outpace.server.config import ServerConfig
-from outpace.server.launch import Server
+from outpace.server.launch import Server, listen
 
 R = TypeVar("R")
 
@@ -34,8 +34,7 @@ class LiveServer:
         self.async_engine = AsyncEngine(engine, max_queued=config.max_queued)
         self.app = create_app(self.async_engine, tokenizer, config, max_context=max_context)
         self.server = Server(self.app, self.async_engine, config)
-        listener = socket.socket()
-        listener.bind(("127.0.0.1", 0))
+        listener = listen(config.host, 0)
         self.port: int = listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -91,7 +90,7 @@ class LiveServer:
         self.aside(self._check_clean)
 
     def _check_clean(self) -> None:
-        assert not self.async_engine._tickets and not self.async_engine._open and not self.async_engine._unsent
+        assert not self.async_engine._worker.tickets and not self.async_engine._open
         self.engine.scheduler.check_integrity()
         self.engine.scheduler.forget_kept()
         self.engine.scheduler.check_integrity()
@@ -102,6 +101,11 @@ class LiveServer:
     def aside(self, work: Callable[[], R]) -> R:
         """Use the engine in its own thread, where nobody else does."""
         return self.async_engine.call(work).result(timeout=120)
+
+    def loop_cpu_seconds(self) -> float:
+        """CPU time of the event loop's thread."""
+        assert self._thread.ident is not None
+        return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
 
     def stop(self) -> None:
         self.server.should_exit = True

@@ -155,16 +155,16 @@ def test_an_investment_that_serves_nobody_any_more_is_lost():
 
 
 def ended(record: ReadingRecord, *, lost: bool) -> None:
-    record.begin(1.0)
-    record.end(1.0, lost)
+    record.begin()
+    record.end(lost=lost)
 
 
 def test_at_first_one_text_is_read_at_a_time():
     record = ReadingRecord()
     assert record.is_worth_trying
-    record.begin(1.0)
+    record.begin()
     assert not record.is_worth_trying, "nobody knows yet how the first one fares"
-    record.end(1.0, lost=False)
+    record.end(lost=False)
     assert record.is_worth_trying
 
 
@@ -174,7 +174,7 @@ def test_each_winner_lets_more_try_at_once():
         ended(record, lost=False)
     tried = 0
     while record.is_worth_trying:
-        record.begin(1.0)
+        record.begin()
         tried += 1
         assert tried < 100
     assert tried > 1
@@ -214,32 +214,5 @@ def test_after_a_loser_one_tries_at_a_time_again():
     ended(record, lost=True)
     while not record.is_worth_trying:
         record.pass_time()
-    record.begin(1.0)
+    record.begin()
     assert not record.is_worth_trying
-
-
-# ---- what may be staked on reading
-
-
-def test_what_may_be_staked_at_once_is_measured_in_plain_steps_and_grows_with_winners():
-    record = ReadingRecord()
-    assert record.has_none_open
-    first = record.room_for(0.5)
-    assert 0 < first <= 4 * 0.5
-    record.begin(0.3)
-    assert not record.has_none_open and record.room_for(0.5) == pytest.approx(first - 0.3)
-    record.end(0.3, lost=False)
-    assert record.has_none_open and record.room_for(0.5) == pytest.approx(first)
-    for _ in range(4):
-        ended(record, lost=False)
-    assert record.room_for(0.5) > first
-    ended(record, lost=True)
-    assert record.room_for(0.5) == pytest.approx(first), "after a loser, as at first"
-
-
-def test_more_is_never_staked_than_there_is_room_for():
-    record = ReadingRecord()
-    record.begin(10.0)
-    assert record.room_for(1.0) < 0
-    record.end(10.0, lost=False)
-    assert record.room_for(1.0) > 0

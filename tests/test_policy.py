@@ -48,7 +48,10 @@ def test_the_depth_taken_makes_expected_tokens_per_second_largest(right, sure):
         best = max(speeds)
         [choice] = desk.decide([who])
         # A gain too small to be told from an error of measurement is left.
-        assert speeds[choice.depth] == pytest.approx(best) or (choice.depth == 0 and best < 1.02 * speeds[0])
+        # So is one that would stake more than may be lost; and a step may be plain to measure it.
+        if desk.policy.trace[-1].reason.endswith("to measure it"):
+            continue
+        assert speeds[choice.depth] >= 0.995 * best or (choice.depth == 0 and best < 1.02 * speeds[0])
         if choice.depth:
             assert choice.expected == pytest.approx(expected_of(desk, who, choice.depth, sure))
         desk.step([who])

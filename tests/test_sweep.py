@@ -114,7 +114,8 @@ def test_no_guess_is_a_plain_step(rows):
 def test_what_has_to_be_done_first_is_part_of_every_size():
     table = Table([1.0, 1.5], 1.0, 0.1)
     later = table.after(0.5)
-    assert list(later.seconds) == [1.5, 2.0] and (later.expected, later.token_seconds) == (1.0, 0.1)
+    assert [later.total(count, 1.0) for count in (0, 1)] == pytest.approx([1.6, 2.1])
+    assert (later.expected, later.token_seconds) == (1.0, 0.1)
     assert list(table.seconds) == [1.0, 1.5]
 
 

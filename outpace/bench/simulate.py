@@ -10,21 +10,25 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
 import os
-import statistics
+import signal
 import sys
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from tqdm import tqdm
+
+from outpace.bench.simulation.records import ORACLE, OURS, Record, RecordFile, code_of
 from outpace.bench.simulation.rivals import Fixed, Rival, all_rivals
 from outpace.bench.simulation.runner import Simulation
 from outpace.bench.simulation.scenarios import all_scenarios, quick_scenarios
 from outpace.bench.simulation.world import Result, Scenario
 
-OURS, ORACLE, PLAIN = "ours", "oracle", "plain"
+PLAIN = "plain"
 LEAST_OF_PLAIN = 0.98
 MOST_P99 = 1.05
 LEAST_OF_ORACLE = 0.95
@@ -36,7 +40,7 @@ and open loads up to 256 running requests. No model is loaded.
 
 examples:
   outpace bench simulate --quick
-  outpace bench simulate --json simulation.json
+  outpace bench simulate --json simulation.json --resume simulation.jsonl
 """
 
 
@@ -44,41 +48,58 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = _DESCRIPTION
     parser.add_argument("--quick", action="store_true", help="a small sample of scenarios, in under 30 seconds")
     parser.add_argument("--json", metavar="FILE", help="write every figure to FILE")
+    parser.add_argument(
+        "--resume", metavar="FILE", help="keep every simulation in FILE as it ends; those on file are not run again"
+    )
     parser.add_argument("--only", metavar="TEXT", help="only scenarios whose name contains TEXT")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N",
-                        help="scenarios simulated at once (default: %(default)s)")  # fmt: skip
+                        help="simulations at once (default: %(default)s)")  # fmt: skip
 
 
 def execute(options: argparse.Namespace) -> int:
-    scenarios = quick_scenarios() if options.quick else all_scenarios()
-    if options.only:
-        scenarios = [scenario for scenario in scenarios if options.only in scenario.name]
-    done: list[dict[str, Any]] = []
+    records = RecordFile(Path(options.resume) if options.resume else None)
+    scenarios = [each for each in _scenarios(options.quick) if options.only is None or options.only in each.name]
     begin = perf_counter()
     try:
-        for row in _progress(_run_all([scenario.name for scenario in scenarios], options), len(scenarios)):
-            done.append(row)
+        _run_all(scenarios, records, options)
     except KeyboardInterrupt:
-        print(f"interrupted: {len(done)} of {len(scenarios)} scenarios are reported", file=sys.stderr)
-    report = summarise(done)
+        again = f"; `--resume {options.resume}` goes on from here" if options.resume else ""
+        print(f"interrupted: only scenarios that every policy has ended are reported{again}", file=sys.stderr)
+    report = summarise([row for each in scenarios if (row := _row(each, options.quick, records)) is not None])
     report["seconds"] = perf_counter() - begin
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump(report, file, indent=1)
     print(as_text(report))
-    return 0 if done else 1
+    return 0 if report["scenarios"] else 1
 
 
 def simulate(scenario: Scenario) -> dict[str, Any]:
     """One scenario under every policy."""
-    policies_here: list[str | Rival] = [Fixed(0), OURS, ORACLE, *all_rivals()]
-    results = [Simulation(scenario, policy).run() for policy in policies_here]
-    by_name = {result.policy: result for result in results}
-    plain, oracle = by_name[PLAIN], by_name[ORACLE]
-    policies = {name: _ratios(result, plain, oracle) for name, result in by_name.items() if name != PLAIN}
-    ours = by_name[OURS]
+    return _compared(scenario, {name: Simulation(scenario, _policy(name)).run() for name in policy_names()})
+
+
+def policy_names() -> list[str]:
+    return [PLAIN, OURS, ORACLE, *(rival.name for rival in all_rivals())]
+
+
+def _policy(name: str) -> str | Rival:
+    """A rival remembers what it has seen: every simulation has its own."""
+    return next((rival for rival in (Fixed(0), *all_rivals()) if rival.name == name), name)
+
+
+def _row(scenario: Scenario, quick: bool, records: RecordFile) -> dict[str, Any] | None:
+    """What a scenario came to; None where not every policy has ended."""
+    results = {name: records.get(scenario.name, quick, name) for name in policy_names()}
+    ended = {name: result for name, result in results.items() if result is not None}
+    return _compared(scenario, ended) if len(ended) == len(results) else None
+
+
+def _compared(scenario: Scenario, results: dict[str, Result]) -> dict[str, Any]:
+    plain, oracle, ours = results[PLAIN], results[ORACLE], results[OURS]
+    policies = {name: _ratios(result, plain, oracle) for name, result in results.items() if name != PLAIN}
     policies[OURS]["estimated_speedup"] = ours.estimated_speedup
-    policies[OURS]["policy_ms_per_step"] = 1e3 * statistics.median(ours.policy_seconds)
+    policies[OURS]["policy_ms_per_step"] = ours.policy_ms
     return {
         "name": scenario.name,
         "concurrency": scenario.load.concurrency,
@@ -97,32 +118,38 @@ def _ratios(result: Result, plain: Result, oracle: Result) -> dict[str, Any]:
     }
 
 
-def _run_all(names: list[str], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    named = partial(_simulate_named, options.quick)
-    if options.jobs <= 1:
-        yield from map(named, names)
-        return
-    with ProcessPoolExecutor(options.jobs) as pool:
-        try:
-            yield from pool.map(named, names)
-        except KeyboardInterrupt:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+def _run_all(scenarios: list[Scenario], records: RecordFile, options: argparse.Namespace) -> None:
+    """Every policy in every scenario, as far as that is not on file."""
+    wanted = [
+        (options.quick, scenario.name, name)
+        for scenario in scenarios
+        for name in policy_names()
+        if records.get(scenario.name, options.quick, name) is None
+    ]
+    jobs = min(options.jobs, len(wanted))
+    with (
+        tqdm(total=len(wanted), unit="simulation", dynamic_ncols=True, disable=not sys.stderr.isatty()) as bar,
+        ExitStack() as stack,
+    ):
+        if jobs > 1:
+            pool = stack.enter_context(multiprocessing.Pool(jobs, signal.signal, (signal.SIGINT, signal.SIG_IGN)))
+            ended: Iterable[Record] = pool.imap_unordered(_simulate_named, wanted)
+        else:
+            ended = map(_simulate_named, wanted)
+        for record in ended:
+            records.add(record)
+            bar.update()
 
 
-def _simulate_named(quick: bool, name: str) -> dict[str, Any]:
+def _simulate_named(wanted: tuple[bool, str, str]) -> Record:
     """Scenarios hold functions, which do not travel between processes; their names do."""
-    scenarios = quick_scenarios() if quick else all_scenarios()
-    return simulate(next(scenario for scenario in scenarios if scenario.name == name))
+    quick, scenario, policy = wanted
+    world = next(each for each in _scenarios(quick) if each.name == scenario)
+    return Record(scenario, quick, code_of(policy), Simulation(world, _policy(policy)).run())
 
 
-def _progress(rows: Iterable[dict[str, Any]], total: int) -> Iterable[dict[str, Any]]:
-    from tqdm import tqdm
-
-    bar: Iterable[dict[str, Any]] = tqdm(
-        rows, total=total, unit="scenario", dynamic_ncols=True, disable=not sys.stderr.isatty()
-    )
-    return bar
+def _scenarios(quick: bool) -> list[Scenario]:
+    return quick_scenarios() if quick else all_scenarios()
 
 
 def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,9 +1,7 @@
 """An engine in a thread of its own, behind an event loop: submit, stream, abort.
 
-The thread owns the engine. The loop sends it orders through a queue, which it empties before every step, so an abort
-takes effect within one step; it answers with pieces, one wake-up of the loop per step whatever the number of readers.
-Neither side waits for the other. A step that breaks is recovered from (see recovery.py); if that fails too, the engine
-is dead: every caller hears of it, and `on_death` is called so that the process can end.
+This is the loop's side; the thread's is worker.py. The loop sends it commands, it answers with pieces, and neither side
+waits for the other. If the engine dies, every caller hears of it and `on_death` is called so that the process can end.
 """
 
 from __future__ import annotations
@@ -12,50 +10,18 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 from threading import Thread
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from outpace.core import Delta, Request
 from outpace.engine.engine import Engine
-from outpace.engine.generation import EngineFault, EngineStopped, Generation, Order, Overloaded, Piece, Ticket
-from outpace.engine.recovery import recover
-from outpace.errors import OutpaceError, UsageError
+from outpace.engine.generation import EngineStopped, Generation, Order, Overloaded, Piece
+from outpace.engine.worker import Abort, Call, Parcel, Stop, Submit, Worker
+from outpace.errors import UsageError
 from outpace.metrics import EngineMetrics
 
 log = logging.getLogger("outpace.engine")
 R = TypeVar("R")
-
-
-@dataclass(slots=True)
-class _Submit:
-    tickets: list[Ticket]
-
-
-@dataclass(slots=True)
-class _Abort:
-    tickets: list[Ticket]
-
-
-@dataclass(slots=True)
-class _Call:
-    work: Callable[[], Any]
-    result: Future[Any]
-
-
-class _Stop:
-    pass
-
-
-# Writing an event costs about as much as a fifth of a small model's token, so they are rationed: many fast readers get
-# several tokens at a time, and none waits longer than a pause nobody sees.
-EVENTS_PER_SECOND = 150
-LONGEST_PAUSE = 0.1
-
-_Command = _Submit | _Abort | _Call | _Stop
-_Parcel = tuple[Generation, Piece]
 
 
 class AsyncEngine:
@@ -67,18 +33,14 @@ class AsyncEngine:
         self.on_death: Callable[[], None] = lambda: None
         self.failure: str | None = None  # why the engine is dead
         self._max_queued = max_queued
-        self._inbox: SimpleQueue[_Command] = SimpleQueue()
+        self._worker = Worker(engine, self.metrics, self._post)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: Thread | None = None
         self._is_draining = False
-        # The loop's side
         self._open: set[Generation] = set()
         self._num_open = 0
         self._num_delivered = 0
         self._began = perf_counter()
-        # The thread's side
-        self._tickets: dict[int, Ticket] = {}  # by request id
-        self._unsent: dict[int, Ticket] = {}  # those with something to send
 
     # ---- called from the event loop
 
@@ -118,13 +80,13 @@ class AsyncEngine:
         generation = Generation(orders, self._abort, stream=stream)
         self._open.add(generation)
         self._num_open += len(orders)
-        self._inbox.put(_Submit(generation.tickets))
+        self._worker.inbox.put(Submit(generation.tickets))
         return generation
 
     def call(self, work: Callable[[], R]) -> Future[R]:
         """Have the engine's thread do something between two steps: nobody else may touch the engine while it runs."""
         result: Future[R] = Future()
-        self._inbox.put(_Call(work, result))
+        self._worker.inbox.put(Call(work, result))
         return result
 
     def forget(self) -> None:
@@ -139,7 +101,7 @@ class AsyncEngine:
         """End every answer where it stands; its reader hears why."""
         for generation in list(self._open):
             tickets = generation.tickets
-            self._inbox.put(_Abort(tickets))
+            self._worker.inbox.put(Abort(tickets))
             self._receive([(generation, Piece(t.index, error=EngineStopped(sentence))) for t in tickets])
 
     async def stop(self) -> None:
@@ -150,12 +112,12 @@ class AsyncEngine:
 
     def join(self) -> None:
         """The thread ends after the step it is in; then the engine may be closed. From any thread but its own."""
-        self._inbox.put(_Stop())
+        self._worker.inbox.put(Stop())
         if self._thread is not None:
             self._thread.join()
 
     def _abort(self, generation: Generation) -> None:
-        self._inbox.put(_Abort(generation.tickets))
+        self._worker.inbox.put(Abort(generation.tickets))
         self._num_open -= generation.num_unfinished
         self._close(generation)
 
@@ -171,7 +133,7 @@ class AsyncEngine:
         each = (perf_counter() - self._began) / self._num_delivered
         return min(60.0, max(1.0, each * self._max_queued / 2))
 
-    def _receive(self, parcels: Sequence[_Parcel]) -> None:
+    def _receive(self, parcels: Sequence[Parcel]) -> None:
         for generation, piece in parcels:
             before = generation.num_unfinished
             generation.put(piece)
@@ -181,131 +143,16 @@ class AsyncEngine:
                 if not generation.num_unfinished:
                     self._close(generation)
 
-    # ---- the engine's thread
+    # ---- called from the engine's thread
 
     def _run(self) -> None:
         try:
-            while self._take_commands():
-                if self.engine.has_requests:
-                    self._step()
+            self._worker.run()
         except BaseException as error:
             self._die(error)
 
-    def _take_commands(self) -> bool:
-        """Everything the loop has sent; waits for it where there is nothing else to do. False: stop."""
-        while True:
-            try:
-                command = self._inbox.get(block=not self.engine.has_requests)
-            except Empty:
-                return True
-            if isinstance(command, _Stop):
-                return False
-            if isinstance(command, _Submit):
-                self._admit(command.tickets)
-            elif isinstance(command, _Call):
-                try:
-                    command.result.set_result(command.work())
-                except Exception as error:
-                    command.result.set_exception(error)
-            else:
-                self._end(command.tickets)
-            self.metrics.look_at(self.engine)
-
-    def _admit(self, tickets: Sequence[Ticket]) -> None:
-        for ticket in tickets:
-            order = ticket.order
-            try:
-                ticket.request = self.engine.submit(order.prompt, order.params, seed=order.seed)
-                self._tickets[ticket.request.id] = ticket
-            except OutpaceError as error:
-                self._send([(ticket.generation, Piece(ticket.index, error=error))])
-
-    def _end(self, tickets: Sequence[Ticket]) -> None:
-        for ticket in tickets:
-            request = ticket.request
-            if request is not None and self._tickets.pop(request.id, None) is not None:
-                self._unsent.pop(request.id, None)
-                self.engine.abort(request)
-                self.metrics.ended(request, "abort")
-
-    def _step(self) -> None:
-        try:
-            deltas = self.engine.step()
-        except Exception as error:
-            self.metrics.num_faults += 1
-            self.metrics.step_done(self.engine.stats)
-            log.error("a step broke; finding out whose fault it was", exc_info=error)
-            recover(self.engine, [t.request for t in self._tickets.values() if t.request], error, self)
-            return
-        self.step_done(deltas)
-
-    def step_done(self, deltas: Sequence[Delta]) -> None:
-        """Count what a step did and hand it to the readers."""
-        now = perf_counter()
-        self.metrics.step_done(self.engine.stats)
-        for delta in deltas:
-            ticket = self._tickets.get(delta.request.id)
-            if ticket is not None:
-                self._take(ticket, "".join(segment.text for segment in delta.segments), delta.token_ids, now)
-        self.metrics.look_at(self.engine)
-        self._send(self._due(now))
-
-    def catch_up(self, request: Request) -> None:
-        """Hand on what a broken step had already said."""
-        ticket = self._tickets[request.id]
-        text = request.writer.text[ticket.num_characters :]
-        tokens = request.tokens[len(request.prompt) + ticket.num_taken :]
-        request.writer.take()
-        if tokens or request.finish_reason:
-            self._take(ticket, text, tokens, perf_counter())
-
-    def failed(self, request: Request, error: Exception) -> None:
-        """This request cannot go on; its reader hears a sentence, the log had the rest."""
-        ticket = self._tickets.pop(request.id)
-        self._unsent.pop(request.id, None)
-        self.engine.abort(request)
-        self.metrics.ended(request, "error")
-        fault = EngineFault(
-            f"the engine failed on this request ({type(error).__name__}); the server's log has the details"
-        )
-        self._send([(ticket.generation, Piece(ticket.index, error=fault))])
-
-    def _take(self, ticket: Ticket, text: str, token_ids: list[int], now: float) -> None:
-        """Note what a request has said; it goes out when it is due."""
-        request = ticket.request
-        assert request is not None
-        logprobs = request.writer.logprobs[ticket.num_taken : ticket.num_taken + len(token_ids)]
-        ticket.num_taken += len(token_ids)
-        ticket.num_characters += len(text)
-        self.metrics.advanced(request, len(token_ids), ticket.last_at, now)
-        ticket.last_at = now
-        reason = request.finish_reason
-        if reason is not None:
-            del self._tickets[request.id]
-            self.metrics.ended(request, reason)
-        piece = Piece(ticket.index, text, token_ids, logprobs, reason, request if reason else None)
-        if ticket.unsent is None:
-            ticket.unsent = piece
-            self._unsent[request.id] = ticket
-        else:
-            ticket.unsent.merge(piece)
-
-    def _due(self, now: float) -> list[_Parcel]:
-        """First and last words at once; what comes between them, when the reader's pause is over."""
-        pause = min(len(self._tickets) / EVENTS_PER_SECOND, LONGEST_PAUSE)
-        parcels: list[_Parcel] = []
-        for request_id, ticket in list(self._unsent.items()):
-            piece = ticket.unsent
-            assert piece is not None
-            in_time = ticket.generation.stream and (ticket.sent_at is None or now - ticket.sent_at >= pause)
-            if in_time or piece.is_last:
-                parcels.append((ticket.generation, piece))
-                ticket.unsent, ticket.sent_at = None, now
-                del self._unsent[request_id]
-        return parcels
-
-    def _send(self, parcels: Sequence[_Parcel]) -> None:
-        if parcels and self._loop is not None and not self._loop.is_closed():
+    def _post(self, parcels: Sequence[Parcel]) -> None:
+        if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._receive, parcels)
 
     def _die(self, error: BaseException) -> None:

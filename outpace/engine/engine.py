@@ -325,18 +325,15 @@ class Engine:
             proposer.release(request)
 
     def _learn(self, plan: StepPlan, outcomes: Sequence[Outcome], stats: StepStats) -> None:
-        """Tell the policy what came of its choices; a step of pure decoding also says what steps cost."""
+        """Tell the policy what came of its choices. Of a step of pure decoding, costs are learned too."""
         if not outcomes:
             return
         begin = perf_counter()
         self.policy.observe(outcomes)
         stats.policy_seconds += perf_counter() - begin
-        if self.costs is not None and not stats.num_prefill_tokens:
-            context = sum([row.start for row in plan.rows]) / len(plan.rows)
-            self.costs.target.observe(len(plan.rows), plan.num_tokens, context, stats.forward_seconds)
-            self.costs.observe_host(
-                schedule_seconds=stats.schedule_seconds, verify_seconds=stats.verify_seconds, num_said=stats.num_emitted
-            )
+        if self.costs is not None:
+            if not stats.num_prefill_tokens and not self.policy.is_resting:
+                self._learn_costs(self.costs, plan, stats)
             asked = {o.choice.method for o in outcomes if o.choice.depth and o.choice.ask is not None}
             timings = [self._proposers[method].timing for method in asked]  # others are of earlier calls
             reading = sum([timing.reading_seconds for timing in timings if timing is not None])
@@ -344,6 +341,14 @@ class Engine:
         for outcome in outcomes:
             if outcome.request.finish_reason is not None:
                 self.policy.release(outcome.request)
+
+    @staticmethod
+    def _learn_costs(costs: Costs, plan: StepPlan, stats: StepStats) -> None:
+        context = sum([row.start for row in plan.rows]) / len(plan.rows)
+        costs.target.observe(len(plan.rows), plan.num_tokens, context, stats.forward_seconds)
+        costs.observe_host(
+            schedule_seconds=stats.schedule_seconds, verify_seconds=stats.verify_seconds, num_said=stats.num_emitted
+        )
 
     def check(self, prompt: Sequence[int], params: SamplingParams) -> None:
         """Refuse what cannot run here. Reads nothing that changes, so any thread may ask before it submits."""

@@ -72,11 +72,30 @@ class Ticket:
     index: int
     order: Order
     request: Request | None = None
-    num_taken: int = 0  # tokens taken over from the request
-    num_characters: int = 0
-    unsent: Piece | None = None
-    sent_at: float | None = None  # when the latest piece went out
-    last_at: float | None = None  # when its latest tokens came
+    num_counted: int = 0  # tokens the metrics have heard of
+    counted_at: float | None = None
+    num_sent: int = 0  # tokens the reader was sent,
+    num_segments: int = 0  # and segments of text
+
+    @property
+    def has_news(self) -> bool:
+        return self.request is not None and self.request.num_output > self.num_sent
+
+    def news(self) -> Piece:
+        """What the request has said since this was last asked."""
+        request = self.request
+        assert request is not None
+        writer, is_finished = request.writer, request.finish_reason is not None
+        piece = Piece(
+            self.index,
+            writer.text_after(self.num_segments),
+            request.tokens[len(request.prompt) + self.num_sent :],
+            writer.logprobs[self.num_sent :],
+            request.finish_reason,
+            request if is_finished else None,
+        )
+        self.num_sent, self.num_segments = request.num_output, writer.num_segments
+        return piece
 
 
 class Generation:
@@ -87,7 +106,7 @@ class Generation:
         self.tickets = [Ticket(self, i, order) for i, order in enumerate(orders)]
         self._unfinished = set(range(len(orders)))
         self._pending: dict[int, Piece] = {}
-        self._arrived = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # what a caller waits for who has taken everything
         self._on_abort = on_abort
 
     @property
@@ -105,14 +124,18 @@ class Generation:
             self._pending[piece.index] = piece
         else:
             waiting.merge(piece)
-        self._arrived.set()
+        self._wake()
 
     def abort(self) -> None:
         """The caller has left: whatever is unfinished ends within a step."""
         if self._unfinished:
             self._on_abort(self)
             self._unfinished.clear()
-        self._arrived.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     def __aiter__(self) -> Generation:
         return self
@@ -121,8 +144,8 @@ class Generation:
         while not self._pending:
             if not self._unfinished:
                 raise StopAsyncIteration
-            self._arrived.clear()
-            await self._arrived.wait()
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         pieces = list(self._pending.values())
         self._pending.clear()
         return pieces

@@ -31,6 +31,14 @@ class OutputWriter:
     def text(self) -> str:
         return "".join(self._shown)
 
+    @property
+    def num_segments(self) -> int:
+        """Of text shown so far; `text_after` gives what comes after as many."""
+        return len(self._shown)
+
+    def text_after(self, num_segments: int) -> str:
+        return "".join(self._shown[num_segments:])
+
     def add(self, token: int, *, from_draft: bool, room_left: int) -> FinishReason | None:
         """Take the next token; says why the request ends, if it does. `room_left`: tokens it may still say after."""
         self.num_tokens += 1

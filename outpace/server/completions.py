@@ -16,7 +16,8 @@ from outpace.config import SamplingParams
 from outpace.engine.generation import Order
 from outpace.randomness import child_seed
 from outpace.server.errors import ApiError, ErrorReply
-from outpace.server.replies import Answer, ChatAnswer, ChatReply, Heading, TextAnswer, TextReply
+from outpace.server.replies import Answer, ChatAnswer, Heading, TextAnswer
+from outpace.server.reply_types import ChatReply, TextReply
 from outpace.server.state import ServerState, state_of
 from outpace.server.streaming import EventStream, WholeReply
 from outpace.server.wire import ChatRequest, CompletionRequest, SamplingFields
@@ -51,7 +52,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     state = state_of(request)
     state.check_model(body.model)
     messages = [message.as_dict() for message in body.messages]
-    encoded = await state.aside(_encode_chat, state, body, messages)
+    encoded = await state.aside(request, lambda: _encode_chat(state, body, messages))
     return _answer(state, body, request, [encoded], ChatAnswer, "chatcmpl-")
 
 
@@ -60,7 +61,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     state = state_of(request)
     state.check_model(body.model)
     body.check()
-    encoded = await state.aside(lambda: [_encode_prompt(state, body, prompt) for prompt in body.prompts()])
+    encoded = await state.aside(request, lambda: [_encode_prompt(state, body, prompt) for prompt in body.prompts()])
     return _answer(state, body, request, encoded, TextAnswer, "cmpl-")
 
 

@@ -82,8 +82,10 @@ async def tokenize(body: TokenizeRequest, request: Request) -> TokenizeReply:
     state.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give either a prompt or messages", param="prompt")
-    tokens = await state.aside(_tokens, state, body)
-    texts = await state.aside(lambda: [state.texts.text(token) for token in tokens]) if body.return_token_strs else None
+    tokens = await state.aside(request, lambda: _tokens(state, body))
+    texts = None
+    if body.return_token_strs:
+        texts = await state.aside(request, lambda: [state.texts.text(token) for token in tokens])
     return TokenizeReply(count=len(tokens), max_model_len=state.max_context, tokens=tokens, token_strs=texts)
 
 
@@ -100,7 +102,7 @@ def _tokens(state: ServerState, body: TokenizeRequest) -> list[int]:
 async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeReply:
     state = state_of(request)
     state.check_model(body.model)
-    return DetokenizeReply(prompt=await state.aside(text_of, state, body.tokens))
+    return DetokenizeReply(prompt=await state.aside(request, lambda: text_of(state, body.tokens)))
 
 
 @router.get("/health", response_model=Health, responses={503: {"model": Health}}, tags=["about"])

@@ -124,7 +124,7 @@ async def _collect_garbage(engine: AsyncEngine) -> None:
 
 def serve(llm: LLM, config: ServerConfig) -> int:
     """Serve until a signal or the engine's death; gives the exit status."""
-    listener = _listen(config.host, config.port)
+    listener = listen(config.host, config.port)
     engine = AsyncEngine(llm.engine, max_queued=config.max_queued)
     app = create_app(engine, llm.tokenizer, config, max_context=llm.config.max_context)
     host, port = listener.getsockname()[:2]
@@ -139,8 +139,8 @@ def serve(llm: LLM, config: ServerConfig) -> int:
     return 0
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """Taken before the first request is promised anything, and with a sentence where it is not to be had."""
+def listen(host: str, port: int) -> socket.socket:
+    """A port, taken before the first request is promised anything; with a sentence where it is not to be had."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)

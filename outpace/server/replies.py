@@ -1,7 +1,7 @@
 """What clients get back, in OpenAI's terms. A whole reply is folded from the pieces that a stream sends one by one.
 
-The pydantic types describe replies to the OpenAPI page and to tests; chunks of a stream are written straight from
-dictionaries, because there is one per token.
+Replies are written as dictionaries of the shapes in reply_types.py. What all chunks of an answer have in common is
+written once, because there may be a chunk per token.
 """
 
 from __future__ import annotations
@@ -9,96 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
-
-from pydantic import BaseModel
+from typing import Any
 
 from outpace.backends.base import Tokenizer
 from outpace.core import Request, TokenLogprob
 from outpace.engine.generation import Piece
 
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's stand-in for it
-
-
-class Speculation(BaseModel):
-    """What speculation did for this request. `estimated_speedup` is null where nothing was drafted."""
-
-    drafted: int
-    accepted: int
-    lossy: bool
-    estimated_speedup: float | None
-
-
-class PromptDetails(BaseModel):
-    cached_tokens: int
-
-
-class Usage(BaseModel):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptDetails
-    speculation: Speculation
-
-
-class TopLogprob(BaseModel):
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class ChatLogprob(TopLogprob):
-    top_logprobs: list[TopLogprob]
-
-
-class ChatLogprobs(BaseModel):
-    content: list[ChatLogprob]
-    refusal: None
-
-
-class AssistantMessage(BaseModel):
-    role: Literal["assistant"]
-    content: str
-    refusal: None
-
-
-class ChatChoice(BaseModel):
-    index: int
-    message: AssistantMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
-
-
-class ChatReply(BaseModel):
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage
-
-
-class TextLogprobs(BaseModel):
-    tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
-    text_offset: list[int]
-
-
-class TextChoice(BaseModel):
-    index: int
-    text: str
-    logprobs: TextLogprobs | None
-    finish_reason: Literal["stop", "length"]
-
-
-class TextReply(BaseModel):
-    id: str
-    object: Literal["text_completion"]
-    created: int
-    model: str
-    choices: list[TextChoice]
-    usage: Usage
+_to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class TokenTexts:
@@ -144,6 +62,8 @@ class Answer:
         self.finished: dict[int, Request] = {}
         self._opened: set[int] = set()
         self._folded: dict[int, Piece] = {}
+        self._chunk_begin = "data: " + _to_json(self._object(self.chunk_name))[:-1] + ',"choices":['
+        self._chunk_end = (',"usage":null}' if heading.include_usage else "}") + "\n\n"
 
     @property
     def is_complete(self) -> bool:
@@ -160,20 +80,20 @@ class Answer:
         choices = [self.choice(self._folded[index]) for index in sorted(self._folded)]
         return self._object(self.name) | {"choices": choices, "usage": self.usage()}
 
-    def chunks(self, piece: Piece) -> list[dict[str, Any]]:
+    def events(self, piece: Piece) -> bytes:
+        """The chunks that a piece makes, as server-sent events."""
         self._note(piece)
         deltas = [] if piece.index in self._opened else self.opening(piece.index)
         self._opened.add(piece.index)
         if piece.text or piece.is_last or (self.heading.with_logprobs and piece.logprobs):
             deltas.append(self.delta(piece))
-        usage = {"usage": None} if self.heading.include_usage else {}
-        return [self._object(self.chunk_name) | {"choices": [delta]} | usage for delta in deltas]
+        return "".join([f"{self._chunk_begin}{_to_json(delta)}]{self._chunk_end}" for delta in deltas]).encode()
 
-    def closing(self) -> list[dict[str, Any]]:
+    def closing(self) -> bytes:
         """After the last chunk of the last completion."""
         if not self.heading.include_usage:
-            return []
-        return [self._object(self.chunk_name) | {"choices": [], "usage": self.usage()}]
+            return DONE
+        return event(self._object(self.chunk_name) | {"choices": [], "usage": self.usage()}) + DONE
 
     def usage(self) -> dict[str, Any]:
         heading, requests = self.heading, list(self.finished.values())
@@ -286,7 +206,7 @@ class TextAnswer(Answer):
 
 def event(body: dict[str, Any]) -> bytes:
     """One server-sent event."""
-    return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + _to_json(body).encode() + b"\n\n"
 
 
 DONE = b"data: [DONE]\n\n"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import time
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import Request
 from prometheus_client import CollectorRegistry
@@ -25,9 +25,9 @@ from outpace.server.replies import TokenTexts
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
+_SMALL_BYTES = 2048  # of a request: to tokenise that takes less than to have another thread do it
 _LAG_SAMPLE_SECONDS = 0.05
 _LAGS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
@@ -67,7 +67,7 @@ class ServerState:
     created: int = field(default_factory=lambda: int(time()))
     http: HttpMetrics = field(default_factory=HttpMetrics)
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
-    # Tokenising and rendering long prompts takes milliseconds, which the event loop must not spend.
+    # For tokenising and rendering long prompts: it takes milliseconds, which the event loop must not spend.
     workers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "outpace-text"))
 
     def __post_init__(self) -> None:
@@ -84,10 +84,11 @@ class ServerState:
             message = f"the model {name!r} is not served here; /v1/models lists what is"
             raise ApiError(404, message, param="model", code="model_not_found")
 
-    async def aside(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run something slow without holding up the event loop."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.workers, lambda: work(*args, **kwargs))
+    async def aside(self, request: Request, work: Callable[[], R]) -> R:
+        """Work through what a request says; one that says much does not hold up the event loop."""
+        if len(await request.body()) <= _SMALL_BYTES:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self.workers, work)
 
 
 def state_of(request: Request) -> ServerState:

@@ -88,10 +88,10 @@ class EventStream(_Answering):
             events: list[bytes] = []
             for piece in pieces:
                 _raise_error(piece)
-                events += map(event, self.answer.chunks(piece))
+                events.append(self.answer.events(piece))
             await self._write(send, b"".join(events))
         if self.answer.is_complete:
-            await self._write(send, b"".join([*map(event, self.answer.closing()), DONE]))
+            await self._write(send, self.answer.closing())
             await send({"type": "http.response.body", "body": b""})
         elif not self._began:
             await Response(status_code=CLIENT_LEFT)(scope, receive, send)

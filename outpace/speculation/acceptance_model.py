@@ -15,14 +15,16 @@ caches, every call into an array library costs more than what it computes here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from math import exp, log
+from math import exp, log, sqrt
 
 TEMPERATURES = (0.0, 0.5, 0.9)  # up to and including; hotter is a class of its own
 _NUM_POSITIONS = 4  # the rate without confidence: of the first, second, third, and of all further tokens
 _LOW, _HIGH, _NUM_KNOTS = -3.0, 5.0, 9  # log-odds of confidence
 _WIDTH = (_HIGH - _LOW) / (_NUM_KNOTS - 1)
+_FINE = 1024  # steps in which confidence is read
+_ALIKE = 32  # steps of log-odds, in each one, within which requests are forecast alike
 
 # What is believed before any traffic, in log-odds. A draft model is right four times in five on greedy text and less as
 # text gets freer; a confidence is taken for less than what it says, because proposers flatter themselves.
@@ -30,7 +32,10 @@ _RATE_PRIOR = (1.4, 0.8, 0.4, 0.0)
 _TRUST_PRIOR = 0.8
 _CONFIDENCE_SHIFT = (0.0, -0.3, -0.7, -1.0)
 
-_GENERAL_CERTAINTY = 3.0  # of the prior, in units of information; a trial brings at most a quarter
+_GENERAL_CERTAINTY = 1.5  # of the prior, in units of information; a trial brings at most a quarter
+_LEAST_SHARE = 0.05  # of what set a request apart, for those that come after it
+_ENOUGH_TRIALS = 6  # to believe what is not only assumed
+_MOST_COUNTED_ON = 0.75
 _MOST_CERTAINTY = 40.0  # traffic changes: older trials are forgotten once there are many
 _OWN_VARIANCE = 1.0  # how far requests differ from the general part
 _MOST_VARIANCE = 2.0
@@ -92,30 +97,63 @@ class Prospects:
 class AcceptanceModel:
     def __init__(self, methods: Sequence[str]) -> None:
         self._methods = {method: _Method() for method in methods}
+        self._forecasts: dict[tuple[str, int, int, int, float], list[float]] = {}  # until rates are learned again
 
     def given_confidence(self, method: str, prospects: Prospects, confidence: Sequence[float]) -> list[float]:
         """P(accepted | those before were) for each token of a draft whose proposer said how sure it is."""
         knots = self._methods[method].knots[prospects.temperature]
         own = prospects.trust(method).mean
-        return [_probability(_between(knots, _log_odds(sure)) + own) for sure in confidence]
+        return [_chance(knots, sure, own) for sure in confidence]
 
     def survival(self, method: str, prospects: Prospects, confidence: Sequence[float], least: float) -> list[float]:
         """The chance that each token is reached and accepted, as far as that exceeds `least`."""
         knots = self._methods[method].knots[prospects.temperature]
-        own, product, out = prospects.trust(method).mean, 1.0, []
-        for sure in confidence:
-            product *= _probability(_between(knots, _log_odds(sure)) + own)
+        own, product, out = prospects.trust(method).mean, 1.0, list[float]()
+        for sure in confidence:  # `_chance` once more, in line: this is most of what weighing guesses costs
+            left, share = _PLACES[int(sure * _FINE)]
+            low = knots[left]
+            chance = 1.0 / (1.0 + exp(-(low + (knots[left + 1] - low) * share + own)))
+            product *= chance if chance < _MOST else _MOST
             if product < least:
                 break
             out.append(product)
         return out
 
+    def forecast_survival(self, method: str, prospects: Prospects, depth: int, least: float) -> list[float]:
+        """The same before anything was drafted. Requests known alike share one list: not to be changed."""
+        own = round(prospects.rate(method).mean * _ALIKE)
+        key = (method, prospects.temperature, own, depth, least)
+        known = self._forecasts.get(key)
+        if known is None:
+            rates = self._methods[method].rates[prospects.temperature]
+            product, known = 1.0, []
+            for position in range(depth):
+                product *= _probability(rates[min(position, _NUM_POSITIONS - 1)] + own / _ALIKE)
+                if product < least:
+                    break
+                known.append(product)
+            self._forecasts[key] = known
+        return known
+
     def forecast(self, method: str, prospects: Prospects, depth: int) -> list[float]:
-        """The same before anything was drafted."""
+        """P(accepted | those before were) before anything was drafted."""
         rates = self._methods[method].rates[prospects.temperature]
         own = prospects.rate(method).mean
         known = [_probability(rate + own) for rate in rates[:depth]]
         return known + known[-1:] * (depth - len(known))
+
+    def is_known(self, method: str) -> bool:
+        """Whether traffic has said anything about a proposer yet."""
+        return self.evidence(method) >= 1.0
+
+    def evidence(self, method: str) -> float:
+        """How much it has said, in units of what is enough to believe it at all."""
+        return self._methods[method].num_trials / _ENOUGH_TRIALS
+
+    def certainty(self, methods: Iterable[str]) -> float:
+        """The share of what is expected of these proposers that can be counted on: the more trials, the more."""
+        trials = min((self._methods[method].num_trials for method in methods), default=0)
+        return min(_MOST_COUNTED_ON, 1.0 - 2.0 / sqrt(trials)) if trials >= _ENOUGH_TRIALS else 0.0
 
     def observe(
         self, method: str, prospects: Prospects, confidence: Sequence[float], num_hits: int, num_tried: int
@@ -126,24 +164,39 @@ class AcceptanceModel:
         """
         if not num_tried:
             return
-        state = self._methods[method]
         if confidence:
-            surprise = information = 0.0
-            for i, chance in enumerate(self.given_confidence(method, prospects, confidence[:num_tried])):
-                missed = (i < num_hits) - chance
-                state.learn_knots(prospects.temperature, _log_odds(confidence[i]), missed, chance * (1 - chance))
-                surprise += missed
-                information += chance * (1 - chance)
-            prospects.trust(method).learn(surprise, information)
-        fates = [float(i < num_hits) for i in range(num_tried)]
-        self._learn_rate(method, prospects, 0, fates)
+            self.observe_guess(method, prospects, confidence, num_hits, num_tried)
+        else:
+            self._methods[method].num_trials += num_tried
+        self._learn_rate(method, prospects, 0, [float(i < num_hits) for i in range(num_tried)])
+
+    def observe_guess(
+        self, method: str, prospects: Prospects, confidence: Sequence[float], num_hits: int, num_tried: int
+    ) -> None:
+        """Learn what confidence is worth, and nothing else: a guess is never forecast, it is there to be looked at."""
+        state, own = self._methods[method], prospects.trust(method)
+        state.num_trials += num_tried
+        knots, certainty = state.knots[prospects.temperature], state.knot_certainty[prospects.temperature]
+        surprise = information = 0.0
+        # What each is believed to be worth before any of them is learned from.
+        chances = [_chance(knots, sure, own.mean) for sure in confidence[:num_tried]]
+        for i, chance in enumerate(chances):
+            missed, informs = (i < num_hits) - chance, chance * (1.0 - chance)
+            left, share = _PLACES[int(confidence[i] * _FINE)]
+            _newton(knots, certainty, left, 1.0 - share, missed, informs)
+            _newton(knots, certainty, left + 1, share, missed, informs)
+            surprise += missed
+            information += informs
+        own.learn(surprise, information)
 
     def observe_unsaid(self, method: str, prospects: Prospects, confidence: float, position: int) -> None:
         """A draft stopped before a token because of this confidence: what that is worth stands in for its fate."""
+        self._methods[method].num_trials += 1
         [worth] = self.given_confidence(method, prospects, [confidence])
         self._learn_rate(method, prospects, position, [worth])
 
     def _learn_rate(self, method: str, prospects: Prospects, start: int, fates: Sequence[float]) -> None:
+        self._forecasts.clear()
         state = self._methods[method]
         chances = self.forecast(method, prospects, start + len(fates))[start:]
         surprise = information = 0.0
@@ -152,6 +205,13 @@ class AcceptanceModel:
             surprise += fate - chance
             information += chance * (1 - chance)
         prospects.rate(method).learn(surprise, information)
+
+    def end(self, prospects: Prospects) -> None:
+        """A request is over: what set it apart is, in part, what was not known of all. The first ones say most."""
+        for owns, is_rate in ((prospects.rates, True), (prospects.trusts, False)):
+            for method, own in owns.items():
+                self._methods[method].follow(prospects.temperature, own.mean, is_rate=is_rate)
+        self._forecasts.clear()
 
     def general_rate(self, method: str, temperature: float) -> float:
         """For people: how often the first draft token is accepted in recent traffic."""
@@ -162,41 +222,41 @@ class _Method:
     """The general part of one proposer: by temperature class, its rates by position and its confidence's worth."""
 
     def __init__(self) -> None:
+        self._num_ended = {is_rate: [0] * len(_RATE_PRIOR) for is_rate in (False, True)}  # requests
+        self.num_trials = 0  # of tokens that were drafted or guessed
         self.rates = [[prior] * _NUM_POSITIONS for prior in _RATE_PRIOR]
         self.knots = [
             [_TRUST_PRIOR * (_LOW + i * _WIDTH) + shift for i in range(_NUM_KNOTS)] for shift in _CONFIDENCE_SHIFT
         ]
         self._rate_certainty = [[_GENERAL_CERTAINTY] * _NUM_POSITIONS for _ in _RATE_PRIOR]
-        self._knot_certainty = [[_GENERAL_CERTAINTY] * _NUM_KNOTS for _ in _CONFIDENCE_SHIFT]
+        self.knot_certainty = [[_GENERAL_CERTAINTY] * _NUM_KNOTS for _ in _CONFIDENCE_SHIFT]
+
+    def follow(self, temperature: int, distance: float, *, is_rate: bool) -> None:
+        ended = self._num_ended[is_rate]
+        ended[temperature] += 1
+        values = (self.rates if is_rate else self.knots)[temperature]
+        share = max(_LEAST_SHARE, 1.0 / (1.0 + ended[temperature]))
+        values[:] = [value + share * distance for value in values]
 
     def learn_rate(self, temperature: int, position: int, surprise: float, information: float) -> None:
         position = min(position, _NUM_POSITIONS - 1)
         _newton(self.rates[temperature], self._rate_certainty[temperature], position, 1.0, surprise, information)
 
-    def learn_knots(self, temperature: int, odds: float, surprise: float, information: float) -> None:
-        knots, certainty = self.knots[temperature], self._knot_certainty[temperature]
-        left, share = _knot(odds)
-        _newton(knots, certainty, left, 1.0 - share, surprise, information)
-        _newton(knots, certainty, left + 1, share, surprise, information)
-
 
 def _newton(
     values: list[float], certainty: list[float], i: int, weight: float, surprise: float, information: float
 ) -> None:
-    certainty[i] = min(certainty[i] + weight * weight * information, _MOST_CERTAINTY)
-    values[i] += weight * surprise / certainty[i]
+    sure = certainty[i] + weight * weight * information
+    if sure > _MOST_CERTAINTY:
+        sure = _MOST_CERTAINTY
+    certainty[i] = sure
+    values[i] += weight * surprise / sure
 
 
 def _knot(odds: float) -> tuple[int, float]:
     place = (odds - _LOW) / _WIDTH
     left = min(int(place), _NUM_KNOTS - 2)
     return left, place - left
-
-
-def _between(knots: Sequence[float], odds: float) -> float:
-    """Straight lines between the knots of confidence."""
-    left, share = _knot(odds)
-    return knots[left] * (1.0 - share) + knots[left + 1] * share
 
 
 def _log_odds(probability: float) -> float:
@@ -206,3 +266,15 @@ def _log_odds(probability: float) -> float:
 
 def _probability(odds: float) -> float:
     return min(max(1.0 / (1.0 + exp(-odds)), _LEAST), _MOST)
+
+
+# Where a confidence lies between the knots, looked up instead of computed: a logarithm for every token adds up.
+_PLACES = [_knot(_log_odds(i / _FINE)) for i in range(_FINE + 1)]
+
+
+def _chance(knots: Sequence[float], sure: float, own: float) -> float:
+    """What a confidence is worth: straight lines between the knots, and the request's own distance from them."""
+    left, share = _PLACES[int(sure * _FINE)]
+    low = knots[left]
+    chance = 1.0 / (1.0 + exp(-(low + (knots[left + 1] - low) * share + own)))
+    return _LEAST if chance < _LEAST else _MOST if chance > _MOST else chance

@@ -18,6 +18,7 @@ _DRIFT_RATE = 0.1  # how fast the machine as a whole is believed to have become 
 _POINT_RATE = 0.03  # how fast one size is believed to cost more or less than its neighbours say
 _HOST_RATE = 0.05
 _STALE_POINTS = 16
+_MANY_SIZES = 256  # from which on an array is faster than a list, though its code is not at hand
 _MOST_SURPRISE = math.log(2.0)  # a step disturbed by something else says at most this much
 
 
@@ -59,6 +60,10 @@ class StepCosts:
         """`seconds` for every number of tokens from least to most."""
         dense = self._dense_to(most)
         base, for_token = self._drift * self._extra(rows, 0, context), context * self.token_context_seconds
+        if most - least >= _MANY_SIZES:
+            sizes = np.arange(least, most + 1)
+            many: list[float] = (base + self._drift * (np.array(dense[least : most + 1]) + sizes * for_token)).tolist()
+            return many
         return [base + self._drift * (dense[tokens] + tokens * for_token) for tokens in range(least, most + 1)]
 
     def observe(self, rows: int, tokens: int, context: float, seconds: float) -> None:

@@ -8,8 +8,9 @@ written off over the tokens it is expected to serve, and at once where the reque
 from __future__ import annotations
 
 _MEMORY_STEPS = 2000.0  # older steps fade: what was lost an hour ago forbids nothing today
-_CAUTION = 0.5  # of the allowed loss; the rest is for what the books do not see, such as costs measured a little wrong
-_CREDIT_STEPS = 3.0  # plain steps that may be lost in finding out, before anything is known
+_CAUTION = 0.4  # of the allowed loss; the rest is for what the books do not see, such as costs measured a little wrong
+_CREDIT_STEPS = 1.0  # plain steps that may be lost in finding out, before anything is known, and
+_CREDIT_ALONE = 2.0  # more where a request runs alone: in a batch, all lose by what is tried for one
 
 
 class Ledger:
@@ -20,16 +21,26 @@ class Ledger:
         self._recent_spent = 0.0
         self._recent_plain = 0.0
         self._step_seconds = 0.0  # the latest step, had it been plain
+        self.num_running = 1
 
-    def add(self, spent: float, plain: float, step_seconds: float, *, invested: float = 0.0, paid: float = 0.0) -> None:
-        """A step took `spent` seconds; saying the same tokens plainly would have taken `plain`, and a plain step
-        `step_seconds`.
+    def add(
+        self,
+        spent: float,
+        plain: float,
+        step_seconds: float,
+        *,
+        invested: float = 0.0,
+        paid: float = 0.0,
+        num_steps: int = 1,
+    ) -> None:
+        """A step, or several, took `spent` seconds; saying the same tokens plainly would have taken `plain`, and one
+        plain step `step_seconds`.
 
         Of the time spent, `invested` serves later steps too; `paid` is this step's share of earlier investments.
         """
         self.spent_seconds += spent
         self.plain_seconds += plain
-        fade = 1.0 - 1.0 / _MEMORY_STEPS
+        fade = (1.0 - 1.0 / _MEMORY_STEPS) ** num_steps
         self._recent_spent = self._recent_spent * fade + spent - invested + paid
         self._recent_plain = self._recent_plain * fade + plain
         self._step_seconds = step_seconds
@@ -43,18 +54,21 @@ class Ledger:
         """More was lost lately than is allowed: nothing but plain decoding and probes until that is made good."""
         return self._recent_spent - self._recent_plain > self._allowed_seconds
 
-    @property
-    def headroom(self) -> float:
-        """Seconds that may still be lost: nothing is drafted that would cost more were none of it accepted."""
+    def headroom(self, step_seconds: float) -> float:
+        """Seconds that may still be lost: nothing is drafted that would cost more were none of it accepted.
+
+        `step_seconds` is what a plain step is believed to take, before any has been decoded.
+        """
         if not self._step_seconds:
-            return float("inf")  # nothing has been decoded yet
+            self._step_seconds = step_seconds
         return max(0.0, self._allowed_seconds - (self._recent_spent - self._recent_plain))
 
     @property
     def _allowed_seconds(self) -> float:
         if not self._allowed_loss:
             return 0.0
-        return _CAUTION * self._allowed_loss * self._recent_plain + _CREDIT_STEPS * self._step_seconds
+        credit = _CREDIT_STEPS + _CREDIT_ALONE / self.num_running
+        return _CAUTION * self._allowed_loss * self._recent_plain + credit * self._step_seconds
 
     @property
     def estimated_speedup(self) -> float | None:
@@ -76,28 +90,17 @@ class ReadingRecord:
     def __init__(self) -> None:
         self._risk = 0.0
         self._num_open = 0
-        self._open_seconds = 0.0
         self._num_won = 0
 
     @property
     def is_worth_trying(self) -> bool:
         return self._risk <= self._MOST and self._num_open <= self._num_won
 
-    @property
-    def has_none_open(self) -> bool:
-        return self._num_open == 0
-
-    def room_for(self, plain_seconds: float) -> float:
-        """Seconds that may be staked now, cheap ones too: a plain step's worth, and as much again for every winner."""
-        return max(2.0, 1.0 + self._num_won) * plain_seconds - self._open_seconds
-
-    def begin(self, seconds: float) -> None:
+    def begin(self) -> None:
         self._num_open += 1
-        self._open_seconds += seconds
 
-    def end(self, seconds: float, lost: bool) -> None:
+    def end(self, *, lost: bool) -> None:
         self._num_open -= 1
-        self._open_seconds = max(0.0, self._open_seconds - seconds)
         self.pass_time()
         if lost:
             self._risk += self._LOSS * (1.0 - self._risk)

@@ -7,8 +7,10 @@ remains is how many, and every count is looked at, because costs have steps in t
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 
 @dataclass(slots=True)
@@ -18,17 +20,18 @@ class Table:
     seconds: Sequence[float]
     expected: float  # tokens said, before any draft token is taken
     token_seconds: float = 0.0  # of host work for each token said
+    before: float = 0.0  # seconds of what has to be done first
 
     @property
     def plain_speed(self) -> float:
         return self.expected / self.total(0, self.expected)
 
     def total(self, count: int, expected: float) -> float:
-        return self.seconds[count] + self.token_seconds * expected
+        return self.before + self.seconds[count] + self.token_seconds * expected
 
     def after(self, seconds: float) -> Table:
         """The same where something has to be done first."""
-        return Table([each + seconds for each in self.seconds], self.expected, self.token_seconds)
+        return Table(self.seconds, self.expected, self.token_seconds, self.before + seconds)
 
 
 class Plan:
@@ -40,6 +43,8 @@ class Plan:
     def __init__(self, table: Table, survival: Sequence[Sequence[float]]) -> None:
         self._table = table
         self._survival = survival
+        # Draft tokens each row is expected to have accepted, by its depth.
+        self._totals = [list(accumulate(chances, initial=0.0)) for chances in survival]
         slots = [(-chance, row) for row, chances in enumerate(survival) for chance in chances if chance > 0.0]
         if len(survival) > 1:
             slots.sort()
@@ -49,13 +54,13 @@ class Plan:
 
     def _best(self, seconds: float, most: int) -> int:
         """The count, up to `most`, that is fastest among those that take no longer than this."""
-        expected = self._table.expected
-        best, best_speed = 0, 0.0
-        for count in range(most + 1):
-            if count:
-                expected -= self._slots[count - 1][0]
-            taken = self._table.total(count, expected)
-            if expected / taken > best_speed and (taken <= seconds or not count):
+        table, expected = self._table, self._table.expected
+        by_count, before, token_seconds = table.seconds, table.before, table.token_seconds
+        best, best_speed = 0, table.plain_speed
+        for count, (chance, _) in enumerate(self._slots[:most], 1):
+            expected -= chance
+            taken = before + by_count[count] + token_seconds * expected
+            if expected > best_speed * taken and taken <= seconds:
                 best, best_speed = count, expected / taken
         return best
 
@@ -68,8 +73,7 @@ class Plan:
 
     def _settle(self, depths: list[int]) -> None:
         self.depths = depths
-        # Draft tokens each row is expected to have accepted.
-        self.gains = [sum(chances[:depth]) for chances, depth in zip(self._survival, depths, strict=True)]
+        self.gains = [totals[depth] for totals, depth in zip(self._totals, depths, strict=True)]
         expected = self._table.expected + sum(self.gains)
         self.seconds = self._table.total(sum(depths), expected)
         self.speed = expected / self.seconds
@@ -77,7 +81,7 @@ class Plan:
     @property
     def most_gains(self) -> list[float]:
         """The same, were each row given all it can use."""
-        return [sum(chances) for chances in self._survival]
+        return [totals[-1] for totals in self._totals]
 
     @property
     def slot_seconds(self) -> float:
@@ -91,13 +95,8 @@ class Plan:
         """Give these rows the depth at which they may expect so many accepted tokens; False if there is no room."""
         depths = list(self.depths)
         for row, gain in gains.items():
-            total, depth = 0.0, 0
-            for chance in self._survival[row]:
-                if total >= gain or chance <= 0.0:
-                    break
-                total += chance
-                depth += 1
-            depths[row] = max(depths[row], depth)
+            totals = self._totals[row]
+            depths[row] = max(depths[row], min(bisect_left(totals, gain), len(totals) - 1))
         if sum(depths) >= len(self._table.seconds):
             return False
         self._settle(depths)

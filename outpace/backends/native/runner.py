@@ -104,6 +104,7 @@ class NativeRunner:
         self._tokens = np.zeros(capacity.max_step_tokens, np.int32)
         self._tables = np.zeros((capacity.max_sequences, -(-capacity.max_context // page_tokens) + 1), np.int32)
         self._logits = c.c_void_p()
+        self._view = (0, logits_at(0, 0, self.vocab_size))  # where the last logits are, and as an array
         self._pointers = (
             self._rows.ctypes.data, self._tokens.ctypes.data, self._tables.ctypes.data, self._tables.shape[1],
             c.addressof(self._logits),
@@ -124,7 +125,13 @@ class NativeRunner:
         self._lib.check(self._lib.forward(self._handle, rows, len(plan.rows), tokens, tables, stride, result))
         for row in plan.rows:
             self.pool.advance(row.seq, len(row.tokens))
-        return logits_at(self._logits.value or 0, num_outputs, self.vocab_size)
+        return self._seen(self._logits.value or 0, num_outputs)
+
+    def _seen(self, address: int, num_outputs: int) -> NDArray[np.float32]:
+        """The logits as an array. They lie where the last ones did unless more are wanted than ever before."""
+        if self._view[0] != address or len(self._view[1]) != num_outputs:
+            self._view = (address, logits_at(address, num_outputs, self.vocab_size))
+        return self._view[1]
 
     def _reserve(self, seq: int, start: int, count: int) -> None:
         """Room for `count` tokens at the end of a sequence, and its table brought up to date."""

@@ -6,150 +6,30 @@ simulated. Its costs are measured at the start, with noise, as a calibration wou
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import perf_counter
 from typing import Any, cast
 
 import numpy as np
 
+from outpace.bench.simulation.oracle import TrueRates
+from outpace.bench.simulation.proposers import RIGHT, TEXT, ModelProposer, Running, TextProposer
 from outpace.bench.simulation.rivals import Rival
-from outpace.bench.simulation.world import Rates, Result, Scenario, SimulatedRequest
+from outpace.bench.simulation.world import Result, Scenario, SimulatedRequest, jitter
 from outpace.config import EngineConfig, ResolvedConfig, SamplingParams
 from outpace.core import Draft, Request, StepStats, Verdict
-from outpace.speculation.acceptance_model import AcceptanceModel, Prospects
-from outpace.speculation.base import DraftAsk, DraftTiming, NoDraft
+from outpace.speculation.base import DraftAsk, NoDraft
 from outpace.speculation.calibration import SIZES
 from outpace.speculation.costs import Costs, StepCosts
 from outpace.speculation.policy import Policy
 from outpace.speculation.seats import NEURAL, Choice, Outcome
-from outpace.speculation.sweep import survival
 
-_TEXT = "suffix"
-_RIGHT, _WRONG = 1, 2  # the target always says 1
 _GUESS_SECONDS = 15e-6
 _HOST_SECONDS = 50e-6  # of a step, and
 _TOKEN_SECONDS = 30e-6  # of a token said
 _MAX_STEP_TOKENS = 8192
-
-
-@dataclass(slots=True)
-class _Running:
-    request: Request
-    world: SimulatedRequest
-    started: float
-    drafted_last: bool = False
-    num_read: int = 0  # by the draft model
-
-    @property
-    def position(self) -> int:
-        return self.request.num_output - 1  # the first token comes from the prompt's own pass
-
-    def tokens(self, rates: Rates, depth: int) -> list[int]:
-        """What a proposer would draft from here: right where it will be accepted."""
-        start = self.position
-        hits = [rates.hit(start + i, drafted_before=self.drafted_last) for i in range(depth)]
-        return [_RIGHT if hit else _WRONG for hit in hits]
-
-
-class _TextProposer(NoDraft):
-    name = _TEXT
-
-    def __init__(self, running: dict[int, _Running]) -> None:
-        self._running = running
-
-    def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
-        return [self._draft(self._running[ask.request.id], ask.depth) for ask in asks]
-
-    def _draft(self, running: _Running, depth: int) -> Draft:
-        rates, start = running.world.text, running.position
-        if rates is None or start >= rates.rate.size or not rates.has_guess[start]:
-            return Draft([], self.name)
-        depth = min(depth, rates.rate.size - start)
-        confidence = rates.confidence[start : start + depth].tolist()
-        return Draft(running.tokens(rates, depth), self.name, confidence=confidence)
-
-
-class _ModelProposer(NoDraft):
-    name = NEURAL
-    guesses_from_text = False
-
-    def __init__(self, running: dict[int, _Running], scenario: Scenario, rng: np.random.Generator) -> None:
-        self._running, self._scenario, self._rng = running, scenario, rng
-        self.seconds = 0.0  # simulated, of the latest call
-
-    def num_unread(self, request: Request) -> int:
-        return len(request.tokens) - self._running[request.id].num_read
-
-    def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
-        law = self._scenario.draft_law
-        assert law is not None
-        self.timing = DraftTiming()
-        group = [(ask, self._running[ask.request.id], Draft([], self.name)) for ask in asks]
-        drafts = [draft for _, _, draft in group]
-        unread = sum(self.num_unread(ask.request) for ask in asks)
-        is_reading = any(self.num_unread(ask.request) > 2 for ask in asks)
-        self.seconds, tokens = 0.0, unread
-        offset = 0
-        while group:
-            context = sum(len(ask.request.tokens) for ask, _, _ in group) / len(group)
-            seconds = law.of(len(group), tokens, context) * _noise(self._rng, self._scenario.noise)
-            self.seconds += seconds
-            if is_reading:
-                self.timing.reading_seconds += seconds
-            else:
-                self.timing.forwards.append((len(group), tokens, context, seconds))
-            is_reading = False
-            group = [item for item in group if self._extend(*item, offset)]
-            offset, tokens = offset + 1, len(group)
-        for ask, draft in zip(asks, drafts, strict=True):
-            self._running[ask.request.id].num_read = len(ask.request.tokens) + max(0, len(draft.tokens) - 1)
-        return drafts
-
-    def _extend(self, ask: DraftAsk, running: _Running, draft: Draft, offset: int) -> bool:
-        rates = running.world.model
-        assert rates is not None
-        at = running.position + offset
-        confidence = float(rates.confidence[at]) if at < rates.rate.size else 0.5
-        if ask.goes_on is not None:
-            draft.confidence.append(confidence)
-            if not ask.goes_on(confidence):
-                return False
-        draft.tokens.append(running.tokens(rates, offset + 1)[offset])
-        return len(draft.tokens) < ask.depth
-
-    def observe(self, request: Request, verdict: Verdict) -> None:
-        running = self._running[request.id]
-        running.num_read = min(running.num_read, len(request.tokens) - 1)
-
-
-class _TrueRates(AcceptanceModel):
-    """The oracle's: it reads the world instead of learning."""
-
-    def __init__(self) -> None:
-        super().__init__([_TEXT, NEURAL])
-        self.known: dict[int, _Running] = {}  # by the identity of a request's prospects
-
-    def given_confidence(self, method: str, prospects: Prospects, confidence: Sequence[float]) -> list[float]:
-        return self.forecast(method, prospects, len(confidence))
-
-    def survival(self, method: str, prospects: Prospects, confidence: Sequence[float], least: float) -> list[float]:
-        return survival(self.forecast(method, prospects, len(confidence)))
-
-    def forecast(self, method: str, prospects: Prospects, depth: int) -> list[float]:
-        running = self.known[id(prospects)]
-        rates = running.world.text if method == _TEXT else running.world.model
-        assert rates is not None
-        if rates.spites and running.drafted_last:
-            return [1e-6] * depth
-        true = rates.rate[running.position : running.position + depth].tolist()
-        return [min(max(rate, 1e-6), 0.999) for rate in true] + [1e-6] * (depth - len(true))
-
-    def observe(self, *_: Any) -> None:
-        pass
-
-    def observe_unsaid(self, *_: Any) -> None:
-        pass
 
 
 class Simulation:
@@ -158,7 +38,7 @@ class Simulation:
     def __init__(self, scenario: Scenario, policy: str | Rival) -> None:
         self._scenario = scenario
         self._rng = np.random.default_rng(scenario.seed + 1)
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, Running] = {}
         self._rival = None if isinstance(policy, str) else policy
         self._name = policy if isinstance(policy, str) else policy.name
         self._now = 0.0
@@ -167,16 +47,16 @@ class Simulation:
         self._policy_seconds: list[float] = []
         proposers: dict[str, NoDraft] = {}
         if scenario.text is not None:
-            proposers[_TEXT] = _TextProposer(self._running)
+            proposers[TEXT] = TextProposer(self._running)
         if scenario.model is not None:
-            proposers[NEURAL] = _ModelProposer(self._running, scenario, self._rng)
+            proposers[NEURAL] = ModelProposer(self._running, scenario, self._rng)
         self._proposers = proposers
         if self._rival is None:
             self._policy = Policy(
                 _config(scenario), self._costs(exact=policy == "oracle"), proposers, can_speculate=True
             )
             if policy == "oracle":
-                self._policy.acceptance = _TrueRates()
+                self._policy.acceptance = TrueRates()
                 self._policy.use_costs(self._policy.costs)
 
     def _costs(self, *, exact: bool) -> Costs:
@@ -185,7 +65,7 @@ class Simulation:
 
         def measured(law: Any, most: int) -> StepCosts:
             sizes = [size for size in (*SIZES, 384, 512, 768, 1024, 1536, 2048) if size <= most]
-            points = {size: law.of(1, size) * _noise(self._rng, noise) for size in sizes}
+            points = {size: law.of(1, size) * jitter(self._rng, noise) for size in sizes}
             if exact and law.stair:
                 points = {size: law.of(1, size) for size in range(1, most + 1)}
             return StepCosts(points, row_context_seconds=law.row_context_seconds)
@@ -195,7 +75,7 @@ class Simulation:
         return Costs(
             target=measured(self._scenario.law, max(64, min(2048, most))),
             draft=measured(draft, 256) if draft is not None else None,
-            guess_seconds={_TEXT: _GUESS_SECONDS},
+            guess_seconds={TEXT: _GUESS_SECONDS},
             judge_seconds=_TOKEN_SECONDS,
             schedule_seconds=_HOST_SECONDS,
         )
@@ -224,7 +104,7 @@ class Simulation:
             p99_tpot=float(np.percentile(tpots, 99)),
             mean_tpot=float(tpots.mean()),
             estimated_speedup=speedup,
-            policy_seconds=self._policy_seconds,
+            policy_ms=1e3 * statistics.median(self._policy_seconds),
         )
 
     def _admit(self, identity: int, world: SimulatedRequest) -> None:
@@ -238,8 +118,8 @@ class Simulation:
             writer=nothing,
             max_length=world.prompt_length + world.output_length + 1,
         )
-        request.tokens.append(_RIGHT)
-        self._running[identity] = _Running(request, world, self._now)
+        request.tokens.append(RIGHT)
+        self._running[identity] = Running(request, world, self._now)
 
     def _step(self) -> None:
         running = list(self._running.values())
@@ -252,7 +132,7 @@ class Simulation:
         num_tokens = len(requests) + sum(len(c.draft.tokens) for c in choices if c.draft is not None)
         context = sum(len(request.tokens) for request in requests) / len(requests)
         law = self._scenario.law
-        stats.forward_seconds = law.of(len(requests), num_tokens, context) * _noise(self._rng, self._scenario.noise)
+        stats.forward_seconds = law.of(len(requests), num_tokens, context) * jitter(self._rng, self._scenario.noise)
         outcomes = [self._judge(item, choice) for item, choice in zip(running, choices, strict=True)]
         stats.num_emitted = sum(len(outcome.verdict.tokens) for outcome in outcomes)
         stats.schedule_seconds = _HOST_SECONDS
@@ -270,8 +150,8 @@ class Simulation:
     def _ours(self, requests: list[Request], stats: StepStats) -> list[Choice]:
         policy = self._policy
         for request in requests:
-            if isinstance(policy.acceptance, _TrueRates):
-                policy.acceptance.known[id(policy._seat(request).prospects)] = self._running[request.id]
+            if isinstance(policy.acceptance, TrueRates):
+                policy.acceptance.known[id(policy.prospects(request))] = self._running[request.id]
         asks = policy.wanted_guesses(requests)
         guesses: dict[int, list[Draft]] = {}
         for method, of_method in asks.items():
@@ -284,7 +164,7 @@ class Simulation:
                 choice.shorten(choice.depth)
         return choices
 
-    def _theirs(self, running: list[_Running], stats: StepStats) -> list[Choice]:
+    def _theirs(self, running: list[Running], stats: StepStats) -> list[Choice]:
         """A draft model where there is one, else a guess; for everybody alike."""
         assert self._rival is not None
         depth = self._rival.depth(len(running))
@@ -297,8 +177,8 @@ class Simulation:
                 choices.append(Choice(NEURAL, room, ask=DraftAsk(item.request, room)))
             else:
                 stats.guess_seconds += _GUESS_SECONDS
-                [draft] = self._proposers[_TEXT].propose([DraftAsk(item.request, room)])
-                choices.append(Choice(_TEXT, len(draft.tokens), draft=draft))
+                [draft] = self._proposers[TEXT].propose([DraftAsk(item.request, room)])
+                choices.append(Choice(TEXT, len(draft.tokens), draft=draft))
         return choices
 
     def _draft(self, choices: Sequence[Choice]) -> float:
@@ -306,7 +186,7 @@ class Simulation:
         if not asked:
             return 0.0
         proposer = self._proposers[NEURAL]
-        assert isinstance(proposer, _ModelProposer)
+        assert isinstance(proposer, ModelProposer)
         drafts = proposer.propose([choice.ask for choice in asked if choice.ask is not None])
         for choice, draft in zip(asked, drafts, strict=True):
             choice.draft = draft
@@ -314,18 +194,18 @@ class Simulation:
             self._policy.observe_drafting(proposer.timing)
         return proposer.seconds
 
-    def _judge(self, item: _Running, choice: Choice) -> Outcome:
+    def _judge(self, item: Running, choice: Choice) -> Outcome:
         drafted = choice.draft.tokens if choice.draft is not None else []
         accepted = 0
-        while accepted < len(drafted) and drafted[accepted] == _RIGHT:
+        while accepted < len(drafted) and drafted[accepted] == RIGHT:
             accepted += 1
         request = item.request
         said = min(accepted + 1, item.world.output_length + 1 - request.num_output)
-        request.tokens += [_RIGHT] * said
+        request.tokens += [RIGHT] * said
         if request.num_output > item.world.output_length:
             request.finish_reason = "length"
         item.drafted_last = bool(drafted)
-        verdict = Verdict([_RIGHT] * said, len(drafted), min(accepted, said))
+        verdict = Verdict([RIGHT] * said, len(drafted), min(accepted, said))
         if choice.ask is not None and choice.draft is not None:
             self._proposers[NEURAL].observe(request, verdict)
         return Outcome(request, choice, verdict)
@@ -343,7 +223,7 @@ class Simulation:
         self._policy.observe(outcomes)
         costs = self._policy.costs
         assert costs is not None
-        if not isinstance(self._policy.acceptance, _TrueRates):
+        if not isinstance(self._policy.acceptance, TrueRates):
             costs.target.observe(len(outcomes), num_tokens, context, stats.forward_seconds)
         timing = self._proposers[NEURAL].timing if NEURAL in self._proposers and stats.draft_seconds else None
         self._policy.account(outcomes, stats, timing.reading_seconds if timing is not None else 0.0)
@@ -356,7 +236,3 @@ def _config(scenario: Scenario) -> ResolvedConfig:
     wanted = EngineConfig(draft="draft" if scenario.model is not None else None, max_sequences=128)
     config = wanted.resolve(model_context=1 << 20, model_path="simulated", draft_path=wanted.draft)
     return replace(config, max_sequences=scenario.load.concurrency, max_step_tokens=_MAX_STEP_TOKENS)
-
-
-def _noise(rng: np.random.Generator, size: float) -> float:
-    return float(np.exp(size * rng.normal()))

@@ -7,7 +7,7 @@ ones. The draft token at a position is accepted where its coin falls below the p
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -223,4 +223,9 @@ class Result:
     p99_tpot: float
     mean_tpot: float
     estimated_speedup: float | None = None
-    policy_seconds: list[float] = field(default_factory=list)
+    policy_ms: float = 0.0  # deciding and learning, of the median step
+
+
+def jitter(rng: np.random.Generator, size: float) -> float:
+    """A factor around one: no step takes exactly what the law says."""
+    return float(np.exp(size * rng.normal()))

@@ -49,10 +49,11 @@ const Attention& attention_reference() {
 
 #if !defined(__x86_64__)
 const Attention& attention_avx2() { return attention_portable(); }
+const Attention& attention_avx512() { return attention_portable(); }
 #endif
 
 const Attention& attention() {
-    static const Attention& chosen = uses_avx2() ? attention_avx2() : attention_portable();
+    static const Attention& chosen = uses_avx512() ? attention_avx512() : uses_avx2() ? attention_avx2() : attention_portable();
     return chosen;
 }
 

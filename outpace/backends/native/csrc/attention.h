@@ -47,5 +47,6 @@ const Attention& attention_reference();  // plain loops over whole score vectors
 
 const Attention& attention_portable();
 const Attention& attention_avx2();
+const Attention& attention_avx512();  // the same bits as attention_avx2
 
 }  // namespace outpace

@@ -13,58 +13,54 @@ constexpr int64_t kShareFrom = INT64_MAX;
 constexpr int64_t kShareFrom = 3;
 #endif
 
+// Queries that walk a page together, and vectors of the output of each of `num` added up at a time: what the registers hold.
+#if defined(__AVX512VL__)
+constexpr int kTogether = 3;
+constexpr int gathered(int) { return 8; }
+#else
+constexpr int kTogether = 2;
+constexpr int gathered(int num) { return num == 1 ? 8 : 4; }
+#endif
+
 // What a query carries from page to page; its output, not yet divided by the sum, is the rest.
 struct Running {
     float top;
     float sums[kLanes];
 };
 
-// Scores of all positions of a page, for `num` queries at once: every lane is a position, summed over d in order.
-template <int num, typename Element>
+// Scores of a page's first positions, for `num` queries at once: every lane is a position, summed over d in order.
+template <int num, int vectors, typename Element>
 inline void score(const Query* const* queries, const Element* keys, int64_t head_dim, f32x8 (*scores)[kVectors]) {
-    f32x8 sums[num][kVectors];
+    f32x8 sums[num][vectors];
     for (int q = 0; q < num; q++)
-        for (int v = 0; v < kVectors; v++) sums[q][v] = splat(0);
+        for (int v = 0; v < vectors; v++) sums[q][v] = splat(0);
     for (int64_t d = 0; d < head_dim; d++) {
-        f32x8 key[kVectors];
-        for (int v = 0; v < kVectors; v++) key[v] = load(keys + d * kPageTokens + v * kLanes);
+        f32x8 key[vectors];
+        for (int v = 0; v < vectors; v++) key[v] = load(keys + d * kPageTokens + v * kLanes);
         for (int q = 0; q < num; q++) {
             const f32x8 x = splat(queries[q]->vector[d]);
-            for (int v = 0; v < kVectors; v++) sums[q][v] = fma(x, key[v], sums[q][v]);
+            for (int v = 0; v < vectors; v++) sums[q][v] = fma(x, key[v], sums[q][v]);
         }
     }
     for (int q = 0; q < num; q++)
-        for (int v = 0; v < kVectors; v++) scores[q][v] = sums[q][v];
+        for (int v = 0; v < vectors; v++) scores[q][v] = sums[q][v];
 }
 
-// Add `vectors` vectors of the output, weighted over the page's positions in order.
-template <int vectors, typename Element>
-inline void gather(const float* weights, int64_t count, const Element* values, int64_t head_dim, f32x8 rescale, float* out) {
-    f32x8 sums[vectors];
-    for (int v = 0; v < vectors; v++) sums[v] = load(out + v * kLanes) * rescale;
-    for (int64_t at = 0; at < count; at++) {
-        const f32x8 weight = splat(weights[at]);
-        for (int v = 0; v < vectors; v++) sums[v] = fma(weight, load(values + at * head_dim + v * kLanes), sums[v]);
-    }
-    for (int v = 0; v < vectors; v++) store(out + v * kLanes, sums[v]);
-}
-
-// One page of one query: `count` of its positions are seen, and at least one.
-template <typename Element>
-void absorb(const Query& query, Running& running, f32x8* scores, int64_t count, const Element* values, int64_t head_dim) {
+// Turns a query's scores of a page into weights, of which it sees `count`, and brings its maximum and sums up to date; the
+// factor by which its output so far is to be scaled.
+inline float weigh(Running& running, const f32x8* scores, int64_t count, float* weights) {
     const i32x8 lanes{0, 1, 2, 3, 4, 5, 6, 7};
     const f32x8 lowest = splat(-__builtin_inff());
+    const int vectors = int(count + kLanes - 1) / kLanes;
     f32x8 top = splat(running.top);
-    for (int v = 0; v < kVectors; v++) {
+    for (int v = 0; v < vectors; v++) {
         const i32x8 seen = lanes + v * kLanes < int32_t(count);
-        scores[v] = seen ? scores[v] : lowest;
-        top = max(top, scores[v]);
+        top = max(top, seen ? scores[v] : lowest);
     }
     const float new_top = largest(top);
     const f32x8 rescale = exp(splat(running.top - new_top));
     f32x8 sums = load(running.sums) * rescale;
-    float weights[kPageTokens];
-    for (int v = 0; v < kVectors; v++) {
+    for (int v = 0; v < vectors; v++) {
         const i32x8 seen = lanes + v * kLanes < int32_t(count);
         const f32x8 weight = seen ? exp(scores[v] - splat(new_top)) : splat(0);
         sums = sums + weight;
@@ -72,34 +68,86 @@ void absorb(const Query& query, Running& running, f32x8* scores, int64_t count, 
     }
     store(running.sums, sums);
     running.top = new_top;
+    return rescale[0];
+}
+
+// Scale `vectors` vectors of `num` queries' outputs and add positions [begin, end) to them, weighted, in order.
+template <int num, int vectors, typename Element>
+inline void gather(const Query* const* queries, int64_t d, const float (*weights)[kPageTokens], const float* rescale, int64_t begin,
+                   int64_t end, const Element* values, int64_t head_dim) {
+    f32x8 sums[num][vectors];
+    for (int q = 0; q < num; q++)
+        for (int v = 0; v < vectors; v++) sums[q][v] = load(queries[q]->out + d + v * kLanes) * splat(rescale[q]);
+    for (int64_t at = begin; at < end; at++) {
+        for (int v = 0; v < vectors; v++) {
+            const f32x8 value = load(values + at * head_dim + d + v * kLanes);
+            for (int q = 0; q < num; q++) sums[q][v] = fma(splat(weights[q][at]), value, sums[q][v]);
+        }
+    }
+    for (int q = 0; q < num; q++)
+        for (int v = 0; v < vectors; v++) store(queries[q]->out + d + v * kLanes, sums[q][v]);
+}
+
+template <int num, typename Element>
+inline void gather_all(const Query* const* queries, const float (*weights)[kPageTokens], const float* rescale, int64_t begin, int64_t end,
+                       const Element* values, int64_t head_dim) {
+    constexpr int kGathered = gathered(num);
     int64_t d = 0;
-    for (; d + 8 * kLanes <= head_dim; d += 8 * kLanes) gather<8>(weights, count, values + d, head_dim, rescale, query.out + d);
-    for (; d < head_dim; d += kLanes) gather<1>(weights, count, values + d, head_dim, rescale, query.out + d);
+    for (; d + kGathered * kLanes <= head_dim; d += kGathered * kLanes) {
+        gather<num, kGathered>(queries, d, weights, rescale, begin, end, values, head_dim);
+    }
+    for (; d < head_dim; d += kLanes) gather<num, 1>(queries, d, weights, rescale, begin, end, values, head_dim);
+}
+
+// One page of `num` queries that see at least one of its positions. What only some of them see is added last, each for itself.
+template <int num, typename Element>
+void absorb(const Query* const* queries, Running* const* running, const int64_t* counts, const Element* keys, const Element* values,
+            int64_t head_dim) {
+    f32x8 scores[num][kVectors];
+    float weights[num][kPageTokens], rescale[num];
+    int64_t most = 0, common = kPageTokens;
+    for (int q = 0; q < num; q++) {
+        most = counts[q] > most ? counts[q] : most;
+        common = counts[q] < common ? counts[q] : common;
+    }
+    if (most <= kPageTokens / 2) score<num, kVectors / 2>(queries, keys, head_dim, scores);
+    else score<num, kVectors>(queries, keys, head_dim, scores);
+    for (int q = 0; q < num; q++) rescale[q] = weigh(*running[q], scores[q], counts[q], weights[q]);
+    gather_all<num>(queries, weights, rescale, 0, common, values, head_dim);
+    const float as_it_is = 1.0f;
+    for (int q = 0; q < num; q++) {
+        if (counts[q] > common) gather_all<1>(queries + q, weights + q, &as_it_is, common, counts[q], values, head_dim);
+    }
 }
 
 template <typename Element>
 void absorb_page(const Query* queries, int64_t n, Running* running, int64_t first, const Element* keys, const Element* values,
                  int64_t head_dim) {
-    const auto seen = [&](const Query& query) {
-        const int64_t left = query.count - first;
-        return left < kPageTokens ? left : int64_t(kPageTokens);
-    };
-    f32x8 scores[2][kVectors];
-    const Query* pair[2];
-    int64_t number[2];
+    const Query* together[kTogether];
+    Running* their[kTogether];
+    int64_t counts[kTogether];
     int waiting = 0;
     for (int64_t i = 0; i < n; i++) {
-        if (seen(queries[i]) <= 0) continue;
-        pair[waiting] = &queries[i];
-        number[waiting++] = i;
-        if (waiting < 2) continue;
-        score<2>(pair, keys, head_dim, scores);
-        for (int q = 0; q < 2; q++) absorb(*pair[q], running[number[q]], scores[q], seen(*pair[q]), values, head_dim);
+        const int64_t left = queries[i].count - first;
+        if (left <= 0) continue;
+        together[waiting] = &queries[i];
+        their[waiting] = &running[i];
+        counts[waiting++] = left < kPageTokens ? left : int64_t(kPageTokens);
+        if (waiting < kTogether) continue;
+        absorb<kTogether>(together, their, counts, keys, values, head_dim);
         waiting = 0;
     }
-    if (waiting) {
-        score<1>(pair, keys, head_dim, scores);
-        absorb(*pair[0], running[number[0]], scores[0], seen(*pair[0]), values, head_dim);
+    if (kTogether > 2 && waiting == 2) absorb<2>(together, their, counts, keys, values, head_dim);
+    else if (waiting) absorb<1>(together, their, counts, keys, values, head_dim);
+}
+
+// The next page, while this one is walked: at its own pace, a walk would wait for the first lines of each.
+inline void fetch_page(const HeadPages& pages, int64_t page) {
+    constexpr int64_t kLineHalves = 32;
+    const uint16_t *keys = pages.keys + page * pages.page_stride, *values = pages.values + page * pages.page_stride;
+    for (int64_t i = 0; i < kPageTokens * pages.head_dim; i += kLineHalves) {
+        __builtin_prefetch(keys + i);
+        __builtin_prefetch(values + i);
     }
 }
 
@@ -117,6 +165,7 @@ void attend(const Query* queries, int64_t n, const HeadPages& pages, float* scra
     for (int64_t first = 0; first < longest; first += kPageTokens) {
         const int64_t offset = pages.table[first / kPageTokens] * pages.page_stride;
         const uint16_t *half_keys = pages.keys + offset, *half_values = pages.values + offset;
+        if (first + kPageTokens < longest) fetch_page(pages, pages.table[first / kPageTokens + 1]);
         if (n < kShareFrom) {
             absorb_page(queries, n, running, first, half_keys, half_values, head_dim);
             continue;

@@ -59,31 +59,51 @@ inline BlockScales load_scales(const uint8_t* super, int b, __m512 d, __m512 dmi
     return out;
 }
 
-// The sum of four vectors' products.
-inline __m512i four_vectors(__m512i sum, const __m512i* codes, const int8_t* q) {
+// Adds four vectors' products of G tokens to their sums. A token's own sum is a chain of dependent instructions, so the
+// tokens take turns, in the order written: left alone, GCC would do one token after the other.
+template <int G>
+inline void add_four_vectors(const __m512i* codes, const ActBlock* act, int k, __m512i (&sums)[G]) {
 #pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) sum = _mm512_dpbusd_epi32(sum, codes[j], four_of(q + 4 * j));
-    return sum;
+    for (int j = 0; j < 4; ++j) {
+#pragma GCC unroll 8
+        for (int i = 0; i < G; ++i) {
+            sums[i] = _mm512_dpbusd_epi32(sums[i], codes[j], four_of(act[i].q + k + 4 * j));
+            asm("" : "+v"(sums[i]));
+        }
+    }
 }
 
-// The block's exact sum for one token, one row per lane.
-template <GgmlType Q>
-inline __m512i block_dot(const __m512i* codes, __m512i pair, const ActBlock& act) {
+// A Q6_K block's exact sum from its halves, one row per lane.
+inline __m512i join_halves(__m512i first, __m512i second, __m512i pair, const ActBlock& act) {
+    int32_t halves;
+    memcpy(&halves, act.half, 4);
+    const __m512i scale0 = _mm512_srai_epi32(_mm512_slli_epi32(pair, 16), 16), scale1 = _mm512_srai_epi32(pair, 16);
+    const __m512i offset = _mm512_slli_epi32(_mm512_madd_epi16(pair, _mm512_set1_epi32(halves)), 5);
+    return _mm512_sub_epi32(_mm512_add_epi32(_mm512_mullo_epi32(first, scale0), _mm512_mullo_epi32(second, scale1)), offset);
+}
+
+// The block's exact sums for G tokens, one row per lane.
+template <GgmlType Q, int G>
+inline void block_dots(const __m512i* codes, __m512i pair, const ActBlock* act, __m512i (&dots)[G]) {
     constexpr Form f = form_of(Q);
+#pragma GCC unroll 8
+    for (int i = 0; i < G; ++i) dots[i] = _mm512_setzero_si512();
+    add_four_vectors<G>(codes, act, 0, dots);
     if constexpr (f.scales == Scales::Super16) {
-        int32_t halves;
-        memcpy(&halves, act.half, 4);
-        const __m512i first = four_vectors(_mm512_setzero_si512(), codes, act.q);
-        const __m512i second = four_vectors(_mm512_setzero_si512(), codes + 4, act.q + 16);
-        const __m512i scale0 = _mm512_srai_epi32(_mm512_slli_epi32(pair, 16), 16), scale1 = _mm512_srai_epi32(pair, 16);
-        const __m512i offset = _mm512_slli_epi32(_mm512_madd_epi16(pair, _mm512_set1_epi32(halves)), 5);
-        return _mm512_sub_epi32(_mm512_add_epi32(_mm512_mullo_epi32(first, scale0), _mm512_mullo_epi32(second, scale1)), offset);
+        __m512i second[G];
+#pragma GCC unroll 8
+        for (int i = 0; i < G; ++i) second[i] = _mm512_setzero_si512();
+        add_four_vectors<G>(codes + 4, act, 16, second);
+#pragma GCC unroll 8
+        for (int i = 0; i < G; ++i) dots[i] = join_halves(dots[i], second[i], pair, act[i]);
     } else {
         constexpr int kOffset = f.bits == 8 ? 128 : f.offset;
         constexpr int kShift = kOffset == 8 ? 3 : kOffset == 16 ? 4 : 7;
-        const __m512i sum = four_vectors(four_vectors(_mm512_setzero_si512(), codes, act.q), codes + 4, act.q + 16);
-        if constexpr (kOffset == 0) return sum;
-        return _mm512_sub_epi32(sum, _mm512_slli_epi32(_mm512_set1_epi32(act.sum), kShift));
+        add_four_vectors<G>(codes + 4, act, 16, dots);
+        if constexpr (kOffset != 0) {
+#pragma GCC unroll 8
+            for (int i = 0; i < G; ++i) dots[i] = _mm512_sub_epi32(dots[i], _mm512_slli_epi32(_mm512_set1_epi32(act[i].sum), kShift));
+        }
     }
 }
 
@@ -95,7 +115,7 @@ struct Avx512 {
     __attribute__((noinline)) static void multiply(const uint8_t* super, bool fetch, const ActBlock* act, int64_t block_stride, int64_t blocks,
                                                    float* out, int64_t out_stride) {
         constexpr Form f = form_of(Q);
-        constexpr int kBlocks = blocks_per_super(f);
+        constexpr int kBlocks = blocks_per_super(f), kTogether = T % 4 == 0 ? 4 : T % 3 == 0 ? 3 : T;
         __m512 acc[T];
         for (int t = 0; t < T; ++t) acc[t] = _mm512_setzero_ps();
         for (int64_t block = 0; block < blocks; block += kBlocks, super += super_bytes(f)) {
@@ -107,12 +127,17 @@ struct Avx512 {
                 __m512i codes[8];
 #pragma GCC unroll 8
                 for (int j = 0; j < 8; ++j) codes[j] = load_codes<f.bits>(super + header_bytes(f) + b * code_bytes(f), j);
-#pragma GCC unroll 16
-                for (int t = 0; t < T; ++t) {
-                    const __m512i dot = block_dot<Q>(codes, scales.pair, act[t]);
-                    const __m512 scale = _mm512_mul_ps(scales.scale, _mm512_set1_ps(act[t].d));
-                    acc[t] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(dot), acc[t]);
-                    if constexpr (has_min(f)) acc[t] = _mm512_fmadd_ps(scales.min, _mm512_set1_ps(act[t].d_sum), acc[t]);
+#pragma GCC unroll 4
+                for (int first = 0; first < T; first += kTogether) {
+                    __m512i dots[kTogether];
+                    block_dots<Q, kTogether>(codes, scales.pair, act + first, dots);
+#pragma GCC unroll 8
+                    for (int i = 0; i < kTogether; ++i) {
+                        const int t = first + i;
+                        const __m512 scale = _mm512_mul_ps(scales.scale, _mm512_set1_ps(act[t].d));
+                        acc[t] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(dots[i]), acc[t]);
+                        if constexpr (has_min(f)) acc[t] = _mm512_fmadd_ps(scales.min, _mm512_set1_ps(act[t].d_sum), acc[t]);
+                    }
                 }
             }
         }

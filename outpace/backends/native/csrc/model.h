@@ -148,12 +148,14 @@ class Model {
     void norm(const float* weight, Range tokens);
     void norm_last(Range wanted);
     void quantise_whole(Activations x, Range tokens) const;
+    void fetch_cache(int64_t index, int64_t tile) const;
     void multiply_qkv(const Layer& layer, const Activations& x, Range tiles);
     void multiply_gated(const Layer& layer, const Activations& x, Range tiles);
     void add_product(const Packed& w, const Activations& x, const float* bias, Range tiles);
     void rotate_and_store(const Layer& layer, int64_t index, Range items);
     void attend(int64_t index, Range items, int thread);
     uint16_t* keys(int64_t layer, int64_t page, int64_t kv_head) const;
+    HeadPages pages_of(int64_t layer, int64_t row, int64_t kv_head) const;
     const Packed& head() const;
     Activations from_width() const { return activations(shape_.width, normed_, quantised_); }
     Activations from_attention() const { return activations(shape_.num_heads * shape_.head_dim, attended_, quantised_); }

@@ -54,6 +54,11 @@ bool uses_avx2() {
     return uses;
 }
 
+bool uses_avx512() {
+    static const bool uses = uses_avx2() && std::strncmp(matmul_isa(), "avx512", 6) == 0;
+    return uses;
+}
+
 #if !defined(__x86_64__)
 const Ops& ops_avx2() { return ops_portable(); }
 #endif

@@ -32,6 +32,7 @@ const Ops& ops_avx2();  // only where has_avx2_files()
 bool has_avx2_files();
 // Whether the matrix products run on AVX2 or better here; everything else follows them.
 bool uses_avx2();
+bool uses_avx512();
 
 // Cosines and sines of one position, scaled; computed in double, once per token and forward pass.
 void rope_angles(int64_t position, const double* frequencies, int64_t n, float scale, float* cosines, float* sines);

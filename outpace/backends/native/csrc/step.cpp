@@ -8,8 +8,10 @@
 namespace outpace {
 namespace {
 
-constexpr int64_t kFoldedTokens = 4;       // up to so many, work on whole tokens is not worth handing round
+constexpr int64_t kFoldedTokens = 3;       // up to so many, work on whole tokens is not worth handing round
 constexpr size_t kFetchBytes = 64 << 10;  // what a thread that waits sends for: as much as it may get, and its cache keeps
+constexpr int64_t kFetchedPages = 2;       // of each walk over the cache, that are sent for before it begins, and the last one
+constexpr int64_t kFetchedBytes = 512 << 10;  // of pages, that a thread's cache keeps beside the weights passing by
 
 void add_optional(float* x, const float* bias, int64_t n) {
     if (bias) ops().add(x, bias, n);
@@ -44,19 +46,24 @@ void Model::plan(const std::vector<Row>& rows) {
     plan_cuts();
 }
 
-// Walking a page serves all the query heads of its key/value head, so coarse items read least; where there are too few of
-// them to keep the threads equally busy, every query head becomes an item.
+// Walking a page serves all the query heads of its key/value head, so coarse items read least. Where there are too few of
+// them to keep the threads equally busy, a row's tokens are parted among the threads; a single token's query heads are.
 void Model::plan_attention() {
-    int64_t num_chunks = 0;
-    for (const Row& row : rows_) num_chunks += (row.count + kChunkTokens - 1) / kChunkTokens;
-    const int threads = pool_->size();
-    const int64_t num_coarse = num_chunks * shape_.num_kv_heads, group = shape_.num_heads / shape_.num_kv_heads;
-    const int64_t heads_together = num_coarse % threads == 0 || num_coarse >= 4 * threads ? group : 1;
+    const int64_t threads = pool_->size(), num_kv = shape_.num_kv_heads, group = shape_.num_heads / num_kv;
+    const auto num_coarse = [&](int64_t chunk) {
+        int64_t count = 0;
+        for (const Row& row : rows_) count += (row.count + chunk - 1) / chunk * num_kv;
+        return count;
+    };
+    const auto is_even = [&](int64_t count) { return count % threads == 0 || count >= 4 * threads; };
+    int64_t chunk = kChunkTokens;
+    if (!is_even(num_coarse(chunk)) && rows_.size() == 1) chunk = std::min(chunk, (rows_[0].count + threads - 1) / threads);
+    const int64_t heads_together = is_even(num_coarse(chunk)) ? group : 1;
     items_.clear();
     int64_t first = 0;
     for (size_t r = 0; r < rows_.size(); r++) {
-        for (int64_t at = 0; at < rows_[r].count; at += kChunkTokens) {
-            const int64_t end = std::min(at + kChunkTokens, rows_[r].count);
+        for (int64_t at = 0; at < rows_[r].count; at += chunk) {
+            const int64_t end = std::min(at + chunk, rows_[r].count);
             for (int64_t head = 0; head < shape_.num_heads; head += heads_together) {
                 items_.push_back({int64_t(r), first + at, first + end, head / group, head, head + heads_together});
             }
@@ -146,7 +153,13 @@ void Model::work_on(int64_t phase, Range things, int thread) {
     }
     const Layer& weights = layer(index);
     switch (kind) {
-        case kProjectQkv: return multiply_qkv(weights, from_width(), things);
+        case kProjectQkv:
+            if (rows_.size() == 1) return multiply_qkv(weights, from_width(), things);  // one sequence's pages are few, and stay near
+            for (int64_t tile = things.begin; tile < things.end; tile++) {
+                fetch_cache(index, tile);
+                multiply_qkv(weights, from_width(), {tile, tile + 1});
+            }
+            return;
         case kRotate: return rotate_and_store(weights, index, things);
         case kAttend: return attend(index, things, thread);
         case kQuantiseAttended: return quantise_whole(from_attention(), things);
@@ -192,6 +205,27 @@ void Model::quantise_whole(Activations x, Range tokens) const {
     if (x.cols % kBlock == 0) quantise(x, tokens.begin, tokens.end, 0, x.cols / kBlock);
 }
 
+// The pages that are written to and walked next, which a step's weights have driven from the caches since the last one. They
+// come in pieces, keys or values of one page and head, and each tile sends for its part of them: in one go they would
+// hold up the product. A thread will find most of its own near when it attends, because walks are shared out alike.
+void Model::fetch_cache(int64_t index, int64_t tile) const {
+    constexpr int64_t kPerWalk = 2 * (kFetchedPages + 1), kLineHalves = 32;
+    const int64_t num_kv = shape_.num_kv_heads, dim = shape_.head_dim, all_tiles = cuts_[kProjectQkv].count;
+    const int64_t num_pieces = int64_t(rows_.size()) * num_kv * kPerWalk;
+    if (num_pieces * kPageTokens * dim * int64_t(sizeof(uint16_t)) > kFetchedBytes * pool_->size()) return;
+    for (int64_t piece = tile * num_pieces / all_tiles; piece < (tile + 1) * num_pieces / all_tiles; piece++) {
+        const int64_t walk = piece / kPerWalk, nth = piece % kPerWalk / 2;
+        const Row& row = rows_[size_t(walk / num_kv)];
+        const int64_t end = row.start + row.count, last = (end - 1) / kPageTokens;
+        const bool is_last = nth == kFetchedPages, is_values = piece % 2 == 1;
+        if (!is_last && nth >= last) continue;
+        const HeadPages pages = pages_of(index, walk / num_kv, walk % num_kv);
+        const uint16_t* at = (is_values ? pages.values : pages.keys) + row.pages[is_last ? last : nth] * page_halves_;
+        const int64_t num_halves = (is_last && is_values ? end - last * kPageTokens : int64_t(kPageTokens)) * dim;
+        for (int64_t i = 0; i < num_halves; i += kLineHalves) __builtin_prefetch(at + i, 0, 2);
+    }
+}
+
 // Three matrices over the same activations: their tiles are counted as if they were one.
 void Model::multiply_qkv(const Layer& weights, const Activations& x, Range tiles) {
     const std::pair<MatrixName, float*> products[] = {
@@ -232,7 +266,11 @@ void Model::rotate_and_store(const Layer& weights, int64_t index, Range items) {
     const int64_t dim = shape_.head_dim, num_kv = shape_.num_kv_heads, group = shape_.num_heads / num_kv, half = shape_.num_rotated / 2;
     const float scale = 1.0f / std::sqrt(float(dim));
     for (int64_t item = items.begin; item < items.end; item++) {
-        const int64_t t = item / num_kv, kv_head = item % num_kv;
+        // A row's items are in order of heads, then tokens: neighbours in a page share lines, and threads had better not.
+        const Token& any = tokens_[size_t(item / num_kv)];
+        const Row& row = rows_[size_t(any.row)];
+        const int64_t first = item / num_kv - (any.position - row.start), nth = item - first * num_kv;
+        const int64_t t = first + nth % row.count, kv_head = nth / row.count;
         const Token& token = tokens_[size_t(t)];
         const auto prepare = [&](float* head, const float* bias, const float* norm) {
             add_optional(head, bias, dim);
@@ -252,9 +290,14 @@ void Model::rotate_and_store(const Layer& weights, int64_t index, Range items) {
         float* v = v_.as<float>() + (t * num_kv + kv_head) * dim;
         prepare(k, part(VectorName::kKeyBias, kv_head), weights[VectorName::kKeyNorm]);
         add_optional(v, part(VectorName::kValueBias, kv_head), dim);
-        uint16_t* page_keys = keys(index, rows_[size_t(token.row)].pages[token.position / kPageTokens], kv_head);
+        uint16_t* page_keys = keys(index, row.pages[token.position / kPageTokens], kv_head);
         attention().write(k, v, dim, token.position % kPageTokens, page_keys, page_keys + page_halves_ / 2);
     }
+}
+
+HeadPages Model::pages_of(int64_t index, int64_t row, int64_t kv_head) const {
+    const uint16_t* first = keys(index, 0, kv_head);
+    return {first, first + page_halves_ / 2, page_halves_, rows_[size_t(row)].pages, shape_.head_dim};
 }
 
 void Model::attend(int64_t index, Range items, int thread) {
@@ -269,8 +312,7 @@ void Model::attend(int64_t index, Range items, int thread) {
                 queries.push_back({q_.as<float>() + at, attended_.as<float>() + at, tokens_[size_t(t)].position + 1});
             }
         }
-        const uint16_t* first = keys(index, 0, item.kv_head);
-        const HeadPages pages{first, first + page_halves_ / 2, page_halves_, rows_[size_t(item.row)].pages, dim};
+        const HeadPages pages = pages_of(index, item.row, item.kv_head);
         attention().attend(queries.data(), int64_t(queries.size()), pages, attention_scratch_[size_t(thread)].as<float>());
         if (has_whole_blocks_per_head()) {
             const int64_t per_head = dim / kBlock;

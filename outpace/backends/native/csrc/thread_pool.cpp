@@ -8,8 +8,8 @@ namespace outpace {
 namespace {
 
 // How long a worker waits for the next step before it sleeps, in pauses: longer than the host takes between two steps, some
-// hundred microseconds, because waking up costs tens of them.
-constexpr int kStartSpins = 10000;
+// two hundred microseconds, because waking up costs tens of them.
+constexpr int kStartSpins = 20000;
 
 }  // namespace
 

@@ -154,6 +154,18 @@ void test_attention(const Attention& attention, const char* name) {
     CHECK(distance(attend(attention, cache, vector, {100}), attend(attention_reference(), cache, vector, {100})) < 1e-3, "sharp attend %s", name);
 }
 
+// Wider registers change how many queries walk together, and nothing else.
+void test_attention_has_the_same_bits(const Attention& one, const Attention& other, const char* names) {
+    for (int round = 0; round < 60; round++) {
+        const Cache cache(one, 8 * random_int(1, 20), random_int(1, 200));
+        std::vector<int64_t> counts;
+        for (int64_t i = random_int(1, 12); i > 0; i--) counts.push_back(random_int(1, cache.num_tokens));
+        const auto vectors = random_floats(int64_t(counts.size()) * cache.head_dim, 0.5f);
+        const auto found = attend(one, cache, vectors, counts), expected = attend(other, cache, vectors, counts);
+        CHECK(std::memcmp(found.data(), expected.data(), found.size() * sizeof(float)) == 0, "attend %s", names);
+    }
+}
+
 void test_halves_survive_a_round_trip() {
     // Every half is written back as it was; between halves, the nearest is taken.
     const Attention& attention = attention_portable();
@@ -282,6 +294,10 @@ int main() {
     if (uses_avx2()) {
         test_ops(ops_avx2(), "avx2");
         test_attention(attention_avx2(), "avx2");
+    }
+    if (uses_avx512()) {
+        test_attention(attention_avx512(), "avx512");
+        test_attention_has_the_same_bits(attention_avx512(), attention_avx2(), "avx512 and avx2");
     }
     test_halves_survive_a_round_trip();
     test_split_covers_everything_once();

@@ -1,0 +1,139 @@
+"""About whom to ask which guesser, and when: a guess costs little, but not nothing.
+
+A request whose guesses lately saved more than they cost is asked about at every step. What is spent on the others, to
+find out, comes out of one purse that a small share of the time fills: however many requests run, and whether anything
+is known yet or not, looking for something to copy costs no more than that share and what the purse held at first. Those
+asked about longest ago come first, new ones before all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from heapq import nsmallest
+from math import ceil
+
+from outpace.core import Draft, Request
+from outpace.speculation.base import DraftAsk
+from outpace.speculation.costs import Costs
+from outpace.speculation.seats import Outcome, Seat, Step
+
+_SHARE = 0.004  # of a plain step that goes into the purse with each
+_START = 0.5  # plain steps that are in it at first, and
+_MOST = 0.5  # that it can hold
+_VALUE_RATE = 0.2
+_CONVINCING = 2  # tokens of an unused guess that were right: reason to ask again at once
+_COMPARE_EVERY = 8  # guesses, of which one is asked of every guesser
+
+
+class Asking:
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+        self._purse: float | None = None  # seconds
+        self._value = 0.0  # seconds that guesses have saved lately, each
+
+    def begin(self, seat: Seat) -> None:
+        """A new request is taken for one like the others."""
+        seat.guess_value = self._value
+
+    def save(self, plain_seconds: float, num_steps: int = 1) -> None:
+        """Time has passed."""
+        known = self._purse if self._purse is not None else _START * plain_seconds
+        self._purse = min(known + num_steps * _SHARE * plain_seconds, _MOST * plain_seconds)
+
+    def wanted(
+        self, requests: Sequence[Request], seats: Sequence[Seat], number: int, *, in_debt: bool
+    ) -> dict[str, list[DraftAsk]]:
+        """Whom to ask for what, by guesser. In debt nothing can be used: then only the purse pays."""
+        assert self._purse is not None
+        asked: list[int] = []
+        curious: list[int] = []
+        price_of: dict[tuple[str, ...], float] = {}
+        dearest = 0.0
+        for i, seat in enumerate(seats):
+            guessers = seat.guessers
+            if not guessers or seat.mode != "auto":
+                continue
+            price = price_of.get(guessers)
+            if price is None:
+                price = price_of[guessers] = self.price(seat)
+                dearest = max(dearest, price)
+            if not in_debt and (seat.is_eager or seat.guess_value >= price):
+                asked.append(i)
+            else:
+                curious.append(i)
+        num_affordable = len(curious) if not dearest else int(self._purse / dearest)
+        if curious and num_affordable > 0:
+            if num_affordable < len(curious):
+                curious = nsmallest(num_affordable, curious, key=lambda i: seats[i].asked_at)
+            self._purse -= len(curious) * dearest
+            asked += curious
+        asks: dict[str, list[DraftAsk]] = {}
+        for i in asked:
+            request, seat = requests[i], seats[i]
+            depth = min(seat.most, request.max_useful_depth)
+            if depth > 0:
+                seat.asked_at, seat.is_eager = number, False
+                for name in _whom(seat):
+                    asks.setdefault(name, []).append(DraftAsk(request, depth))
+        return asks
+
+    def steps_until_next(self, seats: Sequence[Seat], plain_seconds: float, *, in_debt: bool) -> int:
+        """For so many steps nobody will be asked about."""
+        assert self._purse is not None
+        least = float("inf")
+        for seat in seats:
+            if seat.guessers and seat.mode == "auto":
+                price = self.price(seat)
+                if not in_debt and (seat.is_eager or seat.unused or seat.guess_value >= price):
+                    return 0
+                least = min(least, price)
+        if least == float("inf"):
+            return 1 << 30
+        return max(0, ceil((least - self._purse) / (_SHARE * plain_seconds)) - 1)
+
+    def learn(self, step: Step, seat: Seat, outcome: Outcome, guesses: Sequence[Draft]) -> None:
+        """What guesses brought, used or not, in the time they saved or would have saved."""
+        said = outcome.verdict.tokens
+        used, hits = outcome.verdict.num_drafted, outcome.verdict.num_accepted
+        if not used and not step.was_unfair:  # what one token of the best guess would have brought
+            used, hits = 1, any(draft.tokens and draft.tokens[0] == said[0] for draft in guesses)
+        token_seconds = step.plain_seconds / step.rows - self._costs.judge_seconds  # judged it is in any case
+        brought = max(0.0, hits * token_seconds - used * step.slot_seconds)
+        seat.guess_value += _VALUE_RATE * (brought - seat.guess_value)
+        self._value += _VALUE_RATE / step.rows * (brought - self._value)
+        seat.unused, seat.num_right = (), 0
+        if not outcome.verdict.num_drafted:
+            right = [draft.tokens for draft in guesses if draft.tokens[:1] == said]
+            if right:
+                seat.unused, seat.num_right = right[0][1:], 1
+
+    @staticmethod
+    def compare(seat: Seat, said: Sequence[int]) -> None:
+        """A guess that was not used and turns out right, token after token, says that it is time to ask again."""
+        if list(seat.unused[: len(said)]) != list(said):
+            seat.unused = ()
+            return
+        seat.unused = seat.unused[len(said) :]
+        seat.num_right += len(said)
+        seat.is_eager = seat.num_right >= _CONVINCING
+
+    def price(self, seat: Seat) -> float:
+        """Of asking about a request once: the guesser's part and the policy's."""
+        each = [self._costs.guess_seconds.get(name, 0.0) for name in seat.guessers]
+        return self._costs.weigh_seconds + sum(each) / len(each)
+
+
+def guess_seconds(costs: Costs, guesses: Mapping[int, Sequence[Draft]]) -> float:
+    """What the guesses of a step have cost, and weighing them will."""
+    price = costs.guess_seconds
+    return sum(
+        [price.get(draft.proposer, 0.0) + costs.weigh_seconds for drafts in guesses.values() for draft in drafts]
+    )
+
+
+def _whom(seat: Seat) -> Sequence[str]:
+    """The guesser that has been right most; now and then all of them, to compare."""
+    seat.num_asked += 1
+    if len(seat.guessers) == 1 or seat.num_asked % _COMPARE_EVERY == 1:
+        return seat.guessers
+    return [max(seat.guessers, key=lambda name: seat.hits.get(name, 0.0))]

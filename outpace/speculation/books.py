@@ -1,0 +1,166 @@
+"""The books: what each step took, what plain decoding of the same tokens would have taken, and who paid for reading.
+
+A step that reads prompts beside decoding is booked with the share of its time that the cost curve gives to decoding:
+the prompts would have been read in any case, and without these steps a busy server would have no books at all.
+Steps in which nothing could be decided are booked together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from outpace.core import Request, StepStats
+from outpace.speculation.costs import Costs
+from outpace.speculation.drafting import DraftWeigher
+from outpace.speculation.ledger import Ledger
+from outpace.speculation.seats import NEURAL, Outcome, Seat, Step
+
+_GAIN_RATE = 0.05
+_PLAIN_RATE = 0.05
+_CALIBRATED = 2  # what calibration said of a plain step counts as so many
+_MOST_SURPRISE = 1.2  # what one that was disturbed says at most
+_LOST = 1.04  # a request that took so much longer than plain decoding has lost by speculation
+
+
+@dataclass(slots=True)
+class _Rest:
+    """Steps without a decision, not yet booked."""
+
+    num_steps: int = 0
+    spent: float = 0.0
+    policy_seconds: float = 0.0
+
+
+class Books:
+    def __init__(self, costs: Costs, ledger: Ledger, drafting: DraftWeigher, seats: Mapping[int, Seat]) -> None:
+        self._costs = costs
+        self._ledger = ledger
+        self._drafting = drafting
+        self._seats = seats
+        self._rest = _Rest()
+        self._plain = dict[
+            int, tuple[float, int]
+        ]()  # by rows: plain steps as they were over what costs say, and how many
+        self.mean_gain = 1.0  # of requests in steps with drafts, lately
+
+    def add(self, step: Step, outcomes: Sequence[Outcome], stats: StepStats, reading_seconds: float) -> float:
+        """Book a step; returns the seconds it has saved, less than zero where it has lost some."""
+        own = stats.policy_seconds + stats.guess_seconds  # the policy's, of which plain decoding has none
+        spent = own + stats.draft_seconds + self._decoding_seconds(step, outcomes, stats)
+        rows = len(outcomes)
+        has_drafts = any(outcome.choice.depth for outcome in outcomes)
+        plain_step = step.plain_seconds if has_drafts else spent - own
+        num_readers = sum([outcome.choice.method == NEURAL for outcome in outcomes])
+        paid, num_emitted = 0.0, 0
+        for outcome in outcomes:
+            request, num_said = outcome.request, len(outcome.verdict.tokens)
+            num_emitted += num_said
+            spec, seat = request.spec, self._seats.get(request.id)
+            lead = spec.plain_seconds - spec.decode_seconds
+            spec.decode_seconds += spent
+            spec.plain_seconds += plain_step * num_said
+            if seat is None:
+                continue
+            if has_drafts:
+                gain = num_said * plain_step / spent
+                seat.gain += _GAIN_RATE * (gain - seat.gain)
+                self.mean_gain += _GAIN_RATE / rows * (gain - self.mean_gain)
+            else:  # what was seen of it gets old
+                seat.gain += _GAIN_RATE / 4 * (self.mean_gain - seat.gain)
+            if num_readers or seat.has_read:
+                reads = reading_seconds / num_readers if outcome.choice.method == NEURAL else 0.0
+                if reads and not seat.has_read:
+                    self._stake(seat, lead)
+                elif seat.has_read and not seat.has_won and lead > seat.lead_seconds:
+                    seat.has_won = True
+                    self._drafting.readings.end(lost=False)
+                paid += self._pay(request, seat, num_said, reads, drafted=outcome.choice.method == NEURAL)
+        if has_drafts and any(seat.mode == "on" for seat in step.seats):
+            return 0.0  # that was not weighed: no one's fault
+        if not stats.num_prefill_tokens:
+            num_emitted = stats.num_emitted  # less, where a request ended in the midst of what was accepted
+            if not has_drafts:
+                self._measure(rows, plain_step / step.plain_seconds)
+        plain = plain_step * num_emitted / rows
+        self._ledger.add(spent, plain, step.plain_seconds, invested=reading_seconds, paid=paid)
+        return plain - spent if has_drafts else 0.0
+
+    def plain_ratio(self, rows: int) -> float:
+        """Plain steps of so many rows, as they were lately, over what the cost curve says of them.
+
+        Every gain and loss is measured by them, and the curve follows slowly what is seen of one size.
+        """
+        return self._plain.get(rows, (1.0, 0))[0]
+
+    def _measure(self, rows: int, surprise: float) -> None:
+        ratio, num_seen = self._plain.get(rows, (1.0, 0))
+        rate = max(_PLAIN_RATE, 1.0 / (_CALIBRATED + num_seen))
+        surprise = max(1.0 / _MOST_SURPRISE, min(_MOST_SURPRISE, surprise))
+        self._plain[rows] = ratio * surprise**rate, num_seen + 1
+
+    def _decoding_seconds(self, step: Step, outcomes: Sequence[Outcome], stats: StepStats) -> float:
+        """What a step took beside drafting, less the share of it that the cost curve gives to prompts."""
+        seconds = stats.schedule_seconds + stats.forward_seconds + stats.verify_seconds
+        if not stats.num_prefill_tokens:
+            return seconds
+        rows, target = step.rows, self._costs.target
+        decoding = rows + sum([outcome.verdict.num_drafted for outcome in outcomes])
+        whole = target.seconds(rows, decoding + stats.num_prefill_tokens, step.context)
+        return seconds * target.seconds(rows, decoding, step.context) / whole
+
+    def rest(self, stats: StepStats) -> None:
+        """A plain step in which nothing could be decided."""
+        if stats.num_prefill_tokens:
+            return  # mostly of prompts, and as it would have been in any case
+        rest = self._rest
+        rest.num_steps += 1
+        rest.spent += stats.total_seconds
+        rest.policy_seconds += stats.policy_seconds
+
+    def end_rest(self, requests: Sequence[Request]) -> tuple[int, float]:
+        """Book what has gathered, for these requests; returns how many steps that was, and what one took."""
+        rest = self._rest
+        if not rest.num_steps:
+            return 0, 0.0
+        plain, paid = rest.spent - rest.policy_seconds, 0.0
+        for request in requests:
+            request.spec.decode_seconds += rest.spent
+            request.spec.plain_seconds += plain
+            seat = self._seats.get(request.id)
+            if seat is None:
+                continue
+            seat.gain += (1.0 - (1.0 - _GAIN_RATE / 4) ** rest.num_steps) * (self.mean_gain - seat.gain)
+            if seat.has_read:
+                paid += self._pay(request, seat, rest.num_steps, 0.0, drafted=False)
+        step_seconds = plain / rest.num_steps
+        self._ledger.add(rest.spent, plain, step_seconds, paid=paid, num_steps=rest.num_steps)
+        self._rest = _Rest()
+        return rest.num_steps, step_seconds
+
+    def _stake(self, seat: Seat, lead: float) -> None:
+        """The draft model has read a request's text; that is won once the request is as far ahead as it was."""
+        seat.has_read = True
+        seat.lead_seconds = lead
+        self._drafting.readings.begin()
+
+    def _pay(self, request: Request, seat: Seat, num_said: int, reads: float, *, drafted: bool) -> float:
+        """A request's share of what reading its text cost, for the tokens it said now."""
+        if reads:
+            seat.unpaid_seconds += reads
+            seat.unpaid_tokens = int(self._drafting.still_to_say(request))
+        seat.num_said += num_said
+        seat.num_said_drafting += num_said if drafted else 0
+        if not seat.unpaid_seconds:
+            return 0.0
+        share = min(1.0, num_said / max(seat.unpaid_tokens, 1))
+        paid = share * seat.unpaid_seconds
+        seat.unpaid_seconds -= paid
+        seat.unpaid_tokens -= num_said
+        return paid
+
+    def close(self, request: Request, seat: Seat) -> None:
+        """The request is over."""
+        if seat.mode != "on":
+            self._ledger.write_off(seat.unpaid_seconds)
+        self._drafting.ended(request, seat, request.spec.decode_seconds > _LOST * request.spec.plain_seconds)

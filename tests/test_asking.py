@@ -1,0 +1,98 @@
+"""Guesses cost something: looking for something to copy stays within a small share of the time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from outpace.core import Request
+from tests.desk import FLAT, RIGHT, USUAL, Desk, always, nothing, request_of
+
+PRICE = 0.05  # of a guess, in plain steps
+
+
+def num_asked(desk: Desk, requests: list[Request]) -> int:
+    return sum(map(len, desk.policy.wanted_guesses(requests).values()))
+
+
+@pytest.mark.parametrize("num_requests", [1, 8, 64])
+def test_however_many_requests_run_looking_costs_a_small_share_of_the_time(num_requests):
+    desk = Desk(FLAT, suffix=nothing, guess_seconds=PRICE)
+    batch = [request_of() for _ in range(num_requests)]
+    asked: list[int] = []
+
+    def script(request: Request) -> tuple[Sequence[bool], float]:
+        asked.append(request.id)
+        return [], 0.0
+
+    desk.proposers["suffix"].script = script
+    desk.run(batch, 1000)
+    assert len(asked) * PRICE <= 0.5 + 0.005 * 1000
+    assert set(asked) == {request.id for request in batch}, "and yet everybody is asked about"
+
+
+def test_those_asked_about_longest_ago_come_first():
+    desk = Desk(FLAT, suffix=nothing, guess_seconds=PRICE)
+    batch = [request_of() for _ in range(4)]
+    desk.run(batch, 200)
+    newcomer = request_of()
+    asked: list[int] = []
+    while len(asked) < 5:
+        wanted = desk.policy.wanted_guesses([*batch, newcomer])
+        asked += [ask.request.id for asks in wanted.values() for ask in asks]
+        desk.policy.decide([*batch, newcomer], {})
+    assert asked[0] == newcomer.id and len(set(asked)) == 5
+
+
+def test_guesses_that_save_more_than_they_cost_are_asked_for_every_step():
+    desk, who = Desk(USUAL, suffix=always(), guess_seconds=PRICE), request_of()
+    desk.run([who], 20)
+    for _ in range(20):
+        assert num_asked(desk, [who]) == 1
+        desk.policy.decide([who], {})
+
+
+def test_in_debt_only_the_purse_pays():
+    desk, who = Desk(USUAL, suffix=always(), guess_seconds=PRICE), request_of()
+    desk.run([who], 20)
+    desk.policy.ledger.add(1000.0, 1.0, 1.0)
+    assert desk.policy.ledger.is_in_debt
+    asked = 0
+    for _ in range(300):
+        asked += num_asked(desk, [who])
+        desk.policy.decide([who], {})
+    assert asked * PRICE <= 0.5 + 0.005 * 300
+
+
+# ---- rests
+
+
+def test_while_there_is_nobody_to_ask_about_steps_are_plain_without_looking():
+    desk, who = Desk(USUAL, suffix=nothing, guess_seconds=PRICE), request_of()
+    desk.run([who], 100)
+    rested = 0
+    for _ in range(100):
+        desk.step([who])
+        rested += desk.policy.is_resting
+    assert rested > 60
+    assert any("nobody to ask about" in step.reason for step in desk.policy.trace)
+
+
+def test_a_rest_ends_when_the_batch_changes():
+    desk, who = Desk(USUAL, suffix=nothing, guess_seconds=PRICE), request_of()
+    desk.run([who], 100)
+    while not desk.policy.is_resting:
+        desk.step([who])
+    desk.decide([who, request_of()])
+    assert not desk.policy.is_resting
+
+
+def test_what_was_rested_is_in_the_books_when_the_request_ends():
+    desk, who = Desk(USUAL, suffix=nothing, guess_seconds=PRICE), request_of(length=3, max_length=203)
+    while who.finish_reason is None:
+        desk.step([who], policy_seconds=0.01)
+    assert who.tokens[3:] == [RIGHT] * 200
+    assert who.spec.decode_seconds == pytest.approx(202.0) and who.spec.plain_seconds == pytest.approx(200.0)
+    ledger = desk.policy.ledger
+    assert [ledger.spent_seconds, ledger.plain_seconds] == pytest.approx([202.0, 200.0])

@@ -1,0 +1,49 @@
+"""The books of single steps: those mixed with prompts, and plain ones that costs had wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from outpace.core import Draft, Request, StepStats, Verdict
+from outpace.speculation.seats import Choice, Outcome
+from tests.desk import RIGHT, Desk, nothing, request_of
+
+COSTS = {1: 1.0, 2: 1.1, 4: 1.3, 101: 11.0, 104: 11.3}  # a prompt of a hundred tokens takes ten steps
+
+
+def book(desk: Desk, who: Request, *, said: int, num_prefill: int, seconds: float) -> None:
+    """One step in which a draft of three was accepted as far as was said."""
+    drafted = 3 if said > 1 else 0
+    guess = Draft([RIGHT] * drafted, "suffix", confidence=[0.9] * drafted)
+    desk.policy.wanted_guesses([who])
+    desk.policy.decide([who], {who.id: [guess]}, num_prefill)
+    choice = Choice("suffix", drafted, draft=guess) if drafted else Choice.plain()
+    outcome = Outcome(who, choice, Verdict([RIGHT] * said, drafted, said - 1))
+    stats = StepStats(num_decode_rows=1, num_prefill_tokens=num_prefill, num_emitted=said, forward_seconds=seconds)
+    desk.policy.account([outcome], stats, 0.0)
+
+
+def test_a_step_mixed_with_a_prompt_is_booked_with_its_share_of_decoding():
+    """Four tokens said in a step of four beside a prompt: without it, 1.3 seconds for what plainly takes four."""
+    mixed, pure = (Desk(COSTS, suffix=nothing) for _ in range(2))
+    book(mixed, request_of(), said=4, num_prefill=100, seconds=11.3)
+    book(pure, request_of(), said=4, num_prefill=0, seconds=1.3)
+    assert pure.policy.ledger.estimated_speedup == pytest.approx(4 / 1.3)
+    assert mixed.policy.ledger.estimated_speedup == pytest.approx(4 / 1.3)
+
+
+def test_a_plain_step_beside_a_prompt_neither_gains_nor_loses_however_long_it_took():
+    desk, who = Desk(COSTS, suffix=nothing), request_of()
+    book(desk, who, said=1, num_prefill=100, seconds=30.0)
+    assert desk.policy.ledger.estimated_speedup == pytest.approx(1.0)
+    assert who.spec.decode_seconds == pytest.approx(who.spec.plain_seconds)
+
+
+def test_gains_are_measured_by_plain_steps_as_they_were_where_costs_have_them_wrong():
+    """Costs say 1.0, plain steps take 0.9: a step of 1.3 that says four saves less than costs would have it."""
+    desk, who = Desk(COSTS, suffix=nothing), request_of()
+    for _ in range(40):
+        book(desk, who, said=1, num_prefill=0, seconds=0.9)
+    before = who.spec.plain_seconds
+    book(desk, who, said=4, num_prefill=0, seconds=1.3)
+    assert who.spec.plain_seconds - before == pytest.approx(4 * 0.9, rel=0.02)
