@@ -4,8 +4,9 @@ While plain decoding goes on undisturbed, the next step is begun before its plan
 which is on the device already. When the plan comes and is what was expected, its step is half done, and scheduling,
 detokenising and all else the host does cost no time. Where a row's plan is another (it ended, or has a draft to be
 verified), what was computed for it is dropped; its place in the cache lies behind what the sequence holds and is
-written again. A step begun for nothing delays the one that is wanted, so steps are begun only after some plain ones in
-a row, and after more of them the more often that was wrong.
+written again. A row with another plan needs a step of its own after the one begun, which costs far more than is gained
+by a right guess; so steps are begun only after some plain ones in a row, and after many more of them once that was
+wrong.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ from torch import Tensor
 
 from outpace.acceptance import match
 from outpace.backends.base import Judged
+from outpace.backends.torch import device_verifier
 from outpace.backends.torch.draws import Draws, Fetch, Mode, mode_for
 from outpace.backends.torch.graphs import Bucket
 from outpace.core import Case, Request, StepPlan, Verdict
-from outpace.verification import verify
 
 if TYPE_CHECKING:
     from outpace.backends.torch.runner import TorchRunner
 
-_LEAST_PATIENCE, _MOST_PATIENCE = 2, 64  # plain steps in a row before the next one is begun early
-_TRUST = 16  # right guesses in a row that halve the patience
+_LEAST_PATIENCE, _MOST_PATIENCE = 2, 256  # plain steps in a row before the next one is begun early
+_IMPATIENCE = 4  # by which a wrong guess multiplies that
+_TRUST = 64  # right guesses in a row that halve it
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,10 @@ class Launched:
     def __getitem__(self, lines: slice) -> NDArray[np.float32]:
         found: NDArray[np.float32] = self._logits.index_select(0, self.device_lines[lines]).cpu().numpy()
         return found
+
+    def some(self, which: Sequence[int]) -> Tensor:
+        """Of the lines asked for, these, on the device."""
+        return self._logits.index_select(0, self.device_lines[torch.tensor(which, device=self._logits.device)])
 
 
 class _NotKept:
@@ -112,7 +118,7 @@ class DeviceJudge:
         self._num_plain = self._num_plain + 1 if is_plain else 0
         answered = self._answered(begun, plan, cases) if begun is not None else {}
         if begun is not None:
-            self._learn(2 * len(answered) >= len(begun.chain.requests))
+            self._learn(len(answered) == len(plan.rows))
         if begun is not None and is_plain and len(answered) == len(plan.rows):
             judged = self._take(begun, plan, cases, list(answered.values()), begin)
         elif begun is not None and answered and not any(case.request.params.logprobs is not None for case in cases):
@@ -145,7 +151,7 @@ class DeviceJudge:
     def _learn(self, was_right: bool) -> None:
         self._num_right = self._num_right + 1 if was_right else 0
         if not was_right:
-            self._patience = min(2 * self._patience, _MOST_PATIENCE)
+            self._patience = min(_IMPATIENCE * self._patience, _MOST_PATIENCE)
             self._num_plain = 0
         elif self._num_right % _TRUST == 0:
             self._patience = max(self._patience // 2, _LEAST_PATIENCE)
@@ -171,11 +177,7 @@ class DeviceJudge:
             self._begun.fed = tokens
             return self._concluded(plan, cases, tokens, exact, begin)
         seconds = perf_counter() - begin
-        verdicts, at = [], 0
-        for case in cases:
-            own = slice(at, at := at + len(case.tokens) + 1)
-            verdicts.append(_verdict(case, tokens[own], all(exact[own]), launched, own))
-        return Judged(launched, verdicts, seconds)
+        return Judged(launched, _verdicts(cases, tokens, exact, launched), seconds)
 
     def _take(
         self, begun: _Begun, plan: StepPlan, cases: Sequence[Case], lines: list[int], begin: float
@@ -214,8 +216,9 @@ class DeviceJudge:
         if unsure:  # their logits are gone, and what was begun may feed the wrong tokens
             self._begun = None
             again = self._runner.launch(StepPlan([plan.rows[i] for i in unsure]))
-            for line, i in enumerate(unsure):
-                verdicts[i] = verify(cases[i].request, None, again[line : line + 1])
+            judged = device_verifier.verify([cases[i] for i in unsure], again.some(range(len(unsure))))
+            for i, verdict in zip(unsure, judged, strict=True):
+                verdicts[i] = verdict
         return Judged(_NotKept(), verdicts, seconds)
 
     def _go_on(self, chain: _Chain, plan: StepPlan) -> None:
@@ -241,8 +244,19 @@ class DeviceJudge:
         self._begun = _Begun(chain, lines, [row.start + 1 for row in plan.rows], chain.draws.fetch())
 
 
-def _verdict(case: Case, own: list[int], is_exact: bool, logits: Launched, lines: slice) -> Verdict:
-    """From the target's own tokens, where they decide; rare cases are judged on the host, from their logits."""
-    if is_exact and _speaks_for_itself(case.request) and (case.draft is None or case.draft.probs is None):
-        return match(case.tokens, own.__getitem__)
-    return verify(case.request, case.draft, logits[lines])
+def _verdicts(cases: Sequence[Case], tokens: list[int], exact: list[int], logits: Launched) -> list[Verdict]:
+    """From the target's own tokens, where they decide; the other cases are judged apart."""
+    verdicts: list[Verdict | None] = []
+    others, lines = list[Case](), list[int]()
+    at = 0
+    for case in cases:
+        begin, at = at, at + len(case.tokens) + 1
+        is_matched = case.draft is None or case.draft.probs is None
+        if is_matched and all(exact[begin:at]) and _speaks_for_itself(case.request):
+            verdicts.append(match(case.tokens, tokens[begin:at].__getitem__))
+        else:
+            verdicts.append(None)
+            others.append(case)
+            lines += range(begin, at)
+    judged = iter(device_verifier.verify(others, logits.some(lines)) if others else ())
+    return [next(judged) if verdict is None else verdict for verdict in verdicts]
