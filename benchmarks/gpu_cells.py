@@ -1,9 +1,9 @@
 """One cell of the GPU experiment: a setting of speculation, so many requests at once, a temperature.
 
 Requests are all read in, then decode together until they have said so many tokens each on average; that is timed. Not
-timed: the target's reading of prompts, and steps that captured a graph, which happens once in a server's life. Timed
-are all of the engine's and the policy's own work and a draft model's reading of the prompts, also where the target
-still reads others'.
+timed are the target's reading of prompts, and steps that captured a graph or compiled a kernel, which happens once in a
+server's life. Timed are all of the engine's and the policy's own work and a draft model's reading of the prompts, also
+where the target still reads others'.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Pair:
         return [cast(TorchRunner, model.runner) for model in (self.target, self.draft)]
 
     @property
-    def num_captured(self) -> int:
-        return sum(runner.num_captured for runner in self.runners)
+    def num_prepared(self) -> int:
+        return sum(runner.num_prepared() for runner in self.runners)
 
     def engine(self, concurrency: int, costs: Costs | None) -> Engine:
         """A fresh one over the same models: nothing learned yet but what steps cost."""
@@ -82,7 +82,7 @@ class Measured:
     num_tokens: int = 0
     num_steps: int = 0
     num_rows: int = 0  # of all steps together
-    num_captures: int = 0
+    num_preparing: int = 0
     parts: dict[str, float] | None = None  # where the seconds went
     drafted_per_position: list[int] | None = None
     accepted_per_position: list[int] | None = None
@@ -94,7 +94,7 @@ class Measured:
             "tokens_per_s": self.num_tokens / self.seconds if self.seconds else None,
             "ms_per_step": 1e3 * self.seconds / self.num_steps if self.num_steps else None,
             "tokens_per_step_and_request": self.num_tokens / self.num_rows if self.num_rows else None,
-            "tokens": self.num_tokens, "steps": self.num_steps, "captures": self.num_captures,
+            "tokens": self.num_tokens, "steps": self.num_steps, "preparing_steps": self.num_preparing,
             "ms_per_step_in": {name: 1e3 * s / max(self.num_steps, 1) for name, s in (self.parts or {}).items()},
             "drafts_by_method": self.methods, "drafted_per_position": self.drafted_per_position,
             "accepted_per_position": self.accepted_per_position,
@@ -133,18 +133,18 @@ def run(
         everyone += requests
         said = 0
         while said < num_tokens * len(requests) and not any(request.finish_reason for request in requests):
-            num_captured = pair.num_captured
+            num_prepared = pair.num_prepared
             started = time.perf_counter()
             engine.step()
             taken = time.perf_counter() - started
             stats = engine.stats
-            has_captured = pair.num_captured > num_captured
-            found.num_captures += has_captured
+            has_prepared = pair.num_prepared > num_prepared
+            found.num_preparing += has_prepared
             if stats.num_prefill_tokens:
-                found.seconds += 0.0 if has_captured else stats.draft_seconds
+                found.seconds += 0.0 if has_prepared else stats.draft_seconds
                 continue
             said += stats.num_emitted
-            if has_captured:
+            if has_prepared:
                 continue
             found.seconds += taken
             found.num_tokens += stats.num_emitted

@@ -147,7 +147,8 @@ class PaddedPair:
         self, prompts: Sequence[Sequence[int]], num_tokens: int, temperature: float
     ) -> dict[str, Any]:
         models = [as_transformers(runner.model.config, runner.model.weights) for runner in self.pair.runners]
-        generate(models[0], prompts[0], 4, temperature, models[1])  # libraries make their workspaces
+        for assistant in (None, models[1]):  # libraries choose their kernels and make their workspaces
+            generate(models[0], prompts[0], num_tokens, temperature, assistant)
         seconds, said = [0.0, 0.0], list[list[list[int]]]([[], []])
         for prompt in prompts:
             for i, assistant in enumerate((None, models[1])):

@@ -29,6 +29,7 @@ from outpace.backends.torch.graphs import LARGEST_BUCKET, Graphs
 from outpace.backends.torch.judging import DeviceJudge, Launched
 from outpace.backends.torch.kernels import ops_for
 from outpace.backends.torch.kernels.base import Cache
+from outpace.backends.torch.kernels.compiling import num_compiled
 from outpace.backends.torch.loader import load_weights, open_checkpoint, weight_bytes
 from outpace.backends.torch.model import Model
 from outpace.backends.torch.step import PADDING, HostStep, StepShape, views
@@ -127,6 +128,7 @@ class TorchRunner:
             can_rewind=True,
             judge=self.judge,
             drafter=self.draft,
+            num_prepared=self.num_prepared,
             captured=LARGEST_BUCKET if embedding.is_cuda else None,
         )
         self.vocab_size = config.vocab_size
@@ -142,8 +144,12 @@ class TorchRunner:
 
     @property
     def num_captured(self) -> int:
-        """Graphs so far; a step that adds one takes much longer than it will again."""
+        """Graphs so far."""
         return self._graphs.num_captured if self._graphs else 0
+
+    def num_prepared(self) -> int:
+        """Graphs captured and kernels compiled so far; a step that adds one takes much longer than it will again."""
+        return self.num_captured + num_compiled()
 
     def forward(self, plan: StepPlan) -> NDArray[np.float32]:
         self.reserve_rows(plan.rows)

@@ -105,19 +105,20 @@ def _store_new(
     tl.store(values_ptr + there, tl.load(source[:, None] + NUM_KV_HEADS * DIM + d[None, :], mask, 0.0), mask)
 
 
-@triton.jit(do_not_specialize=["table_width"])
+@triton.jit(do_not_specialize=["table_width", "num_tiles"])  # prompts of any length share what is compiled
 def _attention_kernel(
     q_ptr, keys_ptr, values_ptr, out_ptr, parts_ptr, stats_ptr,
-    begins_ptr, lengths_ptr, contexts_ptr, tables_ptr, table_width, scale, rope_ptr, q_norm_ptr, k_norm_ptr, epsilon,
+    begins_ptr, lengths_ptr, contexts_ptr, tables_ptr, table_width, num_tiles, scale,
+    rope_ptr, q_norm_ptr, k_norm_ptr, epsilon,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
-    PAGE: tl.constexpr, NUM_TILES: tl.constexpr, TILE_TOKENS: tl.constexpr, BLOCK_M: tl.constexpr,
+    PAGE: tl.constexpr, TILE_TOKENS: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_KV: tl.constexpr, NUM_SPLITS: tl.constexpr, NEW_BLOCK: tl.constexpr, HAS_NORM: tl.constexpr,
     THREADS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """NEW_BLOCK > 0: q_ptr is the fused product, and this kernel rotates and writes the cache; else q is ready."""
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     ALL_HEADS: tl.constexpr = NUM_HEADS + 2 * NUM_KV_HEADS
-    row, tile = tl.program_id(0) // NUM_TILES, tl.program_id(0) % NUM_TILES
+    row, tile = tl.program_id(0) // num_tiles, tl.program_id(0) % num_tiles
     kv_head, split = tl.program_id(1), tl.program_id(2)
     begin, length = tl.load(begins_ptr + row), tl.load(lengths_ptr + row)
     context = tl.load(contexts_ptr + row)
@@ -321,10 +322,11 @@ def attention(
     has_norm = rotation is not None and rotation.q_norm is not None
     _attention_kernel[(step.shape.num_rows * num_tiles, num_kv_heads, splits)](
         q, cache.keys, cache.values, out, parts, stats,
-        step.begins, step.lengths, step.contexts, step.tables, step.shape.table_width, dim**-0.5 * _LOG2_E,
-        rotation.rope if rotation is not None else q, rotation.q_norm if rotation is not None and has_norm else q,
+        step.begins, step.lengths, step.contexts, step.tables, step.shape.table_width, num_tiles,
+        dim**-0.5 * _LOG2_E, rotation.rope if rotation is not None else q,
+        rotation.q_norm if rotation is not None and has_norm else q,
         rotation.k_norm if rotation is not None and has_norm else q, rotation.epsilon if rotation is not None else 0.0,
-        num_heads, num_kv_heads, dim, dim_block, page_tokens, num_tiles, tile_tokens, block_m, block_kv, splits,
+        num_heads, num_kv_heads, dim, dim_block, page_tokens, tile_tokens, block_m, block_kv, splits,
         triton.next_power_of_2(longest) if rotation is not None else 0, has_norm, 32 * num_warps,
         dependent, num_warps=num_warps, num_stages=num_stages, **options,
     )  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outpace.backends.torch.kernels import attention, elementwise, vector
+from outpace.backends.torch.kernels import attention, compiling, elementwise, vector
 from outpace.backends.torch.kernels.base import Cache, Hidden, Normed
 from outpace.backends.torch.kernels.linear import LinearConfig, Scratch, block_rows, default_config, stream_linear
 from outpace.backends.torch.kernels.measured import STREAMED, VECTORS
@@ -29,6 +29,7 @@ class TritonOps:
         configs: Mapping[tuple[int, int, int], LinearConfig | VectorConfig] | None = None,
     ) -> None:
         """`configs`: how to multiply weights of (rows, columns) by up to so many tokens, where measured better."""
+        compiling.watch()
         properties = torch.cuda.get_device_properties(device)
         self._num_sms = properties.multi_processor_count
         # Kernels that begin while the previous one ends need Hopper or newer.
