@@ -275,7 +275,7 @@ def measure(options: argparse.Namespace) -> int:
                 if experiment.elapsed > options.seconds:
                     report.say(f"  block {block}, {concurrency} at once, {temperature}: left out, time is up")
                     continue
-                experiment.attempt(lambda c=concurrency, t=temperature, b=block: experiment.block(c, t, b))
+                experiment.attempt(partial(experiment.block, concurrency, temperature, block))
         if block == 0 and options.transformers:
             experiment.attempt(
                 lambda: experiment.beside_transformers(options.transformers, min(48, options.new_tokens))

@@ -1,10 +1,15 @@
 """What deciding and learning cost: the policy's own time per step, in the simulator, by number of running requests.
 
     python -m benchmarks.policy_time [--rounds N] [--json FILE]
+    python -m benchmarks.policy_time --engine [--backend NAME]      # in real steps of the embedded model
 
 The policy is the engine's own; only models and the clock are simulated, on a machine whose plain step takes 4 ms. Timed
 are the calls an engine makes in a step: which guesses are wanted, the decision, what came of it, the books. Sizes take
 turns in one process, so that a noisy machine hits all alike; medians and quartiles over steps.
+
+With `--engine` a story is told at temperature 1, where there is nothing to copy: what `auto` adds to steps that say one
+token, all of it (guessing, deciding, learning and the books, with the processor's caches full of the model's weights),
+beside what the same calls take with speculation off.
 """
 
 from __future__ import annotations
@@ -12,15 +17,18 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, get_args
 
 from tqdm import tqdm
 
 from benchmarks.report import provenance, spread, write_json
+from outpace import LLM, SamplingParams, SpeculationParams
 from outpace.bench.simulation.runner import Simulation
 from outpace.bench.simulation.world import Load, Proposing, Scenario, constant, either
+from outpace.config import BackendName
 
 SIZES = (1, 8, 64, 256)
 PLAIN_STEP_MS = 4.0
@@ -63,11 +71,58 @@ def measure(kind: str, concurrency: int, seed: int) -> list[float]:
     return [1e3 * seconds for seconds in watch.steps[5:]]
 
 
+def engine_shares(backend: BackendName, rounds: int) -> dict[tuple[int, str], list[float]]:
+    """What choosing and learning take of every plain step, by number of requests and mode."""
+    shares: dict[tuple[int, str], list[float]] = {(size, mode): [] for size in (1, 8) for mode in ("off", "auto")}
+    llm = LLM(backend=backend, max_sequences=8, max_context=2048)
+    engine = llm.engine
+    seconds = 0.0
+
+    def timed(call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            nonlocal seconds
+            begin = perf_counter()
+            result = call(*arguments)
+            seconds += perf_counter() - begin
+            return result
+
+        return run
+
+    setattr(engine, "_choose", timed(engine._choose))  # noqa: B010
+    setattr(engine, "_learn", timed(engine._learn))  # noqa: B010
+    prompt = llm.tokenizer.encode("Tell me a long story about a lighthouse keeper who finds a map.")
+    for seed, (size, mode) in product(range(rounds), shares):
+        wishes = SpeculationParams(mode="off" if mode == "off" else "auto")
+        params = SamplingParams(temperature=1.0, max_tokens=128, ignore_eos=True, speculation=wishes)
+        engine.forget()  # what was said before would be copied
+        for i in range(size):
+            engine.submit(prompt, params, seed=1000 * seed + i)
+        while engine.has_requests:
+            seconds, begin = 0.0, perf_counter()
+            engine.step()
+            stats = engine.stats
+            if stats.num_decode_rows == size and not stats.num_prefill_tokens and not stats.num_drafted:
+                shares[size, mode].append(seconds / (perf_counter() - begin))
+    return shares
+
+
+def print_engine(backend: BackendName, rounds: int) -> None:
+    print(f"{'requests':>8} {'mode':>5} {'steps':>7} {'mean share':>11} {'median':>8}")
+    for (size, mode), values in engine_shares(backend, rounds).items():
+        mean, median = statistics.mean(values), statistics.median(values)
+        print(f"{size:8} {mode:>5} {len(values):7} {mean:11.2%} {median:8.2%}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--engine", action="store_true", help="in the engine, with the embedded model")
+    parser.add_argument("--backend", choices=get_args(BackendName), default="auto", help="(default: %(default)s)")
     options = parser.parse_args()
+    if options.engine:
+        print_engine(options.backend, options.rounds)
+        return
     steps: dict[tuple[str, int], list[float]] = {(kind, size): [] for kind in KINDS for size in SIZES}
     for seed in tqdm(range(options.rounds), unit="round"):
         for kind, size in steps:

@@ -70,7 +70,7 @@ def test_the_report_has_the_worst_of_ours_and_is_json(row):
     other["name"] = "bad"
     other["policies"][OURS] |= {"ratio_to_plain": 0.5, "p99_tpot_ratio": 3.0, "ratio_to_oracle": 0.4}
     report = json.loads(json.dumps(summarise([row, other])))
-    assert set(report) == {"scenarios", "worst", "geometric_mean", "lowest", "below_promise"}
+    assert set(report) == {"scenarios", "worst", "num_compared", "geometric_mean", "lowest", "below_promise"}
     assert [each["name"] for each in report["scenarios"]] == ["short", "bad"]
     assert (report["worst"]["ratio_to_plain"], report["worst"]["p99_tpot_ratio"]) == (0.5, 3.0)
     assert report["lowest"][OURS] == 0.5

@@ -64,7 +64,7 @@ def execute(options: argparse.Namespace) -> int:
         _run_all(scenarios, records, options)
     except KeyboardInterrupt:
         again = f"; `--resume {options.resume}` goes on from here" if options.resume else ""
-        print(f"interrupted: only scenarios that every policy has ended are reported{again}", file=sys.stderr)
+        print(f"interrupted: only what has ended is reported{again}", file=sys.stderr)
     report = summarise([row for each in scenarios if (row := _row(each, options.quick, records)) is not None])
     report["seconds"] = perf_counter() - begin
     if options.json:
@@ -79,6 +79,9 @@ def simulate(scenario: Scenario) -> dict[str, Any]:
     return _compared(scenario, {name: Simulation(scenario, _policy(name)).run() for name in policy_names()})
 
 
+_NEEDED = [PLAIN, OURS, ORACLE]
+
+
 def policy_names() -> list[str]:
     return [PLAIN, OURS, ORACLE, *(rival.name for rival in all_rivals())]
 
@@ -89,10 +92,10 @@ def _policy(name: str) -> str | Rival:
 
 
 def _row(scenario: Scenario, quick: bool, records: RecordFile) -> dict[str, Any] | None:
-    """What a scenario came to; None where not every policy has ended."""
+    """What a scenario came to; None where it has not ended plainly, with our policy and with the oracle."""
     results = {name: records.get(scenario.name, quick, name) for name in policy_names()}
     ended = {name: result for name, result in results.items() if result is not None}
-    return _compared(scenario, ended) if len(ended) == len(results) else None
+    return _compared(scenario, ended) if all(name in ended for name in _NEEDED) else None
 
 
 def _compared(scenario: Scenario, results: dict[str, Result]) -> dict[str, Any]:
@@ -122,8 +125,9 @@ def _run_all(scenarios: list[Scenario], records: RecordFile, options: argparse.N
     """Every policy in every scenario, as far as that is not on file."""
     wanted = [
         (options.quick, scenario.name, name)
+        for group in (_NEEDED, [name for name in policy_names() if name not in _NEEDED])  # first what is promised
         for scenario in scenarios
-        for name in policy_names()
+        for name in group
         if records.get(scenario.name, options.quick, name) is None
     ]
     jobs = min(options.jobs, len(wanted))
@@ -153,14 +157,16 @@ def _scenarios(quick: bool) -> list[Scenario]:
 
 
 def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    policies = list(rows[0]["policies"]) if rows else []
+    """Policies are compared where all have ended; what is promised of ours is looked at in every scenario."""
+    names = [name for name in policy_names() if any(name in row["policies"] for row in rows)]
+    whole = [row for row in rows if all(name in row["policies"] for name in names)]
+    ratios = {name: [row["policies"][name]["ratio_to_plain"] for row in whole] for name in names}
     return {
         "scenarios": rows,
         "worst": _worst(rows),
-        "geometric_mean": {
-            name: _geometric_mean(r["policies"][name]["ratio_to_plain"] for r in rows) for name in policies
-        },
-        "lowest": {name: min(r["policies"][name]["ratio_to_plain"] for r in rows) for name in policies},
+        "num_compared": len(whole),
+        "geometric_mean": {name: _geometric_mean(values) for name, values in ratios.items() if values},
+        "lowest": {name: min(values) for name, values in ratios.items() if values},
         "below_promise": [row["name"] + ": " + "; ".join(broken) for row in rows if (broken := _broken(row))],
     }
 
@@ -202,10 +208,12 @@ def _geometric_mean(ratios: Iterable[float]) -> float:
 
 def as_text(report: dict[str, Any]) -> str:
     rows = report["scenarios"]
-    lines = [f"{len(rows)} scenarios, ratios to plain decoding", ""]
+    whole = [row for row in rows if all(name in row["policies"] for name in report["geometric_mean"])]
+    compared = "" if len(whole) == len(rows) else f"; policies are compared in {len(whole)} of them"
+    lines = [f"{len(rows)} scenarios, ratios to plain decoding{compared}", ""]
     lines.append(f"{'policy':20} {'geometric mean':>14} {'lowest':>8} {'highest P99':>12}")
     for name in sorted(report["geometric_mean"], key=lambda name: -report["geometric_mean"][name]):
-        p99 = max(row["policies"][name]["p99_tpot_ratio"] for row in rows)
+        p99 = max(row["policies"][name]["p99_tpot_ratio"] for row in whole)
         lines.append(f"{name:20} {report['geometric_mean'][name]:14.3f} {report['lowest'][name]:8.3f} {p99:12.3f}")
     lines.append("")
     below = report["below_promise"]

@@ -342,11 +342,13 @@ class Engine:
         self.policy.observe(outcomes)
         stats.policy_seconds += perf_counter() - begin
         if self.costs is not None and not stats.has_prepared:
-            if not stats.num_prefill_tokens and not self.policy.is_resting:
-                self._learn_costs(self.costs, plan, stats)
-            asked = {o.choice.method for o in outcomes if o.choice.depth and o.choice.ask is not None}
-            timings = [self._proposers[method].timing for method in asked]  # others are of earlier calls
-            reading = sum([timing.reading_seconds for timing in timings if timing is not None])
+            reading = 0.0
+            if not self.policy.is_idle:
+                if not stats.num_prefill_tokens:
+                    self._learn_costs(self.costs, plan, stats)
+                asked = {o.choice.method for o in outcomes if o.choice.depth and o.choice.ask is not None}
+                timings = [self._proposers[method].timing for method in asked]  # others are of earlier calls
+                reading = sum([timing.reading_seconds for timing in timings if timing is not None])
             self.policy.account(outcomes, stats, reading)
         for outcome in outcomes:
             if outcome.request.finish_reason is not None:

@@ -21,6 +21,7 @@ _SHARE = 0.004  # of a plain step that goes into the purse with each
 _START = 0.5  # plain steps that are in it at first, and
 _MOST = 0.5  # that it can hold
 _VALUE_RATE = 0.2
+_UNUSED_RATE = 0.02  # of guesses that were right, and not worth using
 _CONVINCING = 2  # tokens of an unused guess that were right: reason to ask again at once
 _COMPARE_EVERY = 8  # guesses, of which one is asked of every guesser
 
@@ -92,15 +93,18 @@ class Asking:
         return max(0, ceil((least - self._purse) / (_SHARE * plain_seconds)) - 1)
 
     def learn(self, step: Step, seat: Seat, outcome: Outcome, guesses: Sequence[Draft]) -> None:
-        """What guesses brought, used or not, in the time they saved or would have saved."""
+        """What guesses brought, in the time they saved.
+
+        One that was not worth using brought nothing; but where it was right, the next may be used: that counts little.
+        """
         said = outcome.verdict.tokens
         used, hits = outcome.verdict.num_drafted, outcome.verdict.num_accepted
-        if not used and not step.was_unfair:  # what one token of the best guess would have brought
-            used, hits = 1, any(draft.tokens and draft.tokens[0] == said[0] for draft in guesses)
         token_seconds = step.plain_seconds / step.rows - self._costs.judge_seconds  # judged it is in any case
         brought = max(0.0, hits * token_seconds - used * step.slot_seconds)
-        seat.guess_value += _VALUE_RATE * (brought - seat.guess_value)
-        self._value += _VALUE_RATE / step.rows * (brought - self._value)
+        was_right = not used and any(draft.tokens[:1] == said[:1] for draft in guesses)
+        rate = _UNUSED_RATE if was_right else _VALUE_RATE
+        seat.guess_value += rate * (brought - seat.guess_value)
+        self._value += rate / step.rows * (brought - self._value)
         seat.unused, seat.num_right = (), 0
         if not outcome.verdict.num_drafted:
             right = [draft.tokens for draft in guesses if draft.tokens[:1] == said]

@@ -98,8 +98,13 @@ class Policy:
 
     @property
     def is_resting(self) -> bool:
-        """In this step nothing was looked at, and nothing need be learned from it."""
+        """In this step nothing was looked at, because there is nobody to ask about."""
         return self._parts is not None and self._parts.resting.is_now
+
+    @property
+    def is_idle(self) -> bool:
+        """In this step there was nothing to decide: nothing need be learned from it."""
+        return self._step is None or self.is_resting
 
     # ---- deciding
 
@@ -134,8 +139,6 @@ class Policy:
             self._steps_without_plain += 1
         else:
             self._steps_without_plain = 0
-            if not guesses and step.weighed and self._parts is not None:
-                self._parts.resting.begin(step)
         if self.trace.maxlen:
             self.trace.append(StepTrace.of(step.requests, choices, step.plain_seconds, step.reason))
         return choices
@@ -266,6 +269,8 @@ class Policy:
                 self._parts.costs.observe_weighing(num_guesses, stats.policy_seconds)
             saved = self._parts.books.add(self._step, outcomes, stats, reading_seconds)
             self._parts.probes.share_in(saved)
+            if self._step.weighed and not any(outcome.choice.depth for outcome in outcomes):
+                self._parts.resting.begin(self._step)
         if self.trace:
             self.trace[-1].seconds = stats.total_seconds
 

@@ -92,7 +92,6 @@ class Step:
     slot_seconds: float = 0.0  # one draft token more, where anything could be drafted,
     first_slot_seconds: float = 0.0  # and the first of them: nothing, below the edge of a stair
     guess_seconds: float = 0.0  # spent already
-    was_unfair: bool = False  # what would have paid for the batch was left undone for a request's sake
     weighed: list[int] = field(default_factory=list)  # rows that are in `auto`
     reason: str = "nothing to weigh"
 

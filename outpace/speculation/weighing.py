@@ -87,7 +87,6 @@ class Weigher:
             best.within(longest)
         if step.rows > 1 and best.count:
             make_fair(step, best, rows, longest)
-            step.was_unfair = not best.count  # what would have paid is left undone
         return Weighed(best, rows, guesses) if best.count and best.speed >= least_speed else None
 
     def take(self, step: Step, choices: list[Choice], best: Weighed) -> None:

@@ -17,6 +17,7 @@ from outpace.backends.base import Capabilities, Capacity, LoadedModel
 from outpace.backends.llamacpp.library import Library as LlamaLibrary
 from outpace.backends.llamacpp.runner import LlamaModel
 from outpace.backends.logits import logits_at
+from outpace.backends.native.judge import NativeJudge
 from outpace.backends.native.library import load_library
 from outpace.backends.native.memory import available_bytes
 from outpace.backends.native.model_file import ModelFile
@@ -94,20 +95,26 @@ class NativeRunner:
         self.capacity = capacity
         self.vocab_size = model.tokenizer.vocab_size
         self._verifier = NativeVerifier(library, self.vocab_size, threads)
-        self.capabilities = Capabilities(can_rewind=True, exact_to_the_bit=True, verifier=self._verifier)
+        self.capabilities = Capabilities(
+            can_rewind=True,
+            exact_to_the_bit=True,
+            verifier=self._verifier,
+            judge=NativeJudge(self, self._verifier),
+        )
         self.bytes_per_step: int = library.bytes_per_step(handle)  # of weights, that any step must read
         page_tokens = library.page_tokens()
         self.pool = BlockPool(num_pages, page_tokens)
         self._open: set[int] = set()
-        # Arrays that the library reads in place; made once and filled again each step.
+        # Arrays that the library reads and writes in place; made once and filled again each step.
         self._rows = np.zeros((capacity.max_sequences, 4), np.int32)
         self._tokens = np.zeros(capacity.max_step_tokens, np.int32)
         self._tables = np.zeros((capacity.max_sequences, -(-capacity.max_context // page_tokens) + 1), np.int32)
+        self.likeliest = np.zeros(capacity.max_step_tokens, np.int32)  # tokens, one for each of the last logits
         self._logits = c.c_void_p()
         self._view = (0, logits_at(0, 0, self.vocab_size))  # where the last logits are, and as an array
         self._pointers = (
             self._rows.ctypes.data, self._tokens.ctypes.data, self._tables.ctypes.data, self._tables.shape[1],
-            c.addressof(self._logits),
+            c.addressof(self._logits), self.likeliest.ctypes.data,
         )  # fmt: skip
 
     def forward(self, plan: StepPlan) -> NDArray[np.float32]:
@@ -121,8 +128,8 @@ class NativeRunner:
             self._tokens[at : at + count] = row.tokens
             at += count
             num_outputs += row.num_logits
-        rows, tokens, tables, stride, result = self._pointers
-        self._lib.check(self._lib.forward(self._handle, rows, len(plan.rows), tokens, tables, stride, result))
+        rows, *others = self._pointers
+        self._lib.check(self._lib.forward(self._handle, rows, len(plan.rows), *others))
         for row in plan.rows:
             self.pool.advance(row.seq, len(row.tokens))
         return self._seen(self._logits.value or 0, num_outputs)

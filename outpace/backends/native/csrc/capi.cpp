@@ -207,7 +207,7 @@ int64_t outpace_packed_size(const OutpaceModel* model) { return int64_t(model->m
 int64_t outpace_bytes_per_step(const OutpaceModel* model) { return int64_t(model->model.bytes_per_step()); }
 
 int32_t outpace_forward(OutpaceModel* model, const OutpaceRow* rows, int32_t num_rows, const int32_t* tokens, const int32_t* tables,
-                        int64_t table_stride, const float** logits) {
+                        int64_t table_stride, const float** logits, int32_t* likeliest) {
     return guarded([&] {
         check(model->is_started, "the model has not been started");
         model->rows.clear();
@@ -219,7 +219,7 @@ int32_t outpace_forward(OutpaceModel* model, const OutpaceRow* rows, int32_t num
             first += rows[i].count;
         }
         check(first >= 1 && first <= model->model.max_step_tokens(), "a step of " + std::to_string(first) + " tokens is outside what was made room for");
-        *logits = model->model.forward(model->rows);
+        *logits = model->model.forward(model->rows, likeliest);
     });
 }
 

@@ -10,7 +10,7 @@ extern "C" {
 #endif
 
 #define OUTPACE_API __attribute__((visibility("default")))
-#define OUTPACE_ABI_VERSION 2
+#define OUTPACE_ABI_VERSION 3
 
 typedef struct OutpaceModel OutpaceModel;
 typedef struct OutpaceVerifier OutpaceVerifier;
@@ -47,8 +47,10 @@ OUTPACE_API int32_t outpace_start(OutpaceModel* model, int64_t num_pages, int64_
 OUTPACE_API int64_t outpace_packed_size(const OutpaceModel* model);
 OUTPACE_API int64_t outpace_bytes_per_step(const OutpaceModel* model);
 
+// Logits of all tokens that want them, [number wanted][vocab_size], in memory of the model's own until the next call; and the
+// place of the largest in each, [number wanted], where the caller wants it: the first of equals, or the first NaN.
 OUTPACE_API int32_t outpace_forward(OutpaceModel* model, const OutpaceRow* rows, int32_t num_rows, const int32_t* tokens,
-                                    const int32_t* tables, int64_t table_stride, const float** logits);
+                                    const int32_t* tables, int64_t table_stride, const float** logits, int32_t* likeliest);
 OUTPACE_API int32_t outpace_copy_page(OutpaceModel* model, int32_t source, int32_t target);
 
 // A draft to be judged (Case in verifier.h). Of all cases one after the other: num_drafted + 1 rows of logits each, num_drafted

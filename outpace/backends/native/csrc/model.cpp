@@ -64,6 +64,7 @@ void Model::start(int64_t num_pages, int64_t max_step_tokens) {
         const int64_t group = shape_.num_heads / shape_.num_kv_heads;
         attention_scratch_.emplace_back(attention_scratch_floats(kChunkTokens * group, shape_.head_dim) * sizeof(float));
         queries_.emplace_back().reserve(size_t(kChunkTokens * group));
+        peaks_.emplace_back(size_t(max_step_tokens) * sizeof(Peak));
     }
     relay_ = std::make_unique<Relay>(pool_->size(), num_phases());
     units_.resize(size_t(num_phases()));

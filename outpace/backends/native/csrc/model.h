@@ -15,6 +15,7 @@
 #include "matmul.h"
 #include "memory.h"
 #include "ops.h"
+#include "peak.h"
 #include "relay.h"
 #include "thread_pool.h"
 
@@ -99,8 +100,9 @@ class Model {
     size_t packed_size() const { return packed_size_; }
     size_t bytes_per_step() const;  // of weights, that a step of any size must read
 
-    // Logits in row order, [number wanted][vocab_size]; valid until the next call. Rows must have been checked.
-    const float* forward(const std::vector<Row>& rows);
+    // Logits in row order, [number wanted][vocab_size]; valid until the next call. Rows must have been checked. `likeliest`
+    // takes the place of the largest in each.
+    const float* forward(const std::vector<Row>& rows, int32_t* likeliest);
     void copy_page(int64_t source, int64_t target);
 
     ~Model();
@@ -154,6 +156,8 @@ class Model {
     void add_product(const Packed& w, const Activations& x, const float* bias, Range tiles);
     void rotate_and_store(const Layer& layer, int64_t index, Range items);
     void attend(int64_t index, Range items, int thread);
+    void multiply_head(Range tiles, int thread);
+    void merge_peaks(int32_t* likeliest) const;
     uint16_t* keys(int64_t layer, int64_t page, int64_t kv_head) const;
     HeadPages pages_of(int64_t layer, int64_t row, int64_t kv_head) const;
     const Packed& head() const;
@@ -177,6 +181,7 @@ class Model {
     // Per thread, and made beforehand: nothing may fail in the middle of a step.
     std::vector<Memory> attention_scratch_;
     std::vector<std::vector<Query>> queries_;
+    std::vector<Memory> peaks_;  // of each row of logits, over what the thread has computed of it
 
     // The step being run.
     std::unique_ptr<Relay> relay_;

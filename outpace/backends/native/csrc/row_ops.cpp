@@ -2,13 +2,14 @@
 
 #include "numerics.h"
 #include "ops.h"
+#include "peak.h"
 
 namespace outpace {
 namespace {
 
 int64_t argmax(const float* x, int64_t n) {
     int64_t at = 0;
-    for (int64_t i = 1; i < n; i++) at = x[i] > x[at] ? i : at;
+    for (int64_t i = 1; i < n; i++) at = exceeds(x[i], x[at]) ? i : at;
     return at;
 }
 

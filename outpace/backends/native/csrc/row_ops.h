@@ -6,7 +6,7 @@
 namespace outpace {
 
 struct RowOps {
-    // The first of the largest.
+    // The first of the largest; of NaNs, where there are any (see peak.h).
     int64_t (*argmax)(const float* x, int64_t n);
     // out = 2^((x - largest) * sharpness), as numerics.py has it.
     void (*powers)(const float* x, int64_t n, float largest, float sharpness, float* out);

@@ -15,10 +15,17 @@ inline f32x8 largest_of_block(const float* x) {
     return m;
 }
 
+inline bool has_nan(const float* x) {
+    i32x8 lanes = load(x) != load(x);
+    for (int i = kLanes; i < kBlock; i += kLanes) lanes |= load(x + i) != load(x + i);
+    return any(lanes);
+}
+
 int64_t argmax(const float* x, int64_t n) {
     float best = -__builtin_inff();
     int64_t at = 0, i = 0;
     for (; i + kBlock <= n; i += kBlock) {
+        if (has_nan(x + i)) break;
         const f32x8 here = largest_of_block(x + i);
         if (any(here > splat(best))) {
             best = largest(here);
@@ -26,6 +33,7 @@ int64_t argmax(const float* x, int64_t n) {
         }
     }
     for (; i < n; i++) {
+        if (x[i] != x[i]) return i;
         if (x[i] > best) {
             best = x[i];
             at = i;

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "model.h"
+#include "row_ops.h"
 
 namespace outpace {
 namespace {
@@ -42,6 +43,7 @@ void Model::plan(const std::vector<Row>& rows) {
     }
     const size_t logit_bytes = wanted_.size() * size_t(shape_.vocab_size) * sizeof(float);
     if (logits_.size() < logit_bytes) logits_ = Memory(logit_bytes);
+    for (Memory& peaks : peaks_) std::fill_n(peaks.as<Peak>(), wanted_.size(), Peak());
     plan_attention();
     plan_cuts();
 }
@@ -93,11 +95,12 @@ void Model::plan_cuts() {
     for (int64_t phase = 0; phase < num_phases(); phase++) units_[size_t(phase)] = cuts_[kind_of(phase)].num_units();
 }
 
-const float* Model::forward(const std::vector<Row>& rows) {
+const float* Model::forward(const std::vector<Row>& rows, int32_t* likeliest) {
     plan(rows);
     const uint64_t first = relay_->begin(units_);
     open_from(first, 0, 0);
     pool_->post(*this, first);
+    merge_peaks(likeliest);
     return logits_.as<float>();
 }
 
@@ -146,11 +149,7 @@ void Model::work_on(int64_t phase, Range things, int thread) {
     const Kind kind = kind_of(phase);
     if (kind == kBegin) return begin(things);
     if (kind == kNormLast) return norm_last(things);
-    if (kind == kLogits) {
-        const Activations last{int64_t(wanted_.size()), shape_.width, last_quantised_.as<uint8_t>(), last_.as<float>()};
-        const Range rows = rows_of(things, shape_.vocab_size);
-        return matmul(head(), last, logits_.as<float>(), shape_.vocab_size, rows.begin, rows.end);
-    }
+    if (kind == kLogits) return multiply_head(things, thread);
     const Layer& weights = layer(index);
     switch (kind) {
         case kProjectQkv:
@@ -318,6 +317,26 @@ void Model::attend(int64_t index, Range items, int thread) {
             const int64_t per_head = dim / kBlock;
             quantise(from_attention(), item.token_begin, item.token_end, item.head_begin * per_head, item.head_end * per_head);
         }
+    }
+}
+
+// Each part of the logits is looked through by who computed it: it is still near, and half of a row is another core's.
+void Model::multiply_head(Range tiles, int thread) {
+    const Activations last{int64_t(wanted_.size()), shape_.width, last_quantised_.as<uint8_t>(), last_.as<float>()};
+    const Range rows = rows_of(tiles, shape_.vocab_size);
+    matmul(head(), last, logits_.as<float>(), shape_.vocab_size, rows.begin, rows.end);
+    for (int64_t i = 0; i < last.n; i++) {
+        const float* part = logits_.as<float>() + i * shape_.vocab_size + rows.begin;
+        const int64_t at = row_ops().argmax(part, rows.end - rows.begin);
+        peaks_[size_t(thread)].as<Peak>()[i].merge({part[at], int32_t(rows.begin + at)});
+    }
+}
+
+void Model::merge_peaks(int32_t* likeliest) const {
+    for (size_t i = 0; i < wanted_.size(); i++) {
+        Peak whole;
+        for (const Memory& peaks : peaks_) whole.merge(peaks.as<Peak>()[i]);
+        likeliest[i] = whole.at;
     }
 }
 

@@ -31,7 +31,7 @@ constexpr int kVocab = 100, kPages = 40, kStride = 8, kMaxTokens = 96;
 
 struct Options {
     int type, num_heads, num_kv_heads, head_dim, style;
-    bool has_biases, has_norms, has_head;
+    bool has_biases, has_norms, has_head, has_few_logits = false;
 };
 
 // A matrix as a GGUF would hold it: F32, or Q8_0 (a half scale, then 32 codes).
@@ -55,6 +55,20 @@ std::vector<uint8_t> random_matrix(int type, int64_t rows, int64_t cols) {
     return bytes;
 }
 
+// Rows that are small multiples of one: of the logits, many are equal, and all may be negative. F32.
+std::vector<uint8_t> multiples_of_one_row(int64_t rows, int64_t cols) {
+    const std::vector<uint8_t> one = random_matrix(int(outpace::GgmlType::F32), 1, cols);
+    std::vector<float> values(size_t(rows * cols));
+    for (int64_t row = 0; row < rows; row++) {
+        float* const at = values.data() + row * cols;
+        std::memcpy(at, one.data(), one.size());
+        for (int64_t i = 0; i < cols; i++) at[i] *= float(1 << row % 3);
+    }
+    std::vector<uint8_t> bytes(values.size() * sizeof(float));
+    std::memcpy(bytes.data(), values.data(), bytes.size());
+    return bytes;
+}
+
 OutpaceModel* make_model(const Options& o, int threads) {
     rng.seed(3);
     const int width = 64, hidden = 96, layers = 2, q = o.num_heads * o.head_dim, kv = o.num_kv_heads * o.head_dim;
@@ -64,7 +78,8 @@ OutpaceModel* make_model(const Options& o, int threads) {
     OutpaceModel* model = nullptr;
     CHECK(outpace_create(&shape, threads, &model) == OUTPACE_OK, "create");
     const auto matrix = [&](int layer, int name, int64_t rows, int64_t cols) {
-        const auto bytes = random_matrix(o.type, rows, cols);
+        const bool has_few = o.has_few_logits && layer == -1 && name == 1;
+        const auto bytes = has_few ? multiples_of_one_row(rows, cols) : random_matrix(o.type, rows, cols);
         CHECK(outpace_lay_out(model, layer, name, o.type, rows, cols) == OUTPACE_OK, "lay out %d", name);
         const int64_t middle = rows / 32 * 16;  // in two slabs
         if (middle) CHECK(outpace_pack(model, layer, name, bytes.data(), 0, middle) == OUTPACE_OK, "pack");
@@ -107,8 +122,13 @@ void step(OutpaceModel* model, std::vector<Sequence*> sequences, const std::vect
         tokens.insert(tokens.end(), s.tokens.begin() + s.done, s.tokens.begin() + s.done + counts[i]);
     }
     const float* logits = nullptr;
-    CHECK(outpace_forward(model, rows.data(), int32_t(rows.size()), tokens.data(), tables.data(), kStride, &logits) == OUTPACE_OK, "forward");
+    std::vector<int32_t> likeliest(tokens.size(), -1);
+    CHECK(outpace_forward(model, rows.data(), int32_t(rows.size()), tokens.data(), tables.data(), kStride, &logits, likeliest.data()) == OUTPACE_OK, "forward");
     if (!logits) return;
+    for (size_t i = 0; i < likeliest.size(); i++) {
+        const float* row = logits + i * kVocab;
+        CHECK(likeliest[i] == std::max_element(row, row + kVocab) - row, "likeliest of row %zu", i);
+    }
     for (size_t i = 0; i < sequences.size(); i++) {
         Sequence& s = *sequences[i];
         const size_t size = size_t(counts[i]) * kVocab;
@@ -131,6 +151,11 @@ void test_bits(const Options& options) {
     Sequence alone{0, text};
     while (alone.done < int(text.size())) step(model, {&alone}, {1}, tables, &truth, nullptr);
     for (float value : truth) CHECK(std::isfinite(value), "logit");
+    if (options.has_few_logits) {
+        int num_negative = 0;
+        for (size_t at = 0; at < truth.size(); at += kVocab) num_negative += *std::max_element(truth.begin() + long(at), truth.begin() + long(at) + kVocab) < 0;
+        CHECK(num_negative > 0 && num_negative < int(text.size()), "%d negative rows", num_negative);
+    }
     for (int threads : {2, 1, 3}) {
         OutpaceModel* other = threads == 2 ? model : make_model(options, threads);
         Sequence whole{1, text};
@@ -165,7 +190,8 @@ void test_errors() {
     std::vector<int32_t> tables(kStride, 0);
     const auto forward = [&](OutpaceRow row, std::vector<int32_t> tokens) {
         const float* logits = nullptr;
-        return outpace_forward(model, &row, 1, tokens.data(), tables.data(), kStride, &logits);
+        int32_t likeliest[2];
+        return outpace_forward(model, &row, 1, tokens.data(), tables.data(), kStride, &logits, likeliest);
     };
     CHECK(forward({0, 0, 1, 1}, {5}) == OUTPACE_OK, "a good row");
     CHECK(forward({0, 0, 1, 1}, {kVocab}) == OUTPACE_BAD_ARGUMENT, "a token too large");
@@ -204,6 +230,7 @@ int main() {
         test_bits({type, 6, 2, 16, 1, true, false, true});
         test_bits({type, 2, 2, 64, 1, false, true, false});
     }
+    test_bits({int(outpace::GgmlType::F32), 4, 2, 16, 0, false, false, true, true});
     test_errors();
     std::printf(num_failures ? "%d failures\n" : "all passed\n", num_failures);
     return num_failures != 0;

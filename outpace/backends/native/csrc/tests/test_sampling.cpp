@@ -13,6 +13,7 @@
 #include "noise.h"
 #include "numerics.h"
 #include "ops.h"
+#include "peak.h"
 #include "row_ops.h"
 #include "sampling.h"
 #include "verifier.h"
@@ -89,6 +90,45 @@ void test_row_ops(const RowOps& op, const char* name) {
         const bool is_left = op.residual(weight, found.data(), draft.data(), n, left.data());
         CHECK(is_left == reference.residual(weight, found.data(), draft.data(), n, expected_left.data()), "residual %s n=%ld", name, long(n));
         CHECK(same_bits(left, expected_left), "residual %s n=%ld", name, long(n));
+    }
+}
+
+// A NaN is larger than any number, as it is to numpy.
+void test_argmax_of_nans(const RowOps& op, const char* name) {
+    for (int round = 0; round < 200; round++) {
+        Floats x = random_logits(random_int(1, 400));
+        const int64_t n = int64_t(x.size()), first = random_int(0, n - 1);
+        x[size_t(first)] = std::copysign(std::nanf(""), round % 2 ? 1.0f : -1.0f);
+        for (int64_t i = first + 1; i < n; i++)
+            if (random_int(0, 9) == 0) x[size_t(i)] = std::nanf("");
+        CHECK(op.argmax(x.data(), n) == first, "argmax %s n=%ld", name, long(n));
+    }
+}
+
+// Whoever looks at which part, and in whatever order, it is the argmax of the whole.
+void test_peaks_merge_to_the_argmax() {
+    for (int round = 0; round < 1000; round++) {
+        Floats x = random_logits(random_int(1, 200));
+        const int64_t n = int64_t(x.size());
+        if (round % 4 == 0) std::fill(x.begin(), x.end(), x[0]);
+        if (round % 4 == 1)
+            for (float& value : x) value = -std::fabs(value);
+        if (round % 10 == 9) x[size_t(random_int(0, n - 1))] = x[size_t(random_int(0, n - 1))] = std::nanf("");
+        std::vector<Range> parts;
+        for (int64_t at = 0; at < n;) {
+            const int64_t end = random_int(at + 1, n);
+            parts.push_back({at, end});
+            at = end;
+        }
+        std::shuffle(parts.begin(), parts.end(), rng);
+        Peak threads[3];
+        for (Range part : parts) {
+            const int64_t at = part.begin + row_ops().argmax(x.data() + part.begin, part.end - part.begin);
+            threads[random_int(0, 2)].merge({x[size_t(at)], int32_t(at)});
+        }
+        Peak whole;
+        for (Peak own : threads) whole.merge(own);
+        CHECK(whole.at == row_ops_reference().argmax(x.data(), n), "n=%ld in %zu parts", long(n), parts.size());
     }
 }
 
@@ -202,6 +242,10 @@ void test_logarithms() {
 int main() {
     test_row_ops(row_ops_portable(), "portable");
     if (uses_avx2()) test_row_ops(row_ops_avx2(), "avx2");
+    test_argmax_of_nans(row_ops_reference(), "reference");
+    test_argmax_of_nans(row_ops_portable(), "portable");
+    if (uses_avx2()) test_argmax_of_nans(row_ops_avx2(), "avx2");
+    test_peaks_merge_to_the_argmax();
     test_probabilities_sum_to_one();
     test_verdicts_do_not_depend_on_threads();
     test_rows_that_are_not_numbers_stay_within_memory();

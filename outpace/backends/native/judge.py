@@ -1,0 +1,49 @@
+"""Runs a step and judges it. Greedy requests that take logits as they are need no look at them.
+
+The threads of a step find each row's likeliest token in passing, over the part of the row that they have just computed
+and that is still in their cache: the same token as `Shaper.greedy` finds, sooner than one thread can read it all again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from outpace import acceptance
+from outpace.backends.base import Judged
+from outpace.backends.native.verifier import NativeVerifier
+from outpace.core import Case, Request, StepPlan, Verdict
+
+if TYPE_CHECKING:
+    from outpace.backends.native.runner import NativeRunner
+
+
+class NativeJudge:
+    def __init__(self, runner: NativeRunner, verifier: NativeVerifier) -> None:
+        self._runner = runner
+        self._verifier = verifier
+
+    def __call__(self, plan: StepPlan, cases: Sequence[Case]) -> Judged:
+        begin = perf_counter()
+        logits = self._runner.forward(plan)
+        seconds = perf_counter() - begin
+        if all(_says_likeliest(case.request) for case in cases):
+            verdicts = _matched(cases, self._runner.likeliest[: len(logits)].tolist())
+        else:
+            verdicts = self._verifier.verify(cases, logits)
+        return Judged(logits, verdicts, seconds)
+
+
+def _says_likeliest(request: Request) -> bool:
+    params = request.params
+    return params.is_greedy and not request.shaper.may_adjust and not params.speculation.is_lossy
+
+
+def _matched(cases: Sequence[Case], likeliest: list[int]) -> list[Verdict]:
+    verdicts, at = [], 0
+    for case in cases:
+        num_rows = len(case.tokens) + 1
+        verdicts.append(acceptance.match(case.tokens, likeliest[at : at + num_rows].__getitem__))
+        at += num_rows
+    return verdicts
