@@ -288,7 +288,7 @@ def main() -> int:
         return 2
     prompts = json.loads(options.prompts.read_text())["prompts"] if options.prompts else []
     report = Report(options.out)
-    report.say(f"python -m benchmarks.gpu {' '.join(arg for arg in sys.argv[1:] if '/' not in arg)}")
+    report.say(f"python -m benchmarks.gpu {' '.join(Path(arg).name for arg in sys.argv[1:])}")
     bench = Bench(report, options.model if prompts else None, prompts)
     failed = False
     for name in [section for section in SECTIONS if section in options.only]:
