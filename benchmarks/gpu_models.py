@@ -112,6 +112,26 @@ class NaiveModel:
         return functional.linear(rms_norm(x, self.weights.final_norm, c.epsilon), self.weights.head)
 
 
+class Letters:
+    """A tokenizer for random weights: every token is a letter."""
+
+    bos_text = eos_text = ""
+    chat_template: str | None = None
+    end_ids: frozenset[int] = frozenset()
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        return [ord(letter) % self.vocab_size for letter in text]
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([97 + token % 26])
+
+    def vocabulary(self) -> list[tuple[bytes, int]]:
+        return [(b"%d" % token, 0) for token in range(self.vocab_size)]
+
+
 def _turn(x: Tensor, rope: Tensor) -> Tensor:
     cosines, sines = rope.chunk(2, dim=-1)
     first, second = x.chunk(2, dim=-1)

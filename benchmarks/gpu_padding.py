@@ -87,21 +87,21 @@ def _head_rows(config: ModelConfig, shape: ModelConfig, *, queries: bool) -> Ten
     return (heads[:, None] * shape.head_dim + d).flatten()
 
 
-def rounded(weights: Weights, bits: int, group: int = 32) -> Weights:
-    """Every layer's matrices on a grid of 2**bits - 1 steps for each `group` of inputs; the rest is shared."""
-    largest = 2 ** (bits - 1) - 1
+def rounded(weights: Weights, bits: int, group: int = 16) -> Weights:
+    """Every matrix of every layer on a grid of 2**bits values between the least and the most of each `group` of inputs.
+
+    Norms, embedding and head are shared with the model itself.
+    """
 
     def on_grid(tensor: Tensor) -> Tensor:
         parts = tensor.float().view(tensor.shape[0], -1, group)
-        step = parts.abs().amax(-1, keepdim=True).clamp(min=1e-12) / largest
-        nearest: Tensor = (parts / step).round() * step
+        least, most = parts.aminmax(dim=-1, keepdim=True)
+        step = (most - least).clamp(min=1e-12) / (2**bits - 1)
+        nearest: Tensor = ((parts - least) / step).round() * step + least
         return nearest.view(tensor.shape).to(tensor.dtype)
 
     layers = [
-        replace(
-            layer,
-            **{name: on_grid(getattr(layer, name)) for name in ("qkv", "out", "gate_up", "down")},
-        )
+        replace(layer, **{name: on_grid(getattr(layer, name)) for name in ("qkv", "out", "gate_up", "down")})
         for layer in weights.layers
     ]
     return replace(weights, layers=layers)

@@ -7,255 +7,226 @@
 (see `gpu_padding.py`; their logits are compared with the unpadded model's first). The draft has as many parameters as
 a 1B and SmolLM2's 30 layers, since layers cannot be merged; a real 1B has 16, and less to launch.
 
-Tokens per second are those said in steps where all requests decode and nothing else happens: not while prompts are
-read, nor once the first request has ended, nor in steps that captured a graph.
+Every block runs all settings on the same prompts, each block on others; `x` is a setting's tokens per second over those
+of plain decoding in the same block, median (least-most) over blocks. Text and JSON are written after every run.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import time
-from dataclasses import replace
+import traceback
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.prompts import load_prompts
 
-NUM_PROMPTS = 128
-LONGEST_PROMPT = 640
-NEW_TOKENS = 128
-CONCURRENCY = (1, 8, 32, 128)
-NUM_ALONE = 10  # requests of one after the other
-DEPTHS = {1: 7, 8: 4, 32: 3, 128: 2}  # drafted where the depth is fixed, by concurrency
-METHODS = ("plain", "ngram", "suffix", "draft", "auto")
-DRAFT_SHAPE: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "hidden_size": 1536, "intermediate_size": 4096,
-    "num_hidden_layers": 30, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
-    "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
-}  # fmt: skip
+LONGEST_PROMPT = 1024
+CONTEXT = 1408
+STEP_TOKENS = 4096
+WARM_UP_TOKENS = 8
+ALONE = 4  # prompts of a block that are answered one after the other
+# What is drafted where the depth is fixed, by requests at once: the more of them, the dearer a token.
+SETTINGS: dict[int, tuple[str, ...]] = {
+    1: ("plain", "ngram:5", "suffix:5", "draft:3", "draft:5", "draft:7", "auto"),
+    8: ("plain", "ngram:3", "suffix:3", "draft:2", "draft:4", "auto"),
+    32: ("plain", "ngram:2", "suffix:2", "draft:1", "draft:3", "auto"),
+    128: ("plain", "ngram:1", "suffix:1", "draft:1", "draft:2", "auto"),
+}
+LEAST_AUTO, LEAST_ALONE = 0.98, 2.0  # of plain: everywhere, and with the draft at temperature 0, alone
 
 
 def prepare(model: str, questions: Path, out: Path) -> None:
+    """Prompts as token ids, in an order that spreads every kind of question over any range of them."""
     from outpace import LLM
 
-    with LLM(model, max_context=512, speculation="off") as llm:
-        found = []
-        for text in load_prompts(questions):
-            rendered = llm.render_chat([{"role": "user", "content": text}])
-            tokens = llm.tokenizer.encode(rendered, add_special=False)
-            if len(tokens) <= LONGEST_PROMPT:
-                found.append(tokens)
-        step = len(found) / NUM_PROMPTS
-        kept = [found[int(i * step)] for i in range(NUM_PROMPTS)]
+    with LLM(model, max_context=CONTEXT, speculation="off") as llm:
+        encoded = [llm.encode_chat([{"role": "user", "content": text}]) for text in load_prompts(questions)]
+    fitting = [tokens for tokens in encoded if len(tokens) <= LONGEST_PROMPT]
+    stride = next(n for n in (97, 101, 103) if len(fitting) % n)  # prime, so every prompt comes up once
+    kept = [fitting[i * stride % len(fitting)] for i in range(len(fitting))]
     out.write_text(json.dumps({"prompts": kept, "source": questions.name}) + "\n")
-    print(f"{len(kept)} prompts of {len(found)}, {sum(map(len, kept)) / len(kept):.0f} tokens on average")
+    print(f"{len(kept)} prompts of {len(encoded)}, {statistics.mean(map(len, kept)):.0f} tokens on average")
+
+
+class Report:
+    """Lines and figures, on disk as they come."""
+
+    def __init__(self, folder: Path, figures: dict[str, Any]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self.figures = figures
+        self._lines: list[str] = []
+
+    def say(self, line: str, *, keep: bool = True) -> None:
+        print(line, flush=True)
+        if keep:
+            self._lines.append(line)
+
+    def save(self) -> None:
+        (self._folder / "gpu_speculation.json").write_text(json.dumps(self.figures, indent=1) + "\n")
+        (self._folder / "gpu_speculation.txt").write_text("\n".join(self._lines) + "\n")
 
 
 class Experiment:
-    def __init__(self, model: Path, prompts: list[list[int]], bits: int, out: Path) -> None:
-        import torch
-
-        from benchmarks.gpu_models import shape_config
-        from benchmarks.gpu_padding import padded, rounded
-        from outpace.backends.base import Capacity, LoadedModel
-        from outpace.backends.torch.config import parse_config
-        from outpace.backends.torch.kernels import ops_for
-        from outpace.backends.torch.loader import load_weights, open_checkpoint
-        from outpace.backends.torch.model import Model
-        from outpace.backends.torch.runner import TorchRunner
-
-        self.out, self.prompts, self.bits = out, prompts, bits
-        self.figures: dict[str, Any] = {"rows": []}
-        self.lines: list[str] = []
-        device = torch.device("cuda")
-        checkpoint = open_checkpoint(model)
-        small = load_weights(checkpoint, torch.bfloat16, device)
-        config = checkpoint.config
-        self.capacity = Capacity(129, 129 * (LONGEST_PROMPT + NEW_TOKENS + 32), 1024, 4096)
-
-        def runner(shape: Any, weights: Any) -> TorchRunner:
-            larger, moved = padded(config, weights, shape)
-            return TorchRunner(Model(larger, moved, ops_for(device), 1024), self.capacity)
-
-        self.target = runner(shape_config("8B"), small)
-        self.draft = runner(parse_config(DRAFT_SHAPE), rounded(small, bits))
-        few = replace(self.capacity, max_sequences=2, cache_tokens=1024)
-        self.small = TorchRunner(Model(config, small, ops_for(device), 1024), few)
-        self.end_ids = frozenset({2})
-
-        def loaded(runner: TorchRunner, name: str) -> LoadedModel:
-            return LoadedModel(runner, Silent(runner.vocab_size), name, 0, 0)
-
-        self.loaded_target, self.loaded_draft = loaded(self.target, "8B"), loaded(self.draft, "1B")
-        self.costs: Any = None
-
-    def say(self, line: str) -> None:
-        print(line, flush=True)
-        self.lines.append(line)
-
-    def save(self) -> None:
-        self.out.mkdir(parents=True, exist_ok=True)
-        (self.out / "gpu_speculation.json").write_text(json.dumps(self.figures, indent=1) + "\n")
-        (self.out / "gpu_speculation.txt").write_text("\n".join(self.lines) + "\n")
-
-    def check(self) -> None:
-        """The padded model's logits beside the small one's, in bfloat16, along whole prompts."""
-        import numpy as np
-
-        from outpace.core import Row, StepPlan
-
-        agreed, total, worst = 0, 0, 0.0
-        for tokens in self.prompts[:6]:
-            pair = []
-            for runner in (self.small, self.target):
-                plan = StepPlan([Row(0, 0, tokens, len(tokens))])
-                pair.append(runner.forward(plan)[:, : self.small.vocab_size])
-                runner.free(0)
-            ours, expected = pair[1], pair[0]
-            worst = max(worst, float(np.linalg.norm(ours - expected) / np.linalg.norm(expected)))
-            agreed += int((ours.argmax(1) == expected.argmax(1)).sum())
-            total += len(tokens)
-        self.figures["padding"] = {"relative_error": worst, "same_argmax": agreed / total, "tokens": total}
-        self.say(f"padded against small: relative error {worst:.1e}, same argmax {agreed} of {total}")
-
-    def run(self, method: str, concurrency: int, temperature: float) -> dict[str, Any]:
-        from outpace.config import EngineConfig, SamplingParams
-        from outpace.core import Request
-        from outpace.engine.engine import Engine
-        from outpace.speculation.base import NoDraft, Proposer
-        from outpace.speculation.draft_model import DraftModelProposer
-        from outpace.speculation.ngram import NgramProposer
-        from outpace.speculation.suffix import SuffixProposer
-
-        is_fixed = method in ("ngram", "suffix", "draft")
-        mode: Any = "off" if method == "plain" else "on" if is_fixed else "auto"
-        named: Any = method if is_fixed else None
-        config = EngineConfig(
-            draft="1B", speculation=mode, method=named, depth=DEPTHS[concurrency] if is_fixed else None,
-            max_sequences=concurrency, max_context=1024, max_step_tokens=4096, prefix_reuse=False,
-            cache_tokens=self.capacity.cache_tokens,
-        ).resolve(model_context=8192, model_path="8B", draft_path="1B", backend="torch")  # fmt: skip
-        drafter = DraftModelProposer(self.loaded_draft, self.target.vocab_size)
-        proposers: list[Proposer] = [
-            NoDraft(),
-            NgramProposer(config.ngram_min, config.ngram_max),
-            SuffixProposer(65536),
-            drafter,
-        ]
-        engine = Engine(self.loaded_target, {p.name: p for p in proposers}, config, draft=self.loaded_draft)
-        if mode == "auto":
-            if self.costs is None:
-                engine.calibrate()
-                self.costs = engine.costs
-            engine.policy.costs = self.costs
-        params = SamplingParams(max_tokens=NEW_TOKENS, temperature=temperature, ignore_eos=True)
-        count = concurrency if concurrency > 1 else NUM_ALONE
-        waiting = [self.prompts[i * len(self.prompts) // count] for i in range(count)]
-        requests, seconds, said, num_steps = list[Request](), 0.0, 0, 0
-        while waiting or engine.has_requests:
-            if not engine.has_requests:
-                batch, waiting = waiting[:concurrency], waiting[concurrency:]
-                requests += [engine.submit(prompt, params, seed=len(requests) + i) for i, prompt in enumerate(batch)]
-            captured = self.num_captured
-            begin = time.perf_counter()
-            engine.step()
-            taken = time.perf_counter() - begin
-            stats = engine.stats
-            if stats.num_decode_rows == concurrency and not stats.num_prefill_tokens and captured == self.num_captured:
-                seconds, said, num_steps = seconds + taken, said + stats.num_emitted, num_steps + 1
-        for request in requests:
-            drafter.release(request)
-        drafted: list[int] = []
-        accepted: list[int] = []
-        for request in requests:
-            for total, mine in (
-                (drafted, request.spec.drafted_per_position),
-                (accepted, request.spec.accepted_per_position),
-            ):
-                total += [0] * (len(mine) - len(total))
-                for i, value in enumerate(mine):
-                    total[i] += value
-        return {
-            "method": method, "concurrency": concurrency, "temperature": temperature,
-            "depth": DEPTHS[concurrency] if is_fixed else None, "tokens_per_s": said / seconds if seconds else None,
-            "ms_per_step": 1e3 * seconds / num_steps if num_steps else None, "tokens": said, "steps": num_steps,
-            "tokens_per_step_and_request": said / num_steps / concurrency if num_steps else None,
-            "drafted_per_position": drafted, "accepted_per_position": accepted,
-            "texts": [list(request.tokens[len(request.prompt) :]) for request in requests],
-        }  # fmt: skip
+    def __init__(
+        self,
+        models: Any,
+        prompts: list[list[int]],
+        report: Report,
+        num_tokens: int,
+        settings: Mapping[int, tuple[str, ...]] = SETTINGS,
+    ) -> None:
+        """`models`: see `gpu_padded_pair.py`; `settings`: by requests at once."""
+        self.models, self.pair, self.settings = models, models.pair, settings
+        self.prompts, self.report, self.num_tokens = prompts, report, num_tokens
+        self._engines: dict[tuple[str, int, float], Any] = {}
+        self._begin = time.perf_counter()
+        report.figures["rows"] = []
 
     @property
-    def num_captured(self) -> int:
-        return self.target.num_captured + self.draft.num_captured
+    def elapsed(self) -> float:
+        return time.perf_counter() - self._begin
 
-    def all(self, concurrencies: list[int], methods: list[str], seconds: float) -> None:
-        begin = time.perf_counter()
-        self.say(
-            f"{'':12}{'T':>4}{'method':>8}{'tok/s':>9}{'x':>7}{'ms/step':>9}{'tok/step':>9}  accepted per position"
+    def attempt(self, work: Callable[[], None]) -> None:
+        """A part that fails is reported, and the next one runs."""
+        try:
+            work()
+        except Exception as error:
+            traceback.print_exc()
+            self.report.say(f"  FAILED: {error!r:.300}")
+
+    def check_padding(self) -> None:
+        found = self.models.compare(self.prompts[:6])
+        self.report.figures["padding"] = found
+        self.report.say(
+            f"logits of {found['tokens']} tokens against the small model's in float32: small in its own format "
+            f"{found['small_error']:.1e} off, inside the large shape {found['padded_error']:.1e}; same argmax "
+            f"{found['small_argmax']:.4f} and {found['padded_argmax']:.4f}"
         )
-        for concurrency in concurrencies:
-            for temperature in (0.0, 1.0):
-                plain: dict[str, Any] | None = None
-                for method in methods:
-                    if time.perf_counter() - begin > seconds:
-                        self.say(f"{concurrency} {temperature} {method}: left out, time is up")
-                        continue
-                    row = self.run(method, concurrency, temperature)
-                    texts = row.pop("texts")
-                    if method == "plain":
-                        plain = row | {"texts": texts}
-                    if plain is not None and plain["tokens_per_s"] and row["tokens_per_s"]:
-                        row["speedup"] = row["tokens_per_s"] / plain["tokens_per_s"]
-                        row["same_texts"] = sum(a == b for a, b in zip(texts, plain["texts"], strict=True)) / len(texts)
-                    self.figures["rows"].append(row)
-                    self._show(row)
-                    self.save()
+
+    def calibrate(self) -> None:
+        begin = time.perf_counter()
+        self.costs = self.pair.engine(max(self.settings), None).costs
+        self.report.figures["costs"] = self.costs.as_dict()
+        target, draft = self.costs.target.points, self.costs.draft.points
+        self.report.say(
+            f"costs measured in {time.perf_counter() - begin:.1f} s: target "
+            + ", ".join(f"{size}: {1e3 * s:.2f}" for size, s in target.items())
+            + "; draft "
+            + ", ".join(f"{size}: {1e3 * s:.2f}" for size, s in draft.items())
+            + " ms by tokens"
+        )
+
+    def check_drafts(self) -> None:
+        depth = 8
+        share = self.models.drafts_like_steps(self.engine("plain", 1, 0.0), self.prompts[:6], depth)
+        self.report.figures["drafts_like_single_steps"] = share
+        self.report.say(f"tokens of {depth} drafted in one go that single steps of the draft say too: {share:.3f}")
+
+    def engine(self, setting: str, concurrency: int, temperature: float) -> Any:
+        """`auto` keeps what it learns in a cell; the others have nothing to learn."""
+        key = ("auto", concurrency, temperature) if setting == "auto" else ("fixed", concurrency, 0.0)
+        if key not in self._engines:
+            self._engines[key] = self.pair.engine(concurrency, self.costs)
+        return self._engines[key]
+
+    def run(self, setting: str, concurrency: int, temperature: float, block: int) -> dict[str, Any]:
+        from benchmarks import gpu_cells
+
+        prompts = self._prompts_of(concurrency, block)
+        engine = self.engine(setting, concurrency, temperature)
+        found = gpu_cells.run(self.pair, engine, setting, prompts, concurrency, temperature, self.num_tokens)
+        return {
+            "setting": setting, "concurrency": concurrency, "temperature": temperature, "block": block,
+            **found.as_dict(), "texts": found.texts,
+        }  # fmt: skip
+
+    def _prompts_of(self, concurrency: int, block: int) -> list[list[int]]:
+        count = max(concurrency, ALONE)
+        return [self.prompts[(block * count + i) % len(self.prompts)] for i in range(count)]
+
+    def warm_up(self, concurrency: int, temperature: float, settings: tuple[str, ...]) -> None:
+        """Capture what fixed depths need, so that no measured run is short of steps."""
+        from benchmarks import gpu_cells
+
+        for setting in settings:
+            if setting != "auto":
+                engine = self.engine(setting, concurrency, temperature)
+                few = self.prompts[:concurrency]
+                gpu_cells.run(self.pair, engine, setting, few, concurrency, temperature, WARM_UP_TOKENS)
+
+    def block(self, concurrency: int, temperature: float, block: int) -> None:
+        """All settings once, beginning with another one each time."""
+        settings = self.settings[concurrency]
+        if block == 0:
+            self.warm_up(concurrency, temperature, settings)
+        shift = block % len(settings)
+        rows = [self.run(setting, concurrency, temperature, block) for setting in settings[shift:] + settings[:shift]]
+        plain = next(row for row in rows if row["setting"] == "plain")
+        for row in rows:
+            row["speedup"] = row["tokens_per_s"] / plain["tokens_per_s"]
+            row["texts_like_plain"], row["gaps"] = self._compare(plain, row)
+        for row in rows:
+            del row["texts"]
+            self.report.figures["rows"].append(row)
+            self._show(row)
+        self.report.save()
+
+    def _compare(self, plain: dict[str, Any], row: dict[str, Any]) -> tuple[float, list[float]]:
+        """The share of texts that go as plain decoding's; where a greedy one parts, how far apart both tokens were."""
+        from benchmarks.gpu_cells import first_difference
+
+        prompts = self._prompts_of(row["concurrency"], row["block"])
+        gaps, same = list[float](), 0
+        for prompt, ours, theirs in zip(prompts, row["texts"], plain["texts"], strict=True):
+            at = first_difference(ours, theirs)
+            same += at is None
+            if at is not None and row["temperature"] == 0:
+                gaps.append(self.models.gap([*prompt, *theirs[:at]], ours[at], theirs[at]))
+        return same / len(prompts), gaps
 
     def _show(self, row: dict[str, Any]) -> None:
-        shares = [
-            f"{accepted / drafted:.2f}"
-            for drafted, accepted in zip(row["drafted_per_position"], row["accepted_per_position"], strict=True)
-            if drafted
-        ]
-        if row["tokens_per_s"] is None:
-            self.say(
-                f"  {row['concurrency']:4} at once {row['temperature']:5.1f}{row['method']:>8}  no step to measure"
-            )
-            return
-        self.say(
-            f"  {row['concurrency']:4} at once {row['temperature']:4.1f}{row['method']:>8}{row['tokens_per_s']:9.0f}"
-            f"{row.get('speedup', 0.0):7.2f}{row['ms_per_step']:9.2f}{row['tokens_per_step_and_request']:9.2f}"
-            f"  {' '.join(shares)}  same texts {row.get('same_texts', 0.0):.2f}"
+        self.report.say(
+            f"  block {row['block']} {row['concurrency']:4} at once, temperature {row['temperature']:.0f} "
+            f"{row['setting']:>9} {row['tokens_per_s']:8.0f} tokens/s {row['speedup']:5.2f}x "
+            f"{row['ms_per_step']:7.2f} ms a step, {row['tokens_per_step_and_request']:.2f} tokens each, texts like "
+            f"plain {row['texts_like_plain']:.2f}, {self.elapsed:.0f} s",
+            keep=False,
         )
 
+    def beside_transformers(self, num_prompts: int, num_tokens: int) -> None:
+        self.report.say(f"transformers, {num_prompts} prompts of {num_tokens} new tokens, prompts' reading included")
+        rows = self.report.figures["transformers"] = []
+        for temperature in (0.0, 1.0):
+            row = self.models.transformers_speed(self.prompts[:num_prompts], num_tokens, temperature)
+            rows.append(row)
+            self.report.say(
+                f"  temperature {temperature:.0f}: generate {row['plain_tokens_per_s']:.1f} tokens/s, with "
+                f"assistant_model {row['assisted_tokens_per_s']:.1f} ({row['speedup']:.2f}x), the same text "
+                f"{row['same_texts']} of {num_prompts}"
+            )
+            self.report.save()
 
-class Silent:
-    """A tokenizer for a machine that has none: tokens are not turned into text."""
+    def summarise(self) -> None:
+        from benchmarks.gpu_summary import summary
 
-    bos_text = eos_text = ""
-    chat_template: str | None = None
-    end_ids: frozenset[int] = frozenset()
-
-    def __init__(self, vocab_size: int) -> None:
-        self.vocab_size = vocab_size
-
-    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
-        raise NotImplementedError("tokens were prepared elsewhere")
-
-    def token_bytes(self, token: int) -> bytes:
-        return b"x"
-
-    def vocabulary(self) -> list[tuple[bytes, int]]:
-        return [(b"%d" % token, 0) for token in range(self.vocab_size)]
+        figures = summary(self.report.figures["rows"], LEAST_AUTO, LEAST_ALONE)
+        self.report.figures["summary"] = figures
+        for line in figures["lines"]:
+            self.report.say(line)
+        self.report.save()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    preparing = commands.add_parser("prepare")
-    running = commands.add_parser("run")
+    preparing, running = commands.add_parser("prepare"), commands.add_parser("run")
     for each in (preparing, running):
         each.add_argument("model", help="SmolLM2 as a GGUF file")
     preparing.add_argument("questions", type=Path, help="Spec-Bench's question.jsonl")
@@ -263,24 +234,54 @@ def main() -> int:
     running.add_argument("tokens", type=Path, help="what `prepare` wrote")
     running.add_argument("out", type=Path, help="folder for text and JSON")
     running.add_argument("--bits", type=int, default=4, help="of the draft's weights (default: %(default)s)")
-    running.add_argument("--concurrency", type=int, nargs="+", default=list(CONCURRENCY))
-    running.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
-    running.add_argument("--seconds", type=float, default=480, help="start no run after this (default: %(default)s)")
+    running.add_argument("--group", type=int, default=16, help="weights that share a grid (default: %(default)s)")
+    running.add_argument("--concurrency", type=int, nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
+    running.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
+    running.add_argument("--blocks", type=int, default=3)
+    running.add_argument("--new-tokens", type=int, default=96, help="of a request, on average (default: %(default)s)")
+    running.add_argument("--transformers", type=int, default=2, help="prompts for transformers (default: %(default)s)")
+    running.add_argument("--seconds", type=float, default=420, help="begin nothing after this (default: %(default)s)")
+    running.add_argument("--commit", help="of this code, where it is a copy without its history")
     options = parser.parse_args()
     if options.command == "prepare":
         prepare(options.model, options.questions, options.out)
         return 0
-    import torch
+    return measure(options)
 
-    prompts = json.loads(options.tokens.read_text())["prompts"]
-    experiment = Experiment(Path(options.model), prompts, options.bits, options.out)
-    experiment.figures |= {
-        "command": " ".join(sys.argv), "torch": torch.__version__, "gpu": torch.cuda.get_device_name(),
-        "bits": options.bits, "new_tokens": NEW_TOKENS,
+
+def measure(options: argparse.Namespace) -> int:
+    from benchmarks.gpu_padded_pair import PaddedPair
+    from outpace.bench.provenance import provenance
+
+    prepared = json.loads(options.tokens.read_text())
+    figures: dict[str, Any] = provenance(sys.argv, [Path(options.model)]) | {
+        "prompts": prepared["source"], "bits": options.bits, "group": options.group, "new_tokens": options.new_tokens,
     }  # fmt: skip
-    experiment.check()
-    experiment.save()
-    experiment.all(options.concurrency, options.methods, options.seconds)
+    report = Report(options.out, figures)
+    most = max(options.concurrency)
+    models = PaddedPair.build(Path(options.model), options.bits, options.group, most, CONTEXT, STEP_TOKENS)
+    figures["parameters"] = models.sizes
+    figures["commit"] = options.commit or figures["commit"]
+    experiment = Experiment(models, prepared["prompts"], report, options.new_tokens)
+    for key in ("command", "commit", "python", "torch", "transformers", "gpu"):
+        report.say(f"{key}: {figures.get(key)}")
+    report.say(f"draft: {options.bits} bits, groups of {options.group}; parameters {models.sizes}")
+    experiment.check_padding()
+    experiment.calibrate()
+    experiment.check_drafts()
+    report.save()
+    for block in range(options.blocks):
+        for concurrency in options.concurrency:
+            for temperature in options.temperature:
+                if experiment.elapsed > options.seconds:
+                    report.say(f"  block {block}, {concurrency} at once, {temperature}: left out, time is up")
+                    continue
+                experiment.attempt(partial(experiment.block, concurrency, temperature, block))
+        if block == 0 and options.transformers:
+            experiment.attempt(
+                lambda: experiment.beside_transformers(options.transformers, min(48, options.new_tokens))
+            )
+    experiment.summarise()
     return 0
 
 

@@ -202,6 +202,7 @@ class StepStats:
     draft_seconds: float = 0.0
     forward_seconds: float = 0.0
     verify_seconds: float = 0.0
+    has_prepared: bool = False  # something that is done once, which took part of these seconds
 
     def add_draft(self, method: str, verdict: Verdict) -> None:
         """Count what became of one decode row."""

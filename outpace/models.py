@@ -1,26 +1,24 @@
 """From what a user says to the path of a model that is worth opening: a GGUF file, or a Hugging Face folder.
 
-A model is local, or nothing at all: the embedded one. This module tells a whole file from a broken one and says
-what to do instead. It loads no weights, speaks to no model hub, and does not know what a backend can run.
+A model is local, the name of one on a hub, or nothing at all: the embedded one. This module tells a whole file from a
+broken one and says what to do instead. It loads no weights and does not know what a backend can run.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import stat
 from contextlib import suppress
 from pathlib import Path
 
+from outpace import hub
 from outpace.embedded import SMOLLM2, resolve_embedded
 from outpace.errors import ModelError
 from outpace.gguf_header import read_header
 
-_HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+(:[\w.-]+)?")
-
 
 def resolve_model(reference: str | os.PathLike[str] | None, *, progress: bool = True) -> Path:
-    """The GGUF file meant by `reference`; None is the embedded model, fetched on first use."""
+    """The file or folder meant by `reference`; None is the embedded model, fetched on first use, as a hub's is."""
     if reference is None:
         return resolve_embedded(SMOLLM2, progress=progress)
     name = os.fspath(reference)
@@ -32,6 +30,8 @@ def resolve_model(reference: str | os.PathLike[str] | None, *, progress: bool = 
     except (OSError, ValueError):  # no such file, a name too long, a NUL in it
         mode = 0
     if not mode:
+        if hub.is_name(name) and not os.path.isdir(path.parent):
+            return hub.fetch(name)
         raise ModelError(_missing(name))
     if stat.S_ISDIR(mode):
         if (path / "config.json").is_file():  # a Hugging Face model, whose files the torch backend reads
@@ -54,14 +54,11 @@ def resolve_model(reference: str | os.PathLike[str] | None, *, progress: bool = 
 def _missing(name: str) -> str:
     if not name:
         return "the model's name is empty; name a GGUF file, or leave it out for the embedded SmolLM2-135M"
-    local_only = "Outpace loads local GGUF files; download the model's GGUF first and give its path"
     if "://" in name:
-        return f"{name} is a URL, and {local_only}"
+        return f"{name} is a URL; name a local file or folder, or a model on the hub as owner/name"
     folder = Path(os.path.expanduser(name)).parent
     if os.path.isdir(folder):
         return f"there is no file {name}; {_suggest(folder)}"
-    if _HUB_NAME.fullmatch(name) and not name.endswith(".gguf"):
-        return f"there is no file {name}; if that is the name of a model on a hub, {local_only}"
     return f"there is no file {name}, nor a folder {folder}; check the path"
 
 

@@ -47,7 +47,7 @@ class Shaper:
 
     def __init__(self, params: SamplingParams, prompt: Sequence[int], stop_ids: frozenset[int]) -> None:
         self.params = params
-        self._stop_ids = np.fromiter(sorted(stop_ids), dtype=np.int64)
+        self.stop_ids = np.fromiter(sorted(stop_ids), dtype=np.int64)
         self._bias_ids = np.fromiter(params.logit_bias.keys(), dtype=np.int64)
         self._bias = np.fromiter(params.logit_bias.values(), dtype=np.float32)
         self.sharpness = sharpness(params.temperature)
@@ -61,6 +61,11 @@ class Shaper:
         self.num_output += len(tokens)
         if self.params.has_penalties:
             self._output_counts.update(tokens)
+
+    @property
+    def said(self) -> dict[int, int]:
+        """What penalties look at: how often each token was said; tokens of the prompt alone not at all."""
+        return dict.fromkeys(self._prompt_ids, 0) | self._output_counts
 
     def greedy(self, logits: FloatRow, prefix: Sequence[int]) -> int:
         """The one-hot limit: the likeliest token, the lowest id among equals."""
@@ -92,7 +97,7 @@ class Shaper:
 
     def adjusted(self, logits: FloatRow, prefix: Sequence[int]) -> FloatRow:
         """Bias, masks and penalties. Returns `logits` itself, uncopied, where none applies; see `may_adjust`."""
-        masks_stops = self.num_output + len(prefix) < self.params.min_tokens and self._stop_ids.size > 0
+        masks_stops = self.num_output + len(prefix) < self.params.min_tokens and self.stop_ids.size > 0
         if not (self._bias_ids.size or masks_stops or self.params.has_penalties):
             return logits
         x = logits.copy()
@@ -101,7 +106,7 @@ class Shaper:
         if self.params.has_penalties:
             self._penalise(x, prefix)
         if masks_stops:
-            x[self._stop_ids] = -np.inf
+            x[self.stop_ids] = -np.inf
         return x
 
     def _penalise(self, x: FloatRow, prefix: Sequence[int]) -> None:

@@ -16,7 +16,7 @@ from outpace.speculation.base import DraftAsk
 from outpace.speculation.costs import Costs, StepCosts
 from outpace.speculation.draft_model import DraftModelProposer
 from outpace.speculation.seats import Outcome
-from tests.fakes import FakeModel, fake_engine
+from tests.fakes import FakeModel, fake_engine, runner_of
 from tests.test_engine import plainly, prompt_of, run
 
 # Nothing a machine has: plain steps dear, some sizes cheaper than smaller ones, everything else nearly free.
@@ -244,6 +244,24 @@ def test_the_policy_forgets_requests_that_end_are_aborted_or_lost():
     assert engine.policy._seats == {}
     run(engine, [engine.submit([97, 98], SamplingParams(max_tokens=5))])
     assert engine.policy._seats == {}
+
+
+@pytest.mark.parametrize("captures", [False, True])
+def test_what_is_done_once_is_nobodys_loss_and_teaches_no_costs(captures):
+    """A step that captured a graph took long, and will not again: it says nothing of speculation."""
+    engine = fake_engine(speculation="auto")
+    runner = runner_of(engine)
+    engine._prepared = [lambda: runner.num_forwards if captures else 0]
+    engine.calibrate()
+    costs = engine.costs
+    assert costs is not None and costs.draft is not None
+    before = costs.as_dict()
+    engine.submit([1, 2, 3], SamplingParams(max_tokens=8, temperature=0.0))
+    while engine.has_requests:
+        engine.step()
+        assert engine.stats.has_prepared == captures
+    assert (engine.ledger.spent_seconds == 0.0) == captures
+    assert (costs.target.as_dict() == before["target"]) == captures
 
 
 def test_the_ledger_has_an_estimate_after_decoding():

@@ -101,6 +101,33 @@ def test_a_row_is_never_said_to_cost_less_than_nothing(monkeypatch):
     assert costs.row_seconds == 0.0 and costs.row_context_seconds >= 0.0 and costs.token_context_seconds >= 0.0
 
 
+class CapturingRunner(TimedRunner):
+    """Captures steps of up to 16 rows of up to 16 tokens when it first meets them; others it runs slowly."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, law: Callable[[int, int, float], float]) -> None:
+        super().__init__(monkeypatch, law, Capacity(40, 4096, 2048, 512))
+        self.capabilities = replace(self.capabilities, captured=(16, 16))
+        self._seen: set[tuple[int, int]] = set()
+
+    def forward(self, plan: StepPlan) -> NDArray[np.float32]:
+        shape = (len(plan.rows), max(len(row.tokens) for row in plan.rows))
+        if max(shape) > 16:
+            self.now += 0.05
+        elif shape not in self._seen:
+            self._seen.add(shape)
+            self.now += 0.5
+        return super().forward(plan)
+
+
+def test_steps_that_are_captured_are_measured_as_requests_make_them_and_after_their_capture(monkeypatch):
+    runner = CapturingRunner(monkeypatch, lambda rows, tokens, context: 4e-3 + 2e-5 * tokens + 1e-5 * (rows - 1))
+    costs = measure_steps(runner, 1.4)
+    assert set(costs.points) == set(SIZES), "captures are not part of the budget"
+    assert costs.row_seconds == pytest.approx(1e-5)
+    for rows, tokens in ((1, 1), (1, 8), (8, 40), (16, 256), (4, 64)):
+        assert costs.seconds(rows, tokens) == pytest.approx(4e-3 + 2e-5 * tokens + 1e-5 * (rows - 1))
+
+
 LAWS: dict[str, Callable[[int, int, float], float]] = {
     "small": lambda rows, tokens, context: 4e-3 + 7e-4 * tokens,
     "steep": lambda rows, tokens, context: 9e-3 * tokens,

@@ -23,24 +23,28 @@ from outpace.core import Row, StepPlan
 SMALL = parse_config({
     "architectures": ["LlamaForCausalLM"], "vocab_size": 90, "hidden_size": 576, "intermediate_size": 64,
     "num_hidden_layers": 2, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 16, "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True,
+    "tie_word_embeddings": True, "max_position_embeddings": 512,
 })  # fmt: skip
 LARGE = replace(SMALL, vocab_size=120, width=640, hidden=96, num_layers=3, num_heads=16, num_kv_heads=4, head_dim=32)
+TOKENS = list(range(1, 40))
 
 
 def logits(config, weights):
-    model = Model(config, weights, ReferenceOps(), 64)
-    runner = TorchRunner(model, Capacity(1, 64, 64, 64))
-    return runner.forward(StepPlan([Row(0, 0, list(range(1, 40)), 39)]))
+    runner = TorchRunner(Model(config, weights, ReferenceOps(), 64), Capacity(1, 64, 64, 64))
+    return runner.forward(StepPlan([Row(0, 0, TOKENS, len(TOKENS))]))
 
 
-@pytest.fixture
-def weights():
+def random_weights():
     torch.manual_seed(0)
     found = allocate(SMALL, tied=True, dtype=torch.float32, device=torch.device("cpu"))
     for tensor in found.tensors:
         tensor.normal_(1.0 if tensor.dim() == 1 else 0.0, 0.1)
     return found
+
+
+@pytest.fixture
+def weights():
+    return random_weights()
 
 
 def test_a_padded_model_says_what_it_says_alone(weights):
@@ -50,8 +54,29 @@ def test_a_padded_model_says_what_it_says_alone(weights):
     assert (found[:, 90:] < found[:, :90].min() - 20).all(), "a token that does not exist could be said"
 
 
+def test_transformers_says_the_same_from_the_same_memory(weights):
+    pytest.importorskip("transformers", reason="transformers, the peer, is not installed")
+    from benchmarks.gpu_assisted import as_transformers, generate
+
+    larger = padded(SMALL, weights, LARGE)
+    model = as_transformers(*larger)
+    assert model.model.embed_tokens.weight.data_ptr() == larger[1].embedding.data_ptr()
+    found = model(torch.tensor([TOKENS])).logits[0].numpy()
+    expected = logits(*larger)
+    assert np.abs(found - expected)[:, :90].max() < 1e-4 * np.abs(expected[:, :90]).max()
+    draft = as_transformers(*padded(SMALL, rounded(weights, 4), LARGE))
+    said, _ = generate(model, TOKENS, 12, 0.0)
+    assisted, seconds = generate(model, TOKENS, 12, 0.0, draft)
+    assert said == assisted
+    assert len(said) == 12
+    assert seconds > 0
+    assert len(generate(model, TOKENS, 12, 1.0, draft)[0]) == 12
+
+
 def test_rounded_weights_lie_on_few_steps_and_near_by(weights):
-    found = rounded(weights, 4, group=16).layers[0].down
-    assert len(found[0, :16].unique()) <= 15
+    found = rounded(weights, 4).layers[0].down
+    assert len(found[0, :16].unique()) <= 16
     error = (found - weights.layers[0].down).norm() / weights.layers[0].down.norm()
     assert 0.01 < error < 0.2
+    coarser = rounded(weights, 3).layers[0].down
+    assert (coarser - weights.layers[0].down).norm() > (found - weights.layers[0].down).norm()

@@ -67,15 +67,8 @@ def test_missing_folder_is_named():
     assert "there is no file ~nobody-here/model.gguf" in refusal("~nobody-here/model.gguf")
 
 
-@pytest.mark.parametrize("name", ["org/SmolLM2-135M", "org/Some-Model-GGUF:Q4_K_M"])
-def test_hub_name_says_that_models_are_local(name):
-    sentence = refusal(name)
-    assert f"there is no file {name}; if that is the name of a model on a hub" in sentence
-    assert "Outpace loads local GGUF files; download the model's GGUF first" in sentence
-
-
-def test_url_says_that_models_are_local():
-    assert "is a URL, and Outpace loads local GGUF files" in refusal("https://example.com/m.gguf")
+def test_url_is_not_fetched():
+    assert "is a URL; name a local file or folder, or a model on the hub as owner/name" in refusal("https://a.b/m.gguf")
 
 
 def test_empty_name_is_not_the_current_folder():

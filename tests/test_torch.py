@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,20 +21,22 @@ from safetensors.torch import load_file, save_file
 
 from outpace import LLM, SamplingParams
 from outpace.backends.base import Capabilities, Capacity, DraftTask
+from outpace.backends.torch import device_verifier, judging
 from outpace.backends.torch.config import parse_config
 from outpace.backends.torch.device import MemoryPlan, TorchOptions, choose_device, out_of_memory
 from outpace.backends.torch.gguf_quants import dequantise
 from outpace.backends.torch.graphs import find_bucket
 from outpace.backends.torch.runner import PAGE_TOKENS, TorchModel, TorchRunner
 from outpace.backends.torch.step import PADDING, HostStep, StepShape, views
-from outpace.config import EngineConfig
-from outpace.core import Request, Row, StepPlan
+from outpace.config import EngineConfig, SpeculationParams
+from outpace.core import Case, Draft, Request, Row, StepPlan
 from outpace.engine.engine import Engine
 from outpace.errors import BackendError, ModelError
 from outpace.sampling import Shaper
 from outpace.speculation.base import NoDraft, Proposer
 from outpace.speculation.draft_model import DraftModelProposer
 from outpace.speculation.ngram import NgramProposer
+from outpace.verification import HostVerifier, matches_own_tokens
 from tests.fakes import ByteTokenizer
 from tests.numpy_reference import Floats, ReferenceModel
 from tests.tiny_gguf import FAMILIES, TYPES, write_model
@@ -236,10 +239,10 @@ def test_greedy_speculation_says_what_plain_decoding_says():
 
 FEATURES: list[dict[str, Any]] = [
     {"temperature": 0.0},
-    {"temperature": 0.0, "frequency_penalty": 0.8},  # judged on the host
+    {"temperature": 0.0, "frequency_penalty": 0.8, "repetition_penalty": 1.2},
     {"temperature": 0.9, "seed": 5},
     {"temperature": 1.0, "seed": 6, "top_p": 0.9, "top_k": 30},
-    {"temperature": 0.7, "seed": 7, "logprobs": 2},
+    {"temperature": 0.7, "seed": 7, "logprobs": 2, "logit_bias": {3: 2.0, 9: -1.5}},
 ]
 
 
@@ -277,6 +280,59 @@ def test_tokens_drawn_on_the_device_are_the_hosts(tiny):
     assert generate(tiny, None, speculation="off") == generate(tiny, None, speculation="off", on_device=False)
 
 
+def test_steps_begun_early_change_nothing(tiny, monkeypatch):
+    """Requests come, end and change their minds while the next step runs already."""
+    said, taken = {}, {}
+    for patience in (1, 10**9):
+        count = taken[patience] = Counter[str]()
+        for name in ("_take", "_take_some"):
+            monkeypatch.setattr(judging.DeviceJudge, name, counted(getattr(judging.DeviceJudge, name), name, count))
+        for name in ("_LEAST_PATIENCE", "_MOST_PATIENCE"):
+            monkeypatch.setattr(judging, name, patience)
+        said[patience] = stream_of_requests(tiny)
+        monkeypatch.undo()
+    assert said[1] == said[10**9]
+    assert taken[1]["_take"] > 20 and taken[1]["_take_some"] > 5, taken
+    assert not taken[10**9]
+
+
+def counted(method: Callable[..., Any], name: str, count: Counter[str]) -> Callable[..., Any]:
+    def wrapped(*args: Any) -> Any:
+        count[name] += 1
+        return method(*args)
+
+    return wrapped
+
+
+def stream_of_requests(folder: Path) -> list[list[int]]:
+    """Some greedy, some sampled, most plain, of different lengths, a new one every few steps; two drafted for."""
+    config = EngineConfig(max_sequences=4, max_context=200, max_step_tokens=64, cache_tokens=500, speculation="off")
+    resolved = config.resolve(model_context=256, model_path="tiny", draft_path=None, backend="torch")
+    capacity = Capacity(5, resolved.cache_tokens, resolved.max_context, resolved.max_step_tokens)
+    loaded = TorchModel(folder, TorchOptions("cpu"), tokenizer=ByteTokenizer()).start(capacity, 1)
+    engine = Engine(loaded, {"none": NoDraft(), "ngram": NgramProposer(1, 4)}, resolved)
+    features: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.9, "seed": 5},
+        {"temperature": 0.0, "speculation": SpeculationParams(mode="on", method="ngram", max_depth=3)},
+        {"temperature": 1.0, "seed": 6, "top_p": 0.9},
+        {"temperature": 0.0, "logprobs": 1},
+        {"temperature": 0.7, "seed": 8, "frequency_penalty": 0.5},
+    ]
+    requests: list[Request] = []
+    for i in range(160):
+        if i % 12 == 0 and len(requests) < 12:
+            params = SamplingParams(max_tokens=9 + 5 * len(requests), ignore_eos=True, **features[len(requests) % 6])
+            requests.append(engine.submit(random_tokens(3 + 7 * len(requests), seed=len(requests)), params))
+        engine.step()
+    while engine.has_requests:
+        engine.step()
+    assert isinstance(loaded.runner, TorchRunner)
+    loaded.runner.pool.check_integrity()
+    loaded.runner.close()
+    return [request.tokens for request in requests]
+
+
 def test_logprobs_are_there_where_asked_for(tiny):
     on_device = start(tiny)
     logits = step(on_device, 0, 0, random_tokens(9))
@@ -285,6 +341,47 @@ def test_logprobs_are_there_where_asked_for(tiny):
     assert judged.verdicts == []
     check(judged.logits[2:5], logits[2:5])
     on_device.close()
+
+
+@pytest.mark.parametrize("closeness", [0.02, 1.0])
+@pytest.mark.parametrize("acceptance", ["exact", "rejection", "typical", "threshold"])
+def test_verdicts_that_drawing_does_not_decide_are_the_hosts(acceptance, closeness):
+    """Penalties, biases, masks, lossy rules, and drafts with the distributions they were drawn from."""
+    vocab, generator = 60, np.random.default_rng([len(acceptance), int(closeness * 100)])
+    threshold = 0.05 if acceptance == "threshold" else None
+    cases, rows = list[Case](), list[Floats]()
+    for i in range(60):
+        params = SamplingParams(
+            temperature=[0.0, 0.8, 1.3][i % 3],
+            top_p=[1.0, 0.9][i % 2],
+            seed=i if i % 5 == 0 else None,
+            logit_bias={3: 2.0, 9: -1.5} if i % 4 == 0 else {},
+            repetition_penalty=[1.0, 1.3][i % 7 == 0],
+            frequency_penalty=[0.0, 0.6][i % 6 == 0],
+            min_tokens=[0, 4][i % 8 == 0],
+            speculation=SpeculationParams(acceptance=acceptance, threshold=threshold),
+        )
+        prompt = generator.integers(0, vocab, size=4).tolist()
+        request = Request(i, params, prompt, 1000 + i, Shaper(params, prompt, frozenset({7})), cast(Any, None), 200)
+        said = generator.integers(0, vocab, size=i % 4).tolist()
+        request.tokens += said
+        request.shaper.advance(said)
+        depth = i % 5
+        logits = (generator.normal(size=(depth + 1, vocab)) * 2).astype(np.float32)
+        drafted = (logits[:depth] + generator.normal(size=(depth, vocab)) * closeness).astype(np.float32)
+        draft = Draft([], "draft", None if matches_own_tokens(params) else [])
+        for row in drafted:
+            probs = request.shaper.probs(row, draft.tokens)
+            token = int(generator.choice(vocab, p=probs.astype(np.float64) / probs.sum(dtype=np.float64)))
+            draft.tokens.append(token)
+            if draft.probs is not None:
+                draft.probs.append(probs)
+        cases.append(Case(request, draft if depth else None))
+        rows.append(logits)
+    together = np.concatenate(rows)
+    expected = HostVerifier().verify(cases, together)
+    assert device_verifier.verify(cases, torch.from_numpy(together)) == expected
+    assert any(verdict.num_accepted for verdict in expected)
 
 
 @pytest.mark.parametrize("depth", [1, 3, 6])
@@ -458,7 +555,7 @@ def test_too_little_memory_is_said_in_figures_before_anything_is_loaded(tiny):
     huge = Capacity(max_sequences=8, cache_tokens=10**12, max_context=256, max_step_tokens=256)
     with pytest.raises(BackendError) as caught:
         start(tiny, huge)
-    assert "GB for 1,000,000,000,512 tokens of cache" in str(caught.value)
+    assert "GB for 1,000,000,000,768 tokens of cache" in str(caught.value)
     assert "lower cache_tokens or max_context" in str(caught.value)
 
 

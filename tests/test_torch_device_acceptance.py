@@ -18,8 +18,8 @@ pytest.importorskip("torch", reason="torch is not installed; the torch backend n
 import torch
 
 from outpace.backends.torch import device_acceptance as device
-from outpace.backends.torch.device_acceptance import Drafts, Verdicts, draw_draft, draw_weighted
-from outpace.backends.torch.device_noise import signed
+from outpace.backends.torch.device_acceptance import Drafts, Verdicts, draw_weighted
+from outpace.backends.torch.device_noise import keys, signed, uniforms
 from outpace.backends.torch.device_sampling import RowParams, choose, probs
 from outpace.config import SamplingParams, SpeculationParams
 from outpace.core import Draft, Request, Verdict
@@ -135,6 +135,11 @@ class Batch:
         return int(verdicts.num_accepted.sum())
 
 
+def draw_draft(p: torch.Tensor, seed: torch.Tensor, anchor: torch.Tensor, offset: int) -> torch.Tensor:
+    """A draft model's next token, offset tokens after the anchor, where `reject` or `verify_block` will judge it."""
+    return draw_weighted(p, uniforms(keys(seed, Purpose.DRAFT, anchor, torch.full_like(anchor, offset))))
+
+
 def is_sampled(batch: Batch) -> torch.Tensor:
     return torch.tensor([not matches_own_tokens(request.params) for request in batch.requests])
 
@@ -181,26 +186,6 @@ def test_verdicts_equal_the_hosts_in_real_vocabularies(vocab: int) -> None:
         judged = judge(drafts, batch.draft(), target)
         matched = device.match(drafts, batch.own_tokens(target))
         batch.assert_agrees(judged.where(is_sampled(batch), matched))
-
-
-def test_a_verdict_says_whether_it_rests_on_exact_rows() -> None:
-    drafts = Drafts(
-        tokens=torch.tensor([[5, 6], [5, 6], [5, 6]]),
-        num_drafted=torch.tensor([2, 1, 0]),
-        row_of=torch.tensor([[0, 1, 2], [3, 4, 4], [5, 5, 5]]),
-        seed=torch.zeros(3).long(),
-        anchor=torch.ones(3).long(),
-    )
-    own = torch.tensor([5, 7, 8, 5, 6, 9])
-    verdicts = device.match(drafts, own)
-    assert verdicts.num_accepted.tolist() == [1, 1, 0]
-    assert verdicts.final_token.tolist() == [7, 6, 9]
-    for wrong_row, matched, drafted in ((1, 0, 0), (2, None, 0), (4, 1, 1), (5, 2, 2)):
-        is_exact = torch.arange(6) != wrong_row
-        expected = [request != matched for request in range(3)]
-        assert device.consulted_exactly(drafts, verdicts, is_exact).tolist() == expected
-        assert device.drafted_exactly(drafts, is_exact).tolist() == [request != drafted for request in range(3)]
-    assert verdicts.packed(torch.tensor([True, False, True])).tolist() == [[1, 7, 0, 1], [1, 6, 0, 0], [0, 9, 0, 1]]
 
 
 # --- drawing ----------------------------------------------------------------------------------------------------
@@ -269,7 +254,7 @@ def test_nothing_looks_at_data_on_the_way() -> None:
     matched = device.match(drafts, own, lenient)
     for judge in (device.reject, device.verify_block):
         verdicts = judge(drafts, torch.stack(steps, dim=1), target).where(words > 0, matched)
-        assert verdicts.packed(device.drafted_exactly(drafts, own > 0)).shape == (num_requests, 4)
+        assert verdicts.final_token.shape == (num_requests,)
 
 
 # --- whole generations: the target's law ------------------------------------------------------------------------

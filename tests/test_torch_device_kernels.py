@@ -14,7 +14,8 @@ pytest.importorskip("triton", reason="triton is not installed, so its kernels ca
 
 import torch
 
-from outpace.backends.torch.kernels.drawing import Rows
+from outpace.backends.torch.kernels import drawing
+from outpace.backends.torch.kernels.drawing import NUM_CANDIDATES, Rows, candidates, draw
 from tests.test_torch_device_sampling import FAMILIES, FEATURES, Batch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -26,9 +27,15 @@ def test_kernels_equal_the_torch_functions_in_the_interpreter() -> None:
     """Whether Triton interprets is settled when it is imported, so these tests run in a process of their own."""
     command = [sys.executable, "-m", "pytest", "-x", __file__]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
     assert found.returncode == 0, found.stdout[-4000:]
     assert "passed" in found.stdout
+
+
+@pytest.fixture(autouse=True)
+def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interpreting takes time by the program, not by the number."""
+    monkeypatch.setattr(drawing, "_COLUMNS", 512)
 
 
 def rows_of(batch: Batch) -> Rows:
@@ -42,10 +49,8 @@ def rows_of(batch: Batch) -> Rows:
 @needs_interpreter
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter computes masked lanes too
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("vocab", [5, 300, 3001])
+@pytest.mark.parametrize("vocab", [5, 3001])
 def test_drawing(family: str, vocab: int) -> None:
-    from outpace.backends.torch.kernels.drawing import NUM_CANDIDATES, draw
-
     batch = Batch(family, len(FEATURES), vocab, FEATURES, seed=vocab)
     expected = torch.tensor(batch.host_tokens())
     tokens, is_exact = draw(torch.from_numpy(batch.rows), rows_of(batch), samples=True, has_filters=True)
@@ -56,10 +61,8 @@ def test_drawing(family: str, vocab: int) -> None:
 @needs_interpreter
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("vocab", [5, 300, 5001])
+@pytest.mark.parametrize("vocab", [300, 5001])
 def test_drawing_without_filters(family: str, vocab: int) -> None:
-    from outpace.backends.torch.kernels.drawing import draw
-
     features = [{"temperature": 0.0}, {}, {"temperature": 0.6}, {"temperature": 2.0}, {"temperature": 1e-39}]
     batch = Batch(family, 2 * len(features), vocab, features, seed=vocab)
     logits, rows = torch.from_numpy(batch.rows), rows_of(batch)
@@ -72,8 +75,6 @@ def test_drawing_without_filters(family: str, vocab: int) -> None:
 @needs_interpreter
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_candidates_suffice_for_what_language_models_are_asked() -> None:
-    from outpace.backends.torch.kernels.drawing import draw
-
     usual: list[dict[str, Any]] = [{"temperature": 0.7}, {"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.05}]
     batch = Batch("peaked_rows", 3 * len(usual), 49_152, usual, seed=0)
     _, is_exact = draw(torch.from_numpy(batch.rows), rows_of(batch), samples=True, has_filters=True)
@@ -84,8 +85,6 @@ def test_candidates_suffice_for_what_language_models_are_asked() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("vocab", [70, 5001])
 def test_candidates_are_the_likeliest_tokens(family: str, vocab: int) -> None:
-    from outpace.backends.torch.kernels.drawing import candidates
-
     logits = torch.from_numpy(FAMILIES[family](1, 12, vocab))
     for num_candidates in (1, 16, 64):
         values, ids = candidates(logits, num_candidates)

@@ -283,17 +283,6 @@ def test_bias_penalties_and_masks_equal_the_hosts_to_the_bit() -> None:
     assert np.array_equal(rows, before)
 
 
-def test_a_mask_over_everything_leaves_what_it_allows() -> None:
-    nothing, none = torch.empty(2, 0).long(), torch.empty(2, 0)
-    one = torch.ones(2)
-    allowed = torch.tensor([[True, False, True], [False, True, True]])
-    masked = adjust(
-        torch.arange(6.0).view(2, 3),
-        Adjustments(nothing, none, nothing, nothing, nothing, one, 0 * one, 0 * one, nothing, nothing.sum(1), allowed),
-    )
-    assert masked.tolist() == [[0, -np.inf, 2], [-np.inf, 4, 5]]
-
-
 # --- the law ----------------------------------------------------------------------------------------------------
 
 

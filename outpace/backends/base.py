@@ -6,7 +6,7 @@ more than the capacity, always appends at the end of what a sequence holds, and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -93,6 +93,8 @@ class Capabilities:
     verifier: Verifier | None = None  # judges drafts faster than the host's numpy
     judge: Judge | None = None  # runs steps and judges where the logits are
     drafter: Drafter | None = None  # drafts whole depths in one go
+    num_prepared: Callable[[], int] | None = None  # things done once, such as captures: a step with one takes longer
+    captured: tuple[int, int] | None = None  # up to so many rows, and tokens a row, steps are captured and replayed
 
 
 class Runner(Protocol):

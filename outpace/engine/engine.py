@@ -64,6 +64,9 @@ class Engine:
         self._runner = target.runner
         self._tokenizer = target.tokenizer
         self._judge = judge_of(target.runner)
+        models = [target] if draft is None else [target, draft]
+        prepared = [model.runner.capabilities.num_prepared for model in models]
+        self._prepared = [count for count in prepared if count is not None]
         self._proposers = dict(proposers)
         self._draft_model = draft
         self._config = config
@@ -193,7 +196,7 @@ class Engine:
         turns = self._schedule(stats)
         if not turns:
             return []
-        begin = perf_counter()
+        begin, num_prepared = perf_counter(), self._num_prepared()
         self._draft(turns)
         drafted = perf_counter()
         plan = StepPlan([_row(turn) for turn in turns])
@@ -204,8 +207,12 @@ class Engine:
         stats.draft_seconds = drafted - begin
         stats.forward_seconds = judged.forward_seconds
         stats.verify_seconds = concluded - drafted - judged.forward_seconds
+        stats.has_prepared = self._num_prepared() > num_prepared
         self._learn(plan, outcomes, stats)
         return deltas
+
+    def _num_prepared(self) -> int:
+        return sum([count() for count in self._prepared])
 
     def _schedule(self, stats: StepStats) -> list[_Turn]:
         """Pick the work, choose drafts and depths, and take cache room for them."""
@@ -255,11 +262,11 @@ class Engine:
             if turn.choice.depth and turn.choice.ask is not None:
                 by_method.setdefault(turn.choice.method, []).append(turn)
         for method, group in by_method.items():
-            proposer = self._proposers[method]
+            proposer, num_prepared = self._proposers[method], self._num_prepared()
             drafts = proposer.propose([turn.choice.ask for turn in group if turn.choice.ask is not None])
             for turn, draft in zip(group, drafts, strict=True):
                 turn.choice.draft = draft
-            if proposer.timing is not None:
+            if proposer.timing is not None and self._num_prepared() == num_prepared:
                 self.policy.observe_drafting(proposer.timing)
 
     def _conclude(
@@ -325,13 +332,16 @@ class Engine:
             proposer.release(request)
 
     def _learn(self, plan: StepPlan, outcomes: Sequence[Outcome], stats: StepStats) -> None:
-        """Tell the policy what came of its choices. Of a step of pure decoding, costs are learned too."""
+        """Tell the policy what came of its choices. Of a step of pure decoding, costs are learned too.
+
+        What a step did for the first and last time, such as capturing a graph, is nobody's loss.
+        """
         if not outcomes:
             return
         begin = perf_counter()
         self.policy.observe(outcomes)
         stats.policy_seconds += perf_counter() - begin
-        if self.costs is not None:
+        if self.costs is not None and not stats.has_prepared:
             reading = 0.0
             if not self.policy.is_idle:
                 if not stats.num_prefill_tokens:

@@ -54,25 +54,44 @@ def measure_steps(runner: Runner, budget: float) -> StepCosts:
     room = runner.capacity
     largest = min(room.max_step_tokens, room.max_context - 1, room.cache_tokens)
     sizes = [size for size in SIZES if size <= min(largest, 16 * room.max_sequences)] or [1]
-    _timed(runner, [sizes[0]])  # the first pass pays for touching memory
+    # The first pass pays for touching memory; where steps are captured, that of every size for its capture.
+    for size in sizes if runner.capabilities.captured is not None else sizes[:1]:
+        _timed(runner, _row_lengths(runner, size))
     points, begin = dict[int, float](), perf_counter()
     spent_here = 0.0
     for size in sizes:  # the first round finds out how far the budget reaches
-        points[size] = _timed(runner, [size])
+        points[size] = _timed(runner, _row_lengths(runner, size))
         spent_here += points[size]
         if spent_here * _ROUNDS > budget * (1 - _CONTEXT_BUDGET):
             break
     for _ in range(_ROUNDS - 1):
         for size in points:
-            points[size] = min(points[size], _timed(runner, [size]))
-    rows = min(room.max_sequences, max(points))
-    together = min(_timed(runner, [1] * rows) for _ in range(_ROUNDS)) if rows > 1 else 0.0
-    costs = StepCosts(points)
-    if rows > 1:
-        costs.row_seconds = max(0.0, together - costs.seconds(1, rows)) / (rows - 1)
+            points[size] = min(points[size], _timed(runner, _row_lengths(runner, size)))
+    costs = _with_rows(runner, points)
     costs.row_context_seconds, costs.token_context_seconds = _measure_context(runner, points, budget * _CONTEXT_BUDGET)
     _log.debug("measured %d sizes in %.2f s", len(points), perf_counter() - begin)
     return costs
+
+
+def _row_lengths(runner: Runner, size: int) -> list[int]:
+    """A step of so many tokens: one row, or as many as it takes to be a step of the kind that requests make."""
+    longest = runner.capabilities.captured[1] if runner.capabilities.captured is not None else size
+    whole, rest = divmod(size, longest)
+    return [longest] * whole + [rest] * (rest > 0)
+
+
+def _with_rows(runner: Runner, points: Mapping[int, float]) -> StepCosts:
+    """The curve over tokens in one row, and what each further row adds: measured on as many rows as there can be."""
+    most = runner.capabilities.captured[0] if runner.capabilities.captured is not None else max(points)
+    rows = min(runner.capacity.max_sequences, max(points), most)
+    if rows == 1:
+        return StepCosts(points)
+    further = {size: len(_row_lengths(runner, size)) - 1 for size in points}
+    together = min(_timed(runner, [1] * rows) for _ in range(_ROUNDS))
+    in_fewer = StepCosts(points).seconds(1, rows)
+    row_seconds = max(0.0, together - in_fewer) / (rows - len(_row_lengths(runner, rows)))
+    alone = {size: max(seconds - further[size] * row_seconds, seconds / 2) for size, seconds in points.items()}
+    return StepCosts(alone, row_seconds=row_seconds)
 
 
 def _measure_context(runner: Runner, points: Mapping[int, float], budget: float) -> tuple[float, float]:

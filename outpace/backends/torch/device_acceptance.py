@@ -2,8 +2,7 @@
 
 A batch holds `num_requests` drafts padded to `depth` tokens. Target rows may be packed: `row_of[n, i]` is the row with
 the target's answer after i draft tokens of request n; entries beyond a draft may name any row. `target_probs` is
-[target rows, vocab]; `draft_probs`, what each draft token was drawn from, [num_requests, depth, vocab]. What leaves the
-device is `Verdicts.packed()`.
+[target rows, vocab]; `draft_probs`, what each draft token was drawn from, [num_requests, depth, vocab].
 """
 
 from __future__ import annotations
@@ -55,10 +54,6 @@ class Verdicts:
             torch.where(condition, self.num_lenient, other.num_lenient),
         )
 
-    def packed(self, is_exact: Tensor) -> Tensor:
-        """[num_requests, 4] int64: the one small transfer of a step."""
-        return torch.stack([self.num_accepted, self.final_token, self.num_lenient, is_exact.long()], dim=1)
-
 
 def match(drafts: Drafts, own_tokens: Tensor, lenient: Tensor | None = None) -> Verdicts:
     """Keep a draft while it says what the target says itself; `own_tokens` [target rows], `lenient` as the drafts."""
@@ -68,18 +63,6 @@ def match(drafts: Drafts, own_tokens: Tensor, lenient: Tensor | None = None) -> 
     accepted = stands.long().cumprod(dim=-1)
     num_accepted = accepted.sum(dim=-1)
     return Verdicts(num_accepted, _pick(own, num_accepted), (accepted * ~is_own).sum(dim=-1))
-
-
-def consulted_exactly(drafts: Drafts, verdicts: Verdicts, is_exact: Tensor) -> Tensor:
-    """Whether every target row that `match` looked at was exact, [num_requests]; `is_exact` [target rows]."""
-    looked_at = torch.arange(drafts.row_of.shape[1], device=is_exact.device) <= verdicts.num_accepted[:, None]
-    return (is_exact[drafts.row_of] | ~looked_at).all(dim=-1)
-
-
-def drafted_exactly(drafts: Drafts, is_exact: Tensor) -> Tensor:
-    """Whether every target row along a draft was exact, which `reject` and `verify_block` ask for."""
-    along = torch.arange(drafts.row_of.shape[1], device=is_exact.device) <= drafts.num_drafted[:, None]
-    return (is_exact[drafts.row_of] | ~along).all(dim=-1)
 
 
 def threshold_leniency(drafts: Drafts, target_probs: Tensor, threshold: Tensor) -> Tensor:
@@ -183,11 +166,3 @@ def _first_beyond(ends: Tensor, aim: Tensor, weights: Tensor) -> Tensor:
     has_weight = weights > 0.0
     first = torch.where(has_weight & (ends > aim[:, None]), places, ends.shape[1]).amin(dim=-1)
     return torch.minimum(first, torch.where(has_weight, places, 0).amax(dim=-1))
-
-
-def draw_draft(probs: Tensor, seed: Tensor, anchor: Tensor, offset: int) -> Tensor:
-    """A draft model's next token, offset tokens after the anchor, where `reject` or `verify_block` will judge it.
-
-    A draft that `match` will judge says what `device_sampling.draw` draws at position anchor + offset.
-    """
-    return draw_weighted(probs, uniforms(keys(seed, Purpose.DRAFT, anchor, torch.full_like(anchor, offset))))

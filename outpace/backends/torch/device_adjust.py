@@ -28,7 +28,6 @@ class Adjustments:
     frequency_penalty: Tensor  # float32 [rows]
     stop_ids: Tensor  # [rows, num_stops]
     num_forbidden: Tensor  # int64 [rows]: stop tokens are masked while fewer prefix tokens than this precede the row
-    allowed: Tensor | None = None  # bool [rows, vocab]: a mask over everything, such as a grammar's
 
 
 def adjust(logits: Tensor, adjustments: Adjustments) -> Tensor:
@@ -41,7 +40,7 @@ def adjust(logits: Tensor, adjustments: Adjustments) -> Tensor:
     forbids = (a.prefix != _PADDING).sum(dim=-1) < a.num_forbidden
     stops = torch.where(forbids[:, None], a.stop_ids, _PADDING)
     _write(x, stops, torch.full(stops.shape, -torch.inf, device=x.device))
-    return x if a.allowed is None else x.masked_fill_(~a.allowed, -torch.inf)
+    return x
 
 
 def _seen_with_prefix(a: Adjustments) -> tuple[Tensor, Tensor]:

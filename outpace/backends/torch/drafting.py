@@ -91,7 +91,7 @@ class DraftLoop:
             tokens = draw_rows(self._model.forward(step, self._caches), self._draw_words, self._mode)[0]
             self._drawn[i].copy_(tokens)
             goes_on = (self._device_depths > i + 2).int()  # of its depth, a row has the first token and i + 1 more
-            step.tokens.copy_(tokens)
+            step.tokens.copy_(tokens * goes_on)  # what rows without a place drew may be no token at all
             step.positions.add_(1).mul_(goes_on).sub_(1 - goes_on)
             step.contexts.add_(goes_on)
             step.lengths.copy_(goes_on)

@@ -7,6 +7,7 @@ device still computes the logits. Rows are independent; which kernels run depend
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from outpace.backends.torch.device_noise import signed
 from outpace.backends.torch.device_sampling import RowParams, draw, greedy_tokens
+from outpace.backends.torch.step import StepInputs
 from outpace.config import SamplingParams
 from outpace.core import Request
 
@@ -61,53 +63,89 @@ class DrawWords:
             self._min_p[lines] = np.array([p.min_p for p in params], np.float32)
 
 
-def draw_rows(logits: Tensor, words: Tensor, mode: Mode) -> Tensor:
-    """int32 [2, rows]: tokens, and whether each is exact."""
+def draw_rows(logits: Tensor, words: Tensor, mode: Mode, advances: StepInputs | None = None) -> Tensor:
+    """int32 [2, rows]: tokens, and whether each is exact. See `kernels/drawing.py` for `advances`."""
     seed, position, sharpness, is_greedy, top_k, top_p, min_p = words
     sharpness, top_p, min_p = (part.view(torch.float64) for part in (sharpness, top_p, min_p))
     if logits.is_cuda:
         from outpace.backends.torch.kernels import drawing
 
         rows = drawing.Rows(sharpness, is_greedy, top_k, top_p, min_p, seed, position)
-        return drawing.draw(logits, rows, samples=mode != "greedy", has_filters=mode == "filtered")
+        return drawing.draw(
+            logits, rows, samples=mode != "greedy", has_filters=mode == "filtered", advances=advances
+        )  # fmt: skip
     if mode == "greedy":
-        tokens = greedy_tokens(logits)
+        tokens = greedy_tokens(logits).int()
     else:
-        tokens = draw(logits, RowParams(sharpness.float(), is_greedy != 0, top_k, top_p, min_p.float()), seed, position)
-    return torch.stack([tokens.int(), torch.ones_like(tokens, dtype=torch.int32)])
+        params = RowParams(sharpness.float(), is_greedy != 0, top_k, top_p, min_p.float())
+        tokens = draw(logits, params, seed, position).int()
+    if advances is not None:
+        advances.tokens.copy_(tokens * advances.lengths)
+        advances.positions.add_(advances.lengths)
+        advances.contexts.add_(advances.lengths)
+        position.add_(1)
+    return torch.stack([tokens, torch.ones_like(tokens)])
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Tokens on their way to the host."""
+
+    _arrived: Tensor
+    _event: Any | None  # a CUDA event
+
+    def wait(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Tokens, and whether each is exact, for all rows; valid until the fetch after the next."""
+        if self._event is not None:
+            self._event.synchronize()
+        tokens, exact = self._arrived.numpy()
+        return tokens, exact
 
 
 class Draws:
     """Drawing from one tensor of logits, again and again; captured on a GPU."""
 
-    def __init__(self, logits: Tensor, mode: Mode, pool: Pool | None) -> None:
+    def __init__(self, logits: Tensor, mode: Mode, pool: Pool | None, advances: StepInputs | None = None) -> None:
         on_gpu = logits.is_cuda
         self.words = DrawWords(len(logits), pinned=on_gpu)
         self._device_words = self.words.buffer.to(logits.device)
-        self._logits, self._mode = logits, mode
+        self._logits, self._mode, self._advances = logits, mode, advances
         self._graph: torch.cuda.CUDAGraph | None = None
         if pool is not None:
+            kept = None if advances is None else advances.words.clone()  # which the warm-up changes
             stream = torch.cuda.Stream(logits.device)
             stream.wait_stream(torch.cuda.current_stream(logits.device))
             with torch.cuda.stream(stream):
-                self.on_device = draw_rows(logits, self._device_words, mode)
+                self._draw()
             torch.cuda.current_stream(logits.device).wait_stream(stream)
+            if kept is not None and advances is not None:
+                advances.words.copy_(kept)
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph, pool=pool):
-                self.on_device = draw_rows(logits, self._device_words, mode)
-        self._on_host = torch.zeros((2, len(logits)), dtype=torch.int32, pin_memory=on_gpu)
+                self._draw()
+        # Two, because a step may be begun before the tokens of the one before it are looked at.
+        self._on_host = [torch.zeros((2, len(logits)), dtype=torch.int32, pin_memory=on_gpu) for _ in range(2)]
+        self._events = [torch.cuda.Event() if on_gpu else None for _ in range(2)]
+
+    def _draw(self) -> None:
+        self.on_device = draw_rows(self._logits, self._device_words, self._mode, self._advances)
 
     def launch(self) -> None:
         self._device_words.copy_(self.words.buffer, non_blocking=True)
+        self.replay()
+
+    def replay(self) -> None:
+        """Draw again with what is on the device."""
         if self._graph is not None:
             self._graph.replay()
         else:
-            self.on_device = draw_rows(self._logits, self._device_words, self._mode)
+            self._draw()
 
-    def fetch(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Tokens, and whether each is exact, for all rows; waits for the device."""
-        self._on_host.copy_(self.on_device, non_blocking=True)
-        if self._on_host.is_pinned():
-            torch.cuda.current_stream().synchronize()
-        tokens, exact = self._on_host.numpy()
-        return tokens, exact
+    def fetch(self) -> Fetch:
+        self._on_host.reverse()
+        self._events.reverse()
+        arrived, event = self._on_host[0], self._events[0]
+        arrived.copy_(self.on_device, non_blocking=True)
+        if event is not None:
+            event.record()
+        return Fetch(arrived, event)

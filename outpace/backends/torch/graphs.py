@@ -1,13 +1,14 @@
-"""CUDA graphs of whole steps: captured once per bucket of rows and tokens per row, replayed with new contents.
+"""Steps of fixed shapes, one per bucket of rows and tokens per row: on a GPU captured once as CUDA graphs.
 
 A step of a large model is two hundred kernels of a few microseconds each; launching them one by one from Python takes
 longer than running them. A bucket's tensors have fixed places and sizes, so a plan is written into its buffer, padded
-where it has fewer rows or shorter ones, and the whole step is a single launch.
+where it has fewer rows or shorter ones, and the whole step is a single launch. A bucket of one token a row can also go
+on by itself: what is drawn becomes what it feeds next.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,31 +17,63 @@ from outpace.backends.torch.drafting import DraftLoop
 from outpace.backends.torch.draws import Draws, Mode, Pool
 from outpace.backends.torch.kernels.base import Cache
 from outpace.backends.torch.model import Model
-from outpace.backends.torch.step import PADDING, HostStep, StepInputs, StepShape, views
+from outpace.backends.torch.step import PADDING, HostStep, StepShape, views
 from outpace.core import StepPlan
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 TOKEN_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # per row
+LARGEST_BUCKET = (ROW_BUCKETS[-1], TOKEN_BUCKETS[-1])  # in either direction; not in both at once
 MAX_TOKENS = 1024  # in a bucket; larger steps keep the GPU busy whoever launches them
 _WARM_UPS = 2  # before a capture: kernels are compiled and libraries make their workspaces
 
 
-@dataclass(slots=True)
-class Graph:
-    """A captured step. Fill `host`, then launch; draw from its logits, or fetch them."""
+class Bucket:
+    """A step whose tensors stay where they are. Fill `host`, then launch; draw from its logits, or fetch them."""
 
-    host: HostStep
-    step: StepInputs
-    logits: Tensor  # on the device, [num_outputs, vocab_size]
-    _words: Tensor
-    _graph: torch.cuda.CUDAGraph
-    _pool: Pool
-    _draws: dict[Mode, Draws] = field(default_factory=dict)
+    def __init__(self, model: Model, caches: list[Cache], shape: StepShape, pool: Pool | None) -> None:
+        device = model.weights.embedding.device
+        self._model, self._caches, self._pool = model, caches, pool
+        self.host = HostStep(shape, pinned=pool is not None)
+        self.host.positions.fill(PADDING)
+        self.step = views(self.host.buffer.to(device), shape)
+        self._tables = [torch.zeros_like(self.step.tables, device="cpu", pin_memory=pool is not None) for _ in range(2)]
+        self._draws: dict[Mode, Draws] = {}
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if pool is None:
+            self.logits = torch.empty((shape.num_outputs, model.config.vocab_size), device=device)
+        else:
+            self.logits = self._captured(pool, device)  # valid once the stream gets there
+
+    def _captured(self, pool: Pool, device: torch.device) -> Tensor:
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UPS):
+                self._model.forward(self.step, self._caches)
+        torch.cuda.current_stream(device).wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=pool):
+            return self._model.forward(self.step, self._caches)
 
     def launch(self) -> None:
-        """Start the step; the device's logits are valid once its stream gets there."""
-        self._words.copy_(self.host.buffer, non_blocking=True)
-        self._graph.replay()
+        """Start what `host` says."""
+        self.step.words.copy_(self.host.buffer, non_blocking=True)
+        self.replay()
+
+    def replay(self) -> None:
+        """Start what is on the device."""
+        if self._graph is not None:
+            self._graph.replay()
+        else:
+            self.logits.copy_(self._model.forward(self.step, self._caches))
+
+    def change_tables(self, changed: Mapping[int, Sequence[int]]) -> None:
+        """The pages of some rows, for what is started next; what was started already may still be on its way."""
+        for row, pages in changed.items():
+            self.host.tables[row, : len(pages)] = pages
+        self._tables.reverse()  # the other one may still be read
+        self._tables[0].numpy()[:] = self.host.tables
+        self.step.tables.copy_(self._tables[0], non_blocking=True)
 
     @property
     def num_draws(self) -> int:
@@ -48,7 +81,8 @@ class Graph:
 
     def draws(self, mode: Mode) -> Draws:
         if mode not in self._draws:
-            self._draws[mode] = Draws(self.logits, mode, self._pool)
+            advances = self.step if self.host.shape.max_row_tokens == 1 else None
+            self._draws[mode] = Draws(self.logits, mode, self._pool, advances)
         return self._draws[mode]
 
 
@@ -57,19 +91,20 @@ class Graphs:
         self._model = model
         self._caches = caches
         self._table_width = table_width
-        self._captured: dict[tuple[int, int], Graph] = {}
+        self._buckets: dict[tuple[int, int], Bucket] = {}
         self._loops: dict[tuple[int, int, Mode], DraftLoop] = {}
-        self._pool: Pool = torch.cuda.graph_pool_handle()
+        self._captures = model.weights.embedding.is_cuda
+        self._pool: Pool | None = torch.cuda.graph_pool_handle() if self._captures else None
 
     @property
     def num_captured(self) -> int:
-        return len(self._captured) + len(self._loops) + sum(graph.num_draws for graph in self._captured.values())
+        return len(self._buckets) + len(self._loops) + sum(bucket.num_draws for bucket in self._buckets.values())
 
-    def loop(self, num_rows: int, num_steps: int, mode: Mode) -> DraftLoop | None:
-        """Steps of a draft model after its first; None where there are more rows than any graph has."""
-        rows = next((size for size in ROW_BUCKETS if size >= num_rows), None)
-        if rows is None:
-            return None
+    def loop(self, num_rows: int, num_steps: int, mode: Mode) -> DraftLoop:
+        """Steps of a draft model after its first."""
+        rows = next((size for size in ROW_BUCKETS if size >= num_rows), None) if self._captures else None
+        if rows is None:  # more than any graph has
+            return DraftLoop(self._model, self._caches, num_rows, num_steps, self._table_width, mode, None)
         key = (rows, num_steps, mode)
         if key not in self._loops:
             self._loops[key] = DraftLoop(
@@ -77,33 +112,19 @@ class Graphs:
             )
         return self._loops[key]
 
-    def find(self, plan: StepPlan) -> Graph | None:
-        """The graph of the smallest bucket the plan fits in, captured on first use; None where none would pay."""
-        bucket = find_bucket(len(plan.rows), max(len(row.tokens) for row in plan.rows))
-        if bucket is None:
+    def find(self, plan: StepPlan) -> Bucket | None:
+        """The smallest bucket the plan fits in, made on first use; None where none would pay."""
+        longest = max(len(row.tokens) for row in plan.rows)
+        size = find_bucket(len(plan.rows), longest)
+        if not self._captures:  # nothing to be gained by padding, or by keeping what is seldom seen again
+            size = (len(plan.rows), 1) if longest == 1 else None
+        if size is None:
             return None
-        if bucket not in self._captured:
-            self._captured[bucket] = self._capture(*bucket)
-        return self._captured[bucket]
-
-    def _capture(self, num_rows: int, row_tokens: int) -> Graph:
-        num_tokens = num_rows * row_tokens
-        shape = StepShape(num_tokens, num_rows, num_tokens, row_tokens, self._table_width)
-        device = self._model.weights.embedding.device
-        host = HostStep(shape, pinned=True)
-        host.positions.fill(PADDING)
-        words = host.buffer.to(device)
-        step = views(words, shape)
-        stream = torch.cuda.Stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UPS):
-                self._model.forward(step, self._caches)
-        torch.cuda.current_stream(device).wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            logits = self._model.forward(step, self._caches)
-        return Graph(host, step, logits, words, graph, self._pool)
+        if size not in self._buckets:
+            num_tokens = size[0] * size[1]
+            shape = StepShape(num_tokens, size[0], num_tokens, size[1], self._table_width)
+            self._buckets[size] = Bucket(self._model, self._caches, shape, self._pool)
+        return self._buckets[size]
 
 
 def find_bucket(num_rows: int, row_tokens: int) -> tuple[int, int] | None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from outpace.backends.torch.config import ModelConfig
-from outpace.backends.torch.kernels.base import Cache, Hidden, Next, Ops
+from outpace.backends.torch.kernels.base import Cache, Hidden, Ops
 from outpace.backends.torch.step import StepInputs
 from outpace.backends.torch.weights import Weights
 
@@ -23,14 +23,13 @@ class Model:
         """Logits of the tokens asked for, [num_outputs, vocab_size] in float32; keys and values go into the caches."""
         ops, weights, epsilon = self.ops, self.weights, self.config.epsilon
         h = ops.embed(step.tokens, weights.embedding)
-        following = [(layer.attention_norm, Next(layer.qkv)) for layer in weights.layers[1:]]
-        following.append((weights.final_norm, Next(weights.head)))
-        for layer, cache, (next_norm, ahead) in zip(weights.layers, caches, following, strict=True):
+        next_norms = [*(layer.attention_norm for layer in weights.layers[1:]), weights.final_norm]
+        for layer, cache, next_norm in zip(weights.layers, caches, next_norms, strict=True):
             qkv = ops.norm_linear(h, layer.attention_norm, epsilon, layer.qkv, layer.qkv_bias)
-            mixed = ops.attend(qkv, cache, step, self._rope, layer.q_norm, layer.k_norm, epsilon, Next(layer.out))
-            h = ops.linear_add(mixed, layer.out, layer.out_bias, h, layer.mlp_norm, Next(layer.gate_up, is_swiglu=True))
-            x = ops.norm_swiglu(h, layer.mlp_norm, epsilon, layer.gate_up, layer.gate_up_bias, Next(layer.down))
-            h = ops.linear_add(x, layer.down, layer.down_bias, h, next_norm, ahead)
+            mixed = ops.attend(qkv, cache, step, self._rope, layer.q_norm, layer.k_norm, epsilon)
+            h = ops.linear_add(mixed, layer.out, layer.out_bias, h, layer.mlp_norm)
+            x = ops.norm_swiglu(h, layer.mlp_norm, epsilon, layer.gate_up, layer.gate_up_bias)
+            h = ops.linear_add(x, layer.down, layer.down_bias, h, next_norm)
         if step.shape.num_outputs != len(h.residual):
             h = Hidden(h.residual.index_select(0, step.outputs))
         return ops.norm_logits(h, weights.final_norm, epsilon, weights.head)

@@ -6,18 +6,15 @@ sequences can waste. On a GPU, steps whose rows fit a bucket replay a captured g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from outpace.acceptance import match
-from outpace.backends.base import Capabilities, Capacity, DraftTask, Judged, LoadedModel, Tokenizer
+from outpace.backends.base import Capabilities, Capacity, DraftTask, LoadedModel, Tokenizer
 from outpace.backends.torch.device import (
     MemoryPlan,
     TorchOptions,
@@ -27,17 +24,18 @@ from outpace.backends.torch.device import (
     usable_bytes,
 )
 from outpace.backends.torch.drafting import DraftLoop
-from outpace.backends.torch.draws import Draws, Mode, mode_for
-from outpace.backends.torch.graphs import Graphs
+from outpace.backends.torch.draws import Draws, Mode
+from outpace.backends.torch.graphs import LARGEST_BUCKET, Graphs
+from outpace.backends.torch.judging import DeviceJudge, Launched
 from outpace.backends.torch.kernels import ops_for
 from outpace.backends.torch.kernels.base import Cache
+from outpace.backends.torch.kernels.compiling import num_compiled
 from outpace.backends.torch.loader import load_weights, open_checkpoint, weight_bytes
 from outpace.backends.torch.model import Model
 from outpace.backends.torch.step import PADDING, HostStep, StepShape, views
-from outpace.core import Case, Row, StepPlan, Verdict
+from outpace.core import Row, StepPlan
 from outpace.errors import BackendError
 from outpace.kv.blocks import BlockPool
-from outpace.verification import verify
 
 PAGE_TOKENS = 32
 
@@ -114,30 +112,8 @@ def fitting_cache_tokens(models: Sequence[TorchModel], capacity: Capacity, utili
 
 
 def num_pages(capacity: Capacity) -> int:
-    return -(-capacity.cache_tokens // PAGE_TOKENS) + 2 * capacity.max_sequences
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceLogits:
-    """A step's logits where they were computed, valid until the next step."""
-
-    _logits: Tensor
-    lines: NDArray[np.integer]  # those asked for, in order
-    device_lines: Tensor
-    draws: Callable[[Mode], Draws]
-
-    def __getitem__(self, lines: slice) -> NDArray[np.float32]:
-        found: NDArray[np.float32] = self._logits.index_select(0, self.device_lines[lines]).cpu().numpy()
-        return found
-
-
-def _verdict(case: Case, own: list[int], is_exact: bool, logits: DeviceLogits, lines: slice) -> Verdict:
-    """From the target's own tokens, where they decide; rare cases are judged on the host, from their logits."""
-    request, draft = case.request, case.draft
-    speaks_for_itself = is_exact and not request.shaper.may_adjust and not request.params.speculation.is_lossy
-    if speaks_for_itself and (draft is None or draft.probs is None):
-        return match(case.tokens, own.__getitem__)
-    return verify(request, draft, logits[lines])
+    """For all tokens, and for each sequence the rest of its last page, a copy of one, and one taken early."""
+    return -(-capacity.cache_tokens // PAGE_TOKENS) + 3 * capacity.max_sequences
 
 
 class TorchRunner:
@@ -147,7 +123,14 @@ class TorchRunner:
         config, embedding = model.config, model.weights.embedding
         self.model = model
         self.capacity = capacity
-        self.capabilities = Capabilities(can_rewind=True, judge=self.judge, drafter=self.draft)
+        self.judge = DeviceJudge(self)
+        self.capabilities = Capabilities(
+            can_rewind=True,
+            judge=self.judge,
+            drafter=self.draft,
+            num_prepared=self.num_prepared,
+            captured=LARGEST_BUCKET if embedding.is_cuda else None,
+        )
         self.vocab_size = config.vocab_size
         self.device = embedding.device
         self.pool = BlockPool(num_pages(capacity), PAGE_TOKENS)
@@ -157,47 +140,24 @@ class TorchRunner:
         self.caches = [Cache(layer[0], layer[1]) for layer in self._pages]
         self._table_width = -(-capacity.max_context // PAGE_TOKENS) + 1
         self._open: set[int] = set()
-        self._graphs = Graphs(model, self.caches, self._table_width) if self.device.type == "cuda" else None
-        self._is_closed = False
+        self._graphs: Graphs | None = Graphs(model, self.caches, self._table_width)
 
     @property
     def num_captured(self) -> int:
-        """Graphs so far; a step that adds one takes much longer than it will again."""
+        """Graphs so far."""
         return self._graphs.num_captured if self._graphs else 0
 
+    def num_prepared(self) -> int:
+        """Graphs captured and kernels compiled so far; a step that adds one takes much longer than it will again."""
+        return self.num_captured + num_compiled()
+
     def forward(self, plan: StepPlan) -> NDArray[np.float32]:
-        self._reserve_rows(plan.rows)
-        found = self._launch(plan)[:]
-        self._advance(plan.rows)
+        self.reserve_rows(plan.rows)
+        found = self.launch(plan)[:]
+        for row in plan.rows:
+            self.pool.advance(row.seq, len(row.tokens))
         found.flags.writeable = False
         return found
-
-    def judge(self, plan: StepPlan, cases: Sequence[Case]) -> Judged:
-        """A step whose logits stay on the device; what comes back is a token for each of them.
-
-        Without cases it only waits for the step to end.
-        """
-        begin = perf_counter()
-        self._reserve_rows(plan.rows)
-        logits = self._launch(plan)
-        requests = [case.request for case in cases for _ in range(len(case.tokens) + 1)]
-        positions = [len(case.request.tokens) + i for case in cases for i in range(len(case.tokens) + 1)]
-        verdicts: list[Verdict] = []
-        tokens, exact = list[int](), list[int]()
-        if cases:
-            draws = logits.draws(mode_for(requests))
-            draws.words.fill(logits.lines, requests, positions)
-            draws.launch()
-            tokens, exact = (found[logits.lines].tolist() for found in draws.fetch())
-        elif self.device.type == "cuda":
-            torch.cuda.current_stream().synchronize()
-        seconds = perf_counter() - begin
-        at = 0
-        for case in cases:
-            own = slice(at, at := at + len(case.tokens) + 1)
-            verdicts.append(_verdict(case, tokens[own], all(exact[own]), logits, own))
-        self._advance(plan.rows)
-        return Judged(logits, verdicts, seconds)
 
     def draft(self, tasks: Sequence[DraftTask]) -> list[list[int]]:
         """What `DraftLoop` describes: one transfer for all tokens of all rows."""
@@ -206,18 +166,20 @@ class TorchRunner:
             self._reserve(task.row.seq, task.row.start, len(task.row.tokens) + task.depth - 1)
         requests = [task.request for task in tasks]
         mode: Mode = "greedy" if all(request.params.is_greedy for request in requests) else "sampled"
-        first = self._launch(plan)
+        first = self.launch(plan)
         draws = first.draws(mode)
         draws.words.fill(first.lines, requests, [len(request.tokens) for request in requests])
         draws.launch()
+        fetch = draws.fetch()
         longest = max(task.depth for task in tasks)
         rest: NDArray[np.int32] | None = None
         if longest > 1:
-            loop = self._loop(len(tasks), longest - 1, mode)
+            assert self._graphs is not None
+            loop = self._graphs.loop(len(tasks), longest - 1, mode)
             self._fill_loop(loop, tasks)
             loop.launch(draws.on_device[0].index_select(0, first.device_lines))
             rest = loop.fetch()
-        tokens, _ = draws.fetch()
+        tokens, _ = fetch.wait()
         said = [[int(token)] for token in tokens[first.lines]]
         if rest is not None:
             columns = rest.T.tolist()
@@ -225,12 +187,6 @@ class TorchRunner:
         for task in tasks:
             self.pool.advance(task.row.seq, len(task.row.tokens) + task.depth - 1)
         return said
-
-    def _loop(self, num_rows: int, num_steps: int, mode: Mode) -> DraftLoop:
-        captured = self._graphs.loop(num_rows, num_steps, mode) if self._graphs else None
-        if captured is not None:
-            return captured
-        return DraftLoop(self.model, self.caches, num_rows, num_steps, self._table_width, mode, None)
 
     def _fill_loop(self, loop: DraftLoop, tasks: Sequence[DraftTask]) -> None:
         loop.clear()
@@ -243,24 +199,24 @@ class TorchRunner:
         requests = [task.request for task in tasks]
         loop.draws.fill(slice(0, len(tasks)), requests, [len(request.tokens) + 1 for request in requests])
 
-    def _launch(self, plan: StepPlan) -> DeviceLogits:
+    def launch(self, plan: StepPlan) -> Launched:
         """Start a step; its rows have their pages."""
-        if self._is_closed:
+        if self._graphs is None:
             raise BackendError("the model is closed; load it again to use it")
         num_logits = sum(row.num_logits for row in plan.rows)
-        graph = self._graphs.find(plan) if self._graphs else None
-        if graph is not None:
-            self.fill(graph.host, plan)
-            graph.launch()
-            lines = graph.host.outputs[:num_logits].copy()
-            return DeviceLogits(graph.logits, lines, graph.step.outputs[:num_logits], graph.draws)
+        bucket = self._graphs.find(plan)
+        if bucket is not None:
+            self.fill(bucket.host, plan)
+            bucket.launch()
+            lines = bucket.host.outputs[:num_logits].copy()
+            return Launched(bucket.logits, lines, bucket.step.outputs[:num_logits], bucket.draws, bucket)
         longest = max(len(row.tokens) for row in plan.rows)
         shape = StepShape(plan.num_tokens, len(plan.rows), num_logits, longest, self._table_width)
         host = HostStep(shape, pinned=self.device.type == "cuda")
         self.fill(host, plan)
         logits = self.model.forward(views(host.buffer.to(self.device), shape), self.caches)
         everything = torch.arange(num_logits, device=self.device)
-        return DeviceLogits(logits, np.arange(num_logits), everything, lambda mode: Draws(logits, mode, None))
+        return Launched(logits, np.arange(num_logits), everything, lambda mode: Draws(logits, mode, None), None)
 
     def fill(self, host: HostStep, plan: StepPlan) -> None:
         """Write a plan into a step's buffer, whose rows may have more room than they need."""
@@ -282,13 +238,10 @@ class TorchRunner:
             num_outputs += row.num_logits
             at += count
 
-    def _reserve_rows(self, rows: Sequence[Row]) -> None:
+    def reserve_rows(self, rows: Sequence[Row]) -> None:
+        """Pages for what the rows bring."""
         for row in rows:
             self._reserve(row.seq, row.start, len(row.tokens))
-
-    def _advance(self, rows: Sequence[Row]) -> None:
-        for row in rows:
-            self.pool.advance(row.seq, len(row.tokens))
 
     def _reserve(self, seq: int, start: int, count: int) -> None:
         if seq not in self._open:
@@ -297,13 +250,18 @@ class TorchRunner:
         length = self.pool.length(seq)
         if start != length:
             raise BackendError(f"a row starts at {start}, but the cache of its sequence holds {length} tokens")
-        copies = self.pool.reserve(seq, count)
-        if copies is None:
+        if not self.try_reserve(seq, count):
             raise BackendError(f"the cache has no room for {count} more tokens of a sequence that holds {length}")
-        for source, target in copies:
+
+    def try_reserve(self, seq: int, count: int) -> bool:
+        """Pages for so many tokens after those a sequence holds; False, and nothing taken, where there are too few."""
+        copies = self.pool.reserve(seq, count)
+        for source, target in copies or ():
             self._pages[:, :, target] = self._pages[:, :, source]
+        return copies is not None
 
     def truncate(self, seq: int, num_tokens: int) -> None:
+        self.judge.forget(seq)
         self.pool.rewind(seq, num_tokens)
 
     def fork(self, source: int, target: int, num_tokens: int) -> None:
@@ -313,12 +271,13 @@ class TorchRunner:
 
     def free(self, seq: int) -> None:
         if seq in self._open:
+            self.judge.forget(seq)
             self.pool.close(seq)
             self._open.discard(seq)
 
     def close(self) -> None:
         """Give the memory back: a closed runner holds no tensors."""
-        if not self._is_closed:
-            self._is_closed = True
+        if self._graphs is not None:
             self._graphs = None
+            self.judge.stop()
             del self.model, self.caches, self._pages

@@ -44,6 +44,7 @@ class StepInputs:
     contexts: Tensor  # [num_rows], tokens in the cache once the new ones are
     outputs: Tensor  # [num_outputs], tokens whose logits are wanted
     tables: Tensor  # [num_rows, table_width], pages in order
+    words: Tensor  # all of it
 
 
 def views(words: Tensor, shape: StepShape) -> StepInputs:
@@ -52,7 +53,7 @@ def views(words: Tensor, shape: StepShape) -> StepInputs:
         words[begin:end] for begin, end in _split(shape)
     )
     tables = tables.view(shape.num_rows, shape.table_width)
-    return StepInputs(shape, tokens, positions, token_rows, begins, lengths, contexts, outputs, tables)
+    return StepInputs(shape, tokens, positions, token_rows, begins, lengths, contexts, outputs, tables, words)
 
 
 class HostStep:

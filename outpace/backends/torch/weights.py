@@ -97,7 +97,7 @@ def num_weight_bytes(config: ModelConfig, *, tied: bool, dtype: torch.dtype) -> 
 
 def fill(weights: Weights, config: ModelConfig, checkpoint: Iterable[tuple[str, Tensor]], source: str) -> None:
     """Copy every tensor of a checkpoint, under its Hugging Face name, to its place."""
-    places = _places(weights, config)
+    places = named_tensors(weights, config)
     shapes = {name: tuple(place.shape) for name, place in places.items()}
     for name, tensor in checkpoint:
         place = places.pop(name, None)
@@ -117,7 +117,7 @@ def fill(weights: Weights, config: ModelConfig, checkpoint: Iterable[tuple[str, 
         raise ModelError(f"{source} lacks {next(iter(places))}{more}; download it again, with all its shards")
 
 
-def _places(weights: Weights, config: ModelConfig) -> dict[str, Tensor]:
+def named_tensors(weights: Weights, config: ModelConfig) -> dict[str, Tensor]:
     """A view for every tensor a checkpoint must have, by its Hugging Face name."""
     found = {"model.embed_tokens.weight": weights.embedding, "model.norm.weight": weights.final_norm}
     if weights.head is not weights.embedding:

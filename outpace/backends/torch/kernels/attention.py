@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outpace.backends.torch.kernels.base import Cache
-from outpace.backends.torch.kernels.linear import NOTHING_AHEAD, Ahead, ask_ahead, prefetch_line
+from outpace.backends.torch.kernels.linear import prefetch_line
 from outpace.backends.torch.step import StepInputs
 
 _LOG2_E = 1.4426950408889634
@@ -105,21 +105,20 @@ def _store_new(
     tl.store(values_ptr + there, tl.load(source[:, None] + NUM_KV_HEADS * DIM + d[None, :], mask, 0.0), mask)
 
 
-@triton.jit(do_not_specialize=["table_width"])
+@triton.jit(do_not_specialize=["table_width", "num_tiles"])  # prompts of any length share what is compiled
 def _attention_kernel(
     q_ptr, keys_ptr, values_ptr, out_ptr, parts_ptr, stats_ptr,
-    begins_ptr, lengths_ptr, contexts_ptr, tables_ptr, table_width, scale, rope_ptr, q_norm_ptr, k_norm_ptr, epsilon,
+    begins_ptr, lengths_ptr, contexts_ptr, tables_ptr, table_width, num_tiles, scale,
+    rope_ptr, q_norm_ptr, k_norm_ptr, epsilon,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
-    PAGE: tl.constexpr, NUM_TILES: tl.constexpr, TILE_TOKENS: tl.constexpr, BLOCK_M: tl.constexpr,
+    PAGE: tl.constexpr, TILE_TOKENS: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_KV: tl.constexpr, NUM_SPLITS: tl.constexpr, NEW_BLOCK: tl.constexpr, HAS_NORM: tl.constexpr,
-    THREADS: tl.constexpr, DEPENDENT: tl.constexpr, ahead_ptr,
-    AHEAD_N: tl.constexpr, AHEAD_K: tl.constexpr, AHEAD_TILES: tl.constexpr, AHEAD_BLOCK: tl.constexpr,
-    AHEAD_PROGRAMS: tl.constexpr, AHEAD_IS_SWIGLU: tl.constexpr, AHEAD_LINES: tl.constexpr,
+    THREADS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """NEW_BLOCK > 0: q_ptr is the fused product, and this kernel rotates and writes the cache; else q is ready."""
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     ALL_HEADS: tl.constexpr = NUM_HEADS + 2 * NUM_KV_HEADS
-    row, tile = tl.program_id(0) // NUM_TILES, tl.program_id(0) % NUM_TILES
+    row, tile = tl.program_id(0) // num_tiles, tl.program_id(0) % num_tiles
     kv_head, split = tl.program_id(1), tl.program_id(2)
     begin, length = tl.load(begins_ptr + row), tl.load(lengths_ptr + row)
     context = tl.load(contexts_ptr + row)
@@ -140,12 +139,6 @@ def _attention_kernel(
                 prefetch_line(keys_ptr + ahead + i * (DIM * 128 // SIZE))
                 prefetch_line(values_ptr + ahead + i * (DIM * 128 // SIZE))
         gdc_wait()
-    if AHEAD_LINES > 0:
-        program = (tl.program_id(0) * NUM_KV_HEADS + kv_head) * NUM_SPLITS + split
-        ask_ahead(
-            program * THREADS + tl.arange(0, THREADS), NUM_TILES * NUM_KV_HEADS * NUM_SPLITS * THREADS, ahead_ptr,
-            AHEAD_N, AHEAD_K, AHEAD_TILES, AHEAD_BLOCK, AHEAD_PROGRAMS, AHEAD_IS_SWIGLU, AHEAD_LINES,
-        )  # fmt: skip
     if tile * TILE_TOKENS < length:
         m, d = tl.arange(0, BLOCK_M), tl.arange(0, DIM_BLOCK)
         in_row = tile * TILE_TOKENS + m // GROUP
@@ -243,7 +236,6 @@ def attend(
     *,
     num_splits: int | None = None,
     dependent: bool = False,
-    ahead: Ahead | None = None,
 ) -> Tensor:
     """Rotation, the write into the cache, and attention: one kernel for short rows, two for long ones."""
     _, num_kv_heads, _, dim = cache.keys.shape
@@ -252,9 +244,8 @@ def attend(
     is_fused = _tile_tokens(longest, group, qkv.dtype) == longest  # else several programs would write one token
     q = qkv if is_fused else rotate_and_store(qkv, cache, step, rotation, dependent=dependent)
     return attention(
-        q, cache, step, num_sms, num_splits=num_splits, rotation=rotation if is_fused else None, dependent=dependent,
-        ahead=ahead,
-    )  # fmt: skip
+        q, cache, step, num_sms, num_splits=num_splits, rotation=rotation if is_fused else None, dependent=dependent
+    )
 
 
 def rotate_and_store(
@@ -301,11 +292,10 @@ def attention(
     *,
     num_splits: int | None = None,
     rotation: Rotation | None = None,
-    block_kv: int = 64,
-    num_warps: int = 4,
+    block_kv: int | None = None,
+    num_warps: int | None = None,
     num_stages: int = 2,
     dependent: bool = False,
-    ahead: Ahead | None = None,
 ) -> Tensor:
     """`q` is rotated and the cache complete; or, with `rotation`, it is the fused product [tokens, q + 2 kv]."""
     _, num_kv_heads, page_tokens, dim = cache.keys.shape
@@ -317,6 +307,11 @@ def attention(
     num_tiles = -(-longest // tile_tokens)
     block_m = max(16, triton.next_power_of_2(tile_tokens * group))
     splits = num_splits or num_splits_for(step, num_kv_heads, num_tiles, num_sms)
+    # Measured on an H200: a few tokens of a single row want longer shares and more threads than one.
+    is_wide = block_m > 16 and num_tiles == 1 and splits > 2
+    if is_wide and num_splits is None:
+        splits //= 2
+    block_kv, num_warps = block_kv or (128 if is_wide else 64), num_warps or (8 if is_wide else 4)
     out = q.new_empty((num_tokens, num_heads, dim))
     parts = stats = out
     if splits > 1:
@@ -327,14 +322,13 @@ def attention(
     has_norm = rotation is not None and rotation.q_norm is not None
     _attention_kernel[(step.shape.num_rows * num_tiles, num_kv_heads, splits)](
         q, cache.keys, cache.values, out, parts, stats,
-        step.begins, step.lengths, step.contexts, step.tables, step.shape.table_width, dim**-0.5 * _LOG2_E,
-        rotation.rope if rotation is not None else q, rotation.q_norm if rotation is not None and has_norm else q,
+        step.begins, step.lengths, step.contexts, step.tables, step.shape.table_width, num_tiles,
+        dim**-0.5 * _LOG2_E, rotation.rope if rotation is not None else q,
+        rotation.q_norm if rotation is not None and has_norm else q,
         rotation.k_norm if rotation is not None and has_norm else q, rotation.epsilon if rotation is not None else 0.0,
-        num_heads, num_kv_heads, dim, dim_block, page_tokens, num_tiles, tile_tokens, block_m, block_kv, splits,
+        num_heads, num_kv_heads, dim, dim_block, page_tokens, tile_tokens, block_m, block_kv, splits,
         triton.next_power_of_2(longest) if rotation is not None else 0, has_norm, 32 * num_warps,
-        dependent,
-        *(ahead.arguments(num_sms) if ahead is not None else (q, *NOTHING_AHEAD)),
-        num_warps=num_warps, num_stages=num_stages, **options,
+        dependent, num_warps=num_warps, num_stages=num_stages, **options,
     )  # fmt: skip
     if splits > 1:
         _join_kernel[(num_tokens, num_heads)](

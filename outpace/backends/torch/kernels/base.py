@@ -34,30 +34,18 @@ class Hidden:
     normed: Normed | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Next:
-    """The product that comes next, whose weight can be on its way already."""
-
-    weight: Tensor
-    is_swiglu: bool = False
-
-
 class Ops(Protocol):
-    """Weights are [outputs, inputs]. `norm` is the weight of an RMSNorm; `ahead` is the next product."""
+    """Weights are [outputs, inputs]. `norm` is the weight of an RMSNorm."""
 
     def embed(self, tokens: Tensor, embedding: Tensor) -> Hidden: ...
 
     def norm_linear(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor: ...
 
-    def linear_add(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, h: Hidden, next_norm: Tensor, ahead: Next
-    ) -> Hidden:
+    def linear_add(self, x: Tensor, weight: Tensor, bias: Tensor | None, h: Hidden, next_norm: Tensor) -> Hidden:
         """h + linear(x), and what can be done of the norm that follows; may reuse h's memory."""
         ...
 
-    def norm_swiglu(
-        self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None, ahead: Next
-    ) -> Tensor:
+    def norm_swiglu(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
         """silu(gate) * up of a fused [2 hidden, width] weight."""
         ...
 
@@ -74,7 +62,6 @@ class Ops(Protocol):
         q_norm: Tensor | None,
         k_norm: Tensor | None,
         epsilon: float,
-        ahead: Next,
     ) -> Tensor:
         """Keys, rotated, and values into the cache; then every token over its row's cache up to itself.
 

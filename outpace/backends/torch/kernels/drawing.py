@@ -28,6 +28,7 @@ from outpace.backends.torch.kernels.numerics import (
     noise_key,
     powers_of_two,
 )
+from outpace.backends.torch.step import StepInputs
 from outpace.randomness import Purpose
 from outpace.sampling import HEAD_RATIO
 
@@ -268,7 +269,8 @@ def _contest_kernel(
 @triton.jit
 def _decide_kernel(
     max_ptr, place_ptr, is_greedy_ptr, seed_ptr, position_ptr, score_ptr, winner_ptr, mass_ptr, exact_ptr, out_ptr,
-    num_rows, num_chunks, VOCAB: tl.constexpr, CHUNKS: tl.constexpr, SAMPLES: tl.constexpr, HAS_FILTERS: tl.constexpr,
+    tokens_ptr, positions_ptr, contexts_ptr, lengths_ptr, num_rows, num_chunks,
+    VOCAB: tl.constexpr, CHUNKS: tl.constexpr, SAMPLES: tl.constexpr, HAS_FILTERS: tl.constexpr, ADVANCES: tl.constexpr,
 ):  # fmt: skip
     row, c = tl.program_id(0).to(tl.int64), tl.arange(0, CHUNKS)
     at = row * num_chunks + c
@@ -294,6 +296,12 @@ def _decide_kernel(
             is_exact = ((tl.load(exact_ptr + row) != 0) | is_greedy).to(tl.int32)
     tl.store(out_ptr + row, token)
     tl.store(out_ptr + num_rows + row, is_exact)
+    if ADVANCES:
+        length = tl.load(lengths_ptr + row)  # 1, or 0 of a row not in use
+        tl.store(tokens_ptr + row, tl.minimum(token, VOCAB - 1) * length)  # no token: logits were not numbers
+        tl.store(positions_ptr + row, tl.load(positions_ptr + row) + length)
+        tl.store(contexts_ptr + row, tl.load(contexts_ptr + row) + length)
+        tl.store(position_ptr + row, tl.load(position_ptr + row) + 1)
 
 
 @cache
@@ -308,10 +316,11 @@ def _folds(vocab_size: int) -> tuple[int, int, int, int]:
     return levels, width, more, left
 
 
-def draw(logits: Tensor, rows: Rows, *, samples: bool, has_filters: bool) -> Tensor:
+def draw(logits: Tensor, rows: Rows, *, samples: bool, has_filters: bool, advances: StepInputs | None = None) -> Tensor:
     """int32 [2, rows]: tokens, and whether each is exact. `logits` [rows, vocab], contiguous.
 
-    Without `samples` every row is greedy; without `has_filters` no row has top-k, top-p or min-p.
+    Without `samples` every row is greedy; without `has_filters` no row has top-k, top-p or min-p. A step of one token a
+    row that `advances` is left as the next one, which feeds what was drawn.
     """
     num_rows, vocab_size = logits.shape
     assert logits.is_contiguous()
@@ -360,9 +369,11 @@ def draw(logits: Tensor, rows: Rows, *, samples: bool, has_filters: bool) -> Ten
             num_warps=8, **_UNFUSED,
         )  # fmt: skip
     found = places.new_empty(2, num_rows)
+    step = advances
+    fed = (step.tokens, step.positions, step.contexts, step.lengths) if step is not None else (places,) * 4
     _decide_kernel[(num_rows,)](
-        maxima, places, rows.is_greedy, rows.seed, rows.position, scores, winners, masses, exact, found,
-        num_rows, num_chunks, vocab_size, chunks, samples, has_filters, num_warps=1, **_UNFUSED,
+        maxima, places, rows.is_greedy, rows.seed, rows.position, scores, winners, masses, exact, found, *fed,
+        num_rows, num_chunks, vocab_size, chunks, samples, has_filters, step is not None, num_warps=1, **_UNFUSED,
     )  # fmt: skip
     return found
 

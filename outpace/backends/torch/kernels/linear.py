@@ -4,9 +4,9 @@
 
 With a handful of tokens a product is as fast as its weights can be read, so everything serves an even, unbroken stream:
 a fixed number of programs take the same number of tiles each, as one flat loop whose loads run ahead across tiles; and
-a program that has read its own weights asks for the first ones of the next product (`Ahead`), so that memory is busy
-while sums are finished and kernels change. Where whole tiles cannot be shared evenly, tiles are cut into slices of K
-and the last program to finish one adds the parts in order: results never depend on timing.
+a program asks for its first weights before the previous kernel has ended. Where whole tiles cannot be shared evenly,
+tiles are cut into slices of K and the last program to finish one adds the parts in order: results never depend on
+timing. For a single token, `vector.py` is faster.
 
 RMSNorm costs nothing here. The product that makes an activation also multiplies it by the next norm's weight and sums
 the squares of each tile (`Normed`); the product that reads it divides its finished sums by the root of their mean.
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 import triton
@@ -39,37 +38,17 @@ class LinearConfig:
     num_stages: int
     programs_per_sm: int = 1  # at most
     prefetch: int = 0  # slices of K to ask into the L2 cache before waiting for the previous kernel
-    ahead: int = 0  # lines of 128 bytes that each thread of the kernel before asks for at its end; see Ahead
     dependent_launch: bool = True  # begin while the previous kernel ends
 
 
 def default_config(n: int, k: int, *, is_swiglu: bool) -> LinearConfig:
-    """What was fastest on an H200 for 16-bit weights of such a size, by `benchmarks/gpu.py`."""
+    """What was fastest on an H200 for 16-bit weights of such a size, by `benchmarks/gpu_tune.py`."""
     block_k = next(size for size in (512, 256, 128, 64) if k % size == 0)
     if is_swiglu:
         return LinearConfig(32, min(block_k, 256), num_warps=4, num_stages=4)
     if n * k >= 1 << 28:  # a head: so many tiles that large ones can be shared evenly
         return LinearConfig(64, min(block_k, 256), num_warps=4, num_stages=4)
     return LinearConfig(16, block_k, num_warps=2, num_stages=4, programs_per_sm=2)
-
-
-@dataclass(frozen=True, slots=True)
-class Ahead:
-    """What the next product will read first: the first tile of each of its programs."""
-
-    weight: Tensor
-    config: LinearConfig
-    is_swiglu: bool
-
-    def arguments(self, num_sms: int) -> tuple[Any, ...]:
-        """For `ask_ahead`, in its order."""
-        (n, k), block_n = self.weight.shape, self.config.block_n
-        n //= 2 if self.is_swiglu else 1
-        programs, _ = _layout(n, k, block_n, self.config.block_k, num_sms * self.config.programs_per_sm)
-        return self.weight, n, k, -(-n // block_n), block_n, programs, self.is_swiglu, self.config.ahead
-
-
-NOTHING_AHEAD = (0, 0, 0, 1, 1, False, 0)
 
 
 @triton.jit
@@ -80,24 +59,6 @@ def _prefetch(pointers, num_bytes):
             "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;", "=r,l,r",
             [pointers.to(tl.int64), tl.full(pointers.shape, num_bytes, tl.int32)], tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
-
-
-@triton.jit
-def ask_ahead(
-    index, num_threads: tl.constexpr, weight_ptr, N: tl.constexpr, K: tl.constexpr, TILES: tl.constexpr,
-    BLOCK_N: tl.constexpr, PROGRAMS: tl.constexpr, IS_SWIGLU: tl.constexpr, LINES: tl.constexpr,
-):  # fmt: skip
-    """Thread `index` of all asks for its lines of what the next product's programs will read first."""
-    ROWS: tl.constexpr = PROGRAMS * BLOCK_N * (2 if IS_SWIGLU else 1)
-    LINE: tl.constexpr = 1024 // weight_ptr.dtype.element_ty.primitive_bitwidth  # 128 bytes
-    PER_ROW: tl.constexpr = num_threads * LINES // ROWS if num_threads * LINES >= ROWS else 1
-    for i in tl.static_range(LINES):
-        piece = index + i * num_threads
-        which, column = tl.minimum(piece // PER_ROW, ROWS - 1), piece % PER_ROW * LINE
-        program = which // BLOCK_N % PROGRAMS
-        row = tl.minimum(program * TILES // PROGRAMS * BLOCK_N + which % BLOCK_N, N - 1)
-        row += which // (PROGRAMS * BLOCK_N) * N
-        prefetch_line(weight_ptr + row.to(tl.int64) * K + tl.minimum(column, K - LINE))
 
 
 @triton.jit
@@ -159,9 +120,7 @@ def _linear_kernel(
     N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     NUM_PROGRAMS: tl.constexpr, MAX_PARTS: tl.constexpr, SQUARES_BLOCK: tl.constexpr, HAS_SQUARES: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NEXT: tl.constexpr, IS_SWIGLU: tl.constexpr,
-    PREFETCH: tl.constexpr, THREADS: tl.constexpr, DEPENDENT: tl.constexpr, ahead_ptr,
-    AHEAD_N: tl.constexpr, AHEAD_K: tl.constexpr, AHEAD_TILES: tl.constexpr, AHEAD_BLOCK: tl.constexpr,
-    AHEAD_PROGRAMS: tl.constexpr, AHEAD_IS_SWIGLU: tl.constexpr, AHEAD_LINES: tl.constexpr,
+    PREFETCH: tl.constexpr, THREADS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     SLICES: tl.constexpr = K // BLOCK_K
     TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
@@ -199,12 +158,6 @@ def _linear_kernel(
             w_up = tl.load(weight_ptr + (n + N)[:, None] * K + k[None, :], eviction_policy="evict_first")
             acc_up = tl.dot(x, w_up.T, acc_up, input_precision="ieee")
         if (i % SLICES == SLICES - 1) | (i == stop - 1):
-            if AHEAD_LINES > 0:  # noqa: SIM102  a constant, known when compiling
-                if i == stop - 1:
-                    ask_ahead(
-                        pid * THREADS + tl.arange(0, THREADS), NUM_PROGRAMS * THREADS, ahead_ptr,
-                        AHEAD_N, AHEAD_K, AHEAD_TILES, AHEAD_BLOCK, AHEAD_PROGRAMS, AHEAD_IS_SWIGLU, AHEAD_LINES,
-                    )  # fmt: skip
             is_last = True
             if MAX_PARTS > 1:
                 # Who else worked on this tile: the programs that own its first to its last piece.
@@ -293,7 +246,6 @@ def stream_linear(
     residual: Tensor | None = None,
     next_norm: Tensor | None = None,
     swiglu: bool = False,
-    ahead: Ahead | None = None,
 ) -> Normed | None:
     """Into `out`, which may be the residual. x [M, K], weight [N, K], or [2N, K] for a swiglu; M at most 64.
 
@@ -313,7 +265,6 @@ def stream_linear(
     num_squares = 0 if squares is None else squares.shape[1]
     assert num_squares <= k // _MIN_BLOCK_N
     threads = 32 * config.num_warps
-    asked = ahead.arguments(num_sms) if ahead is not None else (values, *NOTHING_AHEAD)
     _linear_kernel[(programs,)](
         values, weight, bias if bias is not None else values, residual if residual is not None else values, out,
         squares if squares is not None else values, next_norm if next_norm is not None else values,
@@ -322,7 +273,7 @@ def stream_linear(
         n, k, block_m, config.block_n, config.block_k, programs, max_parts,
         triton.next_power_of_2(k // _MIN_BLOCK_N), squares is not None,
         bias is not None, residual is not None, normed is not None, swiglu,
-        min(config.prefetch, k // config.block_k), threads, config.dependent_launch, *asked,
+        min(config.prefetch, k // config.block_k), threads, config.dependent_launch,
         num_warps=config.num_warps, num_stages=config.num_stages,
         **({"launch_pdl": True} if config.dependent_launch else {}),
     )  # fmt: skip

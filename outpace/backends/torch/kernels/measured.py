@@ -1,20 +1,36 @@
-"""Ways to stream the products of common shapes for up to 16 tokens, as measured on one H200 by `benchmarks/gpu.py`.
+"""Ways to multiply by weights of common shapes, as measured inside whole steps on one H200 by `benchmarks/gpu_tune.py`.
 
-By (rows, columns) of the weight. Shapes that are not here use `linear.default_config`.
+By (rows, columns) of the weight. Shapes that are not here use the defaults of `vector.py` and `linear.py`.
 """
 
 from __future__ import annotations
 
 from outpace.backends.torch.kernels.linear import LinearConfig
+from outpace.backends.torch.kernels.vector import VectorConfig
 
-H200 = {
+# One token.
+VECTORS = {
     # Llama 3 8B, and what has its shape
-    (6144, 4096): LinearConfig(16, 512, num_warps=2, num_stages=3, programs_per_sm=3, prefetch=1),
-    (4096, 4096): LinearConfig(16, 256, num_warps=2, num_stages=6, programs_per_sm=2, prefetch=2),
-    (28672, 4096): LinearConfig(32, 256, num_warps=4, num_stages=4, prefetch=1),
-    (4096, 14336): LinearConfig(16, 512, num_warps=2, num_stages=4, programs_per_sm=2),
-    (128256, 4096): LinearConfig(64, 256, num_warps=4, num_stages=4),
+    (6144, 4096): VectorConfig(1, 4096, num_warps=2),
+    (4096, 4096): VectorConfig(16, 1024, num_warps=4),
+    (28672, 4096): VectorConfig(1, 1024, num_warps=2),
+    (4096, 14336): VectorConfig(16, 2048, num_warps=8),
+    (128256, 4096): VectorConfig(1, 2048, num_warps=4),
     # Llama 3.2 1B
+    (3072, 2048): VectorConfig(2, 2048, num_warps=8),
+    (2048, 2048): VectorConfig(4, 2048, num_warps=2),
+    (16384, 2048): VectorConfig(1, 1024, num_warps=2),
+    (2048, 8192): VectorConfig(16, 2048, num_warps=8),
+    (128256, 2048): VectorConfig(4, 2048, num_warps=4),
+}
+
+# 2 to 16 tokens.
+STREAMED = {
+    (6144, 4096): LinearConfig(16, 512, num_warps=2, num_stages=3, programs_per_sm=3, prefetch=1),
+    (4096, 4096): LinearConfig(16, 512, num_warps=2, num_stages=4, programs_per_sm=2, prefetch=1),
+    (28672, 4096): LinearConfig(128, 128, num_warps=8, num_stages=3, prefetch=1),
+    (4096, 14336): LinearConfig(16, 512, num_warps=2, num_stages=4, programs_per_sm=2, prefetch=1),
+    (128256, 4096): LinearConfig(64, 256, num_warps=4, num_stages=4),
     (3072, 2048): LinearConfig(32, 256, num_warps=4, num_stages=6),
     (2048, 2048): LinearConfig(16, 512, num_warps=2, num_stages=4, prefetch=1),
     (16384, 2048): LinearConfig(64, 256, num_warps=4, num_stages=3, prefetch=1),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outpace.backends.torch.kernels.base import Cache, Hidden, Next
+from outpace.backends.torch.kernels.base import Cache, Hidden
 from outpace.backends.torch.step import StepInputs
 
 
@@ -32,14 +32,10 @@ class ReferenceOps:
     def norm_linear(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
         return functional.linear(rms_norm(h.residual, norm, epsilon), weight, bias)
 
-    def linear_add(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, h: Hidden, next_norm: Tensor, ahead: Next
-    ) -> Hidden:
+    def linear_add(self, x: Tensor, weight: Tensor, bias: Tensor | None, h: Hidden, next_norm: Tensor) -> Hidden:
         return Hidden(h.residual + functional.linear(x, weight, bias))
 
-    def norm_swiglu(
-        self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None, ahead: Next
-    ) -> Tensor:
+    def norm_swiglu(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
         return swiglu(functional.linear(rms_norm(h.residual, norm, epsilon), weight, bias))
 
     def norm_logits(self, h: Hidden, norm: Tensor, epsilon: float, head: Tensor) -> Tensor:
@@ -54,7 +50,6 @@ class ReferenceOps:
         q_norm: Tensor | None,
         k_norm: Tensor | None,
         epsilon: float,
-        ahead: Next,
     ) -> Tensor:
         return self.attention(self.rotate_and_store(qkv, cache, step, rope, q_norm, k_norm, epsilon), cache, step)
 

@@ -1,4 +1,4 @@
-"""The operations of a layer on a GPU: for few tokens our own streaming product, for many the library's."""
+"""The operations of a layer on a GPU: our own products for one token and for few, the library's for many."""
 
 from __future__ import annotations
 
@@ -10,17 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outpace.backends.torch.kernels import attention, elementwise
-from outpace.backends.torch.kernels.base import Cache, Hidden, Next, Normed
-from outpace.backends.torch.kernels.linear import (
-    Ahead,
-    LinearConfig,
-    Scratch,
-    block_rows,
-    default_config,
-    stream_linear,
-)
-from outpace.backends.torch.kernels.measured import H200
+from outpace.backends.torch.kernels import attention, compiling, elementwise, vector
+from outpace.backends.torch.kernels.base import Cache, Hidden, Normed
+from outpace.backends.torch.kernels.linear import LinearConfig, Scratch, block_rows, default_config, stream_linear
+from outpace.backends.torch.kernels.measured import STREAMED, VECTORS
+from outpace.backends.torch.kernels.vector import VectorConfig, vector_linear
 from outpace.backends.torch.step import StepInputs
 
 MAX_STREAMED_TOKENS = 16  # beyond, the library's product is faster, unless measured otherwise
@@ -32,16 +26,16 @@ class TritonOps:
         device: torch.device,
         *,
         dependent_launch: bool | None = None,
-        configs: Mapping[tuple[int, int, int], LinearConfig] | None = None,
+        configs: Mapping[tuple[int, int, int], LinearConfig | VectorConfig] | None = None,
     ) -> None:
-        """`configs`: how to stream weights of (rows, columns) for up to so many tokens, where measured better."""
+        """`configs`: how to multiply weights of (rows, columns) by up to so many tokens, where measured better."""
+        compiling.watch()
         properties = torch.cuda.get_device_properties(device)
         self._num_sms = properties.multi_processor_count
         # Kernels that begin while the previous one ends need Hopper or newer.
         self._dependent = properties.major >= 9 if dependent_launch is None else dependent_launch
         self._scratch = Scratch(device)
         self._configs = dict(configs or {})
-        self.max_streamed_tokens = MAX_STREAMED_TOKENS
 
     def embed(self, tokens: Tensor, embedding: Tensor) -> Hidden:
         return Hidden(functional.embedding(tokens, embedding))
@@ -49,31 +43,23 @@ class TritonOps:
     def norm_linear(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
         if config := self._config(len(h.residual), weight):
             out = _room(h.residual, weight.shape[0])
-            self._stream(_normed(h, norm, epsilon), weight, out, config, epsilon=epsilon, bias=bias)
+            self._multiply(_normed(h, norm, epsilon), weight, out, config, epsilon=epsilon, bias=bias)
             return out
         return functional.linear(elementwise.rms_norm(h.residual, norm, epsilon), weight, bias)
 
-    def linear_add(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, h: Hidden, next_norm: Tensor, ahead: Next
-    ) -> Hidden:
+    def linear_add(self, x: Tensor, weight: Tensor, bias: Tensor | None, h: Hidden, next_norm: Tensor) -> Hidden:
         residual = h.residual
         if config := self._config(len(x), weight):
-            asks = self._ahead(len(x), ahead)
-            normed = self._stream(
-                x, weight, residual, config, bias=bias, residual=residual, next_norm=next_norm, ahead=asks
-            )
+            normed = self._multiply(x, weight, residual, config, bias=bias, residual=residual, next_norm=next_norm)
             return Hidden(residual, normed)
         if bias is not None:
             residual = residual + bias
         return Hidden(torch.addmm(residual, x, weight.T))
 
-    def norm_swiglu(
-        self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None, ahead: Next
-    ) -> Tensor:
+    def norm_swiglu(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
         if config := self._config(len(h.residual), weight, is_swiglu=True):
             x, out = _normed(h, norm, epsilon), _room(h.residual, weight.shape[0] // 2)
-            asks = self._ahead(len(out), ahead)
-            self._stream(x, weight, out, config, epsilon=epsilon, bias=bias, swiglu=True, ahead=asks)
+            self._multiply(x, weight, out, config, epsilon=epsilon, bias=bias, swiglu=True)
             return out
         return elementwise.swiglu(functional.linear(elementwise.rms_norm(h.residual, norm, epsilon), weight, bias))
 
@@ -83,7 +69,7 @@ class TritonOps:
             return _room(h.residual, head.shape[0], torch.float32)
         if config := self._config(num_tokens, head):
             out = _room(h.residual, head.shape[0], torch.float32)
-            self._stream(_normed(h, norm, epsilon), head, out, config, epsilon=epsilon)
+            self._multiply(_normed(h, norm, epsilon), head, out, config, epsilon=epsilon)
             return out
         x = elementwise.rms_norm(h.residual, norm, epsilon)
         return torch.mm(x, head.T) if x.dtype == torch.float32 else torch.mm(x, head.T, out_dtype=torch.float32)
@@ -97,43 +83,38 @@ class TritonOps:
         q_norm: Tensor | None,
         k_norm: Tensor | None,
         epsilon: float,
-        ahead: Next,
     ) -> Tensor:
-        return attention.attend(
-            qkv,
-            cache,
-            step,
-            attention.Rotation(rope, q_norm, k_norm, epsilon),
-            self._num_sms,
-            dependent=self._dependent,
-            ahead=self._ahead(len(qkv), ahead),
-        )
+        rotation = attention.Rotation(rope, q_norm, k_norm, epsilon)
+        return attention.attend(qkv, cache, step, rotation, self._num_sms, dependent=self._dependent)
 
-    def _stream(self, x: Tensor | Normed, weight: Tensor, out: Tensor, config: LinearConfig, **fused: Any) -> Any:
+    def _multiply(
+        self, x: Tensor | Normed, weight: Tensor, out: Tensor, config: LinearConfig | VectorConfig, **fused: Any
+    ) -> Normed | None:
+        if isinstance(config, VectorConfig):
+            return vector_linear(x, weight, out, config, dependent=self._dependent, **fused)
         return stream_linear(x, weight, out, self._scratch, config, self._num_sms, **fused)
 
-    def _ahead(self, num_tokens: int, product: Next) -> Ahead | None:
-        config = self._config(num_tokens, product.weight, is_swiglu=product.is_swiglu)
-        if config is None or not config.ahead or not config.dependent_launch:
-            return None
-        return Ahead(product.weight, config, product.is_swiglu)
-
-    def _config(self, num_tokens: int, weight: Tensor, *, is_swiglu: bool = False) -> LinearConfig | None:
+    def _config(
+        self, num_tokens: int, weight: Tensor, *, is_swiglu: bool = False
+    ) -> LinearConfig | VectorConfig | None:
         rows, k = weight.shape
         return self.config_for(num_tokens, rows, k, weight.dtype, is_swiglu=is_swiglu)
 
     def config_for(
         self, num_tokens: int, rows: int, k: int, dtype: torch.dtype, *, is_swiglu: bool = False
-    ) -> LinearConfig | None:
-        """How to stream a weight of so many rows and columns; None where the library should multiply."""
-        measured = self._configs.get((rows, k, block_rows(num_tokens)))
-        if measured is not None:
-            return measured
-        if num_tokens > self.max_streamed_tokens or k % 64:
+    ) -> LinearConfig | VectorConfig | None:
+        """How to multiply by a weight of so many rows and columns; None where the library should."""
+        given = self._configs.get((rows, k, 1 if num_tokens == 1 else block_rows(num_tokens)))
+        if given is not None:
+            return given
+        n = rows // (2 if is_swiglu else 1)
+        if num_tokens == 1:
+            return VECTORS.get((rows, k)) or vector.default_config(n, k, is_swiglu=is_swiglu)
+        if num_tokens > MAX_STREAMED_TOKENS or k % 64:
             return None
         if dtype == torch.float32:
             return LinearConfig(32, 64, num_warps=4, num_stages=4, dependent_launch=self._dependent)
-        config = H200.get((rows, k)) or default_config(rows // (2 if is_swiglu else 1), k, is_swiglu=is_swiglu)
+        config = STREAMED.get((rows, k)) or default_config(n, k, is_swiglu=is_swiglu)
         return replace(config, dependent_launch=self._dependent)
 
 

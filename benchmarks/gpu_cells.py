@@ -1,0 +1,172 @@
+"""One cell of the GPU experiment: a setting of speculation, so many requests at once, a temperature.
+
+Requests are all read in, then decode together until they have said so many tokens each on average; that is timed. Not
+timed are the target's reading of prompts, and steps that captured a graph or compiled a kernel, which happens once in a
+server's life. Timed are all of the engine's and the policy's own work and a draft model's reading of the prompts, also
+where the target still reads others'.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from outpace.backends.base import LoadedModel
+from outpace.backends.torch.runner import TorchRunner
+from outpace.config import EngineConfig, Method, SamplingParams, SpeculationParams
+from outpace.core import Request
+from outpace.engine.engine import Engine
+from outpace.speculation.base import NoDraft, Proposer
+from outpace.speculation.costs import Costs
+from outpace.speculation.draft_model import DraftModelProposer
+from outpace.speculation.ngram import NgramProposer
+from outpace.speculation.suffix import SuffixProposer
+
+ROOM = 3  # times the tokens a request says on average, before it reaches its end and so that of the measurement
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A target and its draft, started; costs once they are measured."""
+
+    target: LoadedModel
+    draft: LoadedModel
+
+    @property
+    def runners(self) -> list[TorchRunner]:
+        return [cast(TorchRunner, model.runner) for model in (self.target, self.draft)]
+
+    @property
+    def num_prepared(self) -> int:
+        return sum(runner.num_prepared() for runner in self.runners)
+
+    def engine(self, concurrency: int, costs: Costs | None) -> Engine:
+        """A fresh one over the same models: nothing learned yet but what steps cost."""
+        room = self.target.runner.capacity
+        config = EngineConfig(
+            draft=self.draft.description, max_sequences=concurrency, max_context=room.max_context,
+            max_step_tokens=room.max_step_tokens, cache_tokens=room.cache_tokens, prefix_reuse=False,
+        ).resolve(
+            model_context=room.max_context, model_path=self.target.description, draft_path=self.draft.description,
+            backend="torch",
+        )  # fmt: skip
+        proposers: list[Proposer] = [
+            NoDraft(),
+            NgramProposer(config.ngram_min, config.ngram_max),
+            SuffixProposer(config.suffix_store_tokens),
+            DraftModelProposer(self.draft, self.target.runner.vocab_size),
+        ]
+        engine = Engine(self.target, {each.name: each for each in proposers}, config, draft=self.draft)
+        if costs is None:
+            engine.calibrate()
+        else:
+            engine.policy.use_costs(Costs.from_dict(costs.as_dict()))
+        return engine
+
+
+def wishes(setting: str) -> SpeculationParams:
+    """'plain', 'auto', or a proposer and the depth it always drafts to: 'draft:4'."""
+    if setting in ("plain", "auto"):
+        return SpeculationParams(mode="off" if setting == "plain" else "auto")
+    method, _, depth = setting.partition(":")
+    return SpeculationParams(mode="on", method=cast(Method, method), max_depth=int(depth))
+
+
+@dataclass(slots=True)
+class Measured:
+    """What came of one run of a cell."""
+
+    seconds: float = 0.0
+    num_tokens: int = 0
+    num_steps: int = 0
+    num_rows: int = 0  # of all steps together
+    num_preparing: int = 0
+    parts: dict[str, float] | None = None  # where the seconds went
+    drafted_per_position: list[int] | None = None
+    accepted_per_position: list[int] | None = None
+    methods: dict[str, int] | None = None  # drafts by proposer
+    texts: list[list[int]] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "tokens_per_s": self.num_tokens / self.seconds if self.seconds else None,
+            "ms_per_step": 1e3 * self.seconds / self.num_steps if self.num_steps else None,
+            "tokens_per_step_and_request": self.num_tokens / self.num_rows if self.num_rows else None,
+            "tokens": self.num_tokens, "steps": self.num_steps, "preparing_steps": self.num_preparing,
+            "ms_per_step_in": {name: 1e3 * s / max(self.num_steps, 1) for name, s in (self.parts or {}).items()},
+            "drafts_by_method": self.methods, "drafted_per_position": self.drafted_per_position,
+            "accepted_per_position": self.accepted_per_position,
+        }  # fmt: skip
+
+
+_PARTS = ("schedule", "policy", "guess", "draft", "forward", "verify")
+
+
+def run(
+    pair: Pair,
+    engine: Engine,
+    setting: str,
+    prompts: Sequence[Sequence[int]],
+    concurrency: int,
+    temperature: float,
+    num_tokens: int,
+) -> Measured:
+    """`concurrency` prompts at a time; `num_tokens` are said for each of them, on average."""
+    found = Measured(parts=dict.fromkeys(_PARTS, 0.0), drafted_per_position=[], accepted_per_position=[], methods={})
+    assert found.parts is not None
+    assert found.methods is not None
+    engine.forget()  # what was said in earlier runs about the same prompts would be guessed too well
+    everyone: list[Request] = []
+    for begin in range(0, len(prompts), concurrency):
+        requests = [
+            engine.submit(
+                prompt,
+                SamplingParams(
+                    max_tokens=ROOM * num_tokens, temperature=temperature, ignore_eos=True, seed=begin + i,
+                    speculation=wishes(setting),
+                ),
+            )
+            for i, prompt in enumerate(prompts[begin : begin + concurrency])
+        ]  # fmt: skip
+        everyone += requests
+        said = 0
+        while said < num_tokens * len(requests) and not any(request.finish_reason for request in requests):
+            num_prepared = pair.num_prepared
+            started = time.perf_counter()
+            engine.step()
+            taken = time.perf_counter() - started
+            stats = engine.stats
+            has_prepared = pair.num_prepared > num_prepared
+            found.num_preparing += has_prepared
+            if stats.num_prefill_tokens:
+                found.seconds += 0.0 if has_prepared else stats.draft_seconds
+                continue
+            said += stats.num_emitted
+            if has_prepared:
+                continue
+            found.seconds += taken
+            found.num_tokens += stats.num_emitted
+            found.num_steps += 1
+            found.num_rows += stats.num_decode_rows
+            for name in _PARTS:
+                found.parts[name] += getattr(stats, f"{name}_seconds")
+            for name, counts in stats.drafts_by_method.items():
+                found.methods[name] = found.methods.get(name, 0) + counts.num_drafts
+        for request in requests:
+            engine.abort(request)
+    found.texts = [request.tokens[len(request.prompt) :] for request in everyone]
+    found.drafted_per_position = _added([request.spec.drafted_per_position for request in everyone])
+    found.accepted_per_position = _added([request.spec.accepted_per_position for request in everyone])
+    return found
+
+
+def _added(lists: Sequence[Sequence[int]]) -> list[int]:
+    longest = max(map(len, lists), default=0)
+    return [sum(each[i] for each in lists if i < len(each)) for i in range(longest)]
+
+
+def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
+    """Where two texts part, as far as both go."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)

@@ -1,0 +1,182 @@
+"""SmolLM2 inside an 8B and its rounded self inside a 1B, started, and what can be asked of them beside generating."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.gpu_assisted import as_transformers, generate
+from benchmarks.gpu_cells import Pair
+from benchmarks.gpu_models import shape_config
+from benchmarks.gpu_padding import padded, rounded
+from outpace.backends.base import Capacity, DraftTask, LoadedModel
+from outpace.backends.torch.config import ModelConfig, parse_config
+from outpace.backends.torch.kernels import ops_for
+from outpace.backends.torch.loader import load_weights, open_checkpoint
+from outpace.backends.torch.model import Model
+from outpace.backends.torch.runner import TorchRunner
+from outpace.backends.torch.weights import Weights
+from outpace.config import SamplingParams, SpeculationParams
+from outpace.core import Row, StepPlan
+from outpace.engine.engine import Engine
+
+DRAFT_SHAPE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "hidden_size": 1536, "intermediate_size": 4096,
+    "num_hidden_layers": 30, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
+    "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+class Silent:
+    """A tokenizer for a machine that has none: tokens are not turned into text."""
+
+    bos_text = eos_text = ""
+    chat_template: str | None = None
+    end_ids: frozenset[int] = frozenset()
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        raise NotImplementedError("tokens were prepared elsewhere")
+
+    def token_bytes(self, token: int) -> bytes:
+        return b"x"
+
+    def vocabulary(self) -> list[tuple[bytes, int]]:
+        return [(b"%d" % token, 0) for token in range(self.vocab_size)]
+
+
+@dataclass(slots=True)
+class PaddedPair:
+    config: ModelConfig
+    small: Weights  # in the format the padded ones have
+    exact: Weights  # in float32
+    pair: Pair
+
+    @classmethod
+    def build(
+        cls, path: Path, bits: int, group: int, max_sequences: int, context: int, max_step_tokens: int
+    ) -> PaddedPair:
+        device = torch.device("cuda")
+        checkpoint = open_checkpoint(path)
+        exact = load_weights(checkpoint, torch.float32, device)
+        shapes = shape_config("8B"), parse_config(DRAFT_SHAPE)
+        room = Capacity(max_sequences + 1, max_sequences * context * 3 // 4 + context, context, max_step_tokens)
+        return cls.start(checkpoint.config, exact, torch.bfloat16, shapes, bits, group, room)
+
+    @classmethod
+    def start(
+        cls,
+        config: ModelConfig,
+        exact: Weights,
+        dtype: torch.dtype,
+        shapes: tuple[ModelConfig, ModelConfig],
+        bits: int,
+        group: int,
+        room: Capacity,
+    ) -> PaddedPair:
+        device = exact.embedding.device
+        small = converted(exact, dtype)
+
+        def started(name: str, weights: Weights, shape: ModelConfig) -> LoadedModel:
+            larger, moved = padded(config, weights, shape)
+            runner = TorchRunner(Model(larger, moved, ops_for(device), room.max_context), room)
+            return LoadedModel(runner, Silent(shape.vocab_size), name, moved.num_parameters, moved.num_bytes)
+
+        target = started("SmolLM2 as a large model", small, shapes[0])
+        draft = started(f"SmolLM2 in {bits} bits as a small model", rounded(small, bits, group), shapes[1])
+        return cls(config, small, exact, Pair(target, draft))
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Parameters."""
+        return {model.description: model.num_parameters for model in (self.pair.target, self.pair.draft)}
+
+    def compare(self, prompts: Sequence[Sequence[int]]) -> dict[str, float]:
+        """Logits along whole prompts: of the padded model and of the small one in the same format, against float32."""
+        errors: dict[str, list[float]] = {"small": [], "padded": []}
+        agreed = {"small": 0, "padded": 0}
+        num_tokens = 0
+        longest = max(map(len, prompts))
+        room = Capacity(1, longest, longest, longest)
+        with_float32, in_format = (
+            TorchRunner(Model(self.config, weights, ops_for(weights.embedding.device), longest), room)
+            for weights in (self.exact, self.small)
+        )
+        padded_runner = self.pair.runners[0]
+        for tokens in prompts:
+            expected = _logits(with_float32, tokens)
+            for name, runner in (("small", in_format), ("padded", padded_runner)):
+                found = _logits(runner, tokens)[:, : expected.shape[1]]
+                errors[name].append(float(np.linalg.norm(found - expected) / np.linalg.norm(expected)))
+                agreed[name] += int((found.argmax(1) == expected.argmax(1)).sum())
+            num_tokens += len(tokens)
+        return {
+            "tokens": num_tokens,
+            **{f"{name}_error": max(each) for name, each in errors.items()},
+            **{f"{name}_argmax": count / num_tokens for name, count in agreed.items()},
+        }
+
+    def drafts_like_steps(self, engine: Engine, prompts: Sequence[Sequence[int]], depth: int) -> float:
+        """The share of a draft's tokens that single steps say too: drafting is many steps in one go, on the device."""
+        draft = self.pair.runners[1]
+        same = 0
+        for prompt in prompts:
+            request = engine.submit(prompt, SamplingParams(temperature=0.0, speculation=SpeculationParams(mode="off")))
+            engine.abort(request)
+            draft.forward(StepPlan([Row(0, 0, prompt[:-1], 0)]))
+            [said] = draft.draft([DraftTask(Row(0, len(prompt) - 1, prompt[-1:], 1), request, depth)])
+            draft.free(0)
+            stepped = [int(line.argmax()) for line in _logits(draft, [*prompt, *said[:-1]], depth)]
+            same += sum(a == b for a, b in zip(said, stepped, strict=True))
+        return same / (depth * len(prompts))
+
+    def gap(self, text: Sequence[int], a: int, b: int) -> float:
+        """How far apart the padded model's logits of two tokens are after a text."""
+        logits = _logits(self.pair.runners[0], text, 1)[0]
+        return abs(float(logits[a]) - float(logits[b]))
+
+    def transformers_speed(
+        self, prompts: Sequence[Sequence[int]], num_tokens: int, temperature: float
+    ) -> dict[str, Any]:
+        models = [as_transformers(runner.model.config, runner.model.weights) for runner in self.pair.runners]
+        for assistant in (None, models[1]):  # libraries choose their kernels and make their workspaces
+            generate(models[0], prompts[0], num_tokens, temperature, assistant)
+        seconds, said = [0.0, 0.0], list[list[list[int]]]([[], []])
+        for prompt in prompts:
+            for i, assistant in enumerate((None, models[1])):
+                text, taken = generate(models[0], prompt, num_tokens, temperature, assistant)
+                seconds[i] += taken
+                said[i].append(text)
+        plain, assisted = (sum(map(len, texts)) / taken for texts, taken in zip(said, seconds, strict=True))
+        return {
+            "temperature": temperature, "prompts": len(prompts), "new_tokens": num_tokens,
+            "plain_tokens_per_s": plain, "assisted_tokens_per_s": assisted, "speedup": assisted / plain,
+            "same_texts": sum(a == b for a, b in zip(*said, strict=True)),
+        }  # fmt: skip
+
+
+def converted(weights: Weights, dtype: torch.dtype) -> Weights:
+    """The same weights in another format."""
+
+    def each(value: Any) -> Any:
+        return value.to(dtype) if isinstance(value, torch.Tensor) else value
+
+    layers = [type(layer)(*(each(getattr(layer, name)) for name in layer.__slots__)) for layer in weights.layers]
+    embedding = each(weights.embedding)
+    head = embedding if weights.head is weights.embedding else each(weights.head)
+    return Weights(embedding, head, each(weights.final_norm), layers)
+
+
+def _logits(runner: TorchRunner, tokens: Sequence[int], count: int | None = None) -> NDArray[np.float32]:
+    try:
+        return runner.forward(StepPlan([Row(0, 0, list(tokens), count or len(tokens))])).copy()
+    finally:
+        runner.free(0)

@@ -1,0 +1,119 @@
+"""Finds the entries of `outpace/backends/torch/kernels/measured.py`: how best to multiply by weights of given shapes.
+
+    python -m benchmarks.gpu_tune OUT.json [--tokens 1 8] [--shapes 8B 1B]
+
+A product is timed inside eight layers of its model, not alone: what a kernel costs depends on the ones before and after
+it. One product after the other takes the fastest of its candidates, the others staying as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu_kernels import Product, products, spread
+from benchmarks.gpu_models import median_ms, random_caches, random_weights, shape_config, uniform_step
+from outpace.backends.torch.kernels.linear import LinearConfig
+from outpace.backends.torch.kernels.triton_ops import TritonOps
+from outpace.backends.torch.kernels.vector import VectorConfig
+from outpace.backends.torch.model import Model
+from outpace.backends.torch.runner import PAGE_TOKENS
+from outpace.config import usable_cores
+
+CONTEXT = 1024
+NUM_LAYERS = 8
+MOST_CANDIDATES = 40
+SHARED_MEMORY = 227 << 10  # of a multiprocessor
+WORKERS = max(1, min(14, usable_cores() - 1))  # that compile kernels
+Config = LinearConfig | VectorConfig
+Key = tuple[int, int, int]
+
+
+def candidates(product: Product, num_tokens: int) -> list[Config]:
+    found: list[Config] = []
+    width = 2 if product.swiglu else 1
+    if num_tokens == 1:
+        for block_n, block_k, warps in itertools.product((1, 2, 4, 8, 16), (1024, 2048, 4096), (2, 4, 8)):
+            if 16 <= block_n * min(block_k, product.k) * width // (32 * warps) <= 128:  # numbers a thread holds
+                found.append(VectorConfig(block_n, block_k, warps))
+    else:
+        for block_n, block_k, warps, stages, per_sm in itertools.product(
+            (16, 32, 64, 128), (64, 128, 256, 512), (2, 4, 8), (3, 4, 5, 6), (1, 2, 3)
+        ):
+            weights = block_n * width * block_k * 2
+            fits = ((weights + 16 * block_k * 2) * (stages - 1) + (2 << 10)) * per_sm <= SHARED_MEMORY
+            is_enough = 40 << 10 <= weights * (stages - 1) * per_sm <= 160 << 10  # bytes in flight
+            if fits and is_enough and product.k % block_k == 0 and block_n // 16 <= warps <= max(4, block_n // 16):
+                found.append(LinearConfig(block_n, block_k, warps, stages, per_sm, prefetch=1))
+    random.Random(0).shuffle(found)
+    return found[:MOST_CANDIDATES]
+
+
+def step_of(shape: str, num_tokens: int, num_layers: int) -> Callable[[dict[Key, Config]], Callable[[], object]]:
+    """From configurations to a step of some layers that uses them."""
+    device, config = torch.device("cuda"), replace(shape_config(shape), num_layers=num_layers)
+    weights = random_weights(config, device)
+    step = uniform_step(1, num_tokens, CONTEXT, config.vocab_size, device)
+    caches = random_caches(config, -(-CONTEXT // PAGE_TOKENS), device)
+
+    def with_configs(configs: dict[Key, Config]) -> Callable[[], object]:
+        model = Model(config, weights, TritonOps(device, configs=configs), 2 * CONTEXT)
+        return lambda: model.forward(step, caches)
+
+    return with_configs
+
+
+def compile_one(job: tuple[str, int, Key, Config]) -> None:
+    """Into Triton's cache on disk; what fails here fails again when timed."""
+    shape, num_tokens, key, config = job
+    with suppress(Exception):
+        step_of(shape, num_tokens, 2)({key: config})()
+        torch.cuda.synchronize()
+
+
+def tune(shape: str, num_tokens: int) -> dict[str, object]:
+    tried = {product: candidates(product, num_tokens) for product in products(shape)}
+    rows = 1 if num_tokens == 1 else 16
+    keys: dict[Product, Key] = {product: (product.weight_rows, product.k, rows) for product in tried}
+    spread(compile_one, [(shape, num_tokens, keys[p], config) for p, each in tried.items() for config in each], WORKERS)
+    with_configs = step_of(shape, num_tokens, NUM_LAYERS)
+    chosen: dict[Key, Config] = {}
+    first = best = median_ms(with_configs(chosen))
+    for product, options in tried.items():
+        for config in options:
+            with suppress(Exception):
+                ms = median_ms(with_configs(chosen | {keys[product]: config}), 8, 3)
+                if ms < best and (ms := median_ms(with_configs(chosen | {keys[product]: config}))) < best:
+                    best, chosen[keys[product]] = ms, config
+        print(f"  {shape}, {num_tokens} tokens, {product.name}: {1e3 * best:.1f} us", flush=True)
+    found = [{"rows": key[0], "columns": key[1], "config": repr(config)} for key, config in chosen.items()]
+    for entry in found:
+        print(f"    {entry}", flush=True)
+    return {"shape": shape, "tokens": num_tokens, "before_us": 1e3 * first, "after_us": 1e3 * best, "better": found}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--shapes", nargs="+", default=["8B", "1B"])
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("benchmarks.gpu_tune needs a CUDA GPU, and torch sees none", file=sys.stderr)
+        return 2
+    results = [tune(shape, num_tokens) for shape in options.shapes for num_tokens in options.tokens]
+    options.out.write_text(json.dumps(results, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,262 @@
+"""Steps whose logits stay on the device: run, drawn from and judged there, so that only tokens come to the host.
+
+While plain decoding goes on undisturbed, the next step is begun before its plan arrives: rows feed what was just drawn,
+which is on the device already. When the plan comes and is what was expected, its step is half done, and scheduling,
+detokenising and all else the host does cost no time. Where a row's plan is another (it ended, or has a draft to be
+verified), what was computed for it is dropped; its place in the cache lies behind what the sequence holds and is
+written again. A row with another plan needs a step of its own after the one begun, which costs far more than is gained
+by a right guess; so steps are begun only after some plain ones in a row, and after many more of them once that was
+wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outpace.acceptance import match
+from outpace.backends.base import Judged
+from outpace.backends.torch import device_verifier
+from outpace.backends.torch.draws import Draws, Fetch, Mode, mode_for
+from outpace.backends.torch.graphs import Bucket
+from outpace.core import Case, Request, StepPlan, Verdict
+
+if TYPE_CHECKING:
+    from outpace.backends.torch.runner import TorchRunner
+
+_LEAST_PATIENCE, _MOST_PATIENCE = 2, 256  # plain steps in a row before the next one is begun early
+_IMPATIENCE = 4  # by which a wrong guess multiplies that
+_TRUST = 64  # right guesses in a row that halve it
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step under way. Its logits are valid until the next one."""
+
+    _logits: Tensor
+    lines: NDArray[np.integer]  # those asked for, in order
+    device_lines: Tensor
+    draws: Callable[[Mode], Draws]
+    bucket: Bucket | None
+
+    def __getitem__(self, lines: slice) -> NDArray[np.float32]:
+        found: NDArray[np.float32] = self._logits.index_select(0, self.device_lines[lines]).cpu().numpy()
+        return found
+
+    def some(self, which: Sequence[int]) -> Tensor:
+        """Of the lines asked for, these, on the device."""
+        return self._logits.index_select(0, self.device_lines[torch.tensor(which, device=self._logits.device)])
+
+
+class _NotKept:
+    """The logits of a step whose successor runs already."""
+
+    def __getitem__(self, lines: slice) -> NDArray[np.float32]:
+        raise RuntimeError("the logits of this step were not asked for and are gone")
+
+
+@dataclass(slots=True)
+class _Chain:
+    """A bucket that goes on by itself, and what its rows stand for."""
+
+    bucket: Bucket
+    draws: Draws
+    requests: list[Request]
+    pages: list[tuple[int, ...]]
+
+
+@dataclass(slots=True)
+class _Begun:
+    """A step begun before it was asked for."""
+
+    chain: _Chain
+    lines: dict[int, int]  # of the sequences it still serves
+    starts: list[int]  # where the token lies that a line feeds
+    fetch: Fetch
+    fed: list[int] = field(default_factory=list)  # those tokens, by line, once they are known
+
+
+def _is_plain(case: Case) -> bool:
+    """One token, that the target's logits decide on the device, and nobody asks for those."""
+    return not case.tokens and case.request.params.logprobs is None and _speaks_for_itself(case.request)
+
+
+def _speaks_for_itself(request: Request) -> bool:
+    return not request.shaper.may_adjust and not request.params.speculation.is_lossy
+
+
+class DeviceJudge:
+    def __init__(self, runner: TorchRunner) -> None:
+        self._runner = runner
+        self._begun: _Begun | None = None
+        self._patience = _LEAST_PATIENCE
+        self._num_plain = 0  # plain steps in a row
+        self._num_right = 0
+
+    def stop(self) -> None:
+        """Let go of what was begun."""
+        self._begun = None
+
+    def forget(self, seq: int) -> None:
+        """The sequence is no longer what it was when the next step was begun."""
+        if self._begun is not None:
+            self._begun.lines.pop(seq, None)
+
+    def __call__(self, plan: StepPlan, cases: Sequence[Case]) -> Judged:
+        begin = perf_counter()
+        runner, begun = self._runner, self._begun
+        self._begun = None
+        runner.reserve_rows(plan.rows)
+        is_plain = len(cases) == plan.num_tokens == len(plan.rows) and all(map(_is_plain, cases))
+        self._num_plain = self._num_plain + 1 if is_plain else 0
+        answered = self._answered(begun, plan, cases) if begun is not None else {}
+        if begun is not None:
+            self._learn(len(answered) == len(plan.rows))
+        if begun is not None and is_plain and len(answered) == len(plan.rows):
+            judged = self._take(begun, plan, cases, list(answered.values()), begin)
+        elif begun is not None and answered and not any(case.request.params.logprobs is not None for case in cases):
+            judged = self._take_some(begun, plan, cases, answered, begin)
+        else:
+            judged = self._run(plan, cases, is_plain, begin)
+        for row in plan.rows:
+            runner.pool.advance(row.seq, len(row.tokens))
+        return judged
+
+    def _answered(self, begun: _Begun, plan: StepPlan, cases: Sequence[Case]) -> dict[int, int]:
+        """Rows of the plan that are what was expected: row to line."""
+        found = {}
+        waiting = iter(cases)
+        for i, row in enumerate(plan.rows):
+            if not row.num_logits:
+                continue
+            case, line = next(waiting), begun.lines.get(row.seq)
+            if (
+                line is not None
+                and len(row.tokens) == 1
+                and row.start == begun.starts[line]
+                and row.tokens[0] == begun.fed[line]
+                and case.request is begun.chain.requests[line]
+                and _is_plain(case)
+            ):
+                found[i] = line
+        return found
+
+    def _learn(self, was_right: bool) -> None:
+        self._num_right = self._num_right + 1 if was_right else 0
+        if not was_right:
+            self._patience = min(_IMPATIENCE * self._patience, _MOST_PATIENCE)
+            self._num_plain = 0
+        elif self._num_right % _TRUST == 0:
+            self._patience = max(self._patience // 2, _LEAST_PATIENCE)
+
+    def _run(self, plan: StepPlan, cases: Sequence[Case], is_plain: bool, begin: float) -> Judged:
+        """A step from its beginning."""
+        launched = self._runner.launch(plan)
+        if not cases:
+            if self._runner.device.type == "cuda":
+                torch.cuda.current_stream().synchronize()
+            return Judged(launched, [], perf_counter() - begin)
+        requests = [case.request for case in cases for _ in range(len(case.tokens) + 1)]
+        positions = [len(case.request.tokens) + i for case in cases for i in range(len(case.tokens) + 1)]
+        draws = launched.draws(mode_for(requests))
+        draws.words.fill(launched.lines, requests, positions)
+        draws.launch()
+        fetch = draws.fetch()
+        if is_plain and launched.bucket is not None:
+            pages = [self._runner.pool.blocks(row.seq) for row in plan.rows]
+            self._go_on(_Chain(launched.bucket, draws, requests, pages), plan)
+        tokens, exact = (found[launched.lines].tolist() for found in fetch.wait())
+        if self._begun is not None:
+            self._begun.fed = tokens
+            return self._concluded(plan, cases, tokens, exact, begin)
+        seconds = perf_counter() - begin
+        return Judged(launched, _verdicts(cases, tokens, exact, launched), seconds)
+
+    def _take(
+        self, begun: _Begun, plan: StepPlan, cases: Sequence[Case], lines: list[int], begin: float
+    ) -> Judged:  # fmt: skip
+        """A step that was begun; the next one is begun before waiting for it, if its rows are still the same."""
+        if lines == list(range(len(begun.chain.requests))):
+            self._go_on(begun.chain, plan)
+        tokens, exact = (found[lines].tolist() for found in begun.fetch.wait())
+        if self._begun is not None:
+            self._begun.fed = tokens
+        return self._concluded(plan, cases, tokens, exact, begin)
+
+    def _take_some(
+        self, begun: _Begun, plan: StepPlan, cases: Sequence[Case], answered: dict[int, int], begin: float
+    ) -> Judged:  # fmt: skip
+        """Some rows were begun; the others are run on their own."""
+        case_of = dict(zip([i for i, row in enumerate(plan.rows) if row.num_logits], cases, strict=True))
+        rest = [i for i in range(len(plan.rows)) if i not in answered]
+        others = self._run(
+            StepPlan([plan.rows[i] for i in rest]), [case_of[i] for i in rest if i in case_of], False, begin
+        )  # fmt: skip
+        verdicts = dict(zip([i for i in rest if i in case_of], others.verdicts, strict=True))
+        tokens, exact = (found[list(answered.values())].tolist() for found in begun.fetch.wait())
+        known = self._concluded(
+            StepPlan([plan.rows[i] for i in answered]), [case_of[i] for i in answered], tokens, exact, begin
+        )  # fmt: skip
+        verdicts |= dict(zip(answered, known.verdicts, strict=True))
+        return Judged(_NotKept(), [verdicts[i] for i in case_of], known.forward_seconds)
+
+    def _concluded(
+        self, plan: StepPlan, cases: Sequence[Case], tokens: list[int], exact: list[int], begin: float
+    ) -> Judged:  # fmt: skip
+        seconds = perf_counter() - begin
+        verdicts = [Verdict([token], 0, 0) for token in tokens]
+        unsure = [i for i, is_exact in enumerate(exact) if not is_exact]
+        if unsure:  # their logits are gone, and what was begun may feed the wrong tokens
+            self._begun = None
+            again = self._runner.launch(StepPlan([plan.rows[i] for i in unsure]))
+            judged = device_verifier.verify([cases[i] for i in unsure], again.some(range(len(unsure))))
+            for i, verdict in zip(unsure, judged, strict=True):
+                verdicts[i] = verdict
+        return Judged(_NotKept(), verdicts, seconds)
+
+    def _go_on(self, chain: _Chain, plan: StepPlan) -> None:
+        """Begin the step after this one, if it is likely enough to be wanted and there is room for it."""
+        runner = self._runner
+        is_likely = self._num_plain >= self._patience and not all(
+            len(request.tokens) + 1 >= request.max_length for request in chain.requests
+        )
+        if not is_likely or any(row.start + 2 > runner.capacity.max_context for row in plan.rows):
+            return
+        changed = {}
+        for i, row in enumerate(plan.rows):
+            if not runner.try_reserve(row.seq, 2):
+                return
+            pages = runner.pool.blocks(row.seq)
+            if pages != chain.pages[i]:
+                chain.pages[i] = changed[i] = pages
+        if changed:
+            chain.bucket.change_tables(changed)
+        chain.bucket.replay()
+        chain.draws.replay()
+        lines = {row.seq: i for i, row in enumerate(plan.rows)}
+        self._begun = _Begun(chain, lines, [row.start + 1 for row in plan.rows], chain.draws.fetch())
+
+
+def _verdicts(cases: Sequence[Case], tokens: list[int], exact: list[int], logits: Launched) -> list[Verdict]:
+    """From the target's own tokens, where they decide; the other cases are judged apart."""
+    verdicts: list[Verdict | None] = []
+    others, lines = list[Case](), list[int]()
+    at = 0
+    for case in cases:
+        begin, at = at, at + len(case.tokens) + 1
+        is_matched = case.draft is None or case.draft.probs is None
+        if is_matched and all(exact[begin:at]) and _speaks_for_itself(case.request):
+            verdicts.append(match(case.tokens, tokens[begin:at].__getitem__))
+        else:
+            verdicts.append(None)
+            others.append(case)
+            lines += range(begin, at)
+    judged = iter(device_verifier.verify(others, logits.some(lines)) if others else ())
+    return [next(judged) if verdict is None else verdict for verdict in verdicts]

@@ -1,0 +1,118 @@
+"""The GPU experiment in small, on the CPU: in float32 every setting says what plain decoding says."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed; pip install outpace[torch]")
+pytest.importorskip("safetensors", reason="safetensors is not installed; pip install outpace[torch]")
+
+import torch
+
+from benchmarks.gpu_cells import first_difference
+from benchmarks.gpu_padded_pair import PaddedPair
+from benchmarks.gpu_speculation import Experiment, Report
+from benchmarks.gpu_summary import summary
+from outpace.backends.base import Capacity
+from tests.test_gpu_padding import LARGE, SMALL, random_weights
+
+SETTINGS = {2: ("plain", "ngram:2", "suffix:2", "draft:3", "auto")}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny products gain nothing from threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def models() -> PaddedPair:
+    room = Capacity(max_sequences=3, cache_tokens=256, max_context=96, max_step_tokens=64)
+    return PaddedPair.start(SMALL, random_weights(), torch.float32, (LARGE, LARGE), 4, 16, room)
+
+
+@pytest.fixture
+def experiment(models, tmp_path) -> Experiment:
+    rng = random.Random(0)
+    prompts = [[rng.randrange(90) for _ in range(12)] for _ in range(6)]
+    found = Experiment(models, prompts, Report(tmp_path, {}), 8, SETTINGS)
+    found.calibrate()
+    return found
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_setting_says_what_plain_decoding_says(experiment, tmp_path, temperature):
+    experiment.block(2, temperature, 0)
+    experiment.summarise()
+    figures = json.loads((tmp_path / "gpu_speculation.json").read_text())
+    rows = {row["setting"]: row for row in figures["rows"]}
+    assert set(rows) == set(SETTINGS[2])
+    for row in rows.values():
+        assert row["texts_like_plain"] == 1.0
+        assert not row["gaps"]
+        assert row["tokens"] >= 2 * 8
+    assert rows["draft:3"]["drafted_per_position"][0] > 0
+    assert rows["draft:3"]["accepted_per_position"][0] > 0, "a draft that is never right tests nothing"
+    assert rows["draft:3"]["tokens_per_step_and_request"] > 1
+    assert rows["plain"]["speedup"] == 1.0
+    assert not rows["plain"]["drafts_by_method"]
+    assert "auto over plain: at least" in (tmp_path / "gpu_speculation.txt").read_text()
+
+
+def test_the_padded_model_is_compared_with_the_small_one(experiment):
+    experiment.check_padding()
+    found = experiment.report.figures["padding"]
+    assert found["small_error"] == 0.0
+    assert 0 < found["padded_error"] < 1e-4
+    assert found["padded_argmax"] == 1.0
+
+
+def test_drafts_made_in_one_go_are_compared_with_single_steps(experiment):
+    experiment.settings = {1: ("plain",)}
+    experiment.check_drafts()
+    assert experiment.report.figures["drafts_like_single_steps"] == 1.0
+
+
+def test_a_text_that_parts_from_plain_is_weighed_by_both_tokens_logits(experiment):
+    plain = experiment.run("plain", 2, 0.0, 0)
+    first, *others = plain["texts"]
+    other = plain | {"texts": [[first[0], (first[1] + 1) % 90], *others]}
+    share, gaps = experiment._compare(plain, other)
+    assert share == 0.75
+    assert len(gaps) == 1
+    assert gaps[0] > 0
+    assert first_difference([1, 2, 3], [1, 2]) is None
+    assert first_difference([1, 2, 3], [1, 4]) == 1
+
+
+def test_the_summary_takes_medians_and_says_what_was_asked():
+    def row(setting, speedup, block):
+        return {
+            "concurrency": 1, "temperature": 0.0, "setting": setting, "block": block, "speedup": speedup,
+            "tokens_per_s": 100 * speedup, "ms_per_step": 4.0, "tokens_per_step_and_request": 1.5,
+            "texts_like_plain": 1.0, "gaps": [0.01], "drafted_per_position": [10, 5], "accepted_per_position": [8, 1],
+        }  # fmt: skip
+
+    found = summary([row("auto", speedup, i) for i, speedup in enumerate((1.0, 2.5, 2.0))], 0.98, 2.0)
+    [cell] = found["cells"]
+    assert cell["speedup"] == 2.0
+    assert cell["speedup_range"] == [1.0, 2.5]
+    assert cell["acceptance_per_position"] == [0.8, 0.2]
+    assert found["promises"]["alone"] == {"asked": 2.0, "found": 2.0}
+    assert found["promises"]["widest_gap"] == 0.01
+
+
+def test_transformers_runs_on_the_same_weights(experiment):
+    pytest.importorskip("transformers", reason="transformers, the peer, is not installed")
+    experiment.beside_transformers(1, 6)
+    rows = experiment.report.figures["transformers"]
+    assert [row["temperature"] for row in rows] == [0.0, 1.0]
+    assert rows[0]["same_texts"] == 1
+    assert all(row["assisted_tokens_per_s"] > 0 for row in rows)

@@ -1,0 +1,139 @@
+"""A model named as on the hub, without the hub: what is asked for, and what is said where it cannot be had."""
+
+from __future__ import annotations
+
+import builtins
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outpace import hub
+from outpace.errors import ModelError
+from outpace.models import resolve_model
+
+huggingface_hub = pytest.importorskip("huggingface_hub", reason="huggingface_hub comes with outpace[torch]")
+NAME = "owner/some-model"
+
+
+class Hub:
+    """Stands in for the client: gives a folder or fails, and remembers what it was asked for."""
+
+    def __init__(self, answer: Path | Exception) -> None:
+        self._answer = answer
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+
+    def __call__(self, name: str, **options: Any) -> str:
+        self.asked.append((name, options))
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return str(self._answer)
+
+
+@pytest.fixture
+def use(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def replaced(answer: Path | Exception) -> Hub:
+        stand_in = Hub(answer)
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", stand_in)
+        return stand_in
+
+    return replaced
+
+
+def refusal() -> str:
+    with pytest.raises(ModelError) as caught:
+        resolve_model(NAME)
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    return sentence
+
+
+def failure(kind: str, words: str = "first line\nsecond") -> Exception:
+    """One of the client's errors, which want a response that nobody has here."""
+    found = getattr(huggingface_hub.errors, kind)
+    error: Exception = found.__new__(found)
+    error.args = (words,)
+    return error
+
+
+def test_a_name_becomes_the_folder_of_its_files(use, tmp_path):
+    folder = tmp_path / "snapshot"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).touch()
+    stand_in = use(folder)
+    assert resolve_model(NAME) == folder
+    [(name, options)] = stand_in.asked
+    assert name == NAME
+    files = [
+        "config.json", "generation_config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json",
+        "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "README.md", "pytorch_model.bin",
+        "consolidated.safetensors", "original/model.safetensors", "onnx/config.json",
+    ]  # fmt: skip
+    kept = huggingface_hub.utils.filter_repo_objects(files, **options)
+    assert list(kept) == files[:7]
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_repository_without_such_weights_is_refused(use, tmp_path, name):
+    folder = tmp_path / "snapshot"
+    folder.mkdir()
+    (folder / name).touch()
+    use(folder)
+    assert f"{NAME} on the hub has no config.json with .safetensors weights" in refusal()
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("GatedRepoError", "only to those who accepted its terms; accept them on its page"),
+        ("RepositoryNotFoundError", "nor a public model of that name on the hub; check it"),
+        (
+            "LocalEntryNotFoundError",
+            "the hub cannot be reached to look for a model of that name; download it",
+        ),
+        ("OfflineModeIsEnabled", "the hub cannot be reached"),
+        ("HfHubHTTPError", "could not be fetched from the hub (first line); try again, or download it elsewhere"),
+    ],
+)
+def test_what_the_client_cannot_do_is_one_sentence(use, kind, words):
+    use(failure(kind))
+    assert words in refusal()
+
+
+def test_without_a_connection_and_a_cache_the_real_client_says_so_too(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    assert "the hub cannot be reached" in refusal()
+
+
+def test_without_the_client_its_package_is_named(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    real = builtins.__import__
+
+    def without(name: str, *arguments: Any, **options: Any) -> Any:
+        if name == "huggingface_hub":
+            raise ImportError(name)
+        return real(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    assert "pip install 'outpace[torch]' to fetch it, or download it elsewhere" in refusal()
+
+
+@pytest.mark.parametrize("name", ["no/such/model", "owner/model.gguf", "owner/model:Q4_K_M", "https://a.b/c", "/a/b"])
+def test_nothing_else_is_looked_for_there(use, name):
+    stand_in = use(ModelError("asked"))
+    with pytest.raises(ModelError):
+        resolve_model(name)
+    assert not stand_in.asked
+    assert not hub.is_name(name)
+
+
+def test_a_folder_that_is_here_is_meant_before_the_hub(use, tmp_path):
+    (tmp_path / "owner").mkdir()
+    stand_in = use(ModelError("asked"))
+    assert f"there is no file {NAME}" in refusal()
+    assert not stand_in.asked
