@@ -44,7 +44,11 @@ class StepInputs:
     contexts: Tensor  # [num_rows], tokens in the cache once the new ones are
     outputs: Tensor  # [num_outputs], tokens whose logits are wanted
     tables: Tensor  # [num_rows, table_width], pages in order
-    words: Tensor  # all of it
+    words: Tensor  # all of the above
+    visible: Tensor | None = None
+    """Which new tokens of its row each token attends to, itself included: bool [num_tokens, max_row_tokens]; None is
+    all up to itself. With it, a row's new tokens may be a tree: a token's place in the cache is its place in the
+    row, its position is its depth. The reference computes that; the Triton kernels do not yet, and refuse."""
 
 
 def views(words: Tensor, shape: StepShape) -> StepInputs:

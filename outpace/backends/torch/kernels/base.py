@@ -63,7 +63,7 @@ class Ops(Protocol):
         k_norm: Tensor | None,
         epsilon: float,
     ) -> Tensor:
-        """Keys, rotated, and values into the cache; then every token over its row's cache up to itself.
+        """Keys, rotated, and values into the cache; then every token over its row's cache, as far as it sees.
 
         [tokens, heads * head_dim]
         """

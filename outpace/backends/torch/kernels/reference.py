@@ -72,10 +72,11 @@ class ReferenceOps:
         real = (step.positions >= 0).nonzero().squeeze(1)
         positions = step.positions.clamp(min=0).long()
         q, k = _rotate(q, rope[positions]), _rotate(k, rope[positions])
-        positions, rows = positions[real], step.token_rows[real].long()
-        pages = step.tables[rows, positions // page_tokens].long()
-        cache.keys[pages, :, positions % page_tokens] = k[real]
-        cache.values[pages, :, positions % page_tokens] = v[real]
+        rows = step.token_rows[real].long()
+        places = (step.contexts - step.lengths - step.begins)[rows].long() + real
+        pages = step.tables[rows, places // page_tokens].long()
+        cache.keys[pages, :, places % page_tokens] = k[real]
+        cache.values[pages, :, places % page_tokens] = v[real]
         return q.contiguous()
 
     def attention(self, q: Tensor, cache: Cache, step: StepInputs) -> Tensor:
@@ -95,8 +96,10 @@ class ReferenceOps:
             mine = q[begin : begin + length].float().view(length, num_kv_heads, group, dim)
             mine = mine.permute(1, 2, 0, 3).reshape(num_kv_heads, group * length, dim)
             scores = (mine @ k.transpose(1, 2)) * dim**-0.5
-            at = torch.arange(context - length, context, device=q.device).repeat(group)
-            scores.masked_fill_(torch.arange(context, device=q.device) > at[:, None], -torch.inf)
+            hidden = torch.ones((length, context), dtype=torch.bool, device=q.device).triu(context - length + 1)
+            if step.visible is not None:
+                hidden[:, context - length :] = ~step.visible[begin : begin + length, :length]
+            scores.masked_fill_(hidden.repeat(group, 1), -torch.inf)
             out = (scores.softmax(-1) @ v).view(num_kv_heads, group, length, dim).permute(2, 0, 1, 3)
             mixed[begin : begin + length] = out.reshape(length, -1, dim).to(q.dtype)
         return mixed.view(len(q), -1)

@@ -85,6 +85,10 @@ class TritonOps:
         epsilon: float,
     ) -> Tensor:
         rotation = attention.Rotation(rope, q_norm, k_norm, epsilon)
+        if step.visible is not None:
+            raise NotImplementedError(
+                "the Triton kernels attend to all tokens up to one's own; trees are not theirs yet"
+            )
         return attention.attend(qkv, cache, step, rotation, self._num_sms, dependent=self._dependent)
 
     def _multiply(
