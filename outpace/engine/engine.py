@@ -273,7 +273,8 @@ class Engine:
         self, turns: Sequence[_Turn], plan: StepPlan, judged: Judged, stats: StepStats
     ) -> tuple[list[Delta], list[Outcome]]:
         """Commit and say what was judged."""
-        deltas, outcomes = list[Delta](), list[Outcome]()
+        deltas: list[Delta] = []
+        outcomes: list[Outcome] = []
         verdicts = iter(judged.verdicts)
         at = 0
         for turn, row in zip(turns, plan.rows, strict=True):

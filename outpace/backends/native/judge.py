@@ -29,7 +29,7 @@ class NativeJudge:
         logits = self._runner.forward(plan)
         seconds = perf_counter() - begin
         if all(_says_likeliest(case.request) for case in cases):
-            verdicts = _matched(cases, self._runner.likeliest[: len(logits)].tolist())
+            verdicts = _matched(cases, self._runner.likeliest(len(logits)))
         else:
             verdicts = self._verifier.verify(cases, logits)
         return Judged(logits, verdicts, seconds)

@@ -109,12 +109,12 @@ class NativeRunner:
         self._rows = np.zeros((capacity.max_sequences, 4), np.int32)
         self._tokens = np.zeros(capacity.max_step_tokens, np.int32)
         self._tables = np.zeros((capacity.max_sequences, -(-capacity.max_context // page_tokens) + 1), np.int32)
-        self.likeliest = np.zeros(capacity.max_step_tokens, np.int32)  # tokens, one for each of the last logits
+        self._likeliest = (c.c_int32 * capacity.max_step_tokens)()
         self._logits = c.c_void_p()
         self._view = (0, logits_at(0, 0, self.vocab_size))  # where the last logits are, and as an array
         self._pointers = (
             self._rows.ctypes.data, self._tokens.ctypes.data, self._tables.ctypes.data, self._tables.shape[1],
-            c.addressof(self._logits), self.likeliest.ctypes.data,
+            c.addressof(self._logits), c.addressof(self._likeliest),
         )  # fmt: skip
 
     def forward(self, plan: StepPlan) -> NDArray[np.float32]:
@@ -133,6 +133,10 @@ class NativeRunner:
         for row in plan.rows:
             self.pool.advance(row.seq, len(row.tokens))
         return self._seen(self._logits.value or 0, num_outputs)
+
+    def likeliest(self, num_outputs: int) -> list[int]:
+        """The argmax of each line of the latest logits, found where they were computed."""
+        return self._likeliest[:num_outputs]
 
     def _seen(self, address: int, num_outputs: int) -> NDArray[np.float32]:
         """The logits as an array. They lie where the last ones did unless more are wanted than ever before."""

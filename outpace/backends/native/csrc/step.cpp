@@ -12,6 +12,7 @@ namespace {
 constexpr int64_t kFoldedTokens = 3;       // up to so many, work on whole tokens is not worth handing round
 constexpr size_t kFetchBytes = 64 << 10;  // what a thread that waits sends for: as much as it may get, and its cache keeps
 constexpr int64_t kFetchedPages = 2;       // of each walk over the cache, that are sent for before it begins, and the last one
+constexpr int64_t kNearLogits = 16 << 10;       // that are still in a thread's cache when the last of them is computed
 constexpr int64_t kFetchedBytes = 512 << 10;  // of pages, that a thread's cache keeps beside the weights passing by
 
 void add_optional(float* x, const float* bias, int64_t n) {
@@ -320,15 +321,19 @@ void Model::attend(int64_t index, Range items, int thread) {
     }
 }
 
-// Each part of the logits is looked through by who computed it: it is still near, and half of a row is another core's.
+// Logits are looked through by the thread that computed them, and while they are near.
 void Model::multiply_head(Range tiles, int thread) {
     const Activations last{int64_t(wanted_.size()), shape_.width, last_quantised_.as<uint8_t>(), last_.as<float>()};
-    const Range rows = rows_of(tiles, shape_.vocab_size);
-    matmul(head(), last, logits_.as<float>(), shape_.vocab_size, rows.begin, rows.end);
-    for (int64_t i = 0; i < last.n; i++) {
-        const float* part = logits_.as<float>() + i * shape_.vocab_size + rows.begin;
-        const int64_t at = row_ops().argmax(part, rows.end - rows.begin);
-        peaks_[size_t(thread)].as<Peak>()[i].merge({part[at], int32_t(rows.begin + at)});
+    const int64_t tiles_near = std::max<int64_t>(1, kNearLogits / kTileRows / last.n);
+    Peak* const peaks = peaks_[size_t(thread)].as<Peak>();
+    for (int64_t tile = tiles.begin; tile < tiles.end; tile += tiles_near) {
+        const Range rows = rows_of({tile, std::min(tile + tiles_near, tiles.end)}, shape_.vocab_size);
+        matmul(head(), last, logits_.as<float>(), shape_.vocab_size, rows.begin, rows.end);
+        for (int64_t i = 0; i < last.n; i++) {
+            const float* part = logits_.as<float>() + i * shape_.vocab_size + rows.begin;
+            const int64_t at = row_ops().argmax(part, rows.end - rows.begin);
+            peaks[i].merge({part[at], int32_t(rows.begin + at)});
+        }
     }
 }
 
