@@ -15,7 +15,8 @@ pytest.importorskip("triton", reason="triton is not installed, so its kernels ca
 import torch
 
 from outpace.backends.torch.kernels import drawing
-from outpace.backends.torch.kernels.drawing import NUM_CANDIDATES, Rows, candidates, draw
+from outpace.backends.torch.kernels.drawing import Rows, draw
+from outpace.backends.torch.kernels.filters import NUM_CANDIDATES, candidates
 from tests.test_torch_device_sampling import FAMILIES, FEATURES, Batch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

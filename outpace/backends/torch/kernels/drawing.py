@@ -7,44 +7,32 @@
     decide    each row: the winner of all
 
 Greedy rows need the first and the last; without filters there are no borders. Filters keep a beginning of the order by
-likelihood, so a distribution is a few numbers a row (see `_kept`). Borders are looked for among a bounded number of
-candidates; where they were too few to be sure of the host's answer, the row is not exact and somebody else must draw.
+likelihood (see `filters.py`), so a distribution is a few numbers a row. Where a border could not be found for sure, the
+row is not exact and somebody else must draw.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from outpace.backends.torch.kernels.numerics import (
-    FEW,
-    exponential_noise,
-    noise_key,
-    powers_of_two,
-)
+from outpace.backends.torch.kernels.filters import NUM_CANDIDATES, candidates, find_borders, is_kept
+from outpace.backends.torch.kernels.numerics import FEW, UNFUSED, exponential_noise, noise_key, powers_of_two
 from outpace.backends.torch.step import StepInputs
 from outpace.randomness import Purpose
 from outpace.sampling import HEAD_RATIO
 
-NUM_CANDIDATES = 256
-_BLOCK = 64  # tokens whose maximum stands for all of them while candidates are sought
 _CHUNK = 2048
 _FOLDED = 512  # columns at which the first fold stops, at most
 _COLUMNS = 16  # of a fold, that one program takes
-_RANKED = 32  # candidates compared with all others at a time
 _TOKEN = tl.constexpr(int(Purpose.TOKEN))
 _TAIL = tl.constexpr(int(Purpose.TAIL))
 _HEAD_RATIO = tl.constexpr(float(HEAD_RATIO))
-# A power is accurate to 2e-7, so one of a smaller number can be larger by twice that, and no more.
-_SURELY = tl.constexpr(1.000001)
-_EXACT_SUMS = tl.constexpr(2.0**-29)  # float32 numbers from here to one have an exact float64 sum in any order
-_UNFUSED: dict[str, Any] = {"enable_fp_fusion": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +55,6 @@ def _top(max_ptr, row, num_chunks, CHUNKS: tl.constexpr):
 
 
 @triton.jit
-def _kept(values, ids, border, border_id):
-    """Whether a token comes no later than the border in the order by value, the lower id first among equals."""
-    return (values > border) | ((values == border) & (ids <= border_id))
-
-
-@triton.jit
 def _maxima_kernel(logits_ptr, max_ptr, place_ptr, VOCAB: tl.constexpr, CHUNK: tl.constexpr):
     row, chunk, num_chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     column = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -90,12 +72,12 @@ def _probs(
     """The host's distribution, as far as it is known: weights, then divided by their sum, then by what was left."""
     p = powers_of_two((x - top) * sharpness)
     if HAS_FILTERS:
-        p = tl.where(_kept(p, ids, tl.load(border_ptr + row), tl.load(border_id_ptr + row)), p, 0.0)
+        p = tl.where(is_kept(p, ids, tl.load(border_ptr + row), tl.load(border_id_ptr + row)), p, 0.0)
     if NUM_NORMS > 0:
         p = tl.div_rn(p, tl.load(norm_ptr + row))
     if HAS_FILTERS and NUM_NORMS > 0:
         at = num_rows + row
-        p = tl.where(_kept(p, ids, tl.load(border_ptr + at), tl.load(border_id_ptr + at)), p, 0.0)
+        p = tl.where(is_kept(p, ids, tl.load(border_ptr + at), tl.load(border_id_ptr + at)), p, 0.0)
         if NUM_NORMS > 1:
             p = tl.div_rn(p, tl.load(norm_ptr + at))
     return p
@@ -163,73 +145,6 @@ def _sum_kernel(
         # What only top-k has cut is not divided again; by one changes nothing.
         sums = tl.where(tl.load(is_unfiltered_ptr + row) != 0, 1.0, sums)
     tl.store(norm_ptr + row, sums)
-
-
-@triton.jit
-def _border_kernel(
-    values_ptr, ids_ptr, sharpness_ptr, top_k_ptr, top_p_ptr, min_p_ptr,
-    border_ptr, border_id_ptr, norm_ptr, is_exact_ptr, is_unfiltered_ptr, num_rows,
-    VOCAB: tl.constexpr, NUM: tl.constexpr, BLOCK: tl.constexpr, RANKED: tl.constexpr, BY_MASS: tl.constexpr,
-):  # fmt: skip
-    """Of top-k; or, BY_MASS, of top-p and min-p. Candidates are in the order of their logits, the largest first."""
-    row = tl.program_id(0).to(tl.int64)
-    i = tl.arange(0, BLOCK)
-    sharpness = tl.load(sharpness_ptr + row).to(tl.float32)
-    top = tl.load(values_ptr + row * NUM)
-    ids = tl.load(ids_ptr + row * NUM + i, i < NUM, VOCAB)
-    p = powers_of_two((tl.load(values_ptr + row * NUM + i, i < NUM, -float("inf")) - top) * sharpness)
-    # Nothing that is no candidate is likelier than this.
-    floor = powers_of_two((tl.load(values_ptr + row * NUM + NUM - 1) - top) * sharpness) * _SURELY
-    if NUM == VOCAB:
-        floor = floor * 0.0
-    if BY_MASS:
-        k_border, k_border_id, norm = tl.load(border_ptr + row), tl.load(border_id_ptr + row), tl.load(norm_ptr + row)
-        p = tl.div_rn(tl.where(_kept(p, ids, k_border, k_border_id), p, 0.0), norm)
-        floor = tl.where(floor < k_border, 0.0, tl.div_rn(floor, norm) * _SURELY)
-    rank = tl.zeros((BLOCK,), tl.int32)
-    before = tl.zeros((BLOCK,), tl.float64)
-    top_p = tl.load(top_p_ptr + row)
-    cutoff = ((1.0 - top_p) / VOCAB).to(tl.float32)
-    for at in range(0, BLOCK, RANKED):
-        j = at + tl.arange(0, RANKED)
-        other_id = tl.load(ids_ptr + row * NUM + j, j < NUM, VOCAB)
-        other = powers_of_two((tl.load(values_ptr + row * NUM + j, j < NUM, -float("inf")) - top) * sharpness)
-        if BY_MASS:
-            other = tl.div_rn(tl.where(_kept(other, other_id, k_border, k_border_id), other, 0.0), norm)
-            other = tl.where(other >= cutoff, other, 0.0)
-        is_before = (other[None, :] > p[:, None]) | (
-            (other[None, :] == p[:, None]) & (other_id[None, :] < ids[:, None])
-        )
-        rank += tl.sum(is_before.to(tl.int32), axis=1)
-        before += tl.sum(tl.where(is_before, other[None, :].to(tl.float64), 0.0), axis=1)
-    if BY_MASS:
-        by_p, min_p = top_p < 1.0, tl.load(min_p_ptr + row).to(tl.float32)
-        by_min = min_p > 0.0
-        kept = (p > 0.0) & ((by_p == 0) | ((p >= cutoff) & (before < top_p)))
-        smallest = tl.max(p, axis=0) * min_p
-        kept = kept & (p >= smallest)
-        border = tl.min(tl.where(kept, p, 2.0), axis=0)
-        border_id = tl.max(tl.where(kept & (p == border), ids, -1), axis=0)
-        is_cut = by_p | by_min
-        # What is kept lies above all that is unknown, or all that is unknown lies below what may be kept.
-        reached = tl.sum(tl.where(p >= cutoff, p.to(tl.float64), 0.0), axis=0) >= top_p
-        p_is_sure = (reached & (border > floor)) | (floor < cutoff)
-        sure = (by_p & p_is_sure & (border >= _EXACT_SUMS)) | (by_min & (floor < smallest) & (by_p == 0))
-        at = num_rows + row
-        tl.store(border_ptr + at, tl.where(is_cut, border, -1.0))
-        tl.store(border_id_ptr + at, border_id)
-        tl.store(is_unfiltered_ptr + row, (is_cut == 0).to(tl.int32))
-        is_exact = tl.load(is_exact_ptr + row) != 0
-        tl.store(is_exact_ptr + row, (is_exact & (sure | (is_cut == 0))).to(tl.int32))
-    else:
-        top_k = tl.load(top_k_ptr + row)
-        by_k = (top_k > 0) & (top_k < VOCAB)
-        is_border = rank == tl.minimum(top_k, BLOCK).to(tl.int32) - 1
-        border = tl.max(tl.where(is_border, p, -1.0), axis=0)
-        by_k = by_k & ((border > 0.0) | (top_k > NUM))  # all that is left out weighs nothing
-        tl.store(border_ptr + row, tl.where(by_k, border, -1.0))
-        tl.store(border_id_ptr + row, tl.max(tl.where(is_border, ids, -1), axis=0))
-        tl.store(is_exact_ptr + row, ((by_k == 0) | ((border > floor) & (top_k <= NUM))).to(tl.int32))
 
 
 @triton.jit
@@ -341,22 +256,20 @@ def draw(logits: Tensor, rows: Rows, *, samples: bool, has_filters: bool, advanc
         def add_up(num_norms: int) -> None:
             _fold_kernel[(num_rows, triton.cdiv(width, _COLUMNS))](
                 logits, rows.sharpness, maxima, borders, border_ids, norms, parts, num_rows, num_chunks,
-                vocab_size, chunks, levels, width, _COLUMNS, has_filters, num_norms, num_warps=4, **_UNFUSED,
+                vocab_size, chunks, levels, width, _COLUMNS, has_filters, num_norms, num_warps=4, **UNFUSED,
             )  # fmt: skip
             _sum_kernel[(num_rows,)](
                 parts, unfiltered, norms[num_norms], width, more, left, triton.next_power_of_2(left), num_norms > 0,
-                num_warps=1, **_UNFUSED,
+                num_warps=1, **UNFUSED,
             )  # fmt: skip
 
         if has_filters:
             values, ids = candidates(logits, min(NUM_CANDIDATES, vocab_size))
+            params = (rows.sharpness, rows.top_k, rows.top_p, rows.min_p)
             for by_mass in (False, True):
-                _border_kernel[(num_rows,)](
-                    values, ids, rows.sharpness, rows.top_k, rows.top_p, rows.min_p,
-                    borders, border_ids, norms, exact, unfiltered, num_rows, vocab_size, values.shape[1],
-                    triton.next_power_of_2(values.shape[1]), min(_RANKED, triton.next_power_of_2(values.shape[1])),
-                    by_mass, num_warps=4, **_UNFUSED,
-                )  # fmt: skip
+                find_borders(
+                    values, ids, vocab_size, params, borders, border_ids, norms, exact, unfiltered, by_mass=by_mass
+                )
                 add_up(int(by_mass))
         else:
             add_up(0)
@@ -366,33 +279,13 @@ def draw(logits: Tensor, rows: Rows, *, samples: bool, has_filters: bool, advanc
         _contest_kernel[grid](
             logits, rows.sharpness, rows.seed, rows.position, maxima, borders, border_ids, norms,
             scores, winners, masses, num_rows, vocab_size, _CHUNK, chunks, has_filters, 2 if has_filters else 1,
-            num_warps=8, **_UNFUSED,
+            num_warps=8, **UNFUSED,
         )  # fmt: skip
     found = places.new_empty(2, num_rows)
     step = advances
     fed = (step.tokens, step.positions, step.contexts, step.lengths) if step is not None else (places,) * 4
     _decide_kernel[(num_rows,)](
         maxima, places, rows.is_greedy, rows.seed, rows.position, scores, winners, masses, exact, found, *fed,
-        num_rows, num_chunks, vocab_size, chunks, samples, has_filters, step is not None, num_warps=1, **_UNFUSED,
+        num_rows, num_chunks, vocab_size, chunks, samples, has_filters, step is not None, num_warps=1, **UNFUSED,
     )  # fmt: skip
     return found
-
-
-def candidates(logits: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
-    """The largest logits of each row, the largest first, and where they are, int32: [rows, num_candidates].
-
-    The n largest lie in the n blocks with the largest maxima, so only the maxima and those blocks are searched.
-    """
-    num_blocks = logits.shape[1] // _BLOCK
-    if num_blocks <= num_candidates:
-        values, ids = logits.topk(num_candidates, dim=-1)
-        return values, ids.int()
-    whole = logits[:, : num_blocks * _BLOCK].view(-1, num_blocks, _BLOCK)
-    rest = logits[:, num_blocks * _BLOCK :]
-    block = whole.amax(dim=-1).topk(num_candidates, dim=-1, sorted=False).indices
-    members = whole.gather(1, block[:, :, None].expand(-1, -1, _BLOCK)).flatten(1)
-    values, place = torch.cat([members, rest], dim=1).topk(num_candidates, dim=-1)
-    block_of = block.gather(1, (place // _BLOCK).clamp(max=num_candidates - 1))
-    in_rest = place >= members.shape[1]
-    ids = torch.where(in_rest, place - members.shape[1] + num_blocks * _BLOCK, block_of * _BLOCK + place % _BLOCK)
-    return values, ids.int()

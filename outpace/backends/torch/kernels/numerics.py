@@ -1,9 +1,11 @@
 """`outpace.numerics` and the noise of `outpace.randomness` in Triton: the same operations, and so the same bits.
 
-Kernels that use these are launched with `enable_fp_fusion=False`, or products and sums would be fused.
+Kernels that use these are launched with UNFUSED, or products and sums would be fused.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -17,6 +19,7 @@ _E4, _E3, _E2, _E1, _E0 = (tl.constexpr(float(c)) for c in numerics.EXP2_SHIFTED
 _L0, _L1, _L2, _L3, _L4, _L5, _L6, _L7, _L8 = (tl.constexpr(c) for c in numerics.LOG)
 _LN_2 = tl.constexpr(numerics.LN_2)
 FEW = numerics.FEW
+UNFUSED: dict[str, Any] = {"enable_fp_fusion": False}
 
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 _FIRST = tl.constexpr(0xBF58476D1CE4E5B9)

@@ -1,0 +1,139 @@
+"""Where top-k, top-p and min-p end: a border in the order by likelihood, behind which tokens are left out.
+
+Borders are looked for among a bounded number of candidates. Whether those were enough to be sure of the host's answer
+is known for every row.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from outpace.backends.torch.kernels.numerics import UNFUSED, powers_of_two
+
+NUM_CANDIDATES = 256
+_BLOCK = 64  # tokens whose maximum stands for all of them while candidates are sought
+_RANKED = 32  # candidates compared with all others at a time
+# A power is accurate to 2e-7, so one of a smaller number can be larger by twice that, and no more.
+_SURELY = tl.constexpr(1.000001)
+_EXACT_SUMS = tl.constexpr(2.0**-29)  # float32 numbers from here to one have an exact float64 sum in any order
+
+
+@triton.jit
+def is_kept(values, ids, border, border_id):
+    """Whether a token comes no later than the border in the order by value, the lower id first among equals."""
+    return (values > border) | ((values == border) & (ids <= border_id))
+
+
+@triton.jit
+def _border_kernel(
+    values_ptr, ids_ptr, sharpness_ptr, top_k_ptr, top_p_ptr, min_p_ptr,
+    border_ptr, border_id_ptr, norm_ptr, is_exact_ptr, is_unfiltered_ptr, num_rows,
+    VOCAB: tl.constexpr, NUM: tl.constexpr, BLOCK: tl.constexpr, RANKED: tl.constexpr, BY_MASS: tl.constexpr,
+):  # fmt: skip
+    """Of top-k; or, BY_MASS, of top-p and min-p. Candidates are in the order of their logits, the largest first."""
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    sharpness = tl.load(sharpness_ptr + row).to(tl.float32)
+    top = tl.load(values_ptr + row * NUM)
+    ids = tl.load(ids_ptr + row * NUM + i, i < NUM, VOCAB)
+    p = powers_of_two((tl.load(values_ptr + row * NUM + i, i < NUM, -float("inf")) - top) * sharpness)
+    # Nothing that is no candidate is likelier than this.
+    floor = powers_of_two((tl.load(values_ptr + row * NUM + NUM - 1) - top) * sharpness) * _SURELY
+    if NUM == VOCAB:
+        floor = floor * 0.0
+    if BY_MASS:
+        k_border, k_border_id, norm = tl.load(border_ptr + row), tl.load(border_id_ptr + row), tl.load(norm_ptr + row)
+        p = tl.div_rn(tl.where(is_kept(p, ids, k_border, k_border_id), p, 0.0), norm)
+        floor = tl.where(floor < k_border, 0.0, tl.div_rn(floor, norm) * _SURELY)
+    rank = tl.zeros((BLOCK,), tl.int32)
+    before = tl.zeros((BLOCK,), tl.float64)
+    top_p = tl.load(top_p_ptr + row)
+    cutoff = ((1.0 - top_p) / VOCAB).to(tl.float32)
+    for at in range(0, BLOCK, RANKED):
+        j = at + tl.arange(0, RANKED)
+        other_id = tl.load(ids_ptr + row * NUM + j, j < NUM, VOCAB)
+        other = powers_of_two((tl.load(values_ptr + row * NUM + j, j < NUM, -float("inf")) - top) * sharpness)
+        if BY_MASS:
+            other = tl.div_rn(tl.where(is_kept(other, other_id, k_border, k_border_id), other, 0.0), norm)
+            other = tl.where(other >= cutoff, other, 0.0)
+        is_before = (other[None, :] > p[:, None]) | (
+            (other[None, :] == p[:, None]) & (other_id[None, :] < ids[:, None])
+        )
+        rank += tl.sum(is_before.to(tl.int32), axis=1)
+        before += tl.sum(tl.where(is_before, other[None, :].to(tl.float64), 0.0), axis=1)
+    if BY_MASS:
+        by_p, min_p = top_p < 1.0, tl.load(min_p_ptr + row).to(tl.float32)
+        by_min = min_p > 0.0
+        kept = (p > 0.0) & ((by_p == 0) | ((p >= cutoff) & (before < top_p)))
+        smallest = tl.max(p, axis=0) * min_p
+        kept = kept & (p >= smallest)
+        border = tl.min(tl.where(kept, p, 2.0), axis=0)
+        border_id = tl.max(tl.where(kept & (p == border), ids, -1), axis=0)
+        is_cut = by_p | by_min
+        # What is kept lies above all that is unknown, or all that is unknown lies below what may be kept.
+        reached = tl.sum(tl.where(p >= cutoff, p.to(tl.float64), 0.0), axis=0) >= top_p
+        p_is_sure = (reached & (border > floor)) | (floor < cutoff)
+        sure = (by_p & p_is_sure & (border >= _EXACT_SUMS)) | (by_min & (floor < smallest) & (by_p == 0))
+        at = num_rows + row
+        tl.store(border_ptr + at, tl.where(is_cut, border, -1.0))
+        tl.store(border_id_ptr + at, border_id)
+        tl.store(is_unfiltered_ptr + row, (is_cut == 0).to(tl.int32))
+        is_exact = tl.load(is_exact_ptr + row) != 0
+        tl.store(is_exact_ptr + row, (is_exact & (sure | (is_cut == 0))).to(tl.int32))
+    else:
+        top_k = tl.load(top_k_ptr + row)
+        by_k = (top_k > 0) & (top_k < VOCAB)
+        is_border = rank == tl.minimum(top_k, BLOCK).to(tl.int32) - 1
+        border = tl.max(tl.where(is_border, p, -1.0), axis=0)
+        by_k = by_k & ((border > 0.0) | (top_k > NUM))  # all that is left out weighs nothing
+        tl.store(border_ptr + row, tl.where(by_k, border, -1.0))
+        tl.store(border_id_ptr + row, tl.max(tl.where(is_border, ids, -1), axis=0))
+        tl.store(is_exact_ptr + row, ((by_k == 0) | ((border > floor) & (top_k <= NUM))).to(tl.int32))
+
+
+def find_borders(
+    values: Tensor,
+    ids: Tensor,
+    vocab_size: int,
+    params: tuple[Tensor, Tensor, Tensor, Tensor],
+    borders: Tensor,
+    border_ids: Tensor,
+    norms: Tensor,
+    exact: Tensor,
+    unfiltered: Tensor,
+    *,
+    by_mass: bool,
+) -> None:
+    """Of top-k; or, `by_mass`, of top-p and min-p, once the weights that top-k leaves are summed in `norms`.
+
+    `values` and `ids` are the candidates, `params` sharpness, top-k, top-p and min-p; what is found goes into the rest.
+    """
+    num_rows, num = values.shape
+    block = triton.next_power_of_2(num)
+    _border_kernel[(num_rows,)](
+        values, ids, *params, borders, border_ids, norms, exact, unfiltered, num_rows, vocab_size, num, block,
+        min(_RANKED, block), by_mass, num_warps=4, **UNFUSED,
+    )  # fmt: skip
+
+
+def candidates(logits: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
+    """The largest logits of each row, the largest first, and where they are, int32: [rows, num_candidates].
+
+    The n largest lie in the n blocks with the largest maxima, so only the maxima and those blocks are searched.
+    """
+    num_blocks = logits.shape[1] // _BLOCK
+    if num_blocks <= num_candidates:
+        values, ids = logits.topk(num_candidates, dim=-1)
+        return values, ids.int()
+    whole = logits[:, : num_blocks * _BLOCK].view(-1, num_blocks, _BLOCK)
+    rest = logits[:, num_blocks * _BLOCK :]
+    block = whole.amax(dim=-1).topk(num_candidates, dim=-1, sorted=False).indices
+    members = whole.gather(1, block[:, :, None].expand(-1, -1, _BLOCK)).flatten(1)
+    values, place = torch.cat([members, rest], dim=1).topk(num_candidates, dim=-1)
+    block_of = block.gather(1, (place // _BLOCK).clamp(max=num_candidates - 1))
+    in_rest = place >= members.shape[1]
+    ids = torch.where(in_rest, place - members.shape[1] + num_blocks * _BLOCK, block_of * _BLOCK + place % _BLOCK)
+    return values, ids.int()
