@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from outpace import embedded, models
+from outpace import LLM, embedded, models
 from outpace.embedded import EmbeddedModel, resolve_embedded
-from outpace.errors import ModelError
+from outpace.errors import ModelError, UsageError
 from outpace.models import resolve_model
 from tests.test_gguf_header import head, string, write_tiny
 
@@ -352,3 +352,13 @@ def test_importing_models_stays_light():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent
     )
     assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize(
+    "setting", [{"dtype": "bfloat16"}, {"device": "cuda"}, {"gpu_memory_utilization": 0.5}], ids=str
+)
+@pytest.mark.parametrize("backend", ["auto", "native", "llamacpp"])
+def test_settings_of_a_gpu_are_refused_where_the_model_runs_elsewhere(tmp_path, setting, backend):
+    [name] = setting
+    with pytest.raises(UsageError, match=f"{name} is .*, a setting of the torch backend, .* say backend 'torch'"):
+        LLM(str(write_tiny(tmp_path / "tiny.gguf")), backend=backend, **setting)

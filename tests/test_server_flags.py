@@ -62,6 +62,14 @@ def test_the_command_lines_of_the_articles():
     assert server.model_names == ("target", "target.gguf")
 
 
+def test_a_gpus_settings_go_to_the_engine():
+    engine, _ = configured(
+        "folder", "--backend", "torch", "--device", "cuda", "--dtype", "bfloat16", "--gpu-memory-utilization", "0.85"
+    )  # fmt: skip
+    expected = {"backend": "torch", "device": "cuda", "dtype": "bfloat16", "gpu_memory_utilization": 0.85}
+    assert engine == {"model": "folder"} | expected
+
+
 def test_ngram_is_spelt_as_vllm_did():
     engine, _ = configured("--speculative-model", "[ngram]", "--ngram-prompt-lookup-max", "3")
     assert engine == {"method": "ngram", "ngram_max": 3}
@@ -73,11 +81,11 @@ def test_ngram_is_spelt_as_vllm_did():
         (["--tensor-parallel-size", "2"], "without tensor parallelism"),
         (["--speculative-draft-tensor-parallel-size", "4"], "without tensor parallelism"),
         (["--pipeline-parallel-size", "2"], "without pipeline parallelism"),
-        (["--dtype", "bfloat16"], "--dtype cannot change them"),
+        (["--dtype", "int8"], "invalid choice: 'int8'"),
         (["--quantization", "bitsandbytes"], "--quantization cannot change them"),
         (["--speculative-model-quantization", "int8"], "--speculative-model-quantization cannot change them"),
-        (["--load-format", "safetensors"], "GGUF files only"),
-        (["--gpu-memory-utilization", "0.92"], "--kv-cache-tokens"),
+        (["--load-format", "pt"], "GGUF and safetensors files only"),
+        (["--gpu-memory-utilization", "1.5"], "gpu_memory_utilization must be a number between 0.01 and 1"),
         (["--port", "70000"], "between 0 and 65535"),
         (["--port", "http"], "invalid int value"),
         (["--request-timeout", "0"], "above 0 seconds"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from outpace.backends.base import Capacity, LoadedModel, OpenModel
 from outpace.config import BackendName, EngineConfig, ResolvedConfig
-from outpace.errors import BackendError, ModelError
+from outpace.errors import BackendError, ModelError, UsageError
 
 MAX_SEQUENCES = 256  # compiled into libllama
 
@@ -27,6 +27,8 @@ def load(config: EngineConfig, model_path: Path, draft_path: Path | None) -> Loa
     """Load the target and, if there is one, its draft; checks that they speak the same vocabulary."""
     from outpace.speculation.draft_model import check_same_vocabulary
 
+    if config.backend != "torch" and not (config.backend == "auto" and model_path.is_dir()):
+        _refuse_settings_of_torch(config)
     with ExitStack() as undo:  # what was opened is closed again if a later part cannot be
         target, backend = _open(config, config.backend, model_path)
         undo.callback(target.close)
@@ -51,6 +53,18 @@ def load(config: EngineConfig, model_path: Path, draft_path: Path | None) -> Loa
         loaded_draft = draft.start(capacity, resolved.threads) if draft else None
         undo.pop_all()
     return Loaded(loaded_target, loaded_draft, resolved)
+
+
+def _refuse_settings_of_torch(config: EngineConfig) -> None:
+    """Where another backend runs the model; the CPU is where that is in any case."""
+    unset = EngineConfig()
+    for name in ("device", "dtype", "gpu_memory_utilization"):
+        value = getattr(config, name)
+        if value not in (getattr(unset, name), "cpu"):
+            raise UsageError(
+                f"{name} is {value!r}, a setting of the torch backend, and this model is to run on another; "
+                "say backend 'torch' or leave it out"
+            )
 
 
 def _capacity(resolved: ResolvedConfig) -> Capacity:

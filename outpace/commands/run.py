@@ -13,6 +13,8 @@ from outpace.config import (
     DEFAULT_DEPTH,
     Acceptance,
     BackendName,
+    DeviceName,
+    DtypeName,
     EngineConfig,
     Method,
     SamplingParams,
@@ -48,10 +50,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = _DESCRIPTION if _has_colour(sys.stdout) else _uncoloured(_DESCRIPTION)
     parser.add_argument("prompt", nargs="?", default="-", metavar="PROMPT", help="the prompt; '-' or absent: stdin")
     group = parser.add_argument_group("models")
-    group.add_argument("--model", metavar="FILE", help="a GGUF file (default: the embedded SmolLM2-135M-Instruct)")
+    group.add_argument("--model", metavar="FILE", help="a GGUF file, a Hugging Face folder or a name on its hub "
+                       "(default: the embedded SmolLM2-135M-Instruct)")  # fmt: skip
     group.add_argument("--draft", metavar="FILE", help="a smaller GGUF with the same vocabulary, to draft with")
     group.add_argument("--backend", choices=get_args(BackendName), default=engine.backend,
                        help="what runs the model (default: %(default)s)")  # fmt: skip
+    group.add_argument("--device", choices=get_args(DeviceName), default=engine.device,
+                       help="where the torch backend runs it (default: %(default)s)")  # fmt: skip
+    group.add_argument("--dtype", choices=get_args(DtypeName), default=engine.dtype,
+                       help="the torch backend's number format (default: %(default)s)")  # fmt: skip
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all usable cores)")
     group.add_argument("--max-context", type=int, metavar="N",
                        help=f"most tokens, prompt and output (default: the model's, to {DEFAULT_CONTEXT})")  # fmt: skip

@@ -17,6 +17,8 @@ from outpace.config import (
     DEFAULT_DEPTH,
     Acceptance,
     BackendName,
+    DeviceName,
+    DtypeName,
     EngineConfig,
     Method,
     SpeculationMode,
@@ -28,6 +30,9 @@ ENGINE_FIELDS = {
     "model": "model",
     "speculative_model": "draft",
     "backend": "backend",
+    "device": "device",
+    "dtype": "dtype",
+    "gpu_memory_utilization": "gpu_memory_utilization",
     "threads": "threads",
     "llama_library": "llama_library",
     "max_model_len": "max_context",
@@ -69,9 +74,11 @@ class Lacking:
     sentence: str
 
 
-_ONE_DEVICE = "this build runs a model on one machine's CPU cores, without {0}; leave out --{1} or set it to 1"
+_ONE_DEVICE = (
+    "this build runs a model on one machine's CPU cores or one GPU, without {0}; leave out --{1} or set it to 1"
+)
 _IN_THE_FILE = (
-    "weights are used as their GGUF file stores them, so --{0} cannot change them; name a file that has what you want"
+    "weights are used as their file stores them, so --{0} cannot change them; name a file that has what you want"
 )
 LACKING = {
     "tensor_parallel_size": Lacking(("1",), _ONE_DEVICE.format("tensor parallelism", "tensor-parallel-size")),
@@ -79,13 +86,10 @@ LACKING = {
     "speculative_draft_tensor_parallel_size": Lacking(
         ("1",), _ONE_DEVICE.format("tensor parallelism", "speculative-draft-tensor-parallel-size")
     ),
-    "dtype": Lacking(("auto",), _IN_THE_FILE.format("dtype")),
     "quantization": Lacking(("none", "gguf"), _IN_THE_FILE.format("quantization")),
     "speculative_model_quantization": Lacking(("none", "gguf"), _IN_THE_FILE.format("speculative-model-quantization")),
-    "load_format": Lacking(("auto", "gguf"), "this build loads GGUF files only; leave out --load-format"),
-    "gpu_memory_utilization": Lacking(
-        (), "the backends of this build run on the CPU, where --gpu-memory-utilization means nothing; "
-        "bound the cache with --kv-cache-tokens",
+    "load_format": Lacking(
+        ("auto", "gguf", "safetensors"), "this build loads GGUF and safetensors files only; leave out --load-format"
     ),
 }  # fmt: skip
 
@@ -102,12 +106,17 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         return _Group(parser.add_argument_group(title))
 
     parser.add_argument("model_argument", nargs="?", metavar="MODEL", default=argparse.SUPPRESS,
-                        help="a GGUF file (default: the embedded SmolLM2-135M-Instruct)")  # fmt: skip
+                        help="a GGUF file, a Hugging Face folder or a name on its hub (default: the embedded "
+                        "SmolLM2-135M-Instruct)")  # fmt: skip
     flags = group("models")
     flags.add("--model", "the same as MODEL", metavar="FILE")
     flags.add("--served-model-name", "what clients call it; several may be given (default: the file's name)",
               metavar="NAME", nargs="+")  # fmt: skip
     flags.add("--backend", "what runs the model", engine.backend, choices=get_args(BackendName))
+    flags.add("--device", "where the torch backend runs it", engine.device, choices=get_args(DeviceName))
+    flags.add("--dtype", "the torch backend's number format", engine.dtype, choices=get_args(DtypeName))
+    flags.add("--gpu-memory-utilization", "the share of a GPU's memory that may be filled",
+              engine.gpu_memory_utilization, metavar="SHARE", type=float)  # fmt: skip
     flags.add("--threads", "CPU threads (default: all usable cores)", metavar="N", type=int)
     flags.add("--max-model-len", f"most tokens of one request (default: the model's, to {DEFAULT_CONTEXT})",
               metavar="N", type=int)  # fmt: skip
@@ -174,8 +183,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
     flags = group("known from vLLM, accepted only where they ask for nothing")
     for name, lacking in LACKING.items():
-        accepted = " or ".join(lacking.harmless)
-        flags.add(_flag(name), f"only {accepted}" if accepted else "not on the CPU", metavar="X")
+        flags.add(_flag(name), f"only {' or '.join(lacking.harmless)}", metavar="X")
     for name in WITHOUT_EFFECT:
         flags.add(_flag(name), "has no effect", action="store_true")
 
