@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -96,3 +97,23 @@ def test_what_was_rested_is_in_the_books_when_the_request_ends():
     assert who.spec.decode_seconds == pytest.approx(202.0) and who.spec.plain_seconds == pytest.approx(200.0)
     ledger = desk.policy.ledger
     assert [ledger.spent_seconds, ledger.plain_seconds] == pytest.approx([202.0, 200.0])
+
+
+def test_deciding_that_saves_nothing_is_paid_out_of_a_small_share_of_the_time():
+    """Guesses are right just often enough to be used, and bring no more than their slots cost."""
+    rng = random.Random(7)
+    desk = Desk(USUAL, suffix=lambda request: ([rng.random() < 0.3] * 1, 0.5), guess_seconds=0.0)
+    who = request_of()
+    num_decided = 0
+    for _ in range(600):
+        desk.step([who], policy_seconds=0.04)
+        num_decided += not desk.policy.is_resting
+    assert 0.04 * num_decided <= 1.5 + 0.01 * 600, "with what was laid by at first"
+
+
+def test_deciding_that_saves_more_than_it_costs_never_rests():
+    desk, who = Desk(USUAL, suffix=always(), guess_seconds=0.0), request_of()
+    desk.step([who])
+    for _ in range(200):
+        desk.step([who], policy_seconds=0.04)
+        assert not desk.policy.is_resting

@@ -44,12 +44,13 @@ def test_flat_costs_draft_to_the_limit():
 def test_the_depth_taken_makes_expected_tokens_per_second_largest(right, sure):
     desk, who = Desk(USUAL, suffix=always(right, sure=sure), guess_seconds=0.0), request_of()
     for _ in range(12):
+        [choice] = desk.decide([who])
         speeds = [expected_of(desk, who, depth, sure) / (1 + 0.3 * depth) for depth in range(9)]
         best = max(speeds)
-        [choice] = desk.decide([who])
         # A gain too small to be told from an error of measurement is left.
-        # So is one that would stake more than may be lost; and a step may be plain to measure it.
-        if desk.policy.trace[-1].reason.endswith("to measure it"):
+        # So is one that would stake more than may be lost; and a step may be plain to measure it, or to rest.
+        if desk.policy.is_resting or desk.policy.trace[-1].reason.endswith("to measure it"):
+            desk.step([who])
             continue
         assert speeds[choice.depth] >= 0.995 * best or (choice.depth == 0 and best < 1.02 * speeds[0])
         if choice.depth:
@@ -62,7 +63,7 @@ def test_guesses_that_turn_wrong_are_soon_left():
     assert desk.run([who], 30)[-1] == [8]
     desk.proposers["suffix"].script = always(False)
     taken = [depths[0] for depths in desk.run([who], 60)]
-    assert sum(taken) < 100 and taken[-20:] == [0] * 20
+    assert sum(taken) < 40 and sum(taken[-20:]) <= 2, "soon left, and hardly tried again"
 
 
 def test_a_guess_that_would_have_been_right_brings_drafting_back():

@@ -269,8 +269,11 @@ class Policy:
                 self._parts.costs.observe_weighing(num_guesses, stats.policy_seconds)
             saved = self._parts.books.add(self._step, outcomes, stats, reading_seconds)
             self._parts.probes.share_in(saved)
-            if self._step.weighed and not any(outcome.choice.depth for outcome in outcomes):
-                self._parts.resting.begin(self._step)
+            if self._step.weighed:
+                has_drafts = any(outcome.choice.depth for outcome in outcomes)
+                own = stats.policy_seconds + stats.guess_seconds
+                brought = saved + own + reading_seconds if has_drafts else 0.0  # reading serves later steps
+                self._parts.resting.begin(self._step, own, brought, has_drafts=has_drafts)
         if self.trace:
             self.trace[-1].seconds = stats.total_seconds
 

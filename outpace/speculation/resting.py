@@ -1,11 +1,14 @@
 """Steps without a decision: while nothing changes, a few are plain without looking whether anything could be drafted.
 
-A rest ends when somebody is to be asked about, when the batch changes, or after a few steps; then it is booked.
+There is a rest where nobody is to be asked about, and where deciding has lately cost more than drafts have saved:
+deciding is paid out of what it saves and a small share of the time. A rest ends when the batch changes or after a few
+steps; then it is booked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
 from outpace.core import Request
 from outpace.speculation.asking import Asking
@@ -17,6 +20,8 @@ from outpace.speculation.seats import Step
 
 _LONGEST = 8  # steps, where there is nobody to ask about, or
 _FROM_MODEL = 3  # where a draft model was weighed and does not pay
+_SHARE = 0.006  # of the time may go into deciding where that saves nothing
+_MOST = 1.0  # plain steps that can be laid by for it, and are there at first
 
 
 class Resting:
@@ -28,16 +33,31 @@ class Resting:
         self._ledger = ledger
         self._requests: list[Request] = []
         self._num_left = 0
+        self._purse: float | None = None  # seconds that may go into deciding
         self.is_now = False  # the step that is under way
 
-    def begin(self, step: Step) -> None:
-        """After a step in which there was nothing to decide."""
+    def begin(self, step: Step, own_seconds: float, saved: float, *, has_drafts: bool) -> None:
+        """After a step that was decided in `own_seconds`, and whose drafts saved so much beside that, or lost it."""
+        num_steps = self._pay(step.plain_seconds, own_seconds, saved)
+        if not num_steps and not has_drafts:
+            num_steps = self._until_next(step)
+        if num_steps > 0:
+            self._requests, self._num_left = list(step.requests), num_steps
+
+    def _pay(self, plain_seconds: float, own_seconds: float, saved: float) -> int:
+        """Pay for the decision; returns how many steps it takes until there is something to pay the next with."""
+        share, most = _SHARE * plain_seconds, _MOST * plain_seconds
+        purse = most if self._purse is None else self._purse
+        saved = max(-plain_seconds, min(plain_seconds, saved))  # one step that was disturbed says no more
+        self._purse = max(-_LONGEST * share, min(most, purse + share + saved - own_seconds))
+        return max(0, ceil(-self._purse / share)) if share else 0
+
+    def _until_next(self, step: Step) -> int:
+        """For how many steps there is nobody to ask about."""
         weighed = [step.seats[i] for i in step.weighed]
         num_steps = self._asking.steps_until_next(weighed, step.plain_seconds, in_debt=self._ledger.is_in_debt)
         by_model = self._costs.draft is not None and any(seat.may_draft for seat in weighed)
-        num_steps = min(num_steps, _FROM_MODEL if by_model else _LONGEST)
-        if num_steps > 0:
-            self._requests, self._num_left = list(step.requests), num_steps
+        return min(num_steps, _FROM_MODEL if by_model else _LONGEST)
 
     def goes_on(self, requests: Sequence[Request]) -> bool:
         """Whether this step belongs to a rest."""
@@ -56,3 +76,5 @@ class Resting:
             if num_steps:
                 self._asking.save(plain_seconds, num_steps)
                 self._probes.save(plain_seconds, num_steps)
+                if self._purse is not None:
+                    self._purse += num_steps * _SHARE * plain_seconds
