@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -13,11 +13,14 @@ pytest.importorskip("safetensors", reason="safetensors is not installed; pip ins
 
 import torch
 
-from benchmarks.gpu_cells import first_difference
+from benchmarks.gpu_cells import first_difference, run
 from benchmarks.gpu_padded_pair import PaddedPair
 from benchmarks.gpu_speculation import Experiment, Report
 from benchmarks.gpu_summary import summary
 from outpace.backends.base import Capacity
+from outpace.core import StepStats
+from outpace.speculation.costs import Costs, StepCosts
+from outpace.speculation.seats import Outcome
 from tests.test_gpu_padding import LARGE, SMALL, random_weights
 
 SETTINGS = {2: ("plain", "ngram:2", "suffix:2", "draft:3", "auto")}
@@ -116,3 +119,41 @@ def test_transformers_runs_on_the_same_weights(experiment):
     assert [row["temperature"] for row in rows] == [0.0, 1.0]
     assert rows[0]["same_texts"] == 1
     assert all(row["assisted_tokens_per_s"] > 0 for row in rows)
+
+
+class Unchanging(StepCosts):
+    """What a CPU takes is no matter here."""
+
+    def observe(self, rows: int, tokens: int, context: float, seconds: float) -> None:
+        pass
+
+
+def test_auto_uses_a_draft_model_where_steps_cost_what_they_do_on_a_gpu():
+    """Drafts made in one go on the device say nothing of their confidence; what becomes of them is enough."""
+    room = Capacity(max_sequences=2, cache_tokens=1024, max_context=256, max_step_tokens=256)
+    pair = PaddedPair.start(SMALL, random_weights(), torch.float32, (LARGE, LARGE), 8, 16, room).pair
+    costs = Costs(Unchanging({1: 4.0e-3, 16: 4.5e-3, 64: 5.2e-3}), Unchanging({1: 0.9e-3, 16: 1.4e-3, 256: 2.1e-3}))
+    engine = pair.engine(1, costs)
+    engine.policy.use_costs(costs)
+    account, spent = engine.policy.account, list[float]()
+
+    def booked(outcomes: Sequence[Outcome], stats: StepStats, reading_seconds: float) -> None:
+        [outcome] = outcomes
+        is_drafted = outcome.choice.method == "draft"
+        drafting = 0.9e-3 * outcome.choice.depth * is_drafted
+        reading = 2.1e-3 * (reading_seconds > 0)
+        forward = costs.target.seconds(1, 1 + outcome.verdict.num_drafted)
+        spent.append(forward + drafting + reading)
+        taken = StepStats(
+            num_emitted=stats.num_emitted, forward_seconds=forward, draft_seconds=drafting + reading
+        )  # fmt: skip
+        account(outcomes, taken, reading)
+
+    engine.policy.account = booked  # type: ignore[method-assign]
+    engine.policy.observe_drafting = lambda timing: None  # type: ignore[method-assign]
+    rng = random.Random(0)
+    prompts = [[rng.randrange(90) for _ in range(60)] for _ in range(4)]
+    found = run(pair, engine, "auto", prompts, 1, 0.0, 60)
+    assert found.methods is not None
+    assert found.methods["draft"] > found.num_steps / 2
+    assert found.num_tokens * 4.0e-3 / sum(spent) > 1.4, "plain decoding would have been as fast"

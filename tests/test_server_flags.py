@@ -52,7 +52,8 @@ def test_the_command_lines_of_the_articles():
         "--typical-acceptance-sampler-posterior-threshold", "0.08",
         "--typical-acceptance-sampler-posterior-alpha", "0.2",
     )  # fmt: skip
-    assert engine == {"model": "target.gguf", "draft": "draft.gguf", "depth": 5, "max_context": 2048}
+    expected = {"model": "target.gguf", "draft": "draft.gguf", "depth": 5, "dtype": "auto", "max_context": 2048}
+    assert engine == expected
     speculation = server.default_speculation
     assert (speculation.acceptance, speculation.posterior_threshold, speculation.posterior_alpha) == (
         "typical",

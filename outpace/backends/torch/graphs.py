@@ -134,3 +134,10 @@ def find_bucket(num_rows: int, row_tokens: int) -> tuple[int, int] | None:
     if rows is None or tokens is None or rows * tokens > MAX_TOKENS:
         return None
     return rows, tokens
+
+
+def num_captured_tokens(max_rows: int) -> int:
+    """Of all buckets that so many rows can ever meet: each keeps logits of its own for every one."""
+    most = next((size for size in ROW_BUCKETS if size >= max_rows), ROW_BUCKETS[-1])
+    sizes = [rows * tokens for rows in ROW_BUCKETS if rows <= most for tokens in TOKEN_BUCKETS]
+    return sum(size for size in sizes if size <= MAX_TOKENS)

@@ -25,7 +25,7 @@ from outpace.backends.torch.device import (
 )
 from outpace.backends.torch.drafting import DraftLoop
 from outpace.backends.torch.draws import Draws, Mode
-from outpace.backends.torch.graphs import LARGEST_BUCKET, Graphs
+from outpace.backends.torch.graphs import LARGEST_BUCKET, Graphs, num_captured_tokens
 from outpace.backends.torch.judging import DeviceJudge, Launched
 from outpace.backends.torch.kernels import ops_for
 from outpace.backends.torch.kernels.base import Cache
@@ -73,9 +73,11 @@ class TorchModel:
 
     def plan(self, capacity: Capacity) -> MemoryPlan:
         c, size = self.config, self.dtype.itemsize
-        # Of the largest step: its widest activations a few times over, and logits in float32.
+        # Of the largest step: its widest activations a few times over, and logits in float32; those of graphs stay.
         widest = 2 * c.hidden + c.q_size + 2 * c.kv_size + 4 * c.width
-        workspace = capacity.max_step_tokens * widest * size + capacity.max_sequences * c.vocab_size * 4
+        captured = num_captured_tokens(capacity.max_sequences) if self.device.type == "cuda" else 0
+        num_logits = capacity.max_sequences + captured
+        workspace = capacity.max_step_tokens * widest * size + num_logits * c.vocab_size * 4
         return MemoryPlan(
             name=self._checkpoint.name,
             weights=weight_bytes(self._checkpoint, self.dtype),
