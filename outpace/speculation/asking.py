@@ -100,7 +100,7 @@ class Asking:
         said = outcome.verdict.tokens
         used, hits = outcome.verdict.num_drafted, outcome.verdict.num_accepted
         token_seconds = step.plain_seconds / step.rows - self._costs.judge_seconds  # judged it is in any case
-        brought = hits * token_seconds - used * step.slot_seconds
+        brought = max(0.0, hits * token_seconds - used * step.slot_seconds)
         was_right = not used and any(draft.tokens[:1] == said[:1] for draft in guesses)
         rate = _UNUSED_RATE if was_right else _VALUE_RATE
         seat.guess_value += rate * (brought - seat.guess_value)

@@ -21,7 +21,7 @@ from outpace.speculation.seats import Step
 _LONGEST = 8  # steps, where there is nobody to ask about, or
 _FROM_MODEL = 3  # where a draft model was weighed and does not pay
 _SHARE = 0.006  # of the time may go into deciding where that saves nothing
-_MOST = 1.0  # plain steps that can be laid by for it, and are there at first
+_MOST = 3.0  # plain steps that can be laid by for it, and are there at first
 
 
 class Resting:
