@@ -193,6 +193,7 @@ class Policy:
         if self._parts is not None:
             seat.gain = self._parts.books.mean_gain
             self._parts.asking.begin(seat)
+            self._parts.resting.welcome()
         return seat
 
     def _fixed(self, requests: Sequence[Request], seats: Sequence[Seat]) -> list[Choice]:

@@ -22,6 +22,7 @@ _LONGEST = 8  # steps, where there is nobody to ask about, or
 _FROM_MODEL = 3  # where a draft model was weighed and does not pay
 _SHARE = 0.006  # of the time may go into deciding where that saves nothing
 _MOST = 3.0  # plain steps that can be laid by for it, and are there at first
+_NEWCOMER = 0.6  # plain steps that each new request brings, shared by all that run: its text may be of another kind
 
 
 class Resting:
@@ -34,20 +35,28 @@ class Resting:
         self._requests: list[Request] = []
         self._num_left = 0
         self._purse: float | None = None  # seconds that may go into deciding
+        self._num_new = 0  # requests that have come since it was last paid from
         self.is_now = False  # the step that is under way
 
     def begin(self, step: Step, own_seconds: float, saved: float, *, has_drafts: bool) -> None:
         """After a step that was decided in `own_seconds`, and whose drafts saved so much beside that, or lost it."""
-        num_steps = self._pay(step.plain_seconds, own_seconds, saved)
+        num_steps = self._pay(step, own_seconds, saved)
         if not num_steps and not has_drafts:
             num_steps = self._until_next(step)
         if num_steps > 0:
             self._requests, self._num_left = list(step.requests), num_steps
 
-    def _pay(self, plain_seconds: float, own_seconds: float, saved: float) -> int:
+    def welcome(self) -> None:
+        """A request has come."""
+        self._num_new += 1
+
+    def _pay(self, step: Step, own_seconds: float, saved: float) -> int:
         """Pay for the decision; returns how many steps it takes until there is something to pay the next with."""
+        plain_seconds = step.plain_seconds
         share, most = _SHARE * plain_seconds, _MOST * plain_seconds
         purse = most if self._purse is None else self._purse
+        purse += self._num_new * _NEWCOMER * plain_seconds / step.rows
+        self._num_new = 0
         saved = max(-plain_seconds, min(plain_seconds, saved))  # one step that was disturbed says no more
         self._purse = max(-_LONGEST * share, min(most, purse + share + saved - own_seconds))
         return max(0, ceil(-self._purse / share)) if share else 0
