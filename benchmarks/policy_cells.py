@@ -31,8 +31,9 @@ from benchmarks.report import provenance, write_json
 from outpace import LLM
 from outpace.bench.loads import Closed
 from outpace.bench.paired import interleaved
+from outpace.bench.provenance import shortened
 from outpace.bench.settings import AUTO, PLAIN, Setting, fixed_settings
-from outpace.bench.targets import EngineTarget, shortened
+from outpace.bench.targets import EngineTarget, limited
 from outpace.bench.trials import Job, Run
 from outpace.bench.workloads import Prompt, built_in
 from outpace.config import BackendName, Method
@@ -119,7 +120,7 @@ def run(
         size = block_size(cell, options)
         block = jobs[cell][index * size : (index + 1) * size]
         if options.decode_only:
-            target.run([shortened(job, 1) for job in block], PLAIN, Closed(cell.concurrency))
+            target.run([limited(job, 1) for job in block], PLAIN, Closed(cell.concurrency))
         runs = {
             setting.name: each
             for setting, each in interleaved(target, block, settings, Closed(cell.concurrency), index)
@@ -205,7 +206,8 @@ def load_results(
                 f"{path.name} was measured with other settings; give another --json FILE, or --fresh to replace it"
             )
         return found
-    return {"measured": same, "provenance": provenance(models), "config": llm.config.as_dict(), "cells": {}}
+    config = {key: shortened(value) if isinstance(value, str) else value for key, value in llm.config.as_dict().items()}
+    return {"measured": same, "provenance": provenance(models), "config": config, "cells": {}}
 
 
 def save(path: Path, results: dict[str, Any]) -> None:
