@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from benchmarks.gpu_assisted import as_transformers, generate
 from benchmarks.gpu_cells import Pair
-from benchmarks.gpu_models import shape_config
+from benchmarks.gpu_models import Letters, shape_config
 from benchmarks.gpu_padding import padded, rounded
 from outpace.backends.base import Capacity, DraftTask, LoadedModel
 from outpace.backends.torch.config import ModelConfig, parse_config
@@ -31,26 +31,6 @@ DRAFT_SHAPE: dict[str, Any] = {
     "num_hidden_layers": 30, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
     "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
 }  # fmt: skip
-
-
-class Silent:
-    """A tokenizer for a machine that has none: tokens are not turned into text."""
-
-    bos_text = eos_text = ""
-    chat_template: str | None = None
-    end_ids: frozenset[int] = frozenset()
-
-    def __init__(self, vocab_size: int) -> None:
-        self.vocab_size = vocab_size
-
-    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
-        raise NotImplementedError("tokens were prepared elsewhere")
-
-    def token_bytes(self, token: int) -> bytes:
-        return b"x"
-
-    def vocabulary(self) -> list[tuple[bytes, int]]:
-        return [(b"%d" % token, 0) for token in range(self.vocab_size)]
 
 
 @dataclass(slots=True)
@@ -88,7 +68,7 @@ class PaddedPair:
         def started(name: str, weights: Weights, shape: ModelConfig) -> LoadedModel:
             larger, moved = padded(config, weights, shape)
             runner = TorchRunner(Model(larger, moved, ops_for(device), room.max_context), room)
-            return LoadedModel(runner, Silent(shape.vocab_size), name, moved.num_parameters, moved.num_bytes)
+            return LoadedModel(runner, Letters(shape.vocab_size), name, moved.num_parameters, moved.num_bytes)
 
         target = started("SmolLM2 as a large model", small, shapes[0])
         draft = started(f"SmolLM2 in {bits} bits as a small model", rounded(small, bits, group), shapes[1])

@@ -6,7 +6,6 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 
 from outpace.config import SamplingParams, SpeculationParams
@@ -17,7 +16,7 @@ from outpace.speculation.costs import Costs, StepCosts
 from outpace.speculation.draft_model import DraftModelProposer
 from outpace.speculation.seats import Outcome
 from tests.fakes import FakeModel, fake_engine, runner_of
-from tests.test_engine import plainly, prompt_of, run
+from tests.test_engine import check_law, plainly, prompt_of, run
 
 # Nothing a machine has: plain steps dear, some sizes cheaper than smaller ones, everything else nearly free.
 ODD: dict[str, dict[int, float]] = {
@@ -132,31 +131,8 @@ def test_a_free_request_has_the_targets_law_whatever_is_decided():
     model = FakeModel(vocab_size=258, order=1, sharpness=1.0)
     engine = auto_engine(model, ODD["flat"], draft_seconds=0.001, prefix_reuse=False, draft_noise=0.5, method="draft")
     params = SamplingParams(temperature=1.0, top_k=2, max_tokens=4, ignore_eos=True)
-    from outpace.sampling import Shaper
-
-    expected: dict[tuple[int, ...], float] = {}
-
-    def walk(context: list[int], mass: float) -> None:
-        if len(context) == 6:
-            expected[tuple(context[2:])] = mass
-            return
-        probs = Shaper(params, [97, 98], frozenset()).probs(model.logits(context), ())
-        for token in np.flatnonzero(probs):
-            walk([*context, int(token)], mass * float(probs[token]))
-
-    walk([97, 98], 1.0)
-    counts: dict[tuple[int, ...], int] = {}
-    num = 1500
-    requests = [engine.submit([97, 98], params) for _ in range(num)]
-    while engine.has_requests:
-        engine.step()
-    for request in requests:
-        said = tuple(request.tokens[2:])
-        counts[said] = counts.get(said, 0) + 1
-    assert sum(request.spec.num_accepted for request in requests) > num / 4
-    assert set(counts) <= set(expected)
-    chi2 = sum((counts.get(k, 0) - num * p) ** 2 / (num * p) for k, p in expected.items())
-    assert chi2 < len(expected) + 5 * np.sqrt(2 * len(expected)), f"chi-square {chi2:.1f} over {len(expected)} outcomes"
+    requests = check_law(engine, model, params, frozenset())
+    assert sum(request.spec.num_accepted for request in requests) > len(requests) / 4
 
 
 # ---- stopping a draft early

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -117,28 +118,31 @@ def test_an_unseeded_neural_draft_is_judged_by_block_verification_and_loses_noth
     model = FakeModel(vocab_size=258, order=1, sharpness=1.0)
     engine = fake_engine(model, speculation="on", method="draft", depth=2, prefix_reuse=False, draft_noise=0.5)
     params = SamplingParams(temperature=1.0, top_k=3, max_tokens=3)
-    counts: dict[tuple[int, ...], int] = {}
-    num = 1500
-    requests = [engine.submit([97, 98], params) for _ in range(num)]
-    while engine.has_requests:
-        engine.step()
-    for request in requests:
-        said = tuple(request.tokens[2:])
-        counts[said] = counts.get(said, 0) + 1
+    check_law(engine, model, params, frozenset({EOS}))
+
+
+def check_law(engine: Engine, model: FakeModel, params: SamplingParams, end_ids: frozenset[int]) -> list[Request]:
+    """Many unseeded requests say what the target says, as often; returns them."""
+    prompt, num = [97, 98], 1500
     expected: dict[tuple[int, ...], float] = {}
 
-    def walk(context: list[int], mass: float) -> None:
-        if len(context) == 5 or context[-1] == EOS:
-            expected[tuple(context[2:])] = mass
+    def walk(said: tuple[int, ...], mass: float) -> None:
+        if len(said) == params.max_tokens or (said and said[-1] in end_ids):
+            expected[said] = mass
             return
-        probs = Shaper(params, [97, 98], frozenset({EOS})).probs(model.logits(context), ())
+        probs = Shaper(params, prompt, end_ids).probs(model.logits([*prompt, *said]), ())
         for token in np.flatnonzero(probs):
-            walk([*context, int(token)], mass * float(probs[token]))
+            walk((*said, int(token)), mass * float(probs[token]))
 
-    walk([97, 98], 1.0)
+    walk((), 1.0)
+    requests = [engine.submit(prompt, params) for _ in range(num)]
+    while engine.has_requests:
+        engine.step()
+    counts = Counter(tuple(request.tokens[len(prompt) :]) for request in requests)
     assert set(counts) <= set(expected)
-    chi2 = sum((counts.get(k, 0) - num * p) ** 2 / (num * p) for k, p in expected.items())
+    chi2 = sum((counts[said] - num * p) ** 2 / (num * p) for said, p in expected.items())
     assert chi2 < len(expected) + 5 * np.sqrt(2 * len(expected)), f"chi-square {chi2:.1f} over {len(expected)} outcomes"
+    return requests
 
 
 def test_a_shared_prompt_is_computed_once():

@@ -63,7 +63,7 @@ class EngineTarget:
         if engine.costs is None:
             engine.calibrate()
         for setting in settings:
-            self.run([shortened(job, WARM_UP_TOKENS)], setting, Closed(1))
+            self.run([limited(job, WARM_UP_TOKENS)], setting, Closed(1))
 
     def run(self, jobs: Sequence[Job], setting: Setting, load: Load, seed: int = 0) -> Run:
         self.llm.engine.forget(prefixes=not self._keeps_prompts)
@@ -91,7 +91,7 @@ def encode(llm: LLM, prompt: Prompt) -> list[int]:
     return llm.encode_chat(prompt.messages)
 
 
-def shortened(job: Job, max_tokens: int) -> Job:
+def limited(job: Job, max_tokens: int) -> Job:
     return replace(job, params=replace(job.params, max_tokens=min(max_tokens, job.params.max_tokens)))
 
 

@@ -15,7 +15,7 @@ import httpx
 from outpace.bench.loads import Closed, Load
 from outpace.bench.server_metrics import Snapshot, between, read_metrics
 from outpace.bench.settings import PLAIN, Setting
-from outpace.bench.targets import WARM_UP_TOKENS, sampling, shortened
+from outpace.bench.targets import WARM_UP_TOKENS, limited, sampling
 from outpace.bench.trials import Job, Run
 from outpace.bench.url_load import run_requests
 from outpace.bench.workloads import Prompt
@@ -44,7 +44,7 @@ class UrlTarget:
         return [Job(i, prompt.category, (), params, prompt.messages) for i, (prompt, params) in enumerate(chosen)]
 
     def warm_up(self, job: Job, settings: Sequence[Setting]) -> None:
-        short = shortened(job, WARM_UP_TOKENS)
+        short = limited(job, WARM_UP_TOKENS)
         for setting in settings:
             (trial,) = self.run([short], setting, Closed(1)).trials
             if trial.error:
