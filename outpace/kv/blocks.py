@@ -49,6 +49,9 @@ class BlockPool:
     def blocks(self, seq: int) -> tuple[int, ...]:
         return tuple(self._tables[seq].blocks)
 
+    def num_blocks_of(self, seq: int) -> int:
+        return len(self._tables[seq].blocks)
+
     def open(self, seq: int) -> None:
         assert seq not in self._tables, f"sequence {seq} is already open"
         self._tables[seq] = _Table()
@@ -70,25 +73,26 @@ class BlockPool:
         Returns the block copies the backend must make before writing: at most one, of a shared last block.
         """
         table = self._tables[seq]
-        first_written = table.length // self.block_size
+        blocks, first_written = table.blocks, table.length // self.block_size
         copies_shared = (
-            num_tokens > 0
-            and first_written < len(table.blocks)
-            and self._refs[table.blocks[first_written]] > 1
-            and table.length % self.block_size != 0
+            table.length % self.block_size != 0
+            and num_tokens > 0
+            and first_written < len(blocks)
+            and self._refs[blocks[first_written]] > 1
         )
-        num_new = self._blocks_for(table.length + num_tokens) - len(table.blocks)
-        if max(num_new, 0) + copies_shared > len(self._free):
+        num_new = self._blocks_for(table.length + num_tokens) - len(blocks)
+        if (num_new > 0 or copies_shared) and max(num_new, 0) + copies_shared > len(self._free):
             return None
         copies: list[Copy] = []
         if copies_shared:
-            shared = table.blocks[first_written]
-            table.blocks[first_written] = self._take()
+            shared = blocks[first_written]
+            blocks[first_written] = self._take()
             self._refs[shared] -= 1
-            copies.append((shared, table.blocks[first_written]))
+            copies.append((shared, blocks[first_written]))
         for _ in range(num_new):
-            table.blocks.append(self._take())
-        table.reserved = max(table.reserved, num_tokens)
+            blocks.append(self._take())
+        if num_tokens > table.reserved:
+            table.reserved = num_tokens
         return copies
 
     def advance(self, seq: int, num_tokens: int) -> None:
@@ -98,12 +102,15 @@ class BlockPool:
         table.length += num_tokens
         table.reserved -= num_tokens
 
-    def commit(self, seq: int, num_tokens: int) -> None:
-        """Keep the first num_tokens of the reserved room; give the rest back."""
-        self.advance(seq, num_tokens)
+    def commit(self, seq: int, num_tokens: int) -> int:
+        """Keep the first num_tokens of the reserved room and give the rest back; returns the length there is now."""
         table = self._tables[seq]
+        assert num_tokens <= table.reserved, f"{num_tokens} tokens kept, {table.reserved} reserved"
+        table.length += num_tokens
+        if num_tokens < table.reserved:
+            self._shrink(table)
         table.reserved = 0
-        self._shrink(table)
+        return table.length
 
     def rewind(self, seq: int, length: int) -> None:
         """Give up everything after the first `length` tokens."""

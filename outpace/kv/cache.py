@@ -48,9 +48,9 @@ class SequenceCache:
 
     def commit(self, seq: int, num_computed: int, num_kept: int) -> None:
         """Of the num_computed tokens the runner appended, the first num_kept stay."""
-        self._pool.commit(seq, num_kept)
+        length = self._pool.commit(seq, num_kept)
         if num_kept < num_computed:
-            self._runner.truncate(seq, self._pool.length(seq))
+            self._runner.truncate(seq, length)
 
     def advance(self, seq: int, num_tokens: int) -> None:
         """The runner appended this many reserved tokens, all kept; the rest of the reservation stands."""

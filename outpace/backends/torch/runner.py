@@ -141,6 +141,7 @@ class TorchRunner:
         self._pages = torch.zeros(shape, dtype=embedding.dtype, device=self.device)
         self.caches = [Cache(layer[0], layer[1]) for layer in self._pages]
         self._table_width = -(-capacity.max_context // PAGE_TOKENS) + 1
+        self._tables = np.zeros((capacity.max_sequences, self._table_width), np.int32)  # the pages of each sequence
         self._open: set[int] = set()
         self._graphs: Graphs | None = Graphs(model, self.caches, self._table_width)
 
@@ -182,30 +183,30 @@ class TorchRunner:
             loop.launch(draws.on_device[0].index_select(0, first.device_lines))
             rest = loop.fetch()
         tokens, _ = fetch.wait()
-        said = [[int(token)] for token in tokens[first.lines]]
+        said = tokens[None, first.lines]
         if rest is not None:
-            columns = rest.T.tolist()
-            said = [one + columns[i][: task.depth - 1] for i, (one, task) in enumerate(zip(said, tasks, strict=True))]
+            said = np.concatenate([said, rest[:, : len(tasks)]])
+        drafts: list[list[int]] = said.T.tolist()
         for task in tasks:
             self.pool.advance(task.row.seq, len(task.row.tokens) + task.depth - 1)
-        return said
+        return [draft[: task.depth] for draft, task in zip(drafts, tasks, strict=True)]
 
     def _fill_loop(self, loop: DraftLoop, tasks: Sequence[DraftTask]) -> None:
         loop.clear()
-        for i, task in enumerate(tasks):
-            end, blocks = task.row.start + len(task.row.tokens), self.pool.blocks(task.row.seq)
-            if task.depth > 1:
-                loop.host.positions[i], loop.host.contexts[i], loop.host.lengths[i] = end, end + 1, 1
-            loop.host.tables[i, : len(blocks)] = blocks
-            loop.depths[i] = task.depth
-        requests = [task.request for task in tasks]
-        loop.draws.fill(slice(0, len(tasks)), requests, [len(request.tokens) + 1 for request in requests])
+        host, rows, requests = loop.host, [task.row for task in tasks], [task.request for task in tasks]
+        used = slice(0, len(rows))
+        depths, ends = np.array([(task.depth, task.row.start + len(task.row.tokens)) for task in tasks]).T
+        goes_on = depths > 1
+        host.positions[used], host.contexts[used] = np.where(goes_on, ends, PADDING), ends + 1
+        host.lengths[used], loop.depths[used] = goes_on, depths
+        host.tables[used] = self._tables[[row.seq for row in rows]]
+        loop.draws.fill(used, requests, [len(request.tokens) + 1 for request in requests])
 
     def launch(self, plan: StepPlan) -> Launched:
         """Start a step; its rows have their pages."""
         if self._graphs is None:
             raise BackendError("the model is closed; load it again to use it")
-        num_logits = sum(row.num_logits for row in plan.rows)
+        num_logits = sum([row.num_logits for row in plan.rows])
         bucket = self._graphs.find(plan)
         if bucket is not None:
             self.fill(bucket.host, plan)
@@ -222,23 +223,25 @@ class TorchRunner:
 
     def fill(self, host: HostStep, plan: StepPlan) -> None:
         """Write a plan into a step's buffer, whose rows may have more room than they need."""
-        width = host.shape.max_row_tokens if host.shape.num_tokens > plan.num_tokens else None
-        if width is not None:
+        figures = np.array([(row.seq, row.start, len(row.tokens), row.num_logits) for row in plan.rows])
+        seqs, starts, counts, wanted = figures.T
+        tokens = [token for row in plan.rows for token in row.tokens]
+        rows = np.arange(len(plan.rows))
+        before = counts.cumsum() - counts  # tokens of earlier rows
+        begins = before
+        if host.shape.num_tokens > len(tokens):
             host.positions.fill(PADDING)
             host.lengths.fill(0)
-        at = num_outputs = 0
-        for i, row in enumerate(plan.rows):
-            count, blocks = len(row.tokens), self.pool.blocks(row.seq)
-            begin = at if width is None else i * width
-            host.tokens[begin : begin + count] = row.tokens
-            host.positions[begin : begin + count] = range(row.start, row.start + count)
-            host.token_rows[begin : begin + count] = i
-            host.begins[i], host.lengths[i], host.contexts[i] = begin, count, row.start + count
-            host.tables[i, : len(blocks)] = blocks
-            end = begin + count
-            host.outputs[num_outputs : num_outputs + row.num_logits] = range(end - row.num_logits, end)
-            num_outputs += row.num_logits
-            at += count
+            begins = rows * host.shape.max_row_tokens
+        row_of = rows.repeat(counts)  # of each token
+        offset = np.arange(len(tokens)) - before[row_of]
+        place = begins[row_of] + offset
+        host.tokens[place], host.positions[place], host.token_rows[place] = tokens, starts[row_of] + offset, row_of
+        used = slice(0, len(rows))
+        host.begins[used], host.lengths[used], host.contexts[used] = begins, counts, starts + counts
+        host.tables[used] = self._tables[seqs]
+        outputs = place[offset >= (counts - wanted)[row_of]]
+        host.outputs[: len(outputs)] = outputs
 
     def reserve_rows(self, rows: Sequence[Row]) -> None:
         """Pages for what the rows bring."""
@@ -257,10 +260,17 @@ class TorchRunner:
 
     def try_reserve(self, seq: int, count: int) -> bool:
         """Pages for so many tokens after those a sequence holds; False, and nothing taken, where there are too few."""
+        num_held = self.pool.num_blocks_of(seq)
         copies = self.pool.reserve(seq, count)
         for source, target in copies or ():
             self._pages[:, :, target] = self._pages[:, :, source]
+        if copies or self.pool.num_blocks_of(seq) > num_held:
+            self._note_pages(seq)
         return copies is not None
+
+    def _note_pages(self, seq: int) -> None:
+        blocks = self.pool.blocks(seq)
+        self._tables[seq, : len(blocks)] = blocks
 
     def truncate(self, seq: int, num_tokens: int) -> None:
         self.judge.forget(seq)
@@ -270,6 +280,7 @@ class TorchRunner:
         self.free(target)
         self.pool.fork(source, target, num_tokens)
         self._open.add(target)
+        self._note_pages(target)
 
     def free(self, seq: int) -> None:
         if seq in self._open:
