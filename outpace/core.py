@@ -212,7 +212,9 @@ class StepStats:
         if not verdict.num_drafted:
             self.num_plain_rows += 1
             return
-        counts = self.drafts_by_method.setdefault(method, MethodCounts())
+        counts = self.drafts_by_method.get(method)
+        if counts is None:
+            counts = self.drafts_by_method[method] = MethodCounts()
         counts.num_drafts += 1
         counts.num_drafted += verdict.num_drafted
         counts.num_accepted += verdict.num_accepted

@@ -49,9 +49,6 @@ class BlockPool:
     def blocks(self, seq: int) -> tuple[int, ...]:
         return tuple(self._tables[seq].blocks)
 
-    def num_blocks_of(self, seq: int) -> int:
-        return len(self._tables[seq].blocks)
-
     def open(self, seq: int) -> None:
         assert seq not in self._tables, f"sequence {seq} is already open"
         self._tables[seq] = _Table()
@@ -73,24 +70,20 @@ class BlockPool:
         Returns the block copies the backend must make before writing: at most one, of a shared last block.
         """
         table = self._tables[seq]
-        blocks, first_written = table.blocks, table.length // self.block_size
-        copies_shared = (
-            table.length % self.block_size != 0
-            and num_tokens > 0
-            and first_written < len(blocks)
-            and self._refs[blocks[first_written]] > 1
-        )
-        num_new = self._blocks_for(table.length + num_tokens) - len(blocks)
-        if (num_new > 0 or copies_shared) and max(num_new, 0) + copies_shared > len(self._free):
-            return None
+        blocks, (first_written, num_in_it) = table.blocks, divmod(table.length, self.block_size)
+        copies_shared = num_in_it > 0 and num_tokens > 0 and self._refs[blocks[first_written]] > 1
+        num_new = -(-(table.length + num_tokens) // self.block_size) - len(blocks)
         copies: list[Copy] = []
-        if copies_shared:
-            shared = blocks[first_written]
-            blocks[first_written] = self._take()
-            self._refs[shared] -= 1
-            copies.append((shared, blocks[first_written]))
-        for _ in range(num_new):
-            blocks.append(self._take())
+        if num_new > 0 or copies_shared:
+            if max(num_new, 0) + copies_shared > len(self._free):
+                return None
+            if copies_shared:
+                shared = blocks[first_written]
+                blocks[first_written] = self._take()
+                self._refs[shared] -= 1
+                copies.append((shared, blocks[first_written]))
+            for _ in range(num_new):
+                blocks.append(self._take())
         if num_tokens > table.reserved:
             table.reserved = num_tokens
         return copies

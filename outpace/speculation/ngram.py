@@ -47,6 +47,8 @@ class NgramProposer(NoDraft):
 def matched_length(tokens: Sequence[int], start: int) -> int:
     """How many tokens before `start` are the same as those at the end, as far as that matters."""
     length, most = 0, min(start, MOST_MATCHED)
+    if tokens[start - most : start] == tokens[len(tokens) - most :]:  # a text that is copied: nothing to count
+        return most
     while length < most and tokens[start - 1 - length] == tokens[-1 - length]:
         length += 1
     return length

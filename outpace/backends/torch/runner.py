@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from outpace.backends.base import Capabilities, Capacity, DraftTask, LoadedModel, Tokenizer
+from outpace.backends.torch import staging
 from outpace.backends.torch.device import (
     MemoryPlan,
     TorchOptions,
@@ -32,7 +33,7 @@ from outpace.backends.torch.kernels.base import Cache
 from outpace.backends.torch.kernels.compiling import num_compiled
 from outpace.backends.torch.loader import load_weights, open_checkpoint, weight_bytes
 from outpace.backends.torch.model import Model
-from outpace.backends.torch.step import PADDING, HostStep, StepShape, views
+from outpace.backends.torch.step import HostStep, StepShape, views
 from outpace.core import Row, StepPlan
 from outpace.errors import BackendError
 from outpace.kv.blocks import BlockPool
@@ -183,24 +184,24 @@ class TorchRunner:
             loop.launch(draws.on_device[0].index_select(0, first.device_lines))
             rest = loop.fetch()
         tokens, _ = fetch.wait()
-        said = tokens[None, first.lines]
+        said = [[int(token)] for token in tokens[first.lines]]
         if rest is not None:
-            said = np.concatenate([said, rest[:, : len(tasks)]])
-        drafts: list[list[int]] = said.T.tolist()
+            columns = rest.T.tolist()
+            said = [one + columns[i][: task.depth - 1] for i, (one, task) in enumerate(zip(said, tasks, strict=True))]
         for task in tasks:
             self.pool.advance(task.row.seq, len(task.row.tokens) + task.depth - 1)
-        return [draft[: task.depth] for draft, task in zip(drafts, tasks, strict=True)]
+        return said
 
     def _fill_loop(self, loop: DraftLoop, tasks: Sequence[DraftTask]) -> None:
         loop.clear()
-        host, rows, requests = loop.host, [task.row for task in tasks], [task.request for task in tasks]
-        used = slice(0, len(rows))
-        depths, ends = np.array([(task.depth, task.row.start + len(task.row.tokens)) for task in tasks]).T
-        goes_on = depths > 1
-        host.positions[used], host.contexts[used] = np.where(goes_on, ends, PADDING), ends + 1
-        host.lengths[used], loop.depths[used] = goes_on, depths
-        host.tables[used] = self._tables[[row.seq for row in rows]]
-        loop.draws.fill(used, requests, [len(request.tokens) + 1 for request in requests])
+        for i, task in enumerate(tasks):
+            end, blocks = task.row.start + len(task.row.tokens), self.pool.blocks(task.row.seq)
+            if task.depth > 1:
+                loop.host.positions[i], loop.host.contexts[i], loop.host.lengths[i] = end, end + 1, 1
+            loop.host.tables[i, : len(blocks)] = blocks
+            loop.depths[i] = task.depth
+        requests = [task.request for task in tasks]
+        loop.draws.fill(slice(0, len(tasks)), requests, [len(request.tokens) + 1 for request in requests])
 
     def launch(self, plan: StepPlan) -> Launched:
         """Start a step; its rows have their pages."""
@@ -223,25 +224,7 @@ class TorchRunner:
 
     def fill(self, host: HostStep, plan: StepPlan) -> None:
         """Write a plan into a step's buffer, whose rows may have more room than they need."""
-        figures = np.array([(row.seq, row.start, len(row.tokens), row.num_logits) for row in plan.rows])
-        seqs, starts, counts, wanted = figures.T
-        tokens = [token for row in plan.rows for token in row.tokens]
-        rows = np.arange(len(plan.rows))
-        before = counts.cumsum() - counts  # tokens of earlier rows
-        begins = before
-        if host.shape.num_tokens > len(tokens):
-            host.positions.fill(PADDING)
-            host.lengths.fill(0)
-            begins = rows * host.shape.max_row_tokens
-        row_of = rows.repeat(counts)  # of each token
-        offset = np.arange(len(tokens)) - before[row_of]
-        place = begins[row_of] + offset
-        host.tokens[place], host.positions[place], host.token_rows[place] = tokens, starts[row_of] + offset, row_of
-        used = slice(0, len(rows))
-        host.begins[used], host.lengths[used], host.contexts[used] = begins, counts, starts + counts
-        host.tables[used] = self._tables[seqs]
-        outputs = place[offset >= (counts - wanted)[row_of]]
-        host.outputs[: len(outputs)] = outputs
+        staging.fill(host, plan.rows, self._tables)
 
     def reserve_rows(self, rows: Sequence[Row]) -> None:
         """Pages for what the rows bring."""
@@ -260,11 +243,10 @@ class TorchRunner:
 
     def try_reserve(self, seq: int, count: int) -> bool:
         """Pages for so many tokens after those a sequence holds; False, and nothing taken, where there are too few."""
-        num_held = self.pool.num_blocks_of(seq)
-        copies = self.pool.reserve(seq, count)
+        length, copies = self.pool.length(seq), self.pool.reserve(seq, count)
         for source, target in copies or ():
             self._pages[:, :, target] = self._pages[:, :, source]
-        if copies or self.pool.num_blocks_of(seq) > num_held:
+        if copies or (length - 1) // PAGE_TOKENS != (length + count - 1) // PAGE_TOKENS:
             self._note_pages(seq)
         return copies is not None
 

@@ -65,6 +65,7 @@ class HostStep:
 
     def __init__(self, shape: StepShape, *, pinned: bool) -> None:
         self.shape = shape
+        self.layout: object | None = None  # of what it was last filled with: see `staging.py`
         self.buffer = torch.zeros(shape.num_words, dtype=torch.int32, pin_memory=pinned)
         words: NDArray[np.int32] = self.buffer.numpy()
         parts = [words[begin:end] for begin, end in _split(shape)]
