@@ -71,7 +71,7 @@ class Judge(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DraftTask:
     """Read the row, then say `depth` tokens in the request's own noise."""
 

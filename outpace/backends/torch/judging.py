@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.acceptance import match
+from outpace.acceptance import match_known
 from outpace.backends.base import Judged
 from outpace.backends.torch import device_verifier
 from outpace.backends.torch.draws import Draws, Fetch, Mode, mode_for
@@ -248,12 +248,14 @@ def _verdicts(cases: Sequence[Case], tokens: list[int], exact: list[int], logits
     """From the target's own tokens, where they decide; the other cases are judged apart."""
     verdicts: list[Verdict | None] = []
     others, lines = list[Case](), list[int]()
+    all_exact = all(exact)
     at = 0
     for case in cases:
-        begin, at = at, at + len(case.tokens) + 1
+        drafted = case.tokens
+        begin, at = at, at + len(drafted) + 1
         is_matched = case.draft is None or case.draft.probs is None
-        if is_matched and all(exact[begin:at]) and _speaks_for_itself(case.request):
-            verdicts.append(match(case.tokens, tokens[begin:at].__getitem__))
+        if is_matched and (all_exact or all(exact[begin:at])) and _speaks_for_itself(case.request):
+            verdicts.append(match_known(drafted, tokens[begin:at]))
         else:
             verdicts.append(None)
             others.append(case)
