@@ -6,8 +6,8 @@
 
 A sequence grows by `reserve` (which can fail, and then changes nothing), writes into the reserved room, and then
 `commit`s what it keeps; the rest goes back. `rewind` gives up committed tokens. `fork` shares blocks; a block that
-several tables point at is never written: the first write into it takes a copy. With block_size 1 this mirrors a cache
-that manages single cells, such as llama.cpp's.
+several tables point at is never written: the first write into it takes a copy. With block_size 1 every token has a
+place of its own; `tokens.py` keeps the same books without places.
 """
 
 from __future__ import annotations
@@ -95,15 +95,12 @@ class BlockPool:
         table.length += num_tokens
         table.reserved -= num_tokens
 
-    def commit(self, seq: int, num_tokens: int) -> int:
-        """Keep the first num_tokens of the reserved room and give the rest back; returns the length there is now."""
+    def commit(self, seq: int, num_tokens: int) -> None:
+        """Keep the first num_tokens of the reserved room; give the rest back."""
+        self.advance(seq, num_tokens)
         table = self._tables[seq]
-        assert num_tokens <= table.reserved, f"{num_tokens} tokens kept, {table.reserved} reserved"
-        table.length += num_tokens
-        if num_tokens < table.reserved:
-            self._shrink(table)
         table.reserved = 0
-        return table.length
+        self._shrink(table)
 
     def rewind(self, seq: int, length: int) -> None:
         """Give up everything after the first `length` tokens."""
