@@ -43,7 +43,8 @@ def candidates(product: Product, num_tokens: int) -> list[Config]:
     width = 2 if product.swiglu else 1
     if num_tokens == 1:
         for block_n, block_k, warps in itertools.product((1, 2, 4, 8, 16), (1024, 2048, 4096), (2, 4, 8)):
-            if 16 <= block_n * min(block_k, product.k) * width // (32 * warps) <= 128:  # numbers a thread holds
+            numbers = block_n * block_k * width // (32 * warps)  # that a thread holds
+            if 16 <= numbers <= 128 and block_k <= max(product.k, 1024):
                 found.append(VectorConfig(block_n, block_k, warps))
     else:
         for block_n, block_k, warps, stages, per_sm in itertools.product(

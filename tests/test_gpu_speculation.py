@@ -15,6 +15,7 @@ import torch
 
 from benchmarks.gpu_cells import first_difference, run
 from benchmarks.gpu_padded_pair import PaddedPair
+from benchmarks.gpu_rounding import Rounding
 from benchmarks.gpu_speculation import Experiment, Report
 from benchmarks.gpu_summary import summary
 from outpace.backends.base import Capacity
@@ -38,7 +39,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def models() -> PaddedPair:
     room = Capacity(max_sequences=3, cache_tokens=256, max_context=96, max_step_tokens=64)
-    return PaddedPair.start(SMALL, random_weights(), torch.float32, (LARGE, LARGE), 4, 16, room)
+    return PaddedPair.start(SMALL, random_weights(), torch.float32, (LARGE, LARGE), Rounding(4, 16), room)
 
 
 @pytest.fixture

@@ -66,6 +66,8 @@ class Engine:
         self._prepared = [count for count in prepared if count is not None]
         self._proposers = dict(proposers)
         self._draft_model = draft
+        if draft is not None and target.runner.capabilities.follow is not None:
+            target.runner.capabilities.follow(draft.runner)
         self._config = config
         self._cost_file = cost_file
         self._ids = count()

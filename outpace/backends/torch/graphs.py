@@ -17,7 +17,7 @@ from outpace.backends.torch.drafting import DraftLoop
 from outpace.backends.torch.draws import Draws, Mode, Pool
 from outpace.backends.torch.kernels.base import Cache
 from outpace.backends.torch.model import Model
-from outpace.backends.torch.step import PADDING, HostStep, StepShape, views
+from outpace.backends.torch.step import PADDING, Advance, HostStep, StepShape, views
 from outpace.core import StepPlan
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
@@ -55,9 +55,13 @@ class Bucket:
         with torch.cuda.graph(self._graph, pool=pool):
             return self._model.forward(self.step, self._caches)
 
-    def launch(self) -> None:
-        """Start what `host` says."""
+    def launch(self, drafted: Tensor | None = None) -> None:
+        """Start what `host` says; with drafts [depth, rows] on the device, of rows that feed a token and theirs."""
         self.step.words.copy_(self.host.buffer, non_blocking=True)
+        if drafted is not None:
+            shape, most = self.step.shape, self._model.config.vocab_size - 1
+            places = self.step.tokens.view(shape.num_rows, shape.max_row_tokens)[:, 1 : 1 + len(drafted)]
+            torch.clamp(drafted.T, max=most, out=places)  # what rows without a place drew may be no token at all
         self.replay()
 
     def replay(self) -> None:
@@ -79,10 +83,13 @@ class Bucket:
     def num_draws(self) -> int:
         return len(self._draws)
 
+    def has_draws(self, mode: Mode) -> bool:
+        return mode in self._draws
+
     def draws(self, mode: Mode) -> Draws:
         if mode not in self._draws:
-            advances = self.step if self.host.shape.max_row_tokens == 1 else None
-            self._draws[mode] = Draws(self.logits, mode, self._pool, advances)
+            advance = Advance(self.step) if self.host.shape.max_row_tokens == 1 else None
+            self._draws[mode] = Draws(self.logits, mode, self._pool, advance)
         return self._draws[mode]
 
 
@@ -92,7 +99,8 @@ class Graphs:
         self._caches = caches
         self._table_width = table_width
         self._buckets: dict[tuple[int, int], Bucket] = {}
-        self._loops: dict[tuple[int, int, Mode], DraftLoop] = {}
+        self._loops: dict[tuple[int, int, int, Mode], DraftLoop] = {}
+        self._first_logits = model.weights.embedding.new_empty(0, dtype=torch.float32)  # of drafts
         self._captures = model.weights.embedding.is_cuda
         self._pool: Pool | None = torch.cuda.graph_pool_handle() if self._captures else None
 
@@ -100,17 +108,33 @@ class Graphs:
     def num_captured(self) -> int:
         return len(self._buckets) + len(self._loops) + sum(bucket.num_draws for bucket in self._buckets.values())
 
-    def loop(self, num_rows: int, num_steps: int, mode: Mode) -> DraftLoop:
-        """Steps of a draft model after its first."""
+    def loop(self, num_rows: int, width: int, depth: int, mode: Mode) -> DraftLoop:
+        """A draft model's steps for rows that bring up to `width` tokens; width 0: for logits that are there."""
         rows = next((size for size in ROW_BUCKETS if size >= num_rows), None) if self._captures else None
         if rows is None:  # more than any graph has
-            return DraftLoop(self._model, self._caches, num_rows, num_steps, self._table_width, mode, None)
-        key = (rows, num_steps, mode)
+            return self._new_loop(num_rows, width, depth, mode, None)
+        key = (rows, width, depth, mode)
         if key not in self._loops:
-            self._loops[key] = DraftLoop(
-                self._model, self._caches, rows, num_steps, self._table_width, mode, self._pool
-            )
+            self._loops[key] = self._new_loop(*key, self._pool)
         return self._loops[key]
+
+    def _new_loop(self, rows: int, width: int, depth: int, mode: Mode, pool: Pool | None) -> DraftLoop:
+        logits = None if width else self.first_logits(rows)
+        return DraftLoop(self._model, self._caches, rows, width, depth, self._table_width, mode, pool, logits)
+
+    def first_logits(self, num_rows: int) -> Tensor:
+        """Where loops of width 0 find what to begin with; one place for all, made once."""
+        if len(self._first_logits) < num_rows:
+            most = max(num_rows, ROW_BUCKETS[-1] if self._captures else 0)
+            self._first_logits = self._first_logits.new_zeros((most, self._model.config.vocab_size))
+        return self._first_logits[:num_rows]
+
+    def is_prepared(self, plan: StepPlan, mode: Mode) -> bool:
+        """Whether nothing has to be captured for it; what is never captured always is."""
+        size = find_bucket(len(plan.rows), max(len(row.tokens) for row in plan.rows))
+        if not self._captures:
+            return True
+        return size is not None and size in self._buckets and self._buckets[size].has_draws(mode)
 
     def find(self, plan: StepPlan) -> Bucket | None:
         """The smallest bucket the plan fits in, made on first use; None where none would pay."""

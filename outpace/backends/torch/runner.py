@@ -6,16 +6,18 @@ sequences can waste. On a GPU, steps whose rows fit a bucket replay a captured g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from outpace.backends.base import Capabilities, Capacity, DraftTask, LoadedModel, Tokenizer
+from outpace.backends.base import Capabilities, Capacity, DraftTask, LoadedModel, Runner, Tokenizer
 from outpace.backends.torch import staging
+from outpace.backends.torch.ahead import Ahead
 from outpace.backends.torch.device import (
     MemoryPlan,
     TorchOptions,
@@ -24,7 +26,7 @@ from outpace.backends.torch.device import (
     out_of_memory,
     usable_bytes,
 )
-from outpace.backends.torch.drafting import DraftLoop
+from outpace.backends.torch.drafting import WIDTHS
 from outpace.backends.torch.draws import Draws, Mode
 from outpace.backends.torch.graphs import LARGEST_BUCKET, Graphs, num_captured_tokens
 from outpace.backends.torch.judging import DeviceJudge, Launched
@@ -39,6 +41,7 @@ from outpace.errors import BackendError
 from outpace.kv.blocks import BlockPool
 
 PAGE_TOKENS = 32
+Follower = Callable[[Sequence[DraftTask], Tensor], Ahead | None]
 
 
 class TorchModel:
@@ -127,10 +130,12 @@ class TorchRunner:
         self.model = model
         self.capacity = capacity
         self.judge = DeviceJudge(self)
+        self.follower: Follower | None = None  # begins to verify what is drafted here
         self.capabilities = Capabilities(
             can_rewind=True,
             judge=self.judge,
             drafter=self.draft,
+            follow=self.follow,
             num_prepared=self.num_prepared,
             captured=LARGEST_BUCKET if embedding.is_cuda else None,
         )
@@ -165,60 +170,61 @@ class TorchRunner:
 
     def draft(self, tasks: Sequence[DraftTask]) -> list[list[int]]:
         """What `DraftLoop` describes: one transfer for all tokens of all rows."""
-        plan = StepPlan([task.row for task in tasks])
+        if self._graphs is None:
+            raise BackendError("the model is closed; load it again to use it")
         for task in tasks:
             self._reserve(task.row.seq, task.row.start, len(task.row.tokens) + task.depth - 1)
-        requests = [task.request for task in tasks]
-        mode: Mode = "greedy" if all(request.params.is_greedy for request in requests) else "sampled"
-        first = self.launch(plan)
-        draws = first.draws(mode)
-        draws.words.fill(first.lines, requests, [len(request.tokens) for request in requests])
-        draws.launch()
-        fetch = draws.fetch()
-        longest = max(task.depth for task in tasks)
-        rest: NDArray[np.int32] | None = None
-        if longest > 1:
-            assert self._graphs is not None
-            loop = self._graphs.loop(len(tasks), longest - 1, mode)
-            self._fill_loop(loop, tasks)
-            loop.launch(draws.on_device[0].index_select(0, first.device_lines))
-            rest = loop.fetch()
-        tokens, _ = fetch.wait()
-        said = [[int(token)] for token in tokens[first.lines]]
-        if rest is not None:
-            columns = rest.T.tolist()
-            said = [one + columns[i][: task.depth - 1] for i, (one, task) in enumerate(zip(said, tasks, strict=True))]
+        mode: Mode = "greedy" if all(task.request.params.is_greedy for task in tasks) else "sampled"
+        longest = max(len(task.row.tokens) for task in tasks)
+        width = longest if longest in WIDTHS else 0
+        if not width:  # a text not followed before
+            read = self.launch(StepPlan([task.row for task in tasks]))
+            self._graphs.first_logits(len(tasks)).copy_(read.some(range(len(tasks))))
+        loop = self._graphs.loop(len(tasks), width, max(task.depth for task in tasks), mode)
+        loop.fill(tasks, self._tables)
+        loop.launch()
+        ahead = self.follower(tasks, loop.drawn) if self.follower is not None else None
+        columns = loop.fetch().T.tolist()
+        said = [columns[i][: task.depth] for i, task in enumerate(tasks)]
+        if ahead is not None:
+            ahead.expect(said)
         for task in tasks:
             self.pool.advance(task.row.seq, len(task.row.tokens) + task.depth - 1)
         return said
 
-    def _fill_loop(self, loop: DraftLoop, tasks: Sequence[DraftTask]) -> None:
-        loop.clear()
-        for i, task in enumerate(tasks):
-            end, blocks = task.row.start + len(task.row.tokens), self.pool.blocks(task.row.seq)
-            if task.depth > 1:
-                loop.host.positions[i], loop.host.contexts[i], loop.host.lengths[i] = end, end + 1, 1
-            loop.host.tables[i, : len(blocks)] = blocks
-            loop.depths[i] = task.depth
-        requests = [task.request for task in tasks]
-        loop.draws.fill(slice(0, len(tasks)), requests, [len(request.tokens) + 1 for request in requests])
+    def follow(self, drafting: Runner) -> None:
+        """Begin to verify what another runner drafts before it is asked for, where both are on one device."""
+        if isinstance(drafting, TorchRunner) and drafting.device == self.device:
+            drafting.follower = self.judge.begin_verifying
 
-    def launch(self, plan: StepPlan) -> Launched:
-        """Start a step; its rows have their pages."""
+    def holds(self, seq: int | None, num_tokens: int) -> bool:
+        """Whether the cache of a sequence has just so many tokens."""
+        return seq in self._open and self.pool.length(seq) == num_tokens
+
+    def is_prepared(self, plan: StepPlan, mode: Mode) -> bool:
+        return self._graphs is not None and self._graphs.is_prepared(plan, mode)
+
+    def launch(self, plan: StepPlan, drafted: Tensor | None = None) -> Launched:
+        """Start a step; its rows have their pages. `drafted` [depth, rows]: what rows feed after their first token."""
         if self._graphs is None:
             raise BackendError("the model is closed; load it again to use it")
         num_logits = sum([row.num_logits for row in plan.rows])
         bucket = self._graphs.find(plan)
         if bucket is not None:
             self.fill(bucket.host, plan)
-            bucket.launch()
+            bucket.launch(drafted)
             lines = bucket.host.outputs[:num_logits].copy()
             return Launched(bucket.logits, lines, bucket.step.outputs[:num_logits], bucket.draws, bucket)
         longest = max(len(row.tokens) for row in plan.rows)
         shape = StepShape(plan.num_tokens, len(plan.rows), num_logits, longest, self._table_width)
         host = HostStep(shape, pinned=self.device.type == "cuda")
         self.fill(host, plan)
-        logits = self.model.forward(views(host.buffer.to(self.device), shape), self.caches)
+        step = views(host.buffer.to(self.device), shape)
+        if drafted is not None:
+            for i, row in enumerate(plan.rows):
+                begin, count = int(host.begins[i]), len(row.tokens) - 1
+                step.tokens[begin + 1 : begin + 1 + count] = drafted[:count, i]
+        logits = self.model.forward(step, self.caches)
         everything = torch.arange(num_logits, device=self.device)
         return Launched(logits, np.arange(num_logits), everything, lambda mode: Draws(logits, mode, None), None)
 
