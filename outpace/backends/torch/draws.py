@@ -52,12 +52,17 @@ class DrawWords:
         self._seeds, self.positions, sharpness, self._greedy, self._top_k, top_p, min_p = words
         self._sharpness, self._top_p, self._min_p = (part.view(np.float64) for part in (sharpness, top_p, min_p))
         self._top_p.fill(1.0)
+        self._known: tuple[slice, list[int], list[SamplingParams]] | None = None  # what is there but for positions
 
     def fill(self, lines: NDArray[np.integer] | slice, requests: Sequence[Request], positions: Sequence[int]) -> None:
         """The token of line i is request i's at position i of its text."""
-        params = [request.params for request in requests]
-        self._seeds[lines] = [signed(request.seed) for request in requests]
+        params, seeds = [request.params for request in requests], [request.seed for request in requests]
         self.positions[lines] = positions
+        known = (lines, seeds, params) if isinstance(lines, slice) else None
+        if known is not None and known == self._known:
+            return
+        self._known = known
+        self._seeds[lines] = [signed(seed) for seed in seeds]
         self._sharpness[lines] = [request.shaper.sharpness for request in requests]
         self._greedy[lines] = [p.is_greedy for p in params]
         if any(is_filtered(p) for p in params):
