@@ -259,7 +259,7 @@ class Delta:
 
     @property
     def segments(self) -> list[Segment]:
-        """Text that became certain with this delta, or with earlier ones whose text nobody asked for."""
+        """Text that became certain since any was last asked for: with this delta, where they are read as they come."""
         if self._segments is None:
             self._segments = self.request.writer.take()
         return self._segments
