@@ -38,7 +38,7 @@ class NgramProposer(NoDraft):
             return Draft([], self.name)
         source = request.tokens[start : start + depth]
         # A source that meets the end of the text reads on in the draft itself, which repeats the pattern.
-        tokens = [source[i % len(source)] for i in range(depth)]
+        tokens = source if len(source) == depth else [source[i % len(source)] for i in range(depth)]
         matched = matched_length(request.tokens, start)
         # Having agreed m times in a row, text and source agree once more with probability m / (m + 1).
         return Draft(tokens, self.name, confidence=[(matched + i) / (matched + i + 1) for i in range(depth)])

@@ -308,9 +308,10 @@ def _verdicts(cases: Sequence[Case], tokens: list[int], exact: list[int], logits
     all_exact = all(exact)
     at = 0
     for case in cases:
-        drafted = case.tokens
+        draft = case.draft
+        drafted = draft.tokens if draft is not None else ()
         begin, at = at, at + len(drafted) + 1
-        is_matched = case.draft is None or case.draft.probs is None
+        is_matched = draft is None or draft.probs is None
         if is_matched and (all_exact or all(exact[begin:at])) and _is_drawn(case.request):
             verdicts.append(match_known(drafted, tokens[begin:at]))
         else:

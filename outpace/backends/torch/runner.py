@@ -244,12 +244,15 @@ class TorchRunner:
         length = self.pool.length(seq)
         if start != length:
             raise BackendError(f"a row starts at {start}, but the cache of its sequence holds {length} tokens")
-        if not self.try_reserve(seq, count):
+        if not self._take_pages(seq, length, count):
             raise BackendError(f"the cache has no room for {count} more tokens of a sequence that holds {length}")
 
     def try_reserve(self, seq: int, count: int) -> bool:
         """Pages for so many tokens after those a sequence holds; False, and nothing taken, where there are too few."""
-        length, copies = self.pool.length(seq), self.pool.reserve(seq, count)
+        return self._take_pages(seq, self.pool.length(seq), count)
+
+    def _take_pages(self, seq: int, length: int, count: int) -> bool:
+        copies = self.pool.reserve(seq, count)
         for source, target in copies or ():
             self._pages[:, :, target] = self._pages[:, :, source]
         if copies or (length - 1) // PAGE_TOKENS != (length + count - 1) // PAGE_TOKENS:
