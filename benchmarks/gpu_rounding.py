@@ -53,7 +53,8 @@ class _Grid:
         step = (high - low).clamp(min=1e-12) / self._most
         place = (self._weight - low) / step + self.offsets
         place = place + (place.round() - place).detach()  # rounding itself has no slope
-        return (place.clamp(0, self._most) * step + low).view(self._shape)
+        found: Tensor = place.clamp(0, self._most) * step + low
+        return found.view(self._shape)
 
 
 def rounded(config: ModelConfig, weights: Weights, rounding: Rounding, texts: Sequence[Sequence[int]] = ()) -> Weights:
