@@ -151,7 +151,7 @@ class PaddedPair:
 def own_texts(config: ModelConfig, weights: Weights, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
     """Prompts with what the model says to them, every other one at temperature 0."""
     longest = max(map(len, prompts)) + NUM_SAID + 1
-    at_once = min(len(prompts), 64)
+    at_once = min(len(prompts), 128)
     settings = EngineConfig(
         speculation="off", max_sequences=at_once, max_context=longest, max_step_tokens=4096,
         cache_tokens=at_once * longest, prefix_reuse=False,

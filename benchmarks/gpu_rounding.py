@@ -9,7 +9,7 @@ Norms, embedding and head stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -34,73 +34,87 @@ class Rounding:
     grid_rate: float = 0.1  # how much slower grids change than roundings
 
 
-class _Grid:
-    """One matrix between itself and its grid; `offsets`, up to half a step, move weights before they are rounded."""
+class _Grids:
+    """All matrices between themselves and their grids, group by group.
 
-    def __init__(self, weight: Tensor, rounding: Rounding) -> None:
-        self._shape, self._most = weight.shape, 2**rounding.bits - 1
-        self._weight = weight.float().view(weight.shape[0], -1, rounding.group)
-        self._low, self._high = self._weight.aminmax(dim=-1, keepdim=True)
-        self.offsets = torch.zeros_like(self._weight)
-        self.spans = torch.ones((2, *self._low.shape), device=weight.device)
+    `offsets`, up to half a step, move weights before they are rounded; `spans` shrink grids towards their middle.
+    """
 
-    def learn(self) -> list[Tensor]:
-        return [self.offsets.requires_grad_(), self.spans.requires_grad_()]
+    def __init__(self, weights: Weights, rounding: Rounding) -> None:
+        matrices = [getattr(layer, name) for layer in weights.layers for name in MATRICES]
+        self._shapes = [matrix.shape for matrix in matrices]
+        self._sizes = [matrix.numel() // rounding.group for matrix in matrices]
+        self._most = 2**rounding.bits - 1
+        self._groups = torch.cat([matrix.float().view(-1, rounding.group) for matrix in matrices])
+        self._low, self._high = self._groups.aminmax(dim=-1, keepdim=True)
+        self.offsets = torch.zeros_like(self._groups)
+        self.spans = torch.ones((2, *self._low.shape), device=self._low.device)
 
-    def rounded(self) -> Tensor:
+    def layers(self, weights: Weights, dtype: torch.dtype) -> list[Layer]:
+        """The model's, with rounded matrices."""
         middle = (self._low + self._high) / 2
         low, high = middle + (self._low - middle) * self.spans[0], middle + (self._high - middle) * self.spans[1]
         step = (high - low).clamp(min=1e-12) / self._most
-        place = (self._weight - low) / step + self.offsets
+        place = (self._groups - low) / step + self.offsets
         place = place + (place.round() - place).detach()  # rounding itself has no slope
-        return (place.clamp(0, self._most) * step + low).view(self._shape)
+        found = (place.clamp(0, self._most) * step + low).to(dtype).split(self._sizes)
+        matrices = iter([part.view(shape) for part, shape in zip(found, self._shapes, strict=True)])
+        return [replace(layer, **{name: next(matrices) for name in MATRICES}) for layer in weights.layers]
 
 
 def rounded(config: ModelConfig, weights: Weights, rounding: Rounding, texts: Sequence[Sequence[int]] = ()) -> Weights:
     """The weights of a rounded model; `texts` are what it learns from, where it does."""
-    grids = [{name: _Grid(getattr(layer, name), rounding) for name in MATRICES} for layer in weights.layers]
+    grids = _Grids(weights, rounding)
     if rounding.steps:
         _learn(config, weights, grids, rounding, texts)
     with torch.no_grad():
-        layers = [
-            replace(layer, **{name: grid.rounded().to(weights.embedding.dtype) for name, grid in mine.items()})
-            for layer, mine in zip(weights.layers, grids, strict=True)
-        ]
-    return replace(weights, layers=layers)
+        return replace(weights, layers=grids.layers(weights, weights.embedding.dtype))
 
 
 def _learn(
-    config: ModelConfig,
-    weights: Weights,
-    grids: list[dict[str, _Grid]],
-    rounding: Rounding,
-    texts: Sequence[Sequence[int]],
+    config: ModelConfig, weights: Weights, grids: _Grids, rounding: Rounding, texts: Sequence[Sequence[int]]
 ) -> None:
     """Follow the sign of the slope, in ever smaller steps, so that every offset can go half a step and back."""
-    device = weights.embedding.device
-    forward = _Forward(config, max(map(len, texts)), device)
-    parameters = [grid.learn() for mine in grids for grid in mine.values()]
+    tokens, is_text = _padded(texts, weights.embedding.device)
+    forward = _Forward(config, tokens.shape[1], tokens.device)
+    chosen = torch.zeros(min(rounding.batch, len(texts)), dtype=torch.long, device=tokens.device)
+    rate = torch.zeros((), device=tokens.device)
+    learned = [grids.offsets.requires_grad_(), grids.spans.requires_grad_()]
+
+    def step() -> None:
+        mine, counts = tokens[chosen], is_text[chosen]
+        with torch.autocast(tokens.device.type, torch.bfloat16):
+            with torch.no_grad():
+                wanted = forward(weights, weights.layers, mine).float().log_softmax(-1)
+            found = forward(weights, grids.layers(weights, torch.bfloat16), mine).float().log_softmax(-1)
+        apart = functional.kl_div(found, wanted, reduction="none", log_target=True).sum(-1)
+        slopes = torch.autograd.grad((apart * counts).sum() / counts.sum(), learned)
+        with torch.no_grad():
+            grids.offsets.sub_(slopes[0].sign() * rate).clamp_(-0.5, 0.5)
+            grids.spans.sub_(slopes[1].sign() * (rate * rounding.grid_rate)).clamp_(LEAST_SPAN, 1.0)
+
+    # Launched one by one, thousands of small kernels would take several times as long.
+    take_step = _captured(step) if tokens.is_cuda else step
     generator = torch.Generator().manual_seed(0)
     for i in range(rounding.steps):
-        rate = 2.0 / rounding.steps * (1 - i / rounding.steps)
-        chosen = torch.randint(len(texts), (min(rounding.batch, len(texts)),), generator=generator).tolist()
-        tokens, is_text = _padded([texts[j] for j in chosen], device)
-        with torch.autocast(device.type, torch.bfloat16):
-            with torch.no_grad():
-                wanted = forward(weights, weights.layers, tokens)[is_text].float().log_softmax(-1)
-            layers = [
-                replace(layer, **{name: grid.rounded() for name, grid in mine.items()})
-                for layer, mine in zip(weights.layers, grids, strict=True)
-            ]
-            found = forward(weights, layers, tokens)[is_text].float().log_softmax(-1)
-        loss = functional.kl_div(found, wanted, reduction="batchmean", log_target=True)
-        torch.autograd.backward(loss, inputs=[each for pair in parameters for each in pair])
-        with torch.no_grad():
-            for offsets, spans in parameters:
-                assert offsets.grad is not None and spans.grad is not None
-                offsets.sub_(offsets.grad.sign(), alpha=rate).clamp_(-0.5, 0.5)
-                spans.sub_(spans.grad.sign(), alpha=rate * rounding.grid_rate).clamp_(LEAST_SPAN, 1.0)
-                offsets.grad = spans.grad = None
+        rate.fill_(2.0 / rounding.steps * (1 - i / rounding.steps))
+        chosen.copy_(torch.randint(len(texts), (len(chosen),), generator=generator))
+        take_step()
+    for each in learned:
+        each.requires_grad_(False)
+
+
+def _captured(work: Callable[[], None]) -> Callable[[], None]:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
 
 
 def _padded(texts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:

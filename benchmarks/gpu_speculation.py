@@ -28,7 +28,7 @@ from typing import Any
 from benchmarks.prompts import load_prompts
 
 LONGEST_PROMPT = 1024
-LONGEST_LEARNED, MOST_LEARNED = 160, 400  # tokens of a prompt, prompts of a file
+LONGEST_LEARNED, MOST_LEARNED = 96, 250  # tokens of a prompt, prompts of a file
 CONTEXT = 1408
 STEP_TOKENS = 4096
 WARM_UP_TOKENS = 8

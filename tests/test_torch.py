@@ -25,7 +25,7 @@ from outpace.backends.torch import device_verifier, judging
 from outpace.backends.torch.config import parse_config
 from outpace.backends.torch.device import MemoryPlan, TorchOptions, choose_device, out_of_memory
 from outpace.backends.torch.gguf_quants import dequantise
-from outpace.backends.torch.graphs import find_bucket
+from outpace.backends.torch.graphs import find_bucket, find_read_bucket
 from outpace.backends.torch.runner import PAGE_TOKENS, TorchModel, TorchRunner
 from outpace.backends.torch.step import PADDING, HostStep, StepShape, views
 from outpace.config import EngineConfig, SpeculationParams
@@ -194,6 +194,8 @@ def test_buckets_hold_what_they_are_found_for():
             assert bucket is None or (bucket[0] >= num_rows and bucket[1] >= row_tokens)
     assert find_bucket(1, 1) == (1, 1)
     assert find_bucket(1, 500) is None
+    assert find_read_bucket(500) == (1, 512)
+    assert find_read_bucket(5000) is None
     assert find_bucket(500, 1) is None
 
 

@@ -43,7 +43,12 @@ class Ahead:
         found = {}
         for row, said in zip(self.rows, self._said, strict=True):
             i, asked, case = planned.get(row.seq, (-1, None, None))
-            if case is None or asked is None or asked.start != row.start or asked.tokens != row.tokens[:1] + said:
+            if (
+                case is None
+                or asked is None
+                or asked.start != row.start
+                or list(asked.tokens) != [row.tokens[0], *said]
+            ):
                 return None
             found[i] = case
         return found

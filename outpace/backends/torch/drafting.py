@@ -1,8 +1,8 @@
 """A draft model's tokens one after the other without the host between them: depth steps, drawn on the device.
 
 The first step feeds what the draft has not read yet: one token a row, two where the last draft was accepted whole. The
-steps after it feed what was drawn. All of them, and all drawing, are one graph; only texts not followed before are read
-by an ordinary step first, whose logits the graph begins with. Tokens are drawn with the target's own noise, to be
+steps after it feed what was drawn. All of them, and all drawing, are captured; only texts not followed before are read
+by an ordinary step first, whose logits drawing then begins with. Tokens are drawn with the target's own noise, to be
 judged by `acceptance.match`: a draft that is compared with the target's own token needs no probabilities, so none have
 to be kept or moved. Filters and penalties are left out of a draft: what it says is checked anyway.
 """
@@ -76,17 +76,21 @@ class DraftLoop:
         self.drawn = torch.zeros((depth, 2, num_rows), dtype=torch.int32, device=device)
         self._on_host = torch.zeros((depth, 2, num_rows), dtype=torch.int32, pin_memory=on_gpu)
         self._arrived: Any = torch.cuda.Event() if on_gpu else None
-        self._graph: torch.cuda.CUDAGraph | None = None
+        # The first token's and that of the others: the device begins while the host still launches the second.
+        self._graphs: list[torch.cuda.CUDAGraph] = []
         if pool is not None:
             self._words.copy_(self._host_words)
-            stream = torch.cuda.Stream(device)
-            stream.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(stream):
-                self._run()
-            torch.cuda.current_stream(device).wait_stream(stream)
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, pool=pool):
-                self._run()
+            for run in (self._run_first, self._run_others):
+                stream = torch.cuda.Stream(device)
+                stream.wait_stream(torch.cuda.current_stream(device))
+                with torch.cuda.stream(stream):
+                    run()
+                torch.cuda.current_stream(device).wait_stream(stream)
+                self._graphs.append(torch.cuda.CUDAGraph())
+                with torch.cuda.graph(self._graphs[-1], pool=pool):
+                    run()
+                if depth == 1:
+                    break
 
     def _clear(self) -> None:
         """No row has anything to do after its first step."""
@@ -111,10 +115,11 @@ class DraftLoop:
     def launch(self) -> None:
         """Start what was filled in."""
         self._words.copy_(self._host_words, non_blocking=True)
-        if self._graph is not None:
-            self._graph.replay()
-        else:
-            self._run()
+        for graph in self._graphs:
+            graph.replay()
+        if not self._graphs:
+            self._run_first()
+            self._run_others()
         self._on_host.copy_(self.drawn, non_blocking=True)
         if self._arrived is not None:
             self._arrived.record()
@@ -127,14 +132,18 @@ class DraftLoop:
         return tokens
 
     @torch.inference_mode()
-    def _run(self) -> None:
-        advance = Advance(self._step, self._device_left)
+    def _run_first(self) -> None:
         if self._first_step is not None:
-            logits = self._model.forward(self._first_step, self._caches)
+            self._draw(0, self._model.forward(self._first_step, self._caches))
         else:
             assert self._logits is not None
-            logits = self._logits
-        for i in range(self._depth):
-            draw_rows(logits, self._draw_words, self._mode, advance, self.drawn[i])
-            if i + 1 < self._depth:
-                logits = self._model.forward(self._step, self._caches)
+            self._draw(0, self._logits)
+
+    @torch.inference_mode()
+    def _run_others(self) -> None:
+        for i in range(1, self._depth):
+            self._draw(i, self._model.forward(self._step, self._caches))
+
+    def _draw(self, i: int, logits: Tensor) -> None:
+        advance = Advance(self._step, self._device_left)
+        draw_rows(logits, self._draw_words, self._mode, advance, self.drawn[i])

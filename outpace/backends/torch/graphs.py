@@ -22,6 +22,7 @@ from outpace.core import StepPlan
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 TOKEN_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # per row
+READ_BUCKETS = (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # of a single row that is only read
 LARGEST_BUCKET = (ROW_BUCKETS[-1], TOKEN_BUCKETS[-1])  # in either direction; not in both at once
 MAX_TOKENS = 1024  # in a bucket; larger steps keep the GPU busy whoever launches them
 _WARM_UPS = 2  # before a capture: kernels are compiled and libraries make their workspaces
@@ -139,14 +140,16 @@ class Graphs:
     def find(self, plan: StepPlan) -> Bucket | None:
         """The smallest bucket the plan fits in, made on first use; None where none would pay."""
         longest = max(len(row.tokens) for row in plan.rows)
-        size = find_bucket(len(plan.rows), longest)
+        size, num_outputs = find_bucket(len(plan.rows), longest), None
+        if size is None and len(plan.rows) == 1 and plan.rows[0].num_logits <= 1:
+            size, num_outputs = find_read_bucket(longest), 1
         if not self._captures:  # nothing to be gained by padding, or by keeping what is seldom seen again
             size = (len(plan.rows), 1) if longest == 1 else None
         if size is None:
             return None
         if size not in self._buckets:
             num_tokens = size[0] * size[1]
-            shape = StepShape(num_tokens, size[0], num_tokens, size[1], self._table_width)
+            shape = StepShape(num_tokens, size[0], num_outputs or num_tokens, size[1], self._table_width)
             self._buckets[size] = Bucket(self._model, self._caches, shape, self._pool)
         return self._buckets[size]
 
@@ -160,8 +163,14 @@ def find_bucket(num_rows: int, row_tokens: int) -> tuple[int, int] | None:
     return rows, tokens
 
 
+def find_read_bucket(num_tokens: int) -> tuple[int, int] | None:
+    """For a prompt, or what is left of one, whose last token's logits are wanted and no others."""
+    tokens = next((size for size in READ_BUCKETS if size >= num_tokens), None)
+    return None if tokens is None else (1, tokens)
+
+
 def num_captured_tokens(max_rows: int) -> int:
     """Of all buckets that so many rows can ever meet: each keeps logits of its own for every one."""
     most = next((size for size in ROW_BUCKETS if size >= max_rows), ROW_BUCKETS[-1])
     sizes = [rows * tokens for rows in ROW_BUCKETS if rows <= most for tokens in TOKEN_BUCKETS]
-    return sum(size for size in sizes if size <= MAX_TOKENS)
+    return sum(size for size in sizes if size <= MAX_TOKENS) + len(READ_BUCKETS)

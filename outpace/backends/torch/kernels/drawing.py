@@ -299,8 +299,8 @@ def draw(
     found = out if out is not None else places.new_empty(2, num_rows)
     fed, ends = (places,) * 5, advance is not None and advance.left is not None
     if advance is not None:
-        step, left = advance.step, advance.left if advance.left is not None else places
-        fed = (step.tokens, step.positions, step.contexts, step.lengths, left)
+        step, to_say = advance.step, advance.left if advance.left is not None else places
+        fed = (step.tokens, step.positions, step.contexts, step.lengths, to_say)
     _decide_kernel[(num_rows,)](
         maxima, places, rows.is_greedy, rows.seed, rows.position, scores, winners, masses, exact, found, *fed,
         num_rows, num_chunks, vocab_size, chunks, samples, has_filters, advance is not None, ends,
