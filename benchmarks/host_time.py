@@ -61,7 +61,8 @@ class Device:
         self._numbers: dict[int, int] = {}  # by what is waited for
         self._begin()
         Bucket.replay = self._started(self._timed(Bucket.replay))  # type: ignore[method-assign]
-        DraftLoop._run = self._timed(DraftLoop._run)  # type: ignore[method-assign]
+        DraftLoop._run_first = self._timed(DraftLoop._run_first)  # type: ignore[method-assign]
+        DraftLoop._run_others = self._timed(DraftLoop._run_others)  # type: ignore[method-assign]
         DraftLoop.launch = self._started(DraftLoop.launch)  # type: ignore[method-assign]
         DraftLoop.fetch = self._waited(DraftLoop.fetch)  # type: ignore[method-assign]
         Draws.fetch = self._noted(Draws.fetch)  # type: ignore[method-assign]

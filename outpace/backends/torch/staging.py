@@ -31,7 +31,7 @@ class Layout:
     outputs: Ints  # places of those whose logits are wanted
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def layout_of(counts: tuple[int, ...], num_logits: tuple[int, ...], width: int | None) -> Layout:
     """Of rows with so many tokens, each with room for `width`; None: without gaps between them."""
     lengths, indexes = np.array(counts), np.arange(len(counts))
