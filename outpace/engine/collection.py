@@ -8,17 +8,17 @@ everything there is, to find nothing.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 
-@contextmanager
-def paused_collection() -> Iterator[None]:
-    if not gc.isenabled():  # by the user's wish, or by another engine that will switch it on again
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
+class PausedCollection:
+    """Where the collector is off already, by the user's wish or another engine's, nothing changes."""
+
+    __slots__ = ("_was_on",)
+
+    def __enter__(self) -> None:
+        self._was_on = gc.isenabled()
+        gc.disable()
+
+    def __exit__(self, *_: object) -> None:
+        if self._was_on:
+            gc.enable()

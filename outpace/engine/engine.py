@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from outpace.backends.base import Capacity, Judged, LoadedModel
 from outpace.config import ResolvedConfig, SamplingParams
 from outpace.core import Case, Delta, Draft, Request, Row, StepPlan, StepStats, Verdict
-from outpace.engine.collection import paused_collection
+from outpace.engine.collection import PausedCollection
 from outpace.engine.output import OutputWriter
 from outpace.engine.scheduler import Scheduler, Work
 from outpace.errors import UsageError
@@ -64,6 +64,7 @@ class Engine:
         models = [target] if draft is None else [target, draft]
         prepared = [model.runner.capabilities.num_prepared for model in models]
         self._prepared = [count for count in prepared if count is not None]
+        self._num_prepared = self._count_prepared()  # up to the latest step's end
         self._proposers = dict(proposers)
         self._draft_model = draft
         if draft is not None and target.runner.capabilities.follow is not None:
@@ -140,6 +141,7 @@ class Engine:
             draft = self._draft_model.runner if self._draft_model is not None else None
             guessers = [p for name, p in self._proposers.items() if p.guesses_from_text and name != "none"]
             costs = measure(self._runner, draft, guessers, self._request([0], SamplingParams(), 0))
+            self._num_prepared = self._count_prepared()
             if self._cost_file is not None:
                 self._cost_file.save(costs)
         self.policy.use_costs(costs)
@@ -191,7 +193,7 @@ class Engine:
 
     def step(self) -> list[Delta]:
         """Advance every scheduled request by a prompt chunk or by one token and what its draft adds to it."""
-        with paused_collection():
+        with PausedCollection():
             return self._step()
 
     def _step(self) -> list[Delta]:
@@ -199,7 +201,7 @@ class Engine:
         turns = self._schedule(stats)
         if not turns:
             return []
-        begin, num_prepared = perf_counter(), self._num_prepared()
+        begin = perf_counter()
         self._draft(turns)
         drafted = perf_counter()
         drafts = [turn.draft for turn in turns]
@@ -213,11 +215,13 @@ class Engine:
         stats.draft_seconds = drafted - begin
         stats.forward_seconds = judged.forward_seconds
         stats.verify_seconds = concluded - drafted - judged.forward_seconds
-        stats.has_prepared = self._num_prepared() > num_prepared
+        num_prepared = self._count_prepared()
+        stats.has_prepared = num_prepared > self._num_prepared
+        self._num_prepared = num_prepared
         self._learn(plan, outcomes, stats)
         return deltas
 
-    def _num_prepared(self) -> int:
+    def _count_prepared(self) -> int:
         return sum([count() for count in self._prepared])
 
     def _schedule(self, stats: StepStats) -> list[_Turn]:
@@ -271,11 +275,11 @@ class Engine:
             if turn.choice.depth and turn.choice.ask is not None:
                 by_method.setdefault(turn.choice.method, []).append(turn)
         for method, group in by_method.items():
-            proposer, num_prepared = self._proposers[method], self._num_prepared()
+            proposer = self._proposers[method]
             drafts = proposer.propose([turn.choice.ask for turn in group if turn.choice.ask is not None])
             for turn, draft in zip(group, drafts, strict=True):
                 turn.choice.draft = draft
-            if proposer.timing is not None and self._num_prepared() == num_prepared:
+            if proposer.timing is not None and self._count_prepared() == self._num_prepared:
                 self.policy.observe_drafting(proposer.timing)
 
     def _conclude(

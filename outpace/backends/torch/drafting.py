@@ -107,7 +107,7 @@ class DraftLoop:
             staging.fill(self._first, rows, tables)
         ends = np.array([row.start + len(row.tokens) for row in rows])
         later.positions[used], later.contexts[used], later.lengths[used] = ends - 1, ends, 1  # as drawing leaves it for
-        later.tables[used] = tables[[row.seq for row in rows]]
+        tables.take([row.seq for row in rows], axis=0, out=later.tables[used], mode="clip")
         self._left[used] = [task.depth for task in tasks]
         self._draws.fill(used, requests, [len(request.tokens) for request in requests])
 

@@ -61,4 +61,4 @@ def fill(host: HostStep, rows: Sequence[Row], tables: NDArray[np.int32]) -> None
     host.tokens[layout.places] = tokens
     host.positions[layout.places] = starts[layout.rows] + layout.offsets
     host.contexts[used] = starts + layout.lengths
-    host.tables[used] = tables[[row.seq for row in rows]]
+    tables.take([row.seq for row in rows], axis=0, out=host.tables[used], mode="clip")  # in place, without checks
