@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.backends.torch.drafting import DraftLoop
@@ -79,6 +81,12 @@ class Bucket:
         self._tables.reverse()  # the other one may still be read
         self._tables[0].numpy()[:] = self.host.tables
         self.step.tables.copy_(self._tables[0], non_blocking=True)
+
+    def lines(self, num_logits: int) -> tuple[NDArray[np.integer], Tensor]:
+        """Where in the logits those asked for are, in order, on the host and on the device."""
+        if self.step.shape.num_outputs < self.step.shape.num_tokens:  # they are all there is
+            return np.arange(num_logits), torch.arange(num_logits, device=self.logits.device)
+        return self.host.outputs[:num_logits].copy(), self.step.outputs[:num_logits]
 
     @property
     def num_draws(self) -> int:

@@ -213,8 +213,8 @@ class TorchRunner:
         if bucket is not None:
             self.fill(bucket.host, plan)
             bucket.launch(drafted)
-            lines = bucket.host.outputs[:num_logits].copy()
-            return Launched(bucket.logits, lines, bucket.step.outputs[:num_logits], bucket.draws, bucket)
+            lines, device_lines = bucket.lines(num_logits)
+            return Launched(bucket.logits, lines, device_lines, bucket.draws, bucket)
         longest = max(len(row.tokens) for row in plan.rows)
         shape = StepShape(plan.num_tokens, len(plan.rows), num_logits, longest, self._table_width)
         host = HostStep(shape, pinned=self.device.type == "cuda")
