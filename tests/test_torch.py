@@ -24,6 +24,7 @@ from outpace.backends.base import Capabilities, Capacity, DraftTask
 from outpace.backends.torch import device_verifier, judging
 from outpace.backends.torch.config import parse_config
 from outpace.backends.torch.device import MemoryPlan, TorchOptions, choose_device, out_of_memory
+from outpace.backends.torch.foresight import Foresight
 from outpace.backends.torch.gguf_quants import dequantise
 from outpace.backends.torch.graphs import find_bucket, find_read_bucket
 from outpace.backends.torch.runner import PAGE_TOKENS, TorchModel, TorchRunner
@@ -285,17 +286,29 @@ def test_tokens_drawn_on_the_device_are_the_hosts(tiny):
 def test_steps_begun_early_change_nothing(tiny, monkeypatch):
     """Requests come, end and change their minds while the next step runs already."""
     said, taken = {}, {}
-    for patience in (1, 10**9):
-        count = taken[patience] = Counter[str]()
+    for is_begun in (True, False):
+        count = taken[is_begun] = Counter[str]()
         for name in ("_take", "_take_some"):
             monkeypatch.setattr(judging.DeviceJudge, name, counted(getattr(judging.DeviceJudge, name), name, count))
-        for name in ("_LEAST_PATIENCE", "_MOST_PATIENCE"):
-            monkeypatch.setattr(judging, name, patience)
-        said[patience] = stream_of_requests(tiny)
+        monkeypatch.setattr(Foresight, "is_worth", lambda *_, answer=is_begun: answer)
+        said[is_begun] = stream_of_requests(tiny)
         monkeypatch.undo()
-    assert said[1] == said[10**9]
-    assert taken[1]["_take"] > 20 and taken[1]["_take_some"] > 5, taken
-    assert not taken[10**9]
+    assert said[True] == said[False]
+    assert taken[True]["_take"] > 20 and taken[True]["_take_some"] > 5, taken
+    assert not taken[False]
+
+
+def test_steps_are_begun_early_where_that_is_worth_the_mistakes():
+    """A right guess saves a fifth of a step here, so one in ten may be wrong, and one in two not."""
+    for share, is_worth in ((0.0, True), (0.1, True), (0.5, False)):
+        foresight, now = Foresight(), 0.0
+        for i in range(200):
+            foresight.begin(now, is_plain=True)
+            foresight.learn(False, was_right=i % 10 >= 10 * share)
+            foresight.end(now + 4e-3, 4e-3)
+            now += 5e-3
+        assert foresight.is_worth(False) == is_worth, share
+        assert foresight.is_worth(True), "nothing was learned of requests that are never drafted for"
 
 
 def counted(method: Callable[..., Any], name: str, count: Counter[str]) -> Callable[..., Any]:

@@ -4,9 +4,8 @@ While plain decoding goes on undisturbed, the next step is begun before its plan
 which is on the device already. When the plan comes and is what was expected, its step is half done, and scheduling,
 detokenising and all else the host does cost no time. Where a row's plan is another (it ended, or has a draft to be
 verified), what was computed for it is dropped; its place in the cache lies behind what the sequence holds and is
-written again. A row with another plan needs a step of its own after the one begun, which costs far more than is gained
-by a right guess; so steps are begun only after some plain ones in a row, and after many more of them once that was
-wrong.
+written again. A row with another plan needs a step of its own after the one begun, which costs more than is gained by a
+right guess; `foresight.py` weighs that.
 """
 
 from __future__ import annotations
@@ -27,15 +26,12 @@ from outpace.backends.torch import device_verifier
 from outpace.backends.torch.ahead import Ahead, speaks_for_itself
 from outpace.backends.torch.ahead import begin as begin_ahead
 from outpace.backends.torch.draws import Draws, Fetch, Mode, mode_for
+from outpace.backends.torch.foresight import Foresight
 from outpace.backends.torch.graphs import Bucket
 from outpace.core import Case, Request, StepPlan, Verdict
 
 if TYPE_CHECKING:
     from outpace.backends.torch.runner import TorchRunner
-
-_LEAST_PATIENCE, _MOST_PATIENCE = 2, 256  # plain steps in a row before the next one is begun early
-_IMPATIENCE = 4  # by which a wrong guess multiplies that
-_TRUST = 64  # right guesses in a row that halve it
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +97,9 @@ class DeviceJudge:
     def __init__(self, runner: TorchRunner) -> None:
         self._runner = runner
         self._begun: _Begun | None = None
-        self._patience = _LEAST_PATIENCE
-        self._num_plain = 0  # plain steps in a row
-        self._num_right = 0
+        self._foresight = Foresight()
+        self._expected: dict[int, int] = {}  # after a plain step: where the next tokens of its sequences lie
+        self._is_never_drafted = False  # those sequences
         self._ahead: Ahead | None = None
         self._num_rows = 0  # of the latest plan
 
@@ -113,6 +109,7 @@ class DeviceJudge:
 
     def forget(self, seq: int) -> None:
         """The sequence is no longer what it was when the next step was begun."""
+        self._expected.pop(seq, None)
         if self._begun is not None:
             self._begun.lines.pop(seq, None)
         if self._ahead is not None and any(row.seq == seq for row in self._ahead.rows):
@@ -136,11 +133,9 @@ class DeviceJudge:
         self._begun = None
         runner.reserve_rows(plan.rows)
         is_plain = len(cases) == plan.num_tokens == len(plan.rows) and all(map(_is_plain, cases))
-        self._num_plain = self._num_plain + 1 if is_plain else 0
         self._num_rows = len(plan.rows)
+        self._look_back(plan, cases, is_plain, begin)
         answered = self._answered(begun, plan, cases) if begun is not None else {}
-        if begun is not None:
-            self._learn(len(answered) == len(plan.rows))
         verified = self._ahead.is_in(plan, cases) if self._ahead is not None else None
         if verified is None or (len(verified) < len(plan.rows) and _any_logprobs(cases)):
             self._drop_ahead()
@@ -154,7 +149,20 @@ class DeviceJudge:
             judged = self._run(plan, cases, is_plain, begin)
         for row in plan.rows:
             runner.pool.advance(row.seq, len(row.tokens))
+        now = perf_counter()
+        self._foresight.end(now, now - begin if is_plain and begun is None else None)
         return judged
+
+    def _look_back(self, plan: StepPlan, cases: Sequence[Case], is_plain: bool, now: float) -> None:
+        """Whether the plan goes on as the last one, if that was plain and not all it was for have ended."""
+        self._foresight.begin(now, is_plain)
+        expected = self._expected
+        if expected:
+            goes_on = is_plain and all(expected.get(row.seq) == row.start for row in plan.rows)
+            self._foresight.learn(self._is_never_drafted, goes_on)
+        self._expected = {row.seq: row.start + 1 for row in plan.rows} if is_plain else {}
+        if is_plain and not (expected and goes_on):
+            self._is_never_drafted = all(case.request.params.speculation.mode == "off" for case in cases)
 
     def _answered(self, begun: _Begun, plan: StepPlan, cases: Sequence[Case]) -> dict[int, int]:
         """Rows of the plan that are what was expected: row to line."""
@@ -174,14 +182,6 @@ class DeviceJudge:
             ):
                 found[i] = line
         return found
-
-    def _learn(self, was_right: bool) -> None:
-        self._num_right = self._num_right + 1 if was_right else 0
-        if not was_right:
-            self._patience = min(_IMPATIENCE * self._patience, _MOST_PATIENCE)
-            self._num_plain = 0
-        elif self._num_right % _TRUST == 0:
-            self._patience = max(self._patience // 2, _LEAST_PATIENCE)
 
     def _run(self, plan: StepPlan, cases: Sequence[Case], is_plain: bool, begin: float) -> Judged:
         """A step from its beginning."""
@@ -268,7 +268,7 @@ class DeviceJudge:
     def _go_on(self, chain: _Chain, plan: StepPlan) -> None:
         """Begin the step after this one, if it is likely enough to be wanted and there is room for it."""
         runner = self._runner
-        is_likely = self._num_plain >= self._patience and not all(
+        is_likely = self._foresight.is_worth(self._is_never_drafted) and not all(
             len(request.tokens) + 1 >= request.max_length for request in chain.requests
         )
         if not is_likely or any(row.start + 2 > runner.capacity.max_context for row in plan.rows):

@@ -1,0 +1,41 @@
+"""Whether a plain step is worth beginning before it is asked for.
+
+A right guess hides what the host does between two steps; a wrong one costs a step that nobody wanted. How often plans
+go on as expected is learned from all plain steps, whether the next one was begun or not. Requests that are never
+drafted for are apart in this: what becomes of others says nothing about them.
+"""
+
+from __future__ import annotations
+
+_RATE = 1 / 16  # of learning
+_LEAST_PLAIN = 2  # plain steps in a row, before anything is guessed
+
+
+class Foresight:
+    def __init__(self) -> None:
+        self._surprises = dict.fromkeys((False, True), 0.0)  # shares of plain steps, by whether never drafted for
+        self._host_seconds = 0.0  # between two steps
+        self._step_seconds = 0.0  # of a plain one that was not begun
+        self._num_plain = 0  # in a row
+        self._last_end: float | None = None
+
+    def begin(self, now: float, is_plain: bool) -> None:
+        """A plan has come."""
+        if self._last_end is not None:
+            self._host_seconds += _RATE * (min(now - self._last_end, self._step_seconds) - self._host_seconds)
+        self._num_plain = self._num_plain + 1 if is_plain else 0
+
+    def end(self, now: float, step_seconds: float | None) -> None:
+        """It is done; `step_seconds` of a plain step from its beginning."""
+        self._last_end = now
+        if step_seconds is not None:
+            self._step_seconds += (_RATE if self._step_seconds else 1.0) * (step_seconds - self._step_seconds)
+
+    def learn(self, is_never_drafted: bool, was_right: bool) -> None:
+        surprises = self._surprises[is_never_drafted]
+        self._surprises[is_never_drafted] = surprises + _RATE * ((not was_right) - surprises)
+
+    def is_worth(self, is_never_drafted: bool) -> bool:
+        surprises = self._surprises[is_never_drafted]
+        lost, won = surprises * self._step_seconds, (1.0 - surprises) * self._host_seconds
+        return self._num_plain >= _LEAST_PLAIN and lost < won
