@@ -22,7 +22,7 @@ from outpace.backends.torch.weights import Layer, Weights
 
 MATRICES = ("qkv", "out", "gate_up", "down")
 LEAST_SPAN = 0.7  # of a group's, that a grid still has when it has shrunk most
-NUM_SAID = 192  # tokens of a text to learn from, beside its prompt
+NUM_SAID = 192  # last tokens of a text, to learn from: what was said to a prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Rounding:
     bits: int = 4
     group: int = 16
     steps: int = 0  # of learning; none is rounding to the nearest value
-    batch: int = 16  # texts a step
+    batch: int = 12  # texts a step
     grid_rate: float = 0.1  # how much slower grids change than roundings
 
 
@@ -75,14 +75,14 @@ def _learn(
     config: ModelConfig, weights: Weights, grids: _Grids, rounding: Rounding, texts: Sequence[Sequence[int]]
 ) -> None:
     """Follow the sign of the slope, in ever smaller steps, so that every offset can go half a step and back."""
-    tokens, is_text = _padded(texts, weights.embedding.device)
+    tokens, is_said = _padded(texts, weights.embedding.device)
     forward = _Forward(config, tokens.shape[1], tokens.device)
     chosen = torch.zeros(min(rounding.batch, len(texts)), dtype=torch.long, device=tokens.device)
     rate = torch.zeros((), device=tokens.device)
     learned = [grids.offsets.requires_grad_(), grids.spans.requires_grad_()]
 
     def step() -> None:
-        mine, counts = tokens[chosen], is_text[chosen]
+        mine, counts = tokens[chosen], is_said[chosen]
         with torch.autocast(tokens.device.type, torch.bfloat16):
             with torch.no_grad():
                 wanted = forward(weights, weights.layers, mine).float().log_softmax(-1)
@@ -118,14 +118,14 @@ def _captured(work: Callable[[], None]) -> Callable[[], None]:
 
 
 def _padded(texts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Texts as one tensor, and where in it they are; what follows a text is seen by none of its tokens."""
+    """Texts as one tensor, and where in it answers are said; what follows a text is seen by none of its tokens."""
     longest = max(map(len, texts))
     tokens = torch.zeros((len(texts), longest), dtype=torch.long)
-    is_text = torch.zeros((len(texts), longest), dtype=torch.bool)
+    is_said = torch.zeros((len(texts), longest), dtype=torch.bool)
     for i, text in enumerate(texts):
         tokens[i, : len(text)] = torch.tensor(list(text))
-        is_text[i, : len(text)] = True
-    return tokens.to(device), is_text.to(device)
+        is_said[i, max(len(text) - NUM_SAID - 1, 0) : len(text)] = True
+    return tokens.to(device), is_said.to(device)
 
 
 class _Forward:

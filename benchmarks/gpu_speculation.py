@@ -4,8 +4,9 @@
     python -m benchmarks.gpu_speculation run MODEL.gguf TOKENS.json OUT
 
 `prepare` needs the tokenizer (llama.cpp) and no GPU; `run` needs a GPU and no tokenizer. The texts are SmolLM2's own
-(see `gpu_padding.py`; their logits are compared with the unpadded model's first). The draft has as many parameters as
-a 1B and SmolLM2's 30 layers, since layers cannot be merged; a real 1B has 16, and less to launch.
+(see `gpu_padding.py`; their logits are compared with the unpadded model's first). The draft has a billion parameters
+and SmolLM2's 30 layers, since layers cannot be merged; a real 1B has 16, and less to launch. How it is rounded is in
+`gpu_rounding.py`; with `prepare --learn-from`, prompts of other files are kept for that.
 
 Every block runs all settings on the same prompts, each block on others; `x` is a setting's tokens per second over those
 of plain decoding in the same block, median (least-most) over blocks. Text and JSON are written after every run.
@@ -35,12 +36,12 @@ WARM_UP_TOKENS = 8
 ALONE = 4  # prompts of a block that are answered one after the other
 # What is drafted where the depth is fixed, by requests at once: the more of them, the dearer a token.
 SETTINGS: dict[int, tuple[str, ...]] = {
-    1: ("plain", "ngram:5", "suffix:5", "draft:3", "draft:5", "draft:7", "auto"),
-    8: ("plain", "ngram:3", "suffix:3", "draft:2", "draft:4", "auto"),
-    32: ("plain", "ngram:2", "suffix:2", "draft:1", "draft:3", "auto"),
+    1: ("plain", "ngram:5", "suffix:5", "draft:4", "draft:6", "draft:9", "auto"),
+    8: ("plain", "ngram:3", "suffix:3", "draft:3", "draft:5", "auto"),
+    32: ("plain", "ngram:2", "suffix:2", "draft:2", "draft:4", "auto"),
     128: ("plain", "ngram:1", "suffix:1", "draft:1", "draft:2", "auto"),
 }
-LEARNING_STEPS = 600  # of the draft's rounding
+LEARNING_STEPS = 1000  # of the draft's rounding
 LEAST_AUTO, LEAST_ALONE = 0.98, 2.0  # of plain: everywhere, and with the draft at temperature 0, alone
 
 
