@@ -298,6 +298,16 @@ def test_steps_begun_early_change_nothing(tiny, monkeypatch):
     assert not taken[False]
 
 
+def test_a_step_without_cases_can_follow_one_that_was_begun(tiny, monkeypatch):
+    monkeypatch.setattr(Foresight, "is_worth", lambda *_: True)
+    runner = start(tiny)
+    request = fake_request(0, random_tokens(6), SamplingParams(max_tokens=50, temperature=0.0))
+    step(runner, 0, 0, request.tokens[:-1])
+    runner.judge(StepPlan([Row(0, 5, request.tokens[-1:], 1)]), [Case(request, None)])
+    assert runner.judge(StepPlan([Row(1, 0, random_tokens(3), 1)]), []).verdicts == []
+    runner.close()
+
+
 def test_steps_are_begun_early_where_that_is_worth_the_mistakes():
     """A right guess saves a fifth of a step here, so one in ten may be wrong, and one in two not."""
     for share, is_worth in ((0.0, True), (0.1, True), (0.5, False)):

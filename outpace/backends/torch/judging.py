@@ -135,8 +135,8 @@ class DeviceJudge:
         is_plain = len(cases) == plan.num_tokens == len(plan.rows) and all(map(_is_plain, cases))
         self._num_rows = len(plan.rows)
         self._look_back(plan, cases, is_plain, begin)
-        answered = self._answered(begun, plan, cases) if begun is not None else {}
-        verified = self._ahead.is_in(plan, cases) if self._ahead is not None else None
+        answered = self._answered(begun, plan, cases) if begun is not None and cases else {}
+        verified = self._ahead.is_in(plan, cases) if self._ahead is not None and cases else None
         if verified is None or (len(verified) < len(plan.rows) and _any_logprobs(cases)):
             self._drop_ahead()
         if self._ahead is not None and verified is not None:
