@@ -16,10 +16,10 @@ from torch import Tensor
 
 from outpace.backends.base import DraftTask
 from outpace.backends.torch.draws import Fetch, mode_for
+from outpace.backends.torch.launched import Launched
 from outpace.core import Case, Request, Row, StepPlan
 
 if TYPE_CHECKING:
-    from outpace.backends.torch.judging import Launched
     from outpace.backends.torch.runner import TorchRunner
 
 

@@ -10,14 +10,12 @@ right guess; `foresight.py` weighs that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.acceptance import match_known
@@ -25,46 +23,14 @@ from outpace.backends.base import DraftTask, Judged
 from outpace.backends.torch import device_verifier
 from outpace.backends.torch.ahead import Ahead, speaks_for_itself
 from outpace.backends.torch.ahead import begin as begin_ahead
-from outpace.backends.torch.draws import Draws, Fetch, Mode, mode_for
+from outpace.backends.torch.draws import Draws, Fetch, mode_for
 from outpace.backends.torch.foresight import Foresight
 from outpace.backends.torch.graphs import Bucket
+from outpace.backends.torch.launched import Launched, NotKept
 from outpace.core import Case, Request, StepPlan, Verdict
 
 if TYPE_CHECKING:
     from outpace.backends.torch.runner import TorchRunner
-
-
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """A step under way. Its logits are valid until the next one."""
-
-    _logits: Tensor
-    lines: NDArray[np.integer]  # those asked for, in order
-    device_lines: Tensor
-    draws: Callable[[Mode], Draws]
-    bucket: Bucket | None
-
-    def __getitem__(self, lines: slice) -> NDArray[np.float32]:
-        found: NDArray[np.float32] = self._logits.index_select(0, self.device_lines[lines]).cpu().numpy()
-        return found
-
-    def drawn(self, mode: Mode, requests: Sequence[Request], positions: Sequence[int]) -> Draws:
-        """Have a token drawn from each line; it is the request's at that position of its text."""
-        draws = self.draws(mode)
-        draws.words.fill(self.lines, requests, positions)
-        draws.launch()
-        return draws
-
-    def some(self, which: Sequence[int]) -> Tensor:
-        """Of the lines asked for, these, on the device."""
-        return self._logits.index_select(0, self.device_lines[torch.tensor(which, device=self._logits.device)])
-
-
-class _NotKept:
-    """The logits of a step whose successor runs already."""
-
-    def __getitem__(self, lines: slice) -> NDArray[np.float32]:
-        raise RuntimeError("the logits of this step were not asked for and are gone")
 
 
 @dataclass(slots=True)
@@ -226,7 +192,7 @@ class DeviceJudge:
             StepPlan([plan.rows[i] for i in answered]), [case_of[i] for i in answered], tokens, exact, begin
         )  # fmt: skip
         verdicts |= dict(zip(answered, known.verdicts, strict=True))
-        return Judged(_NotKept(), [verdicts[i] for i in case_of], known.forward_seconds)
+        return Judged(NotKept(), [verdicts[i] for i in case_of], known.forward_seconds)
 
     def _take_ahead(self, plan: StepPlan, cases: Sequence[Case], verified: dict[int, Case], begin: float) -> Judged:
         """Drafts whose verification was begun behind them; rows beside them are run on their own."""
@@ -239,7 +205,7 @@ class DeviceJudge:
             return Judged(ahead.launched, list(known.values()), seconds)
         case_of = _by_row(plan, cases)
         known |= self._run_rest(plan, case_of, verified, begin)
-        return Judged(_NotKept(), [known[i] for i in case_of], perf_counter() - begin)
+        return Judged(NotKept(), [known[i] for i in case_of], perf_counter() - begin)
 
     def _run_rest(
         self, plan: StepPlan, case_of: dict[int, Case], known: Collection[int], begin: float
@@ -263,7 +229,7 @@ class DeviceJudge:
             judged = device_verifier.verify([cases[i] for i in unsure], again.some(range(len(unsure))))
             for i, verdict in zip(unsure, judged, strict=True):
                 verdicts[i] = verdict
-        return Judged(_NotKept(), verdicts, seconds)
+        return Judged(NotKept(), verdicts, seconds)
 
     def _go_on(self, chain: _Chain, plan: StepPlan) -> None:
         """Begin the step after this one, if it is likely enough to be wanted and there is room for it."""

@@ -29,10 +29,11 @@ from outpace.backends.torch.device import (
 from outpace.backends.torch.drafting import WIDTHS
 from outpace.backends.torch.draws import Draws, Mode
 from outpace.backends.torch.graphs import LARGEST_BUCKET, Graphs, num_captured_tokens
-from outpace.backends.torch.judging import DeviceJudge, Launched
+from outpace.backends.torch.judging import DeviceJudge
 from outpace.backends.torch.kernels import ops_for
 from outpace.backends.torch.kernels.base import Cache
 from outpace.backends.torch.kernels.compiling import num_compiled
+from outpace.backends.torch.launched import Launched
 from outpace.backends.torch.loader import load_weights, open_checkpoint, weight_bytes
 from outpace.backends.torch.model import Model
 from outpace.backends.torch.step import HostStep, StepShape, views
