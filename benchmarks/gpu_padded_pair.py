@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from benchmarks.gpu_assisted import as_transformers, generate
 from benchmarks.gpu_cells import Pair
 from benchmarks.gpu_models import Letters, shape_config
 from benchmarks.gpu_padding import padded
-from benchmarks.gpu_rounding import NUM_SAID, Rounding, rounded
+from benchmarks.gpu_rounding import NUM_SAID, Rounding, agreement, rounded
 from outpace.backends.base import Capacity, DraftTask, LoadedModel
 from outpace.backends.torch.config import ModelConfig
 from outpace.backends.torch.kernels import ops_for
@@ -28,6 +28,8 @@ from outpace.core import Row, StepPlan
 from outpace.engine.engine import Engine
 from outpace.speculation.base import NoDraft
 
+HELD_OUT = 16  # one text in so many is not learned from, but looked at
+
 
 @dataclass(slots=True)
 class PaddedPair:
@@ -35,6 +37,7 @@ class PaddedPair:
     small: Weights  # in the format the padded ones have
     exact: Weights  # in float32
     pair: Pair
+    agreement: dict[str, float]  # of a rounded model's next tokens with the model's, on texts it has not seen
 
     @classmethod
     def build(
@@ -75,9 +78,17 @@ class PaddedPair:
             return LoadedModel(runner, Letters(shape.vocab_size), name, moved.num_parameters, moved.num_bytes)
 
         target = started("SmolLM2 as a large model", small, shapes[0])
-        few = rounded(config, small, rounding, texts)
+        held_out, learned = texts[::HELD_OUT], [text for i, text in enumerate(texts) if i % HELD_OUT]
+        few = rounded(config, small, rounding, learned)
+        agreed = {}
+        if texts:
+            nearest = rounded(config, small, replace(rounding, steps=0))
+            agreed = {
+                name: agreement(config, small, each, held_out)
+                for name, each in (("nearest", nearest), ("learned", few))
+            }
         draft = started(f"SmolLM2 in {rounding.bits} bits as a small model", few, shapes[1])
-        return cls(config, small, exact, Pair(target, draft))
+        return cls(config, small, exact, Pair(target, draft), agreed)
 
     @property
     def sizes(self) -> dict[str, int]:

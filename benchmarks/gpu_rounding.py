@@ -162,11 +162,11 @@ class _Forward:
 
 
 @torch.no_grad()
-def agreement(config: ModelConfig, weights: Weights, other: Weights, texts: Sequence[Sequence[int]]) -> Tensor:
-    """Whether both say the same after every beginning of a text, [texts, tokens], also beyond a text's end."""
-    tokens, _ = _padded(texts, weights.embedding.device)
+def agreement(config: ModelConfig, weights: Weights, other: Weights, texts: Sequence[Sequence[int]]) -> float:
+    """How often both would say the same next token, along what is said in texts."""
+    tokens, is_said = _padded(texts, weights.embedding.device)
     forward = _Forward(config, tokens.shape[1], weights.embedding.device)
     is_wide = weights.embedding.dtype == torch.float32
     with torch.autocast(tokens.device.type, torch.bfloat16, enabled=not is_wide):
         said = [forward(each, each.layers, tokens).argmax(-1) for each in (weights, other)]
-    return said[0] == said[1]
+    return float((said[0] == said[1])[is_said].float().mean())

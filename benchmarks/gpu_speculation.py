@@ -291,6 +291,9 @@ def measure(options: argparse.Namespace) -> int:
         f"draft: {rounding.bits} bits, groups of {rounding.group}, rounding learned in {rounding.steps} steps from "
         f"{len(learn_from)} other prompts; parameters {models.sizes}; made in {built_seconds:.0f} s"
     )
+    figures["agreement"] = models.agreement
+    shares = ", ".join(f"{name} {share:.3f}" for name, share in models.agreement.items())
+    report.say(f"next tokens of a rounded model that are the model's, on texts not learned from: {shares}")
     experiment.check_padding()
     experiment.calibrate()
     experiment.check_drafts()

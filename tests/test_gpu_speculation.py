@@ -13,6 +13,7 @@ pytest.importorskip("safetensors", reason="safetensors is not installed; pip ins
 
 import torch
 
+from benchmarks import gpu_padded_pair, gpu_rounding
 from benchmarks.gpu_cells import first_difference, run
 from benchmarks.gpu_padded_pair import PaddedPair
 from benchmarks.gpu_rounding import Rounding
@@ -120,6 +121,18 @@ def test_transformers_runs_on_the_same_weights(experiment):
     assert [row["temperature"] for row in rows] == [0.0, 1.0]
     assert rows[0]["same_texts"] == 1
     assert all(row["assisted_tokens_per_s"] > 0 for row in rows)
+
+
+def test_a_draft_learns_its_rounding_from_what_the_model_says(monkeypatch):
+    for module in (gpu_padded_pair, gpu_rounding):
+        monkeypatch.setattr(module, "NUM_SAID", 6)
+    monkeypatch.setattr(gpu_padded_pair, "HELD_OUT", 3)
+    room = Capacity(max_sequences=2, cache_tokens=256, max_context=96, max_step_tokens=64)
+    prompts = [[i + 1, 2, 3] for i in range(6)]
+    settings = Rounding(steps=2, batch=2)
+    found = PaddedPair.start(SMALL, random_weights(), torch.float32, (LARGE, LARGE), settings, room, prompts)
+    assert found.agreement.keys() == {"nearest", "learned"}
+    assert all(0 < share <= 1 for share in found.agreement.values())
 
 
 class Unchanging(StepCosts):
