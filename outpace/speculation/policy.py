@@ -213,7 +213,7 @@ class Policy:
         if self.ledger.is_in_debt:
             step.reason = "the ledger is below the allowed loss"
         elif self._steps_without_plain >= self._plain_after:
-            step.reason = "a plain step, to measure it"
+            step.reason, step.measures = "a plain step, to measure it", True
             self._plain_after = min(_PLAIN_EVERY, 2 * self._plain_after)
             self._steps_without_plain = 0  # also where another request drafts in any case, and it is none
             return
@@ -270,7 +270,7 @@ class Policy:
                 self._parts.costs.observe_weighing(num_guesses, stats.policy_seconds)
             saved = self._parts.books.add(self._step, outcomes, stats, reading_seconds)
             self._parts.probes.share_in(saved)
-            if self._step.weighed:
+            if self._step.weighed and not self._step.measures:
                 has_drafts = any(outcome.choice.depth for outcome in outcomes)
                 own = stats.policy_seconds + stats.guess_seconds
                 brought = saved + own + reading_seconds if has_drafts else 0.0  # reading serves later steps
