@@ -71,8 +71,11 @@ class ScriptedModel(Scripted):
                 if not ask.goes_on(sure):
                     break
             draft.tokens.append(RIGHT if hit else WRONG)
-        self.num_read[ask.request.id] = len(ask.request.tokens)
+        self.num_read[ask.request.id] = len(ask.request.tokens) + max(0, len(draft.tokens) - 1)
         return draft
+
+    def observe(self, request: Request, verdict: Verdict) -> None:
+        self.num_read[request.id] = min(self.num_read[request.id], len(request.tokens) - 1)
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
         self.timing = DraftTiming()
@@ -157,6 +160,9 @@ class Desk:
             assert choice.ask is not None
             [choice.draft] = self.proposers[choice.method].propose([choice.ask])
         outcomes = [self._judge(request, choice) for request, choice in zip(requests, choices, strict=True)]
+        for outcome in outcomes:
+            if outcome.choice.ask is not None:
+                self.proposers[outcome.choice.method].observe(outcome.request, outcome.verdict)
         num_tokens = rows + sum(outcome.verdict.num_drafted for outcome in outcomes)
         stats = StepStats(
             num_decode_rows=rows,

@@ -282,6 +282,27 @@ def test_requests_share_what_is_general_and_nothing_else():
         assert (believed < fresh - 0.05) if i % 40 == 0 else (believed == fresh)
 
 
+def _shift_of_three_misses(rates: Sequence[float]) -> float:
+    """What three misses in a row say of a new request, in log-odds, after traffic of requests with these rates."""
+    beliefs, rng = model(), np.random.default_rng(3)
+    for _ in range(40):
+        for right in rates:
+            who = Prospects(0)
+            for _ in range(30):
+                see(beliefs, who, int(rng.uniform() < right), 1, method=NEURAL)
+            beliefs.end(who)
+    who, fresh = Prospects(0), Prospects(0)
+    before = rate(beliefs, fresh, method=NEURAL)
+    see(beliefs, who, 0, 1, method=NEURAL, steps=3)
+    after = rate(beliefs, who, method=NEURAL)
+    return float(np.log(before / (1 - before)) - np.log(after / (1 - after)))
+
+
+def test_where_requests_are_alike_a_few_misses_are_bad_luck():
+    alike, mixed = _shift_of_three_misses([0.6]), _shift_of_three_misses([0.2, 0.95])
+    assert alike < 0.6 < 1.2 < mixed
+
+
 def test_requests_of_other_temperatures_teach_each_other_nothing():
     """One request of each temperature learns the same beside the others as alone."""
     seen = [(0, 1, [0.9]), (2, 2, [0.6, 0.7]), (1, 2, [0.2, 0.5]), (3, 4, [0.8, 0.8, 0.6, 0.4])]

@@ -437,6 +437,45 @@ def test_where_a_draft_stopped_for_want_of_confidence_is_learned_from():
     assert sum(asked) <= 4
 
 
+def test_a_step_that_only_measures_is_not_followed_by_a_rest():
+    desk, who = Desk(USUAL, draft=always(sure=0.9), draft_seconds=0.01), request_of(length=2)
+    depths = [depth for [depth] in desk.run([who], 80)]
+    measured = [i for i, trace in enumerate(desk.policy.trace) if trace.reason.endswith("to measure it")]
+    assert len(measured) >= 3
+    assert all(depths[i] == 0 and depths[i + 1] > 0 for i in measured if i + 1 < len(depths))
+
+
+def test_where_a_deep_draft_would_slow_others_down_a_shallow_one_is_made():
+    """Drafts for half of the batch are right, for the others their first token only. Five passes of the draft model
+    would be best for all together; the others would be left behind by what the passes take."""
+    good, poor = ([request_of(length=2) for _ in range(4)] for _ in range(2))
+    rates = {request.id for request in good}
+
+    def script(request: Request) -> tuple[list[bool], float]:
+        return ([True] * 16 if request.id in rates else [True] + [False] * 15), 0.9
+
+    desk, batch = Desk(FLAT, draft=script, draft_seconds=0.2), good + poor
+    depths = desk.run(batch, 60)
+    assert sum(map(sum, depths[20:])) > 0
+    assert sum(any(depth) for depth in depths[20:]) >= 30
+    for request in poor:
+        assert request.spec.decode_seconds <= 1.05 * request.spec.plain_seconds + 1.0
+
+
+def test_no_probe_where_the_best_draft_would_gain_nothing():
+    desk, batch = (
+        Desk(PROPORTIONAL, draft=always(sure=0.9), draft_seconds=0.05),
+        [request_of(length=2) for _ in range(4)],
+    )
+    assert sum(map(sum, desk.run(batch, 100))) == 0
+
+
+def test_at_first_several_requests_are_probed_at_once():
+    desk, batch = Desk(FLAT, draft=always(sure=0.9), draft_seconds=0.05), [request_of(length=2) for _ in range(8)]
+    assert sum(depth > 0 for depth in desk.run(batch, 1)[0]) >= 4
+    assert min(desk.run(batch, 3)[-1]) > 0, "and where all were right, everybody is drafted for"
+
+
 # ---- several proposers
 
 

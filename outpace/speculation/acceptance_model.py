@@ -19,6 +19,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import exp, log, sqrt
 
+from outpace.speculation.differences import Own, Spread
+
 TEMPERATURES = (0.0, 0.5, 0.9)  # up to and including; hotter is a class of its own
 _NUM_POSITIONS = 4  # the rate without confidence: of the first, second, third, and of all further tokens
 _LOW, _HIGH, _NUM_KNOTS = -3.0, 5.0, 9  # log-odds of confidence
@@ -35,39 +37,14 @@ _CONFIDENCE_SHIFT = (0.0, -0.3, -0.7, -1.0)
 _GENERAL_CERTAINTY = 1.5  # of the prior, in units of information; a trial brings at most a quarter
 _LEAST_SHARE = 0.05  # of what set a request apart, for those that come after it
 _ENOUGH_TRIALS = 6  # to believe what is not only assumed
+_CAUTION = 2.0  # standard deviations, about, that acceptance may be below what is believed
 _MOST_COUNTED_ON = 0.75
 _MOST_CERTAINTY = 40.0  # traffic changes: older trials are forgotten once there are many
-_OWN_VARIANCE = 1.0  # how far requests differ from the general part
-_MOST_VARIANCE = 2.0
-_DRIFT_VARIANCE = 0.12  # how far a request moves from one step to the next
-_RETURN = 0.985  # and how it is drawn back each step
 _LEAST, _MOST = 0.005, 0.995  # probabilities nobody can claim to know better
 
 
 def temperature_class(temperature: float) -> int:
     return sum(temperature > bound for bound in TEMPERATURES)
-
-
-@dataclass(slots=True)
-class _Own:
-    """A request's distance from the general part, how uncertain that is, and when it was last looked at."""
-
-    mean: float
-    variance: float = _OWN_VARIANCE
-    step: int = 0
-
-    def at(self, step: int) -> float:
-        """What is known gets older with every step."""
-        passed = step - self.step
-        if passed:
-            self.mean *= _RETURN**passed
-            self.variance = min(self.variance + passed * _DRIFT_VARIANCE, _MOST_VARIANCE)
-            self.step = step
-        return self.mean
-
-    def learn(self, surprise: float, information: float) -> None:
-        self.variance = 1.0 / (1.0 / self.variance + information)
-        self.mean += self.variance * surprise
 
 
 @dataclass(slots=True)
@@ -77,21 +54,8 @@ class Prospects:
     temperature: int  # class
     shift: float = 0.0  # what was known of it beforehand, in log-odds
     step: int = 0  # that it has come to
-    rates: dict[str, _Own] = field(default_factory=dict)  # where no confidence is known,
-    trusts: dict[str, _Own] = field(default_factory=dict)  # and where it is
-
-    def rate(self, method: str) -> _Own:
-        return self._of(self.rates, method)
-
-    def trust(self, method: str) -> _Own:
-        return self._of(self.trusts, method)
-
-    def _of(self, owns: dict[str, _Own], method: str) -> _Own:
-        own = owns.get(method)
-        if own is None:
-            own = owns[method] = _Own(self.shift, step=self.step)
-        own.at(self.step)
-        return own
+    rates: dict[str, Own] = field(default_factory=dict)  # where no confidence is known,
+    trusts: dict[str, Own] = field(default_factory=dict)  # and where it is
 
 
 class AcceptanceModel:
@@ -102,13 +66,13 @@ class AcceptanceModel:
     def given_confidence(self, method: str, prospects: Prospects, confidence: Sequence[float]) -> list[float]:
         """P(accepted | those before were) for each token of a draft whose proposer said how sure it is."""
         knots = self._methods[method].knots[prospects.temperature]
-        own = prospects.trust(method).mean
+        own = self._trust(method, prospects).mean
         return [_chance(knots, sure, own) for sure in confidence]
 
     def survival(self, method: str, prospects: Prospects, confidence: Sequence[float], least: float) -> list[float]:
         """The chance that each token is reached and accepted, as far as that exceeds `least`."""
         knots = self._methods[method].knots[prospects.temperature]
-        own, product, out = prospects.trust(method).mean, 1.0, list[float]()
+        own, product, out = self._trust(method, prospects).mean, 1.0, list[float]()
         for sure in confidence:  # `_chance` once more, in line: this is most of what weighing guesses costs
             left, share = _PLACES[int(sure * _FINE)]
             low = knots[left]
@@ -121,7 +85,7 @@ class AcceptanceModel:
 
     def forecast_survival(self, method: str, prospects: Prospects, depth: int, least: float) -> list[float]:
         """The same before anything was drafted. Requests known alike share one list: not to be changed."""
-        own = round(prospects.rate(method).mean * _ALIKE)
+        own = round(self._rate(method, prospects).mean * _ALIKE)
         key = (method, prospects.temperature, own, depth, least)
         known = self._forecasts.get(key)
         if known is None:
@@ -138,9 +102,24 @@ class AcceptanceModel:
     def forecast(self, method: str, prospects: Prospects, depth: int) -> list[float]:
         """P(accepted | those before were) before anything was drafted."""
         rates = self._methods[method].rates[prospects.temperature]
-        own = prospects.rate(method).mean
+        own = self._rate(method, prospects).mean
         known = [_probability(rate + own) for rate in rates[:depth]]
         return known + known[-1:] * (depth - len(known))
+
+    def _rate(self, method: str, prospects: Prospects) -> Own:
+        return self._own(prospects, prospects.rates, method, self._methods[method].rate_spreads)
+
+    def _trust(self, method: str, prospects: Prospects) -> Own:
+        return self._own(prospects, prospects.trusts, method, self._methods[method].trust_spreads)
+
+    @staticmethod
+    def _own(prospects: Prospects, owns: dict[str, Own], method: str, spreads: Sequence[Spread]) -> Own:
+        own = owns.get(method)
+        if own is None:
+            spread = spreads[prospects.temperature]
+            own = owns[method] = Own(spread, prospects.shift, spread.variance, prospects.step)
+        own.at(prospects.step)
+        return own
 
     def is_known(self, method: str) -> bool:
         """Whether traffic has said anything about a proposer yet."""
@@ -150,10 +129,10 @@ class AcceptanceModel:
         """How much it has said, in units of what is enough to believe it at all."""
         return self._methods[method].num_trials / _ENOUGH_TRIALS
 
-    def certainty(self, methods: Iterable[str]) -> float:
+    def certainty(self, methods: Iterable[str], most: float = _MOST_COUNTED_ON) -> float:
         """The share of what is expected of these proposers that can be counted on: the more trials, the more."""
         trials = min((self._methods[method].num_trials for method in methods), default=0)
-        return min(_MOST_COUNTED_ON, 1.0 - 2.0 / sqrt(trials)) if trials >= _ENOUGH_TRIALS else 0.0
+        return min(most, 1.0 - _CAUTION / sqrt(trials)) if trials >= _ENOUGH_TRIALS else 0.0
 
     def observe(
         self, method: str, prospects: Prospects, confidence: Sequence[float], num_hits: int, num_tried: int
@@ -174,7 +153,7 @@ class AcceptanceModel:
         self, method: str, prospects: Prospects, confidence: Sequence[float], num_hits: int, num_tried: int
     ) -> None:
         """Learn what confidence is worth, and nothing else: a guess is never forecast, it is there to be looked at."""
-        state, own = self._methods[method], prospects.trust(method)
+        state, own = self._methods[method], self._trust(method, prospects)
         state.num_trials += num_tried
         knots, certainty = state.knots[prospects.temperature], state.knot_certainty[prospects.temperature]
         surprise = information = 0.0
@@ -204,13 +183,14 @@ class AcceptanceModel:
             state.learn_rate(prospects.temperature, start + i, fate - chance, chance * (1 - chance))
             surprise += fate - chance
             information += chance * (1 - chance)
-        prospects.rate(method).learn(surprise, information)
+        self._rate(method, prospects).learn(surprise, information)
 
     def end(self, prospects: Prospects) -> None:
         """A request is over: what set it apart is, in part, what was not known of all. The first ones say most."""
         for owns, is_rate in ((prospects.rates, True), (prospects.trusts, False)):
             for method, own in owns.items():
                 self._methods[method].follow(prospects.temperature, own.mean, is_rate=is_rate)
+                own.spread.fade()
         self._forecasts.clear()
 
     def general_rate(self, method: str, temperature: float) -> float:
@@ -224,6 +204,8 @@ class _Method:
     def __init__(self) -> None:
         self._num_ended = {is_rate: [0] * len(_RATE_PRIOR) for is_rate in (False, True)}  # requests
         self.num_trials = 0  # of tokens that were drafted or guessed
+        self.rate_spreads = [Spread() for _ in _RATE_PRIOR]  # by temperature class
+        self.trust_spreads = [Spread() for _ in _CONFIDENCE_SHIFT]
         self.rates = [[prior] * _NUM_POSITIONS for prior in _RATE_PRIOR]
         self.knots = [
             [_TRUST_PRIOR * (_LOW + i * _WIDTH) + shift for i in range(_NUM_KNOTS)] for shift in _CONFIDENCE_SHIFT

@@ -62,6 +62,7 @@ class Books:
             spec.plain_seconds += plain_step * num_said
             if seat is None:
                 continue
+            seat.reading_seconds += reading_seconds
             if has_drafts:
                 gain = num_said * plain_step / spent
                 seat.gain += _GAIN_RATE * (gain - seat.gain)

@@ -14,14 +14,16 @@ from outpace.core import Request
 from outpace.speculation.acceptance_model import AcceptanceModel
 from outpace.speculation.base import Proposer
 from outpace.speculation.costs import Costs
-from outpace.speculation.fairness import spare_seconds
 from outpace.speculation.ledger import ReadingRecord
 from outpace.speculation.seats import NEURAL, Seat, Step
 from outpace.speculation.sweep import Plan, Table
 
 _DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # tried for a draft model
 _READING_LOSS = 0.03  # of the time a request is expected to take: reading that costs no more is always allowed
-_MADE_GOOD_STEPS = 14.0  # within so many steps reading has to be made good by what drafts save
+_MADE_GOOD_STEPS = 30.0  # within so many steps reading has to be made good by what drafts are sure to save,
+_WON_BACK_STEPS = 18.0  # and for each request in so many, beside
+_READING_SHARE, _READING_STEPS = 0.03, 0.4  # what it can bear to lose: of what it is expected to take, and plain steps
+_COUNTED_ON = 0.95  # of the gain expected, at most
 _LOOK_AGAIN = 8  # steps after which a text that was too dear to read is looked at again
 _START_OUTPUT = 64.0  # tokens a request is expected to say, until some have
 _OUTPUT_RATE = 0.05
@@ -166,25 +168,12 @@ class DraftWeigher:
 
     # ---- how deep
 
-    def best(
-        self, step: Step, table: Table, rows: Sequence[int], guessed: Sequence[list[float]], prospects: list[Prospect]
-    ) -> Plan | None:
-        """The plan with the draft model at the depth that promises most, for the requests where it beats a guess.
-
-        Texts are read only where that is made good soon: the time it takes is taken from all, at once.
-        """
-        plan = self._deepest_worth(step, table, rows, guessed, prospects)
-        if plan is None or self._is_made_good(step, table, plan, rows, prospects):
-            return plan
-        read = [prospect for prospect in prospects if step.seats[prospect.row].has_read]
-        return self._deepest_worth(step, table, rows, guessed, read) if read else None
-
-    def _is_made_good(
+    def is_made_good(
         self, step: Step, table: Table, plan: Plan, rows: Sequence[int], prospects: Sequence[Prospect]
     ) -> bool:
         """Whether what a plan saves pays soon for what has to be read first, and those it is not read for can bear it.
 
-        The very first may cost what it costs.
+        The very first may cost what it costs. The time it takes is taken from all, at once.
         """
         if plan.drafted is None or not self._acceptance.is_known(NEURAL):
             return True
@@ -193,23 +182,43 @@ class DraftWeigher:
         if not behind:
             return True
         reading = sum([self._reading_seconds(num_unread) for num_unread in behind])
-        saved = plan.speed * plan.seconds / table.plain_speed - plan.seconds
-        if reading > _MADE_GOOD_STEPS * saved:
+        counted_on = self._acceptance.certainty([NEURAL], most=_COUNTED_ON)
+        certain = table.expected + counted_on * sum(plan.gains)
+        if reading > _MADE_GOOD_STEPS * (certain / table.plain_speed - plan.seconds):
             return False
-        others = [request for i, request in enumerate(step.requests) if i not in drafted]
-        return all(reading <= spare_seconds(request, step.plain_seconds) for request in others)
+        gains = dict(zip(rows, plan.gains, strict=True))
+        return all(
+            self._bears(step, i, reading, (1.0 + counted_on * gains.get(i, 0.0)) * step.plain_seconds - plan.seconds)
+            for i in range(step.rows)
+        )
 
-    def _deepest_worth(
-        self, step: Step, table: Table, rows: Sequence[int], guessed: Sequence[list[float]], prospects: list[Prospect]
+    def _bears(self, step: Step, i: int, reading: float, saved: float) -> bool:
+        """Whether a request can wait while texts are read, where a step of the plan then saves it so much."""
+        request = step.requests[i]
+        lost = request.spec.decode_seconds - request.spec.plain_seconds
+        most = (_READING_SHARE * self.expected_output(request) + _READING_STEPS) * step.plain_seconds
+        return lost + reading <= most + _WON_BACK_STEPS * max(0.0, saved)
+
+    def best(
+        self,
+        step: Step,
+        table: Table,
+        rows: Sequence[int],
+        guessed: Sequence[list[float]],
+        prospects: list[Prospect],
+        deepest: int,
     ) -> Plan | None:
-        """Depths are compared with all their tokens taken; only of the best is it asked which of them to leave."""
+        """The plan with the draft model at the depth that promises most, for the requests where it beats a guess.
+
+        Depths are compared with all their tokens taken; only of the best is it asked which of them to leave.
+        """
         by_row = {prospect.row: prospect for prospect in prospects}
         promised = {i: (sum(chances), len(chances)) for i, chances in zip(rows, guessed, strict=True) if chances}
         best_speed, best_depth, best_users = 0.0, 0, list[Prospect]()
         users, load = list[Prospect](), _Load(0, 0, 0, 0.0)
         # Requests of which the same is known share a list: what it sums to is found once.
         sums = {id(each.survival): list(accumulate(each.survival)) for each in prospects}
-        deepest = max([len(totals) for totals in sums.values()])
+        deepest = min(deepest, max([len(totals) for totals in sums.values()]))
         for depth in _DEPTHS:
             if depth > deepest:
                 break
@@ -234,7 +243,7 @@ class DraftWeigher:
             by_row[i].survival[:best_depth] if i in drafted else guess for i, guess in zip(rows, guessed, strict=True)
         ]
         plan = Plan(table.after(self._seconds(step, self._load(step, best_users), best_depth)), mixed)
-        plan.drafted = [i in drafted for i in rows]
+        plan.drafted, plan.num_passes = [i in drafted for i in rows], best_depth
         return plan
 
     def ended(self, request: Request, seat: Seat, lost: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outpace.core import Request
-from outpace.speculation.seats import Step
+from outpace.speculation.seats import Seat, Step
 from outpace.speculation.sweep import Plan
 
 _REQUEST_LOSS = 0.02  # what one request may lose to the gain of others, of its own time,
@@ -14,14 +14,18 @@ _BEAR_STEPS = 0.5  # plain steps that one which usually gains may be behind
 _TOLERANCE = 0.01  # of a plain step
 _HELPINGS = 2  # deeper drafts for those who would fall behind, before the step is made shorter, by
 _SHORTER = 0.85
+_FORGIVEN = 0.5  # of what a request has waited for texts to be read: that is spent, and only drafts can bring it back
 _NEVER = float("inf")
 
 
-def spare_seconds(request: Request, plain: float) -> float:
+def _lost(request: Request, seat: Seat) -> float:
+    """What a request is behind plain decoding, less what is forgiven."""
+    return request.spec.decode_seconds - request.spec.plain_seconds - _FORGIVEN * seat.reading_seconds
+
+
+def _spare(request: Request, seat: Seat, plain: float) -> float:
     """What a request may still lose to the gain of others, where a plain step takes so long."""
-    spec = request.spec
-    lost = spec.decode_seconds - spec.plain_seconds
-    left = _REQUEST_LOSS * spec.plain_seconds + _REQUEST_STEPS * plain - lost
+    left = _REQUEST_LOSS * request.spec.plain_seconds + _REQUEST_STEPS * plain - _lost(request, seat)
     return left if left > 0.0 else 0.0
 
 
@@ -31,7 +35,7 @@ def make_fair(step: Step, plan: Plan, rows: Sequence[int], longest: float) -> No
     It may not last longer than `longest`.
     """
     plain = step.plain_seconds
-    spare = [spare_seconds(request, plain) for request in step.requests]
+    spare = [_spare(request, seat, plain) for request, seat in zip(step.requests, step.seats, strict=True)]
     slack = (1.0 + _TOLERANCE) * plain
     if plan.seconds <= min(spare) + slack:
         return  # nobody is hurt, whoever gains
@@ -69,5 +73,4 @@ def make_fair(step: Step, plan: Plan, rows: Sequence[int], longest: float) -> No
 
 def _bears(step: Step, i: int) -> bool:
     """A request that usually gains bears with a bad step, up to a point."""
-    spec = step.requests[i].spec
-    return step.seats[i].gain >= 1.0 and spec.decode_seconds - spec.plain_seconds < _BEAR_STEPS * step.plain_seconds
+    return step.seats[i].gain >= 1.0 and _lost(step.requests[i], step.seats[i]) < _BEAR_STEPS * step.plain_seconds

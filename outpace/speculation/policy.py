@@ -35,7 +35,7 @@ from outpace.speculation.weighing import Weigher
 
 _FIRST_PLAIN = 8  # steps with drafts after which one is plain, to measure it; after each, twice as many, up to
 _PLAIN_EVERY = 128
-_MOST_LEARNED = 48  # guesses learned from in a step; where there are more, requests take turns
+_MOST_LEARNED = 48  # guesses and drafts learned from in a step; where there are more, requests take turns
 
 
 @dataclass(slots=True)
@@ -114,6 +114,8 @@ class Policy:
         if self._parts is None or self._parts.resting.goes_on(requests) or self._is_crowded(len(requests)):
             return {}
         seats = [self._seat(request) for request in requests]
+        if not any(seat.mode == "auto" for seat in seats):
+            return {}
         asking = self._parts.asking
         asking.save(self._plain_seconds(requests)[0])
         return asking.wanted(requests, seats, self._number, in_debt=self.ledger.is_in_debt)
@@ -213,7 +215,7 @@ class Policy:
         if self.ledger.is_in_debt:
             step.reason = "the ledger is below the allowed loss"
         elif self._steps_without_plain >= self._plain_after:
-            step.reason = "a plain step, to measure it"
+            step.reason, step.measures = "a plain step, to measure it", True
             self._plain_after = min(_PLAIN_EVERY, 2 * self._plain_after)
             self._steps_without_plain = 0  # also where another request drafts in any case, and it is none
             return
@@ -244,6 +246,7 @@ class Policy:
         if step is None or self._parts is None or self._parts.resting.is_now:
             return
         every = 1 + len(step.guesses) // _MOST_LEARNED
+        every_draft = 1 + len(outcomes) // _MOST_LEARNED
         for row, outcome in enumerate(outcomes):
             seat = self._seats.get(outcome.request.id)
             if seat is None or seat.mode == "off":
@@ -255,7 +258,7 @@ class Policy:
                 self._parts.asking.learn(step, seat, outcome, guesses)
             elif seat.unused:
                 self._parts.asking.compare(seat, outcome.verdict.tokens)
-            if outcome.choice.ask is not None:
+            if outcome.choice.ask is not None and (row + step.number) % every_draft == 0:
                 learn_from_draft(self.acceptance, seat, outcome)
 
     def account(self, outcomes: Sequence[Outcome], stats: StepStats, reading_seconds: float) -> None:
@@ -270,7 +273,7 @@ class Policy:
                 self._parts.costs.observe_weighing(num_guesses, stats.policy_seconds)
             saved = self._parts.books.add(self._step, outcomes, stats, reading_seconds)
             self._parts.probes.share_in(saved)
-            if self._step.weighed:
+            if self._step.weighed and not self._step.measures:
                 has_drafts = any(outcome.choice.depth for outcome in outcomes)
                 own = stats.policy_seconds + stats.guess_seconds
                 brought = saved + own + reading_seconds if has_drafts else 0.0  # reading serves later steps

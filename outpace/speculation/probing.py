@@ -1,4 +1,9 @@
-"""Finding out about a draft model that does not seem to pay: now and then it drafts for one request all the same."""
+"""Finding out about a draft model: it drafts for a few requests although nothing says yet that this pays.
+
+At first there is some time to spend on it, the more the more a good draft would bring; several requests are probed in
+one step, because what is read for it is drafted for again if the draft proves good. Later, where it does not seem to
+pay, one request is probed now and then.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +16,18 @@ from outpace.speculation.drafting import DraftWeigher
 from outpace.speculation.seats import NEURAL, Choice, Step
 
 _SHARE = 0.003  # of the time spent decoding plainly is saved up for probes,
+_SHARE_AT_FIRST = 0.008  # more of it until enough is known,
 _GAIN = 0.1  # and of what speculation has saved
-_START = 1.5  # plain steps that there are for it at first, until something is known
 _MOST = 3.0  # plain steps that can be saved up
-_OF_REQUEST = 0.025  # of the time a request is expected to take: no probe costs it more
-_EVERY = 32  # steps between two probes of the same request: none is to pay for all
+_ENOUGH = 4.0  # times what is needed to believe anything of a draft model at all
+_GOOD = 0.9  # acceptance of a draft as good as one can hope for:
+_LEAST_HOPE = 1.15  # times plain speed: where not even that would gain so much, there is nothing to find out;
+_START_PER_HOPE = 3.0  # else so many plain steps may be spent at first for each plain speed it would gain
+_BEYOND = 1.1  # beyond this,
+_MOST_START = 1.5  # and never more
+_AT_ONCE = 0.5  # of what is there goes into one step
+_OF_REQUEST = 0.025  # of the time a request is expected to take: no later probe costs it more
+_EVERY = 32  # steps between two later probes of the same request: none is to pay for all
 _DEPTH = 2
 
 
@@ -36,44 +48,81 @@ class Probes:
 
     @property
     def is_over(self) -> bool:
-        """Beside other drafts there are probes only until something is known."""
-        return self._costs.draft is None or self._acceptance.is_known(NEURAL)
+        """Beside other drafts there are probes only until enough is known."""
+        return self._costs.draft is None or self._acceptance.evidence(NEURAL) >= _ENOUGH
 
     def save(self, plain_seconds: float, num_steps: int = 1) -> None:
         """Plain steps have passed."""
-        self._seconds = min(self._seconds + num_steps * _SHARE * plain_seconds, _MOST * plain_seconds)
-        if self._start is None:
-            self._start = _START * plain_seconds
+        share = _SHARE if self.is_over else _SHARE_AT_FIRST
+        self._seconds = min(self._seconds + num_steps * share * plain_seconds, _MOST * plain_seconds)
 
     def share_in(self, saved: float) -> None:
         """A step with drafts has saved so much, or lost it."""
         self._seconds += _GAIN * max(0.0, saved)
 
     def probe(self, step: Step, choices: list[Choice]) -> None:
-        """Draft for the request that is cheapest to draft for, where enough was saved up to pay for it."""
+        """Draft for those who are cheapest to draft for, where there is enough to pay for it."""
         if self._costs.draft is None:
             return
         self.save(step.plain_seconds)
-        is_known = self._acceptance.is_known(NEURAL)
-        if is_known:
+        if self.is_over:
             self._start = 0.0
+        elif self._start is None:
+            num_steps = min(_START_PER_HOPE * (self._hope(step) - _BEYOND), _MOST_START)
+            self._start = max(0.0, num_steps) * step.plain_seconds
         at_hand = self._seconds + (self._start or 0.0)
-        if at_hand < self._costs.draft_seconds(1, 1, 1, step.context) + step.slot_seconds:
+        if at_hand < self._costs.draft_seconds(1, 1, 1, step.context) or self._hope(step) < _LEAST_HOPE:
             return
-        every = _EVERY if is_known else 1
-        rested = [i for i in self._drafting.able(step) if step.number >= step.seats[i].probed_at + every]
-        able = [i for i in rested if not choices[i].depth]
+        every = _EVERY if self.is_over else 1
+        able = [
+            i
+            for i in self._drafting.able(step)
+            if not choices[i].depth and step.number >= step.seats[i].probed_at + every
+        ]
         if not able:
             return
-        unread = {i: self._proposers[NEURAL].num_unread(step.requests[i]) for i in able}
-        i = min(able, key=unread.__getitem__)
-        depth = min(_DEPTH, self._drafting.room(step, i))
-        price = self._costs.draft_seconds(1, unread[i], depth, step.context) + depth * step.slot_seconds
-        affordable = _OF_REQUEST * step.plain_seconds * self._drafting.expected_output(step.requests[i])
-        if price <= at_hand and (price <= affordable or not is_known):
-            from_start = min(price, self._start or 0.0)
-            self._start = (self._start or 0.0) - from_start
-            self._seconds -= price - from_start
+        unread = sorted([(self._proposers[NEURAL].num_unread(step.requests[i]), i) for i in able])
+        if self.is_over:
+            of_request = step.plain_seconds * self._drafting.expected_output(step.requests[unread[0][1]])
+            rows, price = self._affordable(step, unread[:1], min(at_hand, _OF_REQUEST * of_request))
+        else:
+            rows, price = self._affordable(step, unread, max(_AT_ONCE * at_hand, step.plain_seconds / 2))
+            if not rows:
+                rows, price = self._affordable(step, unread[:1], at_hand)
+        if not rows:
+            return
+        from_start = min(price, self._start or 0.0)
+        self._start = (self._start or 0.0) - from_start
+        self._seconds -= price - from_start
+        step.reason += "; a probe of the draft model"
+        for i in rows:
             step.seats[i].probed_at = step.number
-            step.reason += "; a probe of the draft model"
+            depth = min(_DEPTH, self._drafting.room(step, i))
             choices[i] = Choice(NEURAL, depth, ask=DraftAsk(step.requests[i], depth))
+
+    def _affordable(self, step: Step, unread: list[tuple[int, int]], seconds: float) -> tuple[list[int], float]:
+        """As many of these requests, given with what is unread of them, as can be drafted for in this time."""
+        taken, price, num_unread = list[int](), 0.0, 0
+        verify = self._costs.target.by_tokens(step.rows, step.rows, step.rows + _DEPTH * len(unread), step.context)
+        for num_rows, (more, i) in enumerate(unread, 1):
+            num_unread += more
+            slots = verify[_DEPTH * num_rows] - verify[0]
+            needed = self._costs.draft_seconds(num_rows, num_unread, _DEPTH, step.context) + max(0.0, slots)
+            if needed > seconds:
+                break
+            taken.append(i)
+            price = needed
+        return taken, price
+
+    def _hope(self, step: Step) -> float:
+        """What a good draft for everybody would gain, over plain decoding."""
+        rows, costs = step.rows, self._costs
+        best, said, chance, depth = 0.0, 1.0, 1.0, 0
+        for deeper in (1, 2, 4, 8):
+            while depth < deeper:
+                depth, chance = depth + 1, chance * _GOOD
+                said += chance
+            verify = costs.target.seconds(rows, rows * (1 + depth), step.context)
+            host = costs.schedule_seconds + rows * said * costs.judge_seconds
+            best = max(best, said / (verify + host + costs.draft_seconds(rows, rows, depth, step.context)))
+        return best * step.plain_seconds

@@ -67,6 +67,7 @@ class Seat:
     num_right: int = 0  # for so many tokens
     hits: dict[str, float] = field(default_factory=dict)  # tokens of each guesser that were right lately, a guess
     gain: float = 1.0  # over plain decoding, in its latest steps with drafts in them
+    reading_seconds: float = 0.0  # that the draft model has read texts in, its own and others', while this waited
     has_read: bool = False  # the draft model has read its text
     too_dear_until: int = 0  # to read: looked at again in that step
     probed_at: int = -(1 << 30)  # the step of its latest probe
@@ -94,6 +95,7 @@ class Step:
     guess_seconds: float = 0.0  # spent already
     weighed: list[int] = field(default_factory=list)  # rows that are in `auto`
     reason: str = "nothing to weigh"
+    measures: bool = False  # plain only to measure what that takes: it says nothing about drafts
 
     @property
     def rows(self) -> int:

@@ -49,7 +49,8 @@ class Plan:
         if len(survival) > 1:
             slots.sort()
         self._slots = slots[: len(table.seconds) - 1]
-        self.drafted: list[bool] | None = None  # rows a draft model drafts for
+        self.drafted: list[bool] | None = None  # rows a draft model drafts for,
+        self.num_passes = 0  # and how deep: that is paid whatever is taken of it
         self._take(self._best(float("inf"), len(self._slots)))
 
     def _best(self, seconds: float, most: int) -> int:

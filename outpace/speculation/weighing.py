@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from outpace.config import MAX_DEPTH
 from outpace.core import Draft
 from outpace.speculation.acceptance_model import AcceptanceModel
 from outpace.speculation.base import DraftAsk
 from outpace.speculation.costs import Costs
-from outpace.speculation.drafting import DraftWeigher, Stop
+from outpace.speculation.drafting import DraftWeigher, Prospect, Stop
 from outpace.speculation.fairness import make_fair
 from outpace.speculation.seats import NEURAL, Choice, Step
 from outpace.speculation.sweep import Plan, Table, survival
@@ -33,6 +34,18 @@ class Weighed:
     plan: Plan
     rows: list[int]
     guesses: list[Draft | None]
+
+
+@dataclass(slots=True)
+class _Weighing:
+    """A step being weighed: its costs, and for each row that can have a draft, its guess and the chances of that."""
+
+    step: Step
+    table: Table
+    headroom: float
+    rows: list[int]
+    guesses: list[Draft | None]
+    chances: list[list[float]]
 
 
 class Weigher:
@@ -64,30 +77,54 @@ class Weigher:
         guesses = [guessed[i][0] if i in guessed else None for i in rows]
         chances = [guessed[i][1] if i in guessed else [] for i in rows]
         most = sum(map(len, chances)) + sum(len(prospect.survival) for prospect in prospects)
-        table = self._table(step, choices, most)
-        best = Plan(table, chances) if guessed else None
+        weighing = _Weighing(step, self._table(step, choices, most), headroom, rows, guesses, chances)
+        best = self._shaped(weighing, Plan(weighing.table, chances)) if guessed else None
         if prospects:
-            drafted = self._drafting.best(step, table, rows, chances, prospects)
-            if drafted is not None and (best is None or drafted.speed > best.speed):
-                best = drafted
-                if best.speed > table.plain_speed * _MARGIN:
-                    self._model_again = 0
+            drafted = self._drafted(weighing, prospects)
+            if drafted is not None:
+                self._model_again = 0
+                if best is None or drafted.speed > best.speed:
+                    best = drafted
+        return Weighed(best, rows, guesses) if best is not None else None
+
+    def _drafted(self, weighing: _Weighing, prospects: list[Prospect]) -> Plan | None:
+        """The best plan with the draft model that hurts nobody: with all texts, or only those it has read; as deep as
+        promises most, or less deep, because what its passes take is taken from all."""
+        step, table = weighing.step, weighing.table
+        read = [prospect for prospect in prospects if step.seats[prospect.row].has_read]
+        for group in (prospects, read) if 0 < len(read) < len(prospects) else (prospects,):
+            deepest = MAX_DEPTH
+            while deepest:
+                plan = self._drafting.best(step, table, weighing.rows, weighing.chances, group, deepest)
+                if plan is None:
+                    break
+                deepest = plan.num_passes // 2
+                shaped = self._shaped(weighing, plan)
+                if shaped is not None:
+                    if self._drafting.is_made_good(step, table, shaped, weighing.rows, group):
+                        return shaped
+                    break
+        return None
+
+    def _shaped(self, weighing: _Weighing, plan: Plan) -> Plan | None:
+        """A plan made so small that it stakes no more than may be lost, and fair; None where that leaves no gain."""
+        step, table = weighing.step, weighing.table
         least_speed = table.plain_speed * _MARGIN
-        if best is None or not best.count or best.speed < least_speed:
+        if not plan.count or plan.speed < least_speed:
             return None
-        longest = table.total(0, table.expected) + headroom
-        certainty = self._acceptance.certainty(_proposers(best, guesses))
+        longest = table.total(0, table.expected) + weighing.headroom
+        certainty = self._acceptance.certainty(_proposers(plan, weighing.guesses))
         if certainty:
             token_seconds = step.plain_seconds / step.rows - self._costs.judge_seconds
-            longest += certainty * sum(best.gains) * token_seconds
-        if best.seconds > longest:
+            longest += certainty * sum(plan.gains) * token_seconds
+        if plan.seconds > longest:
             if not certainty and step.guesses and step.rows > 1:
                 step.reason = "too much to stake before any guess was compared with what is said"
                 return None
-            best.within(longest)
-        if step.rows > 1 and best.count:
-            make_fair(step, best, rows, longest)
-        return Weighed(best, rows, guesses) if best.count and best.speed >= least_speed else None
+            plan.within(longest)
+        if step.rows > 1 and plan.count:
+            make_fair(step, plan, weighing.rows, longest)
+        return plan if plan.count and plan.speed >= least_speed else None
 
     def take(self, step: Step, choices: list[Choice], best: Weighed) -> None:
         """Put a plan into choices."""

@@ -39,7 +39,7 @@ class TrueRates(AcceptanceModel):
     def evidence(self, method: str) -> float:
         return float("inf")
 
-    def certainty(self, methods: Iterable[str]) -> float:
+    def certainty(self, methods: Iterable[str], most: float = 1.0) -> float:
         return 1.0
 
     def end(self, prospects: Prospects) -> None:
