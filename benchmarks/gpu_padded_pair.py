@@ -14,23 +14,19 @@ from numpy.typing import NDArray
 from benchmarks.gpu_assisted import as_transformers, generate
 from benchmarks.gpu_cells import Pair
 from benchmarks.gpu_models import Letters, shape_config
-from benchmarks.gpu_padding import padded, rounded
+from benchmarks.gpu_padding import padded
+from benchmarks.gpu_rounding import NUM_SAID, Rounding, rounded
 from outpace.backends.base import Capacity, DraftTask, LoadedModel
-from outpace.backends.torch.config import ModelConfig, parse_config
+from outpace.backends.torch.config import ModelConfig
 from outpace.backends.torch.kernels import ops_for
 from outpace.backends.torch.loader import load_weights, open_checkpoint
 from outpace.backends.torch.model import Model
 from outpace.backends.torch.runner import TorchRunner
 from outpace.backends.torch.weights import Weights
-from outpace.config import SamplingParams, SpeculationParams
+from outpace.config import EngineConfig, SamplingParams, SpeculationParams
 from outpace.core import Row, StepPlan
 from outpace.engine.engine import Engine
-
-DRAFT_SHAPE: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "hidden_size": 1536, "intermediate_size": 4096,
-    "num_hidden_layers": 30, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
-    "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
-}  # fmt: skip
+from outpace.speculation.base import NoDraft
 
 
 @dataclass(slots=True)
@@ -42,14 +38,21 @@ class PaddedPair:
 
     @classmethod
     def build(
-        cls, path: Path, bits: int, group: int, max_sequences: int, context: int, max_step_tokens: int
+        cls,
+        path: Path,
+        rounding: Rounding,
+        learn_from: Sequence[Sequence[int]],
+        max_sequences: int,
+        context: int,
+        max_step_tokens: int,
     ) -> PaddedPair:
+        """`learn_from`: prompts of texts that the draft's rounding is learned from."""
         device = torch.device("cuda")
         checkpoint = open_checkpoint(path)
         exact = load_weights(checkpoint, torch.float32, device)
-        shapes = shape_config("8B"), parse_config(DRAFT_SHAPE)
+        shapes = shape_config("8B"), shape_config("1B-deep")
         room = Capacity(max_sequences + 1, max_sequences * context * 3 // 4 + context, context, max_step_tokens)
-        return cls.start(checkpoint.config, exact, torch.bfloat16, shapes, bits, group, room)
+        return cls.start(checkpoint.config, exact, torch.bfloat16, shapes, rounding, room, learn_from)
 
     @classmethod
     def start(
@@ -58,12 +61,13 @@ class PaddedPair:
         exact: Weights,
         dtype: torch.dtype,
         shapes: tuple[ModelConfig, ModelConfig],
-        bits: int,
-        group: int,
+        rounding: Rounding,
         room: Capacity,
+        learn_from: Sequence[Sequence[int]] = (),
     ) -> PaddedPair:
         device = exact.embedding.device
         small = converted(exact, dtype)
+        texts = own_texts(config, small, learn_from) if rounding.steps else ()
 
         def started(name: str, weights: Weights, shape: ModelConfig) -> LoadedModel:
             larger, moved = padded(config, weights, shape)
@@ -71,7 +75,8 @@ class PaddedPair:
             return LoadedModel(runner, Letters(shape.vocab_size), name, moved.num_parameters, moved.num_bytes)
 
         target = started("SmolLM2 as a large model", small, shapes[0])
-        draft = started(f"SmolLM2 in {bits} bits as a small model", rounded(small, bits, group), shapes[1])
+        few = rounded(config, small, rounding, texts)
+        draft = started(f"SmolLM2 in {rounding.bits} bits as a small model", few, shapes[1])
         return cls(config, small, exact, Pair(target, draft))
 
     @property
@@ -141,6 +146,28 @@ class PaddedPair:
             "plain_tokens_per_s": plain, "assisted_tokens_per_s": assisted, "speedup": assisted / plain,
             "same_texts": sum(a == b for a, b in zip(*said, strict=True)),
         }  # fmt: skip
+
+
+def own_texts(config: ModelConfig, weights: Weights, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Prompts with what the model says to them, every other one at temperature 0."""
+    longest = max(map(len, prompts)) + NUM_SAID + 1
+    at_once = min(len(prompts), 128)
+    settings = EngineConfig(
+        speculation="off", max_sequences=at_once, max_context=longest, max_step_tokens=4096,
+        cache_tokens=at_once * longest, prefix_reuse=False,
+    ).resolve(model_context=longest, model_path="small", draft_path=None, backend="torch")  # fmt: skip
+    room = Capacity(at_once + 1, settings.cache_tokens, longest, settings.max_step_tokens)
+    runner = TorchRunner(Model(config, weights, ops_for(weights.embedding.device), longest), room)
+    loaded = LoadedModel(runner, Letters(config.vocab_size), "small", 0, 0)
+    engine = Engine(loaded, {"none": NoDraft()}, settings)
+    requests = [
+        engine.submit(prompt, SamplingParams(max_tokens=NUM_SAID, temperature=i % 2, ignore_eos=True, seed=i))
+        for i, prompt in enumerate(prompts)
+    ]
+    while engine.has_requests:
+        engine.step()
+    runner.close()
+    return [request.tokens for request in requests]
 
 
 def converted(weights: Weights, dtype: torch.dtype) -> Weights:

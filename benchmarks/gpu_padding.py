@@ -85,23 +85,3 @@ def _head_rows(config: ModelConfig, shape: ModelConfig, *, queries: bool) -> Ten
     half = config.head_dim // 2
     d = torch.where(d < half, d, d - half + shape.head_dim // 2)
     return (heads[:, None] * shape.head_dim + d).flatten()
-
-
-def rounded(weights: Weights, bits: int, group: int = 16) -> Weights:
-    """Every matrix of every layer on a grid of 2**bits values between the least and the most of each `group` of inputs.
-
-    Norms, embedding and head are shared with the model itself.
-    """
-
-    def on_grid(tensor: Tensor) -> Tensor:
-        parts = tensor.float().view(tensor.shape[0], -1, group)
-        least, most = parts.aminmax(dim=-1, keepdim=True)
-        step = (most - least).clamp(min=1e-12) / (2**bits - 1)
-        nearest: Tensor = ((parts - least) / step).round() * step + least
-        return nearest.view(tensor.shape).to(tensor.dtype)
-
-    layers = [
-        replace(layer, **{name: on_grid(getattr(layer, name)) for name in ("qkv", "out", "gate_up", "down")})
-        for layer in weights.layers
-    ]
-    return replace(weights, layers=layers)

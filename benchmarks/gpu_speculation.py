@@ -20,6 +20,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from typing import Any
 from benchmarks.prompts import load_prompts
 
 LONGEST_PROMPT = 1024
+LONGEST_LEARNED, MOST_LEARNED = 96, 250  # tokens of a prompt, prompts of a file
 CONTEXT = 1408
 STEP_TOKENS = 4096
 WARM_UP_TOKENS = 8
@@ -38,20 +40,29 @@ SETTINGS: dict[int, tuple[str, ...]] = {
     32: ("plain", "ngram:2", "suffix:2", "draft:1", "draft:3", "auto"),
     128: ("plain", "ngram:1", "suffix:1", "draft:1", "draft:2", "auto"),
 }
+LEARNING_STEPS = 600  # of the draft's rounding
 LEAST_AUTO, LEAST_ALONE = 0.98, 2.0  # of plain: everywhere, and with the draft at temperature 0, alone
 
 
-def prepare(model: str, questions: Path, out: Path) -> None:
+def prepare(model: str, questions: Path, others: list[Path], out: Path) -> None:
     """Prompts as token ids, in an order that spreads every kind of question over any range of them."""
     from outpace import LLM
 
     with LLM(model, max_context=CONTEXT, speculation="off") as llm:
-        encoded = [llm.encode_chat([{"role": "user", "content": text}]) for text in load_prompts(questions)]
+
+        def asked(texts: list[str]) -> list[list[int]]:
+            return [llm.encode_chat([{"role": "user", "content": text}]) for text in texts]
+
+        encoded = asked(load_prompts(questions))
+        learned = [tokens for path in others for tokens in asked(load_prompts(path, MOST_LEARNED))]
+        learn_from = [tokens for tokens in learned if len(tokens) <= LONGEST_LEARNED]
     fitting = [tokens for tokens in encoded if len(tokens) <= LONGEST_PROMPT]
     stride = next(n for n in (97, 101, 103) if len(fitting) % n)  # prime, so every prompt comes up once
     kept = [fitting[i * stride % len(fitting)] for i in range(len(fitting))]
-    out.write_text(json.dumps({"prompts": kept, "source": questions.name}) + "\n")
+    sources = {"source": questions.name, "learned_from": [path.name for path in others]}
+    out.write_text(json.dumps({"prompts": kept, "learn_from": learn_from} | sources) + "\n")
     print(f"{len(kept)} prompts of {len(encoded)}, {statistics.mean(map(len, kept)):.0f} tokens on average")
+    print(f"{len(learn_from)} prompts to learn the draft's rounding from")
 
 
 class Report:
@@ -231,10 +242,14 @@ def main() -> int:
         each.add_argument("model", help="SmolLM2 as a GGUF file")
     preparing.add_argument("questions", type=Path, help="Spec-Bench's question.jsonl")
     preparing.add_argument("out", type=Path)
+    preparing.add_argument("--learn-from", type=Path, nargs="+", default=[], metavar="FILE",
+                           help="other prompts, for the draft's rounding")  # fmt: skip
     running.add_argument("tokens", type=Path, help="what `prepare` wrote")
     running.add_argument("out", type=Path, help="folder for text and JSON")
     running.add_argument("--bits", type=int, default=4, help="of the draft's weights (default: %(default)s)")
     running.add_argument("--group", type=int, default=16, help="weights that share a grid (default: %(default)s)")
+    running.add_argument("--rounding-steps", type=int, default=LEARNING_STEPS,
+                         help="of learning how to round; 0: to the nearest (default: %(default)s)")  # fmt: skip
     running.add_argument("--concurrency", type=int, nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
     running.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
     running.add_argument("--blocks", type=int, default=3)
@@ -244,28 +259,37 @@ def main() -> int:
     running.add_argument("--commit", help="of this code, where it is a copy without its history")
     options = parser.parse_args()
     if options.command == "prepare":
-        prepare(options.model, options.questions, options.out)
+        prepare(options.model, options.questions, options.learn_from, options.out)
         return 0
     return measure(options)
 
 
 def measure(options: argparse.Namespace) -> int:
     from benchmarks.gpu_padded_pair import PaddedPair
+    from benchmarks.gpu_rounding import Rounding
     from outpace.bench.provenance import provenance
 
     prepared = json.loads(options.tokens.read_text())
+    learn_from = prepared.get("learn_from", [])
+    rounding = Rounding(options.bits, options.group, options.rounding_steps if learn_from else 0)
     figures: dict[str, Any] = provenance(sys.argv, [Path(options.model)]) | {
-        "prompts": prepared["source"], "bits": options.bits, "group": options.group, "new_tokens": options.new_tokens,
+        "prompts": prepared["source"], "learned_from": prepared.get("learned_from"), "rounding": asdict(rounding),
+        "new_tokens": options.new_tokens,
     }  # fmt: skip
     report = Report(options.out, figures)
     most = max(options.concurrency)
-    models = PaddedPair.build(Path(options.model), options.bits, options.group, most, CONTEXT, STEP_TOKENS)
+    begin = time.perf_counter()
+    models = PaddedPair.build(Path(options.model), rounding, learn_from, most, CONTEXT, STEP_TOKENS)
+    built_seconds = time.perf_counter() - begin
     figures["parameters"] = models.sizes
     figures["commit"] = options.commit or figures["commit"]
     experiment = Experiment(models, prepared["prompts"], report, options.new_tokens)
     for key in ("command", "commit", "python", "torch", "transformers", "gpu"):
         report.say(f"{key}: {figures.get(key)}")
-    report.say(f"draft: {options.bits} bits, groups of {options.group}; parameters {models.sizes}")
+    report.say(
+        f"draft: {rounding.bits} bits, groups of {rounding.group}, rounding learned in {rounding.steps} steps from "
+        f"{len(learn_from)} other prompts; parameters {models.sizes}; made in {built_seconds:.0f} s"
+    )
     experiment.check_padding()
     experiment.calibrate()
     experiment.check_drafts()

@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.gpu_kernels import Product, products, spread
 from benchmarks.gpu_models import median_ms, random_caches, random_weights, shape_config, uniform_step
-from outpace.backends.torch.kernels.linear import LinearConfig
+from outpace.backends.torch.kernels.linear import LinearConfig, block_rows
 from outpace.backends.torch.kernels.triton_ops import TritonOps
 from outpace.backends.torch.kernels.vector import VectorConfig
 from outpace.backends.torch.model import Model
@@ -43,7 +43,8 @@ def candidates(product: Product, num_tokens: int) -> list[Config]:
     width = 2 if product.swiglu else 1
     if num_tokens == 1:
         for block_n, block_k, warps in itertools.product((1, 2, 4, 8, 16), (1024, 2048, 4096), (2, 4, 8)):
-            if 16 <= block_n * min(block_k, product.k) * width // (32 * warps) <= 128:  # numbers a thread holds
+            numbers = block_n * block_k * width // (32 * warps)  # that a thread holds
+            if 16 <= numbers <= 128 and block_k <= max(product.k, 1024):
                 found.append(VectorConfig(block_n, block_k, warps))
     else:
         for block_n, block_k, warps, stages, per_sm in itertools.product(
@@ -82,7 +83,7 @@ def compile_one(job: tuple[str, int, Key, Config]) -> None:
 
 def tune(shape: str, num_tokens: int) -> dict[str, object]:
     tried = {product: candidates(product, num_tokens) for product in products(shape)}
-    rows = 1 if num_tokens == 1 else 16
+    rows = 1 if num_tokens == 1 else block_rows(num_tokens)
     keys: dict[Product, Key] = {product: (product.weight_rows, product.k, rows) for product in tried}
     spread(compile_one, [(shape, num_tokens, keys[p], config) for p, each in tried.items() for config in each], WORKERS)
     with_configs = step_of(shape, num_tokens, NUM_LAYERS)

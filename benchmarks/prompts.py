@@ -1,10 +1,11 @@
-"""Prompts from the files people have: Spec-Bench and HumanEval as published, or JSON lines with a `prompt`."""
+"""Prompts from files as published: Spec-Bench, HumanEval, Self-Instruct, GSM8K, or JSON lines with a `prompt`."""
 
 from __future__ import annotations
 
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 from outpace.bench.workloads import evenly
 
@@ -13,5 +14,14 @@ def load_prompts(path: Path, count: int | None = None) -> list[str]:
     """All prompts of a file, or `count` of them."""
     data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     records = [json.loads(line) for line in data.splitlines() if line.strip()]
-    prompts = [record["turns"][0] if "turns" in record else record["prompt"] for record in records]
+    prompts = [_prompt(record) for record in records]
     return prompts if count is None else evenly(prompts, count)
+
+
+def _prompt(record: dict[str, Any]) -> str:
+    if "turns" in record:
+        return str(record["turns"][0])
+    if "instruction" in record:
+        given = record["instances"][0]["input"] if record.get("instances") else ""
+        return f"{record['instruction']}\n{given}".strip()
+    return str(record["question"] if "question" in record else record["prompt"])

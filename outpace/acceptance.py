@@ -53,6 +53,16 @@ def match(tokens: Sequence[int], own_token: Callable[[int], int], lenient: Lenie
     return Verdict([*tokens, own_token(len(tokens))], len(tokens), len(tokens), num_lenient)
 
 
+def match_known(tokens: Sequence[int], own_tokens: list[int]) -> Verdict:
+    """`match` where all of the target's own tokens are there: `own_tokens[i]` is the one after i draft tokens."""
+    num_accepted = 0
+    for token, own in zip(tokens, own_tokens, strict=False):
+        if token != own:
+            break
+        num_accepted += 1
+    return Verdict(own_tokens[: num_accepted + 1], len(tokens), num_accepted)
+
+
 def reject(
     tokens: Sequence[int], draft_probs: Sequence[Distribution], target_probs: TargetProbs, chance: Chance
 ) -> Verdict:

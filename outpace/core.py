@@ -35,6 +35,7 @@ class Request:
     shaper: Shaper
     writer: OutputWriter
     max_length: int  # prompt and output together never exceed this
+    may_speculate: bool = True  # by its own wish, or else the engine's
     tokens: list[int] = field(default_factory=list)
     seq: int | None = None  # the cache sequence held while running
     num_computed: int = 0  # leading tokens whose keys and values are in the target's cache
@@ -61,12 +62,14 @@ class Request:
 
     @property
     def is_decoding(self) -> bool:
-        return self.num_pending == 1 and self.num_output > 0
+        said = len(self.tokens)
+        return said - self.num_computed == 1 and said > len(self.prompt)
 
     @property
     def max_useful_depth(self) -> int:
         """A step says up to depth + 1 tokens; more than the request may still say would be thrown away."""
-        return max(0, self.max_length - len(self.tokens) - 1)
+        left = self.max_length - len(self.tokens) - 1
+        return left if left > 0 else 0
 
 
 @dataclass(slots=True)
@@ -93,13 +96,13 @@ class SpeculationCounts:
         self.num_drafts += 1
         self.num_drafted += verdict.num_drafted
         self.proposers.add(proposer)
-        while len(self.drafted_per_position) < verdict.num_drafted:
-            self.drafted_per_position.append(0)
-            self.accepted_per_position.append(0)
+        drafted, accepted = self.drafted_per_position, self.accepted_per_position
         for i in range(verdict.num_drafted):
-            self.drafted_per_position[i] += 1
-        for i in range(verdict.num_accepted):
-            self.accepted_per_position[i] += 1
+            if i == len(drafted):
+                drafted.append(0)
+                accepted.append(0)
+            drafted[i] += 1
+            accepted[i] += i < verdict.num_accepted
 
     @property
     def mean_accepted_length(self) -> float | None:
@@ -159,7 +162,7 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(row.tokens) for row in self.rows)
+        return sum([len(row.tokens) for row in self.rows])
 
 
 @dataclass(slots=True)
@@ -209,7 +212,9 @@ class StepStats:
         if not verdict.num_drafted:
             self.num_plain_rows += 1
             return
-        counts = self.drafts_by_method.setdefault(method, MethodCounts())
+        counts = self.drafts_by_method.get(method)
+        if counts is None:
+            counts = self.drafts_by_method[method] = MethodCounts()
         counts.num_drafts += 1
         counts.num_drafted += verdict.num_drafted
         counts.num_accepted += verdict.num_accepted
@@ -249,8 +254,15 @@ class Delta:
 
     request: Request
     token_ids: list[int]
-    segments: list[Segment]
     finish_reason: FinishReason | None
+    _segments: list[Segment] | None = None
+
+    @property
+    def segments(self) -> list[Segment]:
+        """Text that became certain since any was last asked for: with this delta, where they are read as they come."""
+        if self._segments is None:
+            self._segments = self.request.writer.take()
+        return self._segments
 
 
 @dataclass(slots=True)

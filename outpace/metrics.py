@@ -86,10 +86,11 @@ class EngineMetrics:
         self.num_plain_rows += stats.num_plain_rows
         if stats.num_plain_rows:
             self.depth.observe(0, stats.num_plain_rows)
-        for depth, accepted in zip(stats.depths, stats.accepted, strict=True):
-            self.depth.observe(depth)
+        for depth, num_rows in Counter(stats.depths).items():
+            self.depth.observe(depth, num_rows)
+        for accepted, num_rows in Counter(stats.accepted).items():
             for position in range(accepted):  # what is accepted of a draft is always its beginning
-                self.accepted_per_position[position] += 1
+                self.accepted_per_position[position] += num_rows
         for method, counts in stats.drafts_by_method.items():
             total = self.by_method.setdefault(method, MethodCounts())
             total.num_drafts += counts.num_drafts

@@ -59,7 +59,7 @@ class Shaper:
     def advance(self, tokens: Sequence[int]) -> None:
         """These tokens have been said for good."""
         self.num_output += len(tokens)
-        if self.params.has_penalties:
+        if self.may_adjust and self.params.has_penalties:
             self._output_counts.update(tokens)
 
     @property

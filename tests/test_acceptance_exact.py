@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from fractions import Fraction
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -298,6 +298,14 @@ def test_match_is_rejection_sampling_for_a_one_hot_draft(pair: Pair, depth: int)
     vocab = pair.vocab
     guessing = Pair("guess", vocab, pair.target, lambda context: one_hot(sum(context) % vocab, vocab))
     assert step_law(match_with_fresh_noise, guessing, depth) == step_law(acceptance.reject, guessing, depth)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 3])
+def test_match_is_the_same_with_all_of_the_targets_tokens_at_hand(depth: int) -> None:
+    for tokens in product(range(2), repeat=depth):
+        for own in product(range(2), repeat=depth + 1):
+            known = acceptance.match_known(tokens, list(own))
+            assert known == acceptance.match(tokens, own.__getitem__)
 
 
 @each("pair", PAIRS)

@@ -205,7 +205,10 @@ def test_reading_is_booked_in_the_step_that_read_and_in_no_other():
     run(engine, [engine.submit(prompt_of(random.Random(1), 30), drafting)])
     assert booked[0] > 0
     booked.clear()
-    run(engine, [engine.submit(prompt_of(random.Random(2), 30), SamplingParams(temperature=0.0, max_tokens=8))])
+    guessing = SamplingParams(
+        temperature=0.0, max_tokens=8, speculation=SpeculationParams(mode="on", method="ngram", max_depth=2)
+    )
+    run(engine, [engine.submit(prompt_of(random.Random(2), 30), guessing)])
     assert booked and not any(booked)
 
 

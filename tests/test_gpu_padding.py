@@ -11,7 +11,8 @@ pytest.importorskip("torch", reason="torch is not installed; pip install outpace
 
 import torch
 
-from benchmarks.gpu_padding import padded, rounded
+from benchmarks.gpu_padding import padded
+from benchmarks.gpu_rounding import Rounding, agreement, rounded
 from outpace.backends.base import Capacity
 from outpace.backends.torch.config import parse_config
 from outpace.backends.torch.kernels.reference import ReferenceOps
@@ -64,7 +65,7 @@ def test_transformers_says_the_same_from_the_same_memory(weights):
     found = model(torch.tensor([TOKENS])).logits[0].numpy()
     expected = logits(*larger)
     assert np.abs(found - expected)[:, :90].max() < 1e-4 * np.abs(expected[:, :90]).max()
-    draft = as_transformers(*padded(SMALL, rounded(weights, 4), LARGE))
+    draft = as_transformers(*padded(SMALL, rounded(SMALL, weights, Rounding(4)), LARGE))
     said, _ = generate(model, TOKENS, 12, 0.0)
     assisted, seconds = generate(model, TOKENS, 12, 0.0, draft)
     assert said == assisted
@@ -74,9 +75,23 @@ def test_transformers_says_the_same_from_the_same_memory(weights):
 
 
 def test_rounded_weights_lie_on_few_steps_and_near_by(weights):
-    found = rounded(weights, 4).layers[0].down
+    found = rounded(SMALL, weights, Rounding(4)).layers[0].down
     assert len(found[0, :16].unique()) <= 16
     error = (found - weights.layers[0].down).norm() / weights.layers[0].down.norm()
     assert 0.01 < error < 0.2
-    coarser = rounded(weights, 3).layers[0].down
+    coarser = rounded(SMALL, weights, Rounding(3)).layers[0].down
     assert (coarser - weights.layers[0].down).norm() > (found - weights.layers[0].down).norm()
+
+
+def test_learned_rounding_agrees_more_often_and_moves_no_weight_by_more_than_a_step(weights):
+    generator = torch.Generator().manual_seed(1)
+    texts = torch.randint(0, 90, (6, 30), generator=generator).tolist()
+    settings = Rounding(steps=30, batch=6, grid_rate=0.0)
+    nearest, learned = rounded(SMALL, weights, Rounding()), rounded(SMALL, weights, settings, texts)
+    shares = [float(agreement(SMALL, weights, each, texts).float().mean()) for each in (nearest, learned)]
+    assert shares[0] < shares[1] < 1.0, shares
+    own = weights.layers[0].down
+    parts = own.view(len(own), -1, settings.group)
+    step = (parts.amax(-1, keepdim=True) - parts.amin(-1, keepdim=True)) / (2**settings.bits - 1)
+    moved = (learned.layers[0].down - own).view(parts.shape).abs() / step
+    assert 0.5 < float(moved.max()) <= 1.0 + 1e-4, "weights go to one of the two values next to them"

@@ -15,6 +15,7 @@ import torch
 
 from benchmarks.gpu_cells import first_difference, run
 from benchmarks.gpu_padded_pair import PaddedPair
+from benchmarks.gpu_rounding import Rounding
 from benchmarks.gpu_speculation import Experiment, Report
 from benchmarks.gpu_summary import summary
 from outpace.backends.base import Capacity
@@ -38,7 +39,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def models() -> PaddedPair:
     room = Capacity(max_sequences=3, cache_tokens=256, max_context=96, max_step_tokens=64)
-    return PaddedPair.start(SMALL, random_weights(), torch.float32, (LARGE, LARGE), 4, 16, room)
+    return PaddedPair.start(SMALL, random_weights(), torch.float32, (LARGE, LARGE), Rounding(4, 16), room)
 
 
 @pytest.fixture
@@ -131,7 +132,7 @@ class Unchanging(StepCosts):
 def test_auto_uses_a_draft_model_where_steps_cost_what_they_do_on_a_gpu():
     """Drafts made in one go on the device say nothing of their confidence; what becomes of them is enough."""
     room = Capacity(max_sequences=2, cache_tokens=1024, max_context=256, max_step_tokens=256)
-    pair = PaddedPair.start(SMALL, random_weights(), torch.float32, (LARGE, LARGE), 8, 16, room).pair
+    pair = PaddedPair.start(SMALL, random_weights(), torch.float32, (LARGE, LARGE), Rounding(8, 16), room).pair
     costs = Costs(Unchanging({1: 4.0e-3, 16: 4.5e-3, 64: 5.2e-3}), Unchanging({1: 0.9e-3, 16: 1.4e-3, 256: 2.1e-3}))
     engine = pair.engine(1, costs)
     engine.policy.use_costs(costs)

@@ -25,7 +25,7 @@ from outpace.backends.torch import device_verifier, judging
 from outpace.backends.torch.config import parse_config
 from outpace.backends.torch.device import MemoryPlan, TorchOptions, choose_device, out_of_memory
 from outpace.backends.torch.gguf_quants import dequantise
-from outpace.backends.torch.graphs import find_bucket
+from outpace.backends.torch.graphs import find_bucket, find_read_bucket
 from outpace.backends.torch.runner import PAGE_TOKENS, TorchModel, TorchRunner
 from outpace.backends.torch.step import PADDING, HostStep, StepShape, views
 from outpace.config import EngineConfig, SpeculationParams
@@ -194,6 +194,8 @@ def test_buckets_hold_what_they_are_found_for():
             assert bucket is None or (bucket[0] >= num_rows and bucket[1] >= row_tokens)
     assert find_bucket(1, 1) == (1, 1)
     assert find_bucket(1, 500) is None
+    assert find_read_bucket(500) == (1, 512)
+    assert find_read_bucket(5000) is None
     assert find_bucket(500, 1) is None
 
 
@@ -304,13 +306,24 @@ def counted(method: Callable[..., Any], name: str, count: Counter[str]) -> Calla
     return wrapped
 
 
-def stream_of_requests(folder: Path) -> list[list[int]]:
-    """Some greedy, some sampled, most plain, of different lengths, a new one every few steps; two drafted for."""
-    config = EngineConfig(max_sequences=4, max_context=200, max_step_tokens=64, cache_tokens=500, speculation="off")
-    resolved = config.resolve(model_context=256, model_path="tiny", draft_path=None, backend="torch")
+def stream_of_requests(folder: Path, draft: Path | None = None) -> list[list[int]]:
+    """Some greedy, some sampled, of different lengths, a new one every few steps; two drafted for, or all of them."""
+    name = "draft" if draft else None
+    config = EngineConfig(
+        draft=name, max_sequences=4, max_context=200, max_step_tokens=64, cache_tokens=500,
+        speculation="on" if draft else "off", method="draft" if draft else None, depth=3 if draft else None,
+    )  # fmt: skip
+    resolved = config.resolve(model_context=256, model_path="tiny", draft_path=name, backend="torch")
     capacity = Capacity(5, resolved.cache_tokens, resolved.max_context, resolved.max_step_tokens)
-    loaded = TorchModel(folder, TorchOptions("cpu"), tokenizer=ByteTokenizer()).start(capacity, 1)
-    engine = Engine(loaded, {"none": NoDraft(), "ngram": NgramProposer(1, 4)}, resolved)
+    loaded, *drafting = [
+        TorchModel(path, TorchOptions("cpu"), tokenizer=ByteTokenizer()).start(capacity, 1)
+        for path in (folder, draft)
+        if path is not None
+    ]
+    proposers: dict[str, Proposer] = {"none": NoDraft(), "ngram": NgramProposer(1, 4)}
+    if drafting:
+        proposers["draft"] = DraftModelProposer(drafting[0], loaded.runner.vocab_size)
+    engine = Engine(loaded, proposers, resolved, draft=drafting[0] if drafting else None)
     features: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"temperature": 0.9, "seed": 5},
@@ -327,9 +340,10 @@ def stream_of_requests(folder: Path) -> list[list[int]]:
         engine.step()
     while engine.has_requests:
         engine.step()
-    assert isinstance(loaded.runner, TorchRunner)
-    loaded.runner.pool.check_integrity()
-    loaded.runner.close()
+    for each in (loaded, *drafting):
+        assert isinstance(each.runner, TorchRunner)
+        each.runner.pool.check_integrity()
+        each.runner.close()
     return [request.tokens for request in requests]
 
 
@@ -390,15 +404,33 @@ def test_drafts_made_on_the_device_change_nothing(tiny, damaged, depth):
     assert generate(tiny, damaged, speculation="on", method="draft", depth=depth) == plain
 
 
-def test_a_draft_loop_says_what_single_steps_say(tiny):
-    """Rows of different depths, one of which is done after its first token."""
+def test_verification_begun_behind_a_draft_changes_nothing(tiny, damaged, monkeypatch):
+    """Most steps are asked for as they were begun; rows that come in beside them are run apart."""
+    said, taken = {}, {}
+    for is_begun in (True, False):
+        count = taken[is_begun] = Counter[str]()
+        for name in ("_take_ahead", "_run_rest"):
+            monkeypatch.setattr(judging.DeviceJudge, name, counted(getattr(judging.DeviceJudge, name), name, count))
+        if not is_begun:
+            monkeypatch.setattr(judging.DeviceJudge, "begin_verifying", lambda *_: None)
+        said[is_begun] = stream_of_requests(tiny, damaged)
+        monkeypatch.undo()
+    assert said[True] == said[False]
+    assert taken[True]["_take_ahead"] > 20 and taken[True]["_run_rest"] > 0, taken
+    assert not taken[False]["_take_ahead"]
+
+
+@pytest.mark.parametrize("num_unread", [1, 2, 9])
+def test_a_draft_loop_says_what_single_steps_say(tiny, num_unread):
+    """Rows of different depths, one of which is done after its first token, that have read all but a few."""
     resolved = SamplingParams(max_tokens=50, temperature=0.0)
     drafting, stepping = start(tiny), start(tiny)
     requests = [fake_request(i, random_tokens(10 + 3 * i, seed=i), resolved) for i in range(3)]
-    tasks = [
-        DraftTask(Row(i, 0, request.tokens, 1), request, depth)
-        for i, (request, depth) in enumerate(zip(requests, (4, 1, 6), strict=True))
-    ]
+    tasks = []
+    for i, (request, depth) in enumerate(zip(requests, (4, 1, 6), strict=True)):
+        begin = len(request.tokens) - max(num_unread - i % 2, 1)
+        step(drafting, i, 0, request.tokens[:begin])
+        tasks.append(DraftTask(Row(i, begin, request.tokens[begin:], 1), request, depth))
     said = drafting.draft(tasks)
     for i, task in enumerate(tasks):
         tokens = list(task.request.tokens)

@@ -71,7 +71,7 @@ class Judge(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DraftTask:
     """Read the row, then say `depth` tokens in the request's own noise."""
 
@@ -93,6 +93,7 @@ class Capabilities:
     verifier: Verifier | None = None  # judges drafts faster than the host's numpy
     judge: Judge | None = None  # runs steps and judges where the logits are
     drafter: Drafter | None = None  # drafts whole depths in one go
+    follow: Callable[[Runner], None] | None = None  # begins to verify that runner's drafts before it is asked to
     num_prepared: Callable[[], int] | None = None  # things done once, such as captures: a step with one takes longer
     captured: tuple[int, int] | None = None  # up to so many rows, and tokens a row, steps are captured and replayed
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from outpace.backends.base import Capacity, Judged, LoadedModel
 from outpace.config import ResolvedConfig, SamplingParams
 from outpace.core import Case, Delta, Draft, Request, Row, StepPlan, StepStats, Verdict
+from outpace.engine.collection import PausedCollection
 from outpace.engine.output import OutputWriter
 from outpace.engine.scheduler import Scheduler, Work
 from outpace.errors import UsageError
@@ -45,10 +46,6 @@ class _Turn:
         draft = self.choice.draft
         return draft if draft is not None and draft.tokens else None
 
-    @property
-    def request(self) -> Request:
-        return self.work.request
-
 
 class Engine:
     def __init__(
@@ -67,8 +64,11 @@ class Engine:
         models = [target] if draft is None else [target, draft]
         prepared = [model.runner.capabilities.num_prepared for model in models]
         self._prepared = [count for count in prepared if count is not None]
+        self._num_prepared = self._count_prepared()  # up to the latest step's end
         self._proposers = dict(proposers)
         self._draft_model = draft
+        if draft is not None and target.runner.capabilities.follow is not None:
+            target.runner.capabilities.follow(draft.runner)
         self._config = config
         self._cost_file = cost_file
         self._ids = count()
@@ -114,8 +114,7 @@ class Engine:
         if seed is None:
             seed = params.seed if params.seed is not None else secrets.randbits(64)
         request = self._request(prompt, params, seed)
-        may_speculate = (params.speculation.mode or self._config.speculation) != "off"
-        if may_speculate and self.costs is None and not self.has_requests:
+        if request.may_speculate and self.costs is None and not self.has_requests:
             self.calibrate()
         self.scheduler.add(request)
         return request
@@ -130,6 +129,7 @@ class Engine:
             shaper=Shaper(params, prompt, stop_ids),
             writer=OutputWriter(self._tokenizer, params, stop_ids),
             max_length=min(len(prompt) + params.max_tokens, self._config.max_context),
+            may_speculate=(params.speculation.mode or self._config.speculation) != "off",
             submitted_at=perf_counter(),
         )
 
@@ -141,6 +141,7 @@ class Engine:
             draft = self._draft_model.runner if self._draft_model is not None else None
             guessers = [p for name, p in self._proposers.items() if p.guesses_from_text and name != "none"]
             costs = measure(self._runner, draft, guessers, self._request([0], SamplingParams(), 0))
+            self._num_prepared = self._count_prepared()
             if self._cost_file is not None:
                 self._cost_file.save(costs)
         self.policy.use_costs(costs)
@@ -192,26 +193,35 @@ class Engine:
 
     def step(self) -> list[Delta]:
         """Advance every scheduled request by a prompt chunk or by one token and what its draft adds to it."""
+        with PausedCollection():
+            return self._step()
+
+    def _step(self) -> list[Delta]:
         stats = self.stats = StepStats()
         turns = self._schedule(stats)
         if not turns:
             return []
-        begin, num_prepared = perf_counter(), self._num_prepared()
+        begin = perf_counter()
         self._draft(turns)
         drafted = perf_counter()
-        plan = StepPlan([_row(turn) for turn in turns])
-        cases = [Case(turn.request, turn.draft) for turn in turns if turn.work.completes]
+        drafts = [turn.draft for turn in turns]
+        plan = StepPlan([_row(turn.work, draft) for turn, draft in zip(turns, drafts, strict=True)])
+        cases = [
+            Case(turn.work.request, draft) for turn, draft in zip(turns, drafts, strict=True) if turn.work.completes
+        ]
         judged = self._judge(plan, cases)
         deltas, outcomes = self._conclude(turns, plan, judged, stats)
         concluded = perf_counter()
         stats.draft_seconds = drafted - begin
         stats.forward_seconds = judged.forward_seconds
         stats.verify_seconds = concluded - drafted - judged.forward_seconds
-        stats.has_prepared = self._num_prepared() > num_prepared
+        num_prepared = self._count_prepared()
+        stats.has_prepared = num_prepared > self._num_prepared
+        self._num_prepared = num_prepared
         self._learn(plan, outcomes, stats)
         return deltas
 
-    def _num_prepared(self) -> int:
+    def _count_prepared(self) -> int:
         return sum([count() for count in self._prepared])
 
     def _schedule(self, stats: StepStats) -> list[_Turn]:
@@ -222,23 +232,26 @@ class Engine:
             stats.num_preempted += 1
             for proposer in self._proposers.values():
                 proposer.release(request)
-        decoding = [item.request for item in work if item.request.is_decoding]
+        decoding = [item.request for item in work if item.is_decoding]
         stats.num_decode_rows = len(decoding)
-        stats.num_prefill_tokens = sum(item.num_tokens for item in work if not item.request.is_decoding)
+        stats.num_prefill_tokens = sum([item.num_tokens for item in work if not item.is_decoding])
         stats.schedule_seconds = perf_counter() - begin
-        choices = iter(self._choose(decoding, stats) if decoding else ())
+        choices = iter(self._choose(decoding, stats))
         begin = perf_counter()
-        turns = [_Turn(item, next(choices) if item.request.is_decoding else Choice.plain()) for item in work]
-        budget = self._config.max_step_tokens - sum(item.num_tokens for item in work)
+        turns = [_Turn(item, next(choices) if item.is_decoding else Choice.plain()) for item in work]
+        budget = self._config.max_step_tokens - len(decoding) - stats.num_prefill_tokens
         for turn in turns:
             if turn.choice.depth:
-                turn.choice.shorten(self.scheduler.reserve_draft(turn.request, min(turn.choice.depth, budget)))
-                budget -= turn.choice.depth
+                depth = self.scheduler.reserve_draft(turn.work.request, min(turn.choice.depth, budget))
+                turn.choice.shorten(depth)
+                budget -= depth
         stats.schedule_seconds += perf_counter() - begin
         return turns
 
     def _choose(self, decoding: Sequence[Request], stats: StepStats) -> list[Choice]:
-        """Guess where that is free, then decide."""
+        """Guess where that is free, then decide. Where nobody may speculate there is nothing to decide or to learn."""
+        if not any(request.may_speculate for request in decoding):
+            return [Choice.plain()] * len(decoding)
         begin = perf_counter()
         asks = self.policy.wanted_guesses(decoding)
         asked = perf_counter()
@@ -262,11 +275,11 @@ class Engine:
             if turn.choice.depth and turn.choice.ask is not None:
                 by_method.setdefault(turn.choice.method, []).append(turn)
         for method, group in by_method.items():
-            proposer, num_prepared = self._proposers[method], self._num_prepared()
+            proposer = self._proposers[method]
             drafts = proposer.propose([turn.choice.ask for turn in group if turn.choice.ask is not None])
             for turn, draft in zip(group, drafts, strict=True):
                 turn.choice.draft = draft
-            if proposer.timing is not None and self._num_prepared() == num_prepared:
+            if proposer.timing is not None and self._count_prepared() == self._num_prepared:
                 self.policy.observe_drafting(proposer.timing)
 
     def _conclude(
@@ -278,16 +291,17 @@ class Engine:
         verdicts = iter(judged.verdicts)
         at = 0
         for turn, row in zip(turns, plan.rows, strict=True):
+            request = turn.work.request
             if turn.work.completes:
-                wants_logprobs = turn.request.params.logprobs is not None
-                rows = judged.logits[at : at + row.num_logits] if wants_logprobs else None
+                wants_logprobs = request.params.logprobs is not None
+                logits = judged.logits[at : at + row.num_logits] if wants_logprobs else None
                 verdict = next(verdicts)
-                if turn.request.is_decoding:
-                    outcomes.append(Outcome(turn.request, turn.choice, verdict))
-                deltas.append(self._commit(turn, row, verdict, rows, stats))
+                if turn.work.is_decoding:
+                    outcomes.append(Outcome(request, turn.choice, verdict))
+                deltas.append(self._commit(turn, row, verdict, logits, stats))
             else:
                 self._cache.commit(row.seq, len(row.tokens), len(row.tokens))
-                turn.request.num_computed += len(row.tokens)
+                request.num_computed += len(row.tokens)
             at += row.num_logits
         return deltas, outcomes
 
@@ -295,36 +309,37 @@ class Engine:
         self, turn: _Turn, row: Row, verdict: Verdict, logits: NDArray[np.float32] | None, stats: StepStats
     ) -> Delta:
         """Say the verdict's tokens, one by one until something ends the request; keep their cache, drop the rest."""
-        request = turn.request
-        was_decoding = request.is_decoding
-        num_said = len(request.tokens)
-        for i, token in enumerate(verdict.tokens):
+        request, choice = turn.work.request, turn.choice
+        num_accepted, num_said = verdict.num_accepted, 0
+        room_left = request.max_length - len(request.tokens)
+        for token in verdict.tokens:
             request.tokens.append(token)
             if logits is not None and request.params.logprobs is not None:
-                request.writer.logprobs.append(token_logprob(logits[i], token, request.params.logprobs))
-            request.finish_reason = request.writer.add(
-                token, from_draft=i < verdict.num_accepted, room_left=request.max_length - len(request.tokens)
-            )
+                request.writer.logprobs.append(token_logprob(logits[num_said], token, request.params.logprobs))
+            from_draft = num_said < num_accepted
+            num_said += 1
+            request.finish_reason = request.writer.add(token, from_draft=from_draft, room_left=room_left - num_said)
             if request.finish_reason:
                 break
-        said = request.tokens[num_said:]
+        said = verdict.tokens[:num_said]
         request.shaper.advance(said)
         # In the cache are the row's tokens; of the draft among them, what was accepted and said.
-        num_kept = len(row.tokens) - verdict.num_drafted + min(verdict.num_accepted, len(said))
-        self._cache.commit(row.seq, len(row.tokens), num_kept)
+        num_fed = len(row.tokens)
+        num_kept = num_fed - verdict.num_drafted + min(num_accepted, num_said)
+        self._cache.commit(row.seq, num_fed, num_kept)
         request.num_computed += num_kept
         if request.first_token_at is None:
             request.first_token_at = perf_counter()
-        if was_decoding:
-            request.spec.add(verdict, turn.choice.method)
-            stats.add_draft(turn.choice.method, verdict)
-        if turn.choice.draft is not None:
-            self._proposers[turn.choice.method].observe(request, verdict)
+        if turn.work.is_decoding:
+            request.spec.add(verdict, choice.method)
+            stats.add_draft(choice.method, verdict)
+        if choice.draft is not None:
+            self._proposers[choice.method].observe(request, verdict)
         if request.finish_reason:
             stats.num_finished += 1
             self._end(request, keep_prefix=True)
-        stats.num_emitted += len(said)
-        return Delta(request, said, request.writer.take(), request.finish_reason)
+        stats.num_emitted += num_said
+        return Delta(request, said, request.finish_reason)
 
     def _end(self, request: Request, *, keep_prefix: bool) -> None:
         request.finished_at = perf_counter()
@@ -337,23 +352,26 @@ class Engine:
 
         What a step did for the first and last time, such as capturing a graph, is nobody's loss.
         """
-        if not outcomes:
-            return
-        begin = perf_counter()
-        self.policy.observe(outcomes)
-        stats.policy_seconds += perf_counter() - begin
-        if self.costs is not None and not stats.has_prepared:
-            reading = 0.0
-            if not self.policy.is_idle:
-                if not stats.num_prefill_tokens:
-                    self._learn_costs(self.costs, plan, stats)
-                asked = {o.choice.method for o in outcomes if o.choice.depth and o.choice.ask is not None}
-                timings = [self._proposers[method].timing for method in asked]  # others are of earlier calls
-                reading = sum([timing.reading_seconds for timing in timings if timing is not None])
-            self.policy.account(outcomes, stats, reading)
-        for outcome in outcomes:
-            if outcome.request.finish_reason is not None:
-                self.policy.release(outcome.request)
+        if any(outcome.request.may_speculate for outcome in outcomes):
+            begin = perf_counter()
+            self.policy.observe(outcomes)
+            stats.policy_seconds += perf_counter() - begin
+            if self.costs is not None and not stats.has_prepared:
+                self._account(self.costs, plan, outcomes, stats)
+        if stats.num_finished:
+            for outcome in outcomes:
+                if outcome.request.finish_reason is not None:
+                    self.policy.release(outcome.request)
+
+    def _account(self, costs: Costs, plan: StepPlan, outcomes: Sequence[Outcome], stats: StepStats) -> None:
+        reading = 0.0
+        if not self.policy.is_idle:
+            if not stats.num_prefill_tokens:
+                self._learn_costs(costs, plan, stats)
+            asked = {o.choice.method for o in outcomes if o.choice.depth and o.choice.ask is not None}
+            timings = [self._proposers[method].timing for method in asked]  # others are of earlier calls
+            reading = sum([timing.reading_seconds for timing in timings if timing is not None])
+        self.policy.account(outcomes, stats, reading)
 
     @staticmethod
     def _learn_costs(costs: Costs, plan: StepPlan, stats: StepStats) -> None:
@@ -388,12 +406,12 @@ class Engine:
             )
 
 
-def _row(turn: _Turn) -> Row:
-    request = turn.request
+def _row(work: Work, draft: Draft | None) -> Row:
+    request, start = work.request, work.request.num_computed
     assert request.seq is not None
-    start = request.num_computed
-    tokens = request.tokens[start : start + turn.work.num_tokens]
-    if not turn.work.completes:
+    tokens = request.tokens[start : start + work.num_tokens]
+    if not work.completes:
         return Row(request.seq, start, tokens, 0)
-    draft = turn.draft.tokens if turn.draft else []
-    return Row(request.seq, start, tokens + draft, 1 + len(draft))
+    if draft is None:
+        return Row(request.seq, start, tokens, 1)
+    return Row(request.seq, start, tokens + draft.tokens, 1 + len(draft.tokens))

@@ -1,7 +1,8 @@
 """From tokens to text that can be shown: whole characters only, and nothing that may turn out to be a stop string.
 
 Tokens are taken one at a time, in order, also when a step brings several: what counts as finished is then the same with
-and without speculation.
+and without speculation. Where no text can end a request, tokens are only kept, and become text when somebody reads it:
+steps do not wait for that.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ class OutputWriter:
         self._stop_ids = stop_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._longest_stop = max((len(s) for s in params.stop), default=0)
+        self._unread: list[tuple[int, bool]] = []  # tokens that are not text yet, and whether a draft said them
         self._held: list[Segment] = []  # text that may be the beginning of a stop string
         self._shown: list[str] = []
         self._fresh: list[Segment] = []
@@ -29,29 +31,27 @@ class OutputWriter:
 
     @property
     def text(self) -> str:
-        return "".join(self._shown)
+        return self.text_after(0)
 
     @property
     def num_segments(self) -> int:
         """Of text shown so far; `text_after` gives what comes after as many."""
+        self._read()
         return len(self._shown)
 
     def text_after(self, num_segments: int) -> str:
+        self._read()
         return "".join(self._shown[num_segments:])
 
     def add(self, token: int, *, from_draft: bool, room_left: int) -> FinishReason | None:
         """Take the next token; says why the request ends, if it does. `room_left`: tokens it may still say after."""
         self.num_tokens += 1
-        may_stop = self.num_tokens >= self._params.min_tokens
-        if token in self._stop_ids and may_stop:
+        if token in self._stop_ids and self.num_tokens >= self._params.min_tokens:
             self.finish()
             return "stop"
-        piece = self._decoder.decode(self._tokenizer.token_bytes(token))
-        if piece:
-            self._held.append(Segment(piece, from_draft))
-            if self._params.stop and may_stop and self._stop_found(len(piece)):
-                return "stop"
-            self._release(keep=self._length_of_possible_stop() if self._params.stop else 0)
+        self._unread.append((token, from_draft))
+        if self._longest_stop and self._read():
+            return "stop"
         if room_left <= 0:
             self.finish()
             return "length"
@@ -61,6 +61,7 @@ class OutputWriter:
         """No more tokens: show what was held back, an unfinished character as U+FFFD."""
         if self._finished:
             return
+        self._read()
         self._finished = True
         rest = self._decoder.decode(b"", final=True)
         if rest:
@@ -69,8 +70,23 @@ class OutputWriter:
 
     def take(self) -> list[Segment]:
         """Text that became certain since last asked."""
+        self._read()
         fresh, self._fresh = self._fresh, []
         return fresh
+
+    def _read(self) -> bool:
+        """Make text of the tokens; whether a stop string was found in it."""
+        unread, self._unread = self._unread, []
+        for token, from_draft in unread:
+            piece = self._decoder.decode(self._tokenizer.token_bytes(token))
+            if piece and not self._longest_stop:
+                self._show(Segment(piece, from_draft))
+            elif piece:
+                self._held.append(Segment(piece, from_draft))
+                if self.num_tokens >= self._params.min_tokens and self._stop_found(len(piece)):
+                    return True
+                self._release(keep=self._length_of_possible_stop())
+        return False
 
     def _held_text(self) -> str:
         return "".join(segment.text for segment in self._held)
@@ -106,5 +122,8 @@ class OutputWriter:
                 self._held.insert(0, Segment(segment.text[to_show:], segment.from_draft))
                 segment = Segment(segment.text[:to_show], segment.from_draft)
             to_show -= len(segment.text)
-            self._fresh.append(segment)
-            self._shown.append(segment.text)
+            self._show(segment)
+
+    def _show(self, segment: Segment) -> None:
+        self._fresh.append(segment)
+        self._shown.append(segment.text)

@@ -25,10 +25,8 @@ class Work:
 
     request: Request
     num_tokens: int
-
-    @property
-    def completes(self) -> bool:
-        return self.num_tokens == self.request.num_pending
+    completes: bool
+    is_decoding: bool  # said a token before, and has nothing to read but that
 
 
 class Scheduler:
@@ -67,11 +65,15 @@ class Scheduler:
         """Pick this step's work and reserve its room."""
         work: list[Work] = []
         budget = self._max_step_tokens
-        for decoding in (True, False):
-            for request in list(self.running):
-                if request.seq is None or request.is_decoding != decoding:
-                    continue  # preempted a moment ago, or served in the other round
-                item = self._continue(request, budget)
+        reading: list[Request] = []
+        decoding: list[Request] = []
+        for request in self.running:
+            (decoding if request.is_decoding else reading).append(request)
+        for group, is_decoding in ((decoding, True), (reading, False)):
+            for request in group:
+                if request.seq is None:
+                    continue  # preempted a moment ago
+                item = self._continue(request, budget, is_decoding)
                 if item is not None:
                     work.append(item)
                     budget -= item.num_tokens
@@ -80,7 +82,7 @@ class Scheduler:
                 break
             if request.seq is None:
                 continue  # waits for an older request to compute what they share
-            item = self._continue(request, budget)
+            item = self._continue(request, budget, request.is_decoding)
             if item is not None:
                 work.append(item)
                 budget -= item.num_tokens
@@ -104,23 +106,25 @@ class Scheduler:
         while self._evict_kept():
             pass
 
-    def _continue(self, request: Request, budget: int) -> Work | None:
+    def _continue(self, request: Request, budget: int, is_decoding: bool) -> Work | None:
         """The next chunk of a running request; None if it has to sit out or has lost its place."""
-        wanted = min(request.num_pending, budget)
-        if wanted == 0:
+        num_pending = request.num_pending
+        num_tokens = num_pending if num_pending < budget else budget
+        if num_tokens == 0:
             return None
-        while self._cache.num_free_tokens < wanted and self._evict_kept():
-            pass
-        while self._cache.num_free_tokens == 0:
-            victim = self.running[-1]
-            self._preempt(victim)
-            if victim is request:
-                return None
-        num_tokens = min(wanted, self._cache.num_free_tokens)
         assert request.seq is not None
-        reserved = self._cache.reserve(request.seq, num_tokens)
-        assert reserved
-        return Work(request, num_tokens)
+        if not self._cache.reserve(request.seq, num_tokens):
+            while self._cache.num_free_tokens < num_tokens and self._evict_kept():
+                pass
+            while self._cache.num_free_tokens == 0:
+                victim = self.running[-1]
+                self._preempt(victim)
+                if victim is request:
+                    return None
+            num_tokens = min(num_tokens, self._cache.num_free_tokens)
+            reserved = self._cache.reserve(request.seq, num_tokens)
+            assert reserved
+        return Work(request, num_tokens, num_tokens == num_pending, is_decoding)
 
     def _preempt(self, request: Request) -> None:
         assert request.seq is not None

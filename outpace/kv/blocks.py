@@ -6,8 +6,8 @@
 
 A sequence grows by `reserve` (which can fail, and then changes nothing), writes into the reserved room, and then
 `commit`s what it keeps; the rest goes back. `rewind` gives up committed tokens. `fork` shares blocks; a block that
-several tables point at is never written: the first write into it takes a copy. With block_size 1 this mirrors a cache
-that manages single cells, such as llama.cpp's.
+several tables point at is never written: the first write into it takes a copy. With block_size 1 every token has a
+place of its own; `tokens.py` keeps the same books without places.
 """
 
 from __future__ import annotations
@@ -70,25 +70,22 @@ class BlockPool:
         Returns the block copies the backend must make before writing: at most one, of a shared last block.
         """
         table = self._tables[seq]
-        first_written = table.length // self.block_size
-        copies_shared = (
-            num_tokens > 0
-            and first_written < len(table.blocks)
-            and self._refs[table.blocks[first_written]] > 1
-            and table.length % self.block_size != 0
-        )
-        num_new = self._blocks_for(table.length + num_tokens) - len(table.blocks)
-        if max(num_new, 0) + copies_shared > len(self._free):
-            return None
+        blocks, (first_written, num_in_it) = table.blocks, divmod(table.length, self.block_size)
+        copies_shared = num_in_it > 0 and num_tokens > 0 and self._refs[blocks[first_written]] > 1
+        num_new = -(-(table.length + num_tokens) // self.block_size) - len(blocks)
         copies: list[Copy] = []
-        if copies_shared:
-            shared = table.blocks[first_written]
-            table.blocks[first_written] = self._take()
-            self._refs[shared] -= 1
-            copies.append((shared, table.blocks[first_written]))
-        for _ in range(num_new):
-            table.blocks.append(self._take())
-        table.reserved = max(table.reserved, num_tokens)
+        if num_new > 0 or copies_shared:
+            if max(num_new, 0) + copies_shared > len(self._free):
+                return None
+            if copies_shared:
+                shared = blocks[first_written]
+                blocks[first_written] = self._take()
+                self._refs[shared] -= 1
+                copies.append((shared, blocks[first_written]))
+            for _ in range(num_new):
+                blocks.append(self._take())
+        if num_tokens > table.reserved:
+            table.reserved = num_tokens
         return copies
 
     def advance(self, seq: int, num_tokens: int) -> None:

@@ -1,23 +1,23 @@
 """The engine's handle on a runner's cache: books and memory change together, so they cannot drift apart.
 
-Each operation updates the block pool and tells the runner in the same breath. Sequence numbers are handed out here.
+Each operation updates the pool of tokens and tells the runner in the same breath. Sequence numbers are handed out here.
 """
 
 from __future__ import annotations
 
 from outpace.backends.base import Runner
-from outpace.kv.blocks import BlockPool
+from outpace.kv.tokens import TokenPool
 
 
 class SequenceCache:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._pool = BlockPool(runner.capacity.cache_tokens)
+        self._pool = TokenPool(runner.capacity.cache_tokens)
         self._unused = list(range(runner.capacity.max_sequences - 1, -1, -1))
 
     @property
     def num_free_tokens(self) -> int:
-        return self._pool.num_free_blocks
+        return self._pool.num_free
 
     @property
     def num_unused_sequences(self) -> int:
@@ -44,13 +44,13 @@ class SequenceCache:
 
     def reserve(self, seq: int, num_tokens: int) -> bool:
         """Take room for tokens about to be computed. False, and no change, where there is too little."""
-        return self._pool.reserve(seq, num_tokens) is not None
+        return self._pool.reserve(seq, num_tokens)
 
     def commit(self, seq: int, num_computed: int, num_kept: int) -> None:
         """Of the num_computed tokens the runner appended, the first num_kept stay."""
-        self._pool.commit(seq, num_kept)
+        length = self._pool.commit(seq, num_kept)
         if num_kept < num_computed:
-            self._runner.truncate(seq, self._pool.length(seq))
+            self._runner.truncate(seq, length)
 
     def advance(self, seq: int, num_tokens: int) -> None:
         """The runner appended this many reserved tokens, all kept; the rest of the reservation stands."""

@@ -104,13 +104,13 @@ class DraftModelProposer:
     def _begin(self, ask: DraftAsk, draft: Draft, asked: set[int]) -> _Drafting | None:
         """Take room for catching up and drafting; None, and an empty draft, if there is none to take."""
         request = ask.request
-        if request.id in self._sequences:
+        seq = self._sequences.get(request.id)
+        if seq is not None:
             self._sequences.move_to_end(request.id)
         elif self._cache.num_unused_sequences or self._evict(asked):
-            self._sequences[request.id] = self._cache.open()
+            seq = self._sequences[request.id] = self._cache.open()
         else:
             return None
-        seq = self._sequences[request.id]
         to_feed = request.tokens[self._cache.length(seq) :]
         if max(to_feed) >= self._runner.vocab_size:
             return None  # padding of the target's vocabulary, in a prompt: the draft does not know it
@@ -118,7 +118,7 @@ class DraftModelProposer:
         while not self._cache.reserve(seq, len(to_feed) + ask.depth - 1):
             if not self._evict(asked):
                 return None
-        if not matches_own_tokens(request.params) and self._runner.capabilities.drafter is None:
+        if self._runner.capabilities.drafter is None and not matches_own_tokens(request.params):
             draft.probs = []
         return _Drafting(request, seq, ask.depth, to_feed, draft, ask.goes_on)
 
@@ -159,8 +159,13 @@ class DraftModelProposer:
             self.timing.forwards += [(len(tasks), len(tasks), context, seconds / depth)] * depth
         for drafting, said in zip(group, drafts, strict=True):
             self._cache.advance(drafting.seq, len(drafting.to_feed) + drafting.depth - 1)
-            known = next((i for i, token in enumerate(said) if token >= self._vocab_size), len(said))
-            drafting.draft.tokens = said[:known]
+            drafting.draft.tokens = self._known(said)
+
+    def _known(self, tokens: list[int]) -> list[int]:
+        """Up to the first that the target's vocabulary does not have."""
+        if max(tokens) < self._vocab_size:
+            return tokens
+        return tokens[: next(i for i, token in enumerate(tokens) if token >= self._vocab_size)]
 
     def _feed(self, group: list[_Drafting]) -> list[FloatRow]:
         rows = [self._row(d, d.to_feed, num_logits=1) for d in group]

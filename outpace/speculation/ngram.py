@@ -32,13 +32,12 @@ class NgramProposer(NoDraft):
         index = self._indexes.get(request.id)
         if index is None:
             index = self._indexes[request.id] = _Index(self._sizes)
-        index.read(request.tokens)
         start = index.find(request.tokens)
         if start is None:
             return Draft([], self.name)
         source = request.tokens[start : start + depth]
         # A source that meets the end of the text reads on in the draft itself, which repeats the pattern.
-        tokens = [source[i % len(source)] for i in range(depth)]
+        tokens = source if len(source) == depth else [source[i % len(source)] for i in range(depth)]
         matched = matched_length(request.tokens, start)
         # Having agreed m times in a row, text and source agree once more with probability m / (m + 1).
         return Draft(tokens, self.name, confidence=[(matched + i) / (matched + i + 1) for i in range(depth)])
@@ -47,33 +46,34 @@ class NgramProposer(NoDraft):
 def matched_length(tokens: Sequence[int], start: int) -> int:
     """How many tokens before `start` are the same as those at the end, as far as that matters."""
     length, most = 0, min(start, MOST_MATCHED)
+    if tokens[start - most : start] == tokens[len(tokens) - most :]:  # a text that is copied: nothing to count
+        return most
     while length < most and tokens[start - 1 - length] == tokens[-1 - length]:
         length += 1
     return length
 
 
 class _Index:
-    """Where to read on: the position just after each n-gram's latest occurrence but at the very end."""
+    """Where to read on: the position just after each n-gram's latest occurrence."""
 
-    __slots__ = ("_num_read", "_sizes", "_starts")
+    __slots__ = ("_found", "_num_read", "_sizes", "_starts")
 
     def __init__(self, sizes: range) -> None:
         self._sizes = sizes
         self._starts: dict[tuple[int, ...], int] = {}  # n-grams of every size: their lengths keep them apart
         self._num_read = 0
-
-    def read(self, tokens: list[int]) -> None:
-        """Index the n-grams that end before the last token: the suffix itself must not be found."""
-        for end in range(self._num_read, len(tokens)):
-            for n in self._sizes:
-                if n <= end:
-                    self._starts[tuple(tokens[end - n : end])] = end
-        self._num_read = len(tokens)
+        self._found: int | None = None
 
     def find(self, tokens: list[int]) -> int | None:
-        for n in self._sizes:
-            # A text shorter than n gives a shorter tuple, which only repeats the lookup of a smaller n.
-            start = self._starts.get(tuple(tokens[-n:]))
-            if start is not None:
-                return start
-        return None
+        """Where the longest n-gram at the end of the text was said before, and the text is read to its end."""
+        found, starts = self._found, self._starts
+        for end in range(self._num_read + 1, len(tokens) + 1):
+            found = None
+            for n in self._sizes:
+                if n <= end:
+                    gram = tuple(tokens[end - n : end])
+                    if found is None:
+                        found = starts.get(gram)
+                    starts[gram] = end
+        self._num_read, self._found = len(tokens), found
+        return found

@@ -137,27 +137,28 @@ class _Store:
 class _Reading:
     """What is known of one running request: its own text, and where in the store its latest tokens occur."""
 
-    __slots__ = ("_cursors", "_num_read", "_own")
+    __slots__ = ("_cursors", "_generations", "_num_read", "_own")
 
     def __init__(self) -> None:
         self._own = SuffixAutomaton()
-        self._cursors: list[Cursor] = []
+        self._cursors: list[Cursor] = []  # one in each of
+        self._generations: tuple[_Generation, ...] = ()
         self._num_read = 0
 
     def catch_up(self, tokens: list[int], store: _Store) -> None:
         unread = tokens[self._num_read :]
         self._num_read = len(tokens)
         self._own.extend(unread)
-        known = {id(cursor.automaton): cursor for cursor in self._cursors}
-        self._cursors = []
-        for generation in store.generations:
-            cursor = known.get(id(generation.automaton))
-            if cursor is None:
-                cursor = Cursor(generation.automaton)
-                cursor.advance(tokens[-LOOKBACK:])
-            else:
-                cursor.advance(unread)
-            self._cursors.append(cursor)
+        for cursor in self._cursors:
+            cursor.advance(unread)
+        if self._generations is not store.generations:
+            known = {id(cursor.automaton): cursor for cursor in self._cursors}
+            self._cursors, self._generations = [], store.generations
+            for generation in store.generations:
+                cursor = known.get(id(generation.automaton)) or Cursor(generation.automaton)
+                if id(generation.automaton) not in known:
+                    cursor.advance(tokens[-LOOKBACK:])
+                self._cursors.append(cursor)
 
     def contexts(self) -> list[tuple[SuffixAutomaton, int, int]]:
         """(automaton, state, matched length), the request's own text first."""

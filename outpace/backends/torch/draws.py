@@ -17,13 +17,13 @@ from torch import Tensor
 
 from outpace.backends.torch.device_noise import signed
 from outpace.backends.torch.device_sampling import RowParams, draw, greedy_tokens
-from outpace.backends.torch.step import StepInputs
+from outpace.backends.torch.step import Advance
 from outpace.config import SamplingParams
 from outpace.core import Request
 
 Pool = Any  # torch's handle of the memory that graphs share; its type has no public name
 Mode = Literal["greedy", "sampled", "filtered"]
-_NUM_FIELDS = 7
+NUM_FIELDS = 7
 
 
 def mode_for(requests: Iterable[Request]) -> Mode:
@@ -43,18 +43,26 @@ def is_filtered(params: SamplingParams) -> bool:
 class DrawWords:
     """What each of `num_rows` tokens is drawn with, on the host."""
 
-    def __init__(self, num_rows: int, *, pinned: bool) -> None:
-        self.buffer = torch.zeros((_NUM_FIELDS, num_rows), dtype=torch.int64, pin_memory=pinned)
+    def __init__(self, num_rows: int, *, pinned: bool, buffer: Tensor | None = None) -> None:
+        """`buffer`: int64 zeros [NUM_FIELDS, rows] to use, where they are part of a larger one."""
+        if buffer is None:
+            buffer = torch.zeros((NUM_FIELDS, num_rows), dtype=torch.int64, pin_memory=pinned)
+        self.buffer = buffer
         words: NDArray[np.int64] = self.buffer.numpy()
         self._seeds, self.positions, sharpness, self._greedy, self._top_k, top_p, min_p = words
         self._sharpness, self._top_p, self._min_p = (part.view(np.float64) for part in (sharpness, top_p, min_p))
         self._top_p.fill(1.0)
+        self._known: tuple[slice, list[int], list[SamplingParams]] | None = None  # what is there but for positions
 
     def fill(self, lines: NDArray[np.integer] | slice, requests: Sequence[Request], positions: Sequence[int]) -> None:
         """The token of line i is request i's at position i of its text."""
-        params = [request.params for request in requests]
-        self._seeds[lines] = [signed(request.seed) for request in requests]
+        params, seeds = [request.params for request in requests], [request.seed for request in requests]
         self.positions[lines] = positions
+        known = (lines, seeds, params) if isinstance(lines, slice) else None
+        if known is not None and known == self._known:
+            return
+        self._known = known
+        self._seeds[lines] = [signed(seed) for seed in seeds]
         self._sharpness[lines] = [request.shaper.sharpness for request in requests]
         self._greedy[lines] = [p.is_greedy for p in params]
         if any(is_filtered(p) for p in params):
@@ -63,8 +71,10 @@ class DrawWords:
             self._min_p[lines] = np.array([p.min_p for p in params], np.float32)
 
 
-def draw_rows(logits: Tensor, words: Tensor, mode: Mode, advances: StepInputs | None = None) -> Tensor:
-    """int32 [2, rows]: tokens, and whether each is exact. See `kernels/drawing.py` for `advances`."""
+def draw_rows(
+    logits: Tensor, words: Tensor, mode: Mode, advance: Advance | None = None, out: Tensor | None = None
+) -> Tensor:
+    """int32 [2, rows]: tokens, and whether each is exact. Positions in `words` move on with an advance."""
     seed, position, sharpness, is_greedy, top_k, top_p, min_p = words
     sharpness, top_p, min_p = (part.view(torch.float64) for part in (sharpness, top_p, min_p))
     if logits.is_cuda:
@@ -72,19 +82,25 @@ def draw_rows(logits: Tensor, words: Tensor, mode: Mode, advances: StepInputs | 
 
         rows = drawing.Rows(sharpness, is_greedy, top_k, top_p, min_p, seed, position)
         return drawing.draw(
-            logits, rows, samples=mode != "greedy", has_filters=mode == "filtered", advances=advances
+            logits, rows, samples=mode != "greedy", has_filters=mode == "filtered", advance=advance, out=out
         )  # fmt: skip
     if mode == "greedy":
         tokens = greedy_tokens(logits).int()
     else:
         params = RowParams(sharpness.float(), is_greedy != 0, top_k, top_p, min_p.float())
         tokens = draw(logits, params, seed, position).int()
-    if advances is not None:
-        advances.tokens.copy_(tokens * advances.lengths)
-        advances.positions.add_(advances.lengths)
-        advances.contexts.add_(advances.lengths)
+    if advance is not None:
+        step = advance.step
+        if advance.left is not None:
+            advance.left.sub_(1)
+            step.lengths.mul_((advance.left > 0).int())
+            step.positions.add_(1).mul_(step.lengths).sub_(1 - step.lengths)
+        else:
+            step.positions.add_(step.lengths)
+        step.tokens.copy_(tokens * step.lengths)
+        step.contexts.add_(step.lengths)
         position.add_(1)
-    return torch.stack([tokens, torch.ones_like(tokens)])
+    return torch.stack([tokens, torch.ones_like(tokens)], out=out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,21 +121,21 @@ class Fetch:
 class Draws:
     """Drawing from one tensor of logits, again and again; captured on a GPU."""
 
-    def __init__(self, logits: Tensor, mode: Mode, pool: Pool | None, advances: StepInputs | None = None) -> None:
+    def __init__(self, logits: Tensor, mode: Mode, pool: Pool | None, advance: Advance | None = None) -> None:
         on_gpu = logits.is_cuda
         self.words = DrawWords(len(logits), pinned=on_gpu)
         self._device_words = self.words.buffer.to(logits.device)
-        self._logits, self._mode, self._advances = logits, mode, advances
+        self._logits, self._mode, self._advance = logits, mode, advance
         self._graph: torch.cuda.CUDAGraph | None = None
         if pool is not None:
-            kept = None if advances is None else advances.words.clone()  # which the warm-up changes
+            kept = None if advance is None else advance.step.words.clone()  # which the warm-up changes
             stream = torch.cuda.Stream(logits.device)
             stream.wait_stream(torch.cuda.current_stream(logits.device))
             with torch.cuda.stream(stream):
                 self._draw()
             torch.cuda.current_stream(logits.device).wait_stream(stream)
-            if kept is not None and advances is not None:
-                advances.words.copy_(kept)
+            if kept is not None and advance is not None:
+                advance.step.words.copy_(kept)
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph, pool=pool):
                 self._draw()
@@ -128,7 +144,7 @@ class Draws:
         self._events = [torch.cuda.Event() if on_gpu else None for _ in range(2)]
 
     def _draw(self) -> None:
-        self.on_device = draw_rows(self._logits, self._device_words, self._mode, self._advances)
+        self.on_device = draw_rows(self._logits, self._device_words, self._mode, self._advance)
 
     def launch(self) -> None:
         self._device_words.copy_(self.words.buffer, non_blocking=True)

@@ -10,18 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.backends.torch.drafting import DraftLoop
 from outpace.backends.torch.draws import Draws, Mode, Pool
 from outpace.backends.torch.kernels.base import Cache
 from outpace.backends.torch.model import Model
-from outpace.backends.torch.step import PADDING, HostStep, StepShape, views
+from outpace.backends.torch.step import PADDING, Advance, HostStep, StepShape, views
 from outpace.core import StepPlan
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 TOKEN_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # per row
+READ_BUCKETS = (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # of a single row that is only read
 LARGEST_BUCKET = (ROW_BUCKETS[-1], TOKEN_BUCKETS[-1])  # in either direction; not in both at once
 MAX_TOKENS = 1024  # in a bucket; larger steps keep the GPU busy whoever launches them
 _WARM_UPS = 2  # before a capture: kernels are compiled and libraries make their workspaces
@@ -55,9 +58,13 @@ class Bucket:
         with torch.cuda.graph(self._graph, pool=pool):
             return self._model.forward(self.step, self._caches)
 
-    def launch(self) -> None:
-        """Start what `host` says."""
+    def launch(self, drafted: Tensor | None = None) -> None:
+        """Start what `host` says; with drafts [depth, rows] on the device, of rows that feed a token and theirs."""
         self.step.words.copy_(self.host.buffer, non_blocking=True)
+        if drafted is not None:
+            shape, most = self.step.shape, self._model.config.vocab_size - 1
+            places = self.step.tokens.view(shape.num_rows, shape.max_row_tokens)[:, 1 : 1 + len(drafted)]
+            torch.clamp(drafted.T, max=most, out=places)  # what rows without a place drew may be no token at all
         self.replay()
 
     def replay(self) -> None:
@@ -75,14 +82,23 @@ class Bucket:
         self._tables[0].numpy()[:] = self.host.tables
         self.step.tables.copy_(self._tables[0], non_blocking=True)
 
+    def lines(self, num_logits: int) -> tuple[NDArray[np.integer], Tensor]:
+        """Where in the logits those asked for are, in order, on the host and on the device."""
+        if self.step.shape.num_outputs < self.step.shape.num_tokens:  # they are all there is
+            return np.arange(num_logits), torch.arange(num_logits, device=self.logits.device)
+        return self.host.outputs[:num_logits].copy(), self.step.outputs[:num_logits]
+
     @property
     def num_draws(self) -> int:
         return len(self._draws)
 
+    def has_draws(self, mode: Mode) -> bool:
+        return mode in self._draws
+
     def draws(self, mode: Mode) -> Draws:
         if mode not in self._draws:
-            advances = self.step if self.host.shape.max_row_tokens == 1 else None
-            self._draws[mode] = Draws(self.logits, mode, self._pool, advances)
+            advance = Advance(self.step) if self.host.shape.max_row_tokens == 1 else None
+            self._draws[mode] = Draws(self.logits, mode, self._pool, advance)
         return self._draws[mode]
 
 
@@ -92,7 +108,8 @@ class Graphs:
         self._caches = caches
         self._table_width = table_width
         self._buckets: dict[tuple[int, int], Bucket] = {}
-        self._loops: dict[tuple[int, int, Mode], DraftLoop] = {}
+        self._loops: dict[tuple[int, int, int, Mode], DraftLoop] = {}
+        self._first_logits = model.weights.embedding.new_empty(0, dtype=torch.float32)  # of drafts
         self._captures = model.weights.embedding.is_cuda
         self._pool: Pool | None = torch.cuda.graph_pool_handle() if self._captures else None
 
@@ -100,29 +117,47 @@ class Graphs:
     def num_captured(self) -> int:
         return len(self._buckets) + len(self._loops) + sum(bucket.num_draws for bucket in self._buckets.values())
 
-    def loop(self, num_rows: int, num_steps: int, mode: Mode) -> DraftLoop:
-        """Steps of a draft model after its first."""
+    def loop(self, num_rows: int, width: int, depth: int, mode: Mode) -> DraftLoop:
+        """A draft model's steps for rows that bring up to `width` tokens; width 0: for logits that are there."""
         rows = next((size for size in ROW_BUCKETS if size >= num_rows), None) if self._captures else None
         if rows is None:  # more than any graph has
-            return DraftLoop(self._model, self._caches, num_rows, num_steps, self._table_width, mode, None)
-        key = (rows, num_steps, mode)
+            return self._new_loop(num_rows, width, depth, mode, None)
+        key = (rows, width, depth, mode)
         if key not in self._loops:
-            self._loops[key] = DraftLoop(
-                self._model, self._caches, rows, num_steps, self._table_width, mode, self._pool
-            )
+            self._loops[key] = self._new_loop(*key, self._pool)
         return self._loops[key]
+
+    def _new_loop(self, rows: int, width: int, depth: int, mode: Mode, pool: Pool | None) -> DraftLoop:
+        logits = None if width else self.first_logits(rows)
+        return DraftLoop(self._model, self._caches, rows, width, depth, self._table_width, mode, pool, logits)
+
+    def first_logits(self, num_rows: int) -> Tensor:
+        """Where loops of width 0 find what to begin with; one place for all, made once."""
+        if len(self._first_logits) < num_rows:
+            most = max(num_rows, ROW_BUCKETS[-1] if self._captures else 0)
+            self._first_logits = self._first_logits.new_zeros((most, self._model.config.vocab_size))
+        return self._first_logits[:num_rows]
+
+    def is_prepared(self, plan: StepPlan, mode: Mode) -> bool:
+        """Whether nothing has to be captured for it; what is never captured always is."""
+        size = find_bucket(len(plan.rows), max(len(row.tokens) for row in plan.rows))
+        if not self._captures:
+            return True
+        return size is not None and size in self._buckets and self._buckets[size].has_draws(mode)
 
     def find(self, plan: StepPlan) -> Bucket | None:
         """The smallest bucket the plan fits in, made on first use; None where none would pay."""
         longest = max(len(row.tokens) for row in plan.rows)
-        size = find_bucket(len(plan.rows), longest)
+        size, num_outputs = find_bucket(len(plan.rows), longest), None
+        if size is None and len(plan.rows) == 1 and plan.rows[0].num_logits <= 1:
+            size, num_outputs = find_read_bucket(longest), 1
         if not self._captures:  # nothing to be gained by padding, or by keeping what is seldom seen again
             size = (len(plan.rows), 1) if longest == 1 else None
         if size is None:
             return None
         if size not in self._buckets:
             num_tokens = size[0] * size[1]
-            shape = StepShape(num_tokens, size[0], num_tokens, size[1], self._table_width)
+            shape = StepShape(num_tokens, size[0], num_outputs or num_tokens, size[1], self._table_width)
             self._buckets[size] = Bucket(self._model, self._caches, shape, self._pool)
         return self._buckets[size]
 
@@ -136,8 +171,14 @@ def find_bucket(num_rows: int, row_tokens: int) -> tuple[int, int] | None:
     return rows, tokens
 
 
+def find_read_bucket(num_tokens: int) -> tuple[int, int] | None:
+    """For a prompt, or what is left of one, whose last token's logits are wanted and no others."""
+    tokens = next((size for size in READ_BUCKETS if size >= num_tokens), None)
+    return None if tokens is None else (1, tokens)
+
+
 def num_captured_tokens(max_rows: int) -> int:
     """Of all buckets that so many rows can ever meet: each keeps logits of its own for every one."""
     most = next((size for size in ROW_BUCKETS if size >= max_rows), ROW_BUCKETS[-1])
     sizes = [rows * tokens for rows in ROW_BUCKETS if rows <= most for tokens in TOKEN_BUCKETS]
-    return sum(size for size in sizes if size <= MAX_TOKENS)
+    return sum(size for size in sizes if size <= MAX_TOKENS) + len(READ_BUCKETS)

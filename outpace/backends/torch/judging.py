@@ -11,7 +11,7 @@ wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -21,9 +21,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.acceptance import match
-from outpace.backends.base import Judged
+from outpace.acceptance import match_known
+from outpace.backends.base import DraftTask, Judged
 from outpace.backends.torch import device_verifier
+from outpace.backends.torch.ahead import Ahead, speaks_for_itself
+from outpace.backends.torch.ahead import begin as begin_ahead
 from outpace.backends.torch.draws import Draws, Fetch, Mode, mode_for
 from outpace.backends.torch.graphs import Bucket
 from outpace.core import Case, Request, StepPlan, Verdict
@@ -49,6 +51,13 @@ class Launched:
     def __getitem__(self, lines: slice) -> NDArray[np.float32]:
         found: NDArray[np.float32] = self._logits.index_select(0, self.device_lines[lines]).cpu().numpy()
         return found
+
+    def drawn(self, mode: Mode, requests: Sequence[Request], positions: Sequence[int]) -> Draws:
+        """Have a token drawn from each line; it is the request's at that position of its text."""
+        draws = self.draws(mode)
+        draws.words.fill(self.lines, requests, positions)
+        draws.launch()
+        return draws
 
     def some(self, which: Sequence[int]) -> Tensor:
         """Of the lines asked for, these, on the device."""
@@ -85,11 +94,7 @@ class _Begun:
 
 def _is_plain(case: Case) -> bool:
     """One token, that the target's logits decide on the device, and nobody asks for those."""
-    return not case.tokens and case.request.params.logprobs is None and _speaks_for_itself(case.request)
-
-
-def _speaks_for_itself(request: Request) -> bool:
-    return not request.shaper.may_adjust and not request.params.speculation.is_lossy
+    return not case.tokens and speaks_for_itself(case.request)
 
 
 class DeviceJudge:
@@ -99,15 +104,31 @@ class DeviceJudge:
         self._patience = _LEAST_PATIENCE
         self._num_plain = 0  # plain steps in a row
         self._num_right = 0
+        self._ahead: Ahead | None = None
+        self._num_rows = 0  # of the latest plan
 
     def stop(self) -> None:
         """Let go of what was begun."""
-        self._begun = None
+        self._begun = self._ahead = None
 
     def forget(self, seq: int) -> None:
         """The sequence is no longer what it was when the next step was begun."""
         if self._begun is not None:
             self._begun.lines.pop(seq, None)
+        if self._ahead is not None and any(row.seq == seq for row in self._ahead.rows):
+            self._drop_ahead()
+
+    def begin_verifying(self, tasks: Sequence[DraftTask], drawn: Tensor) -> Ahead | None:
+        """Behind a draft that is under way; not where the plan will have other rows too, which would be run apart."""
+        self._drop_ahead()
+        if len(tasks) == self._num_rows:
+            self._ahead = begin_ahead(self._runner, tasks, drawn)
+        return self._ahead
+
+    def _drop_ahead(self) -> None:
+        if self._ahead is not None:
+            self._ahead.fetch.wait()  # its buffers are being read until then
+            self._ahead = None
 
     def __call__(self, plan: StepPlan, cases: Sequence[Case]) -> Judged:
         begin = perf_counter()
@@ -116,12 +137,18 @@ class DeviceJudge:
         runner.reserve_rows(plan.rows)
         is_plain = len(cases) == plan.num_tokens == len(plan.rows) and all(map(_is_plain, cases))
         self._num_plain = self._num_plain + 1 if is_plain else 0
+        self._num_rows = len(plan.rows)
         answered = self._answered(begun, plan, cases) if begun is not None else {}
         if begun is not None:
             self._learn(len(answered) == len(plan.rows))
-        if begun is not None and is_plain and len(answered) == len(plan.rows):
+        verified = self._ahead.is_in(plan, cases) if self._ahead is not None else None
+        if verified is None or (len(verified) < len(plan.rows) and _any_logprobs(cases)):
+            self._drop_ahead()
+        if self._ahead is not None and verified is not None:
+            judged = self._take_ahead(plan, cases, verified, begin)
+        elif begun is not None and is_plain and len(answered) == len(plan.rows):
             judged = self._take(begun, plan, cases, list(answered.values()), begin)
-        elif begun is not None and answered and not any(case.request.params.logprobs is not None for case in cases):
+        elif begun is not None and answered and not _any_logprobs(cases):
             judged = self._take_some(begun, plan, cases, answered, begin)
         else:
             judged = self._run(plan, cases, is_plain, begin)
@@ -165,9 +192,7 @@ class DeviceJudge:
             return Judged(launched, [], perf_counter() - begin)
         requests = [case.request for case in cases for _ in range(len(case.tokens) + 1)]
         positions = [len(case.request.tokens) + i for case in cases for i in range(len(case.tokens) + 1)]
-        draws = launched.draws(mode_for(requests))
-        draws.words.fill(launched.lines, requests, positions)
-        draws.launch()
+        draws = launched.drawn(mode_for(requests), requests, positions)
         fetch = draws.fetch()
         if is_plain and launched.bucket is not None:
             pages = [self._runner.pool.blocks(row.seq) for row in plan.rows]
@@ -194,18 +219,37 @@ class DeviceJudge:
         self, begun: _Begun, plan: StepPlan, cases: Sequence[Case], answered: dict[int, int], begin: float
     ) -> Judged:  # fmt: skip
         """Some rows were begun; the others are run on their own."""
-        case_of = dict(zip([i for i, row in enumerate(plan.rows) if row.num_logits], cases, strict=True))
-        rest = [i for i in range(len(plan.rows)) if i not in answered]
-        others = self._run(
-            StepPlan([plan.rows[i] for i in rest]), [case_of[i] for i in rest if i in case_of], False, begin
-        )  # fmt: skip
-        verdicts = dict(zip([i for i in rest if i in case_of], others.verdicts, strict=True))
+        case_of = _by_row(plan, cases)
+        verdicts = self._run_rest(plan, case_of, answered, begin)
         tokens, exact = (found[list(answered.values())].tolist() for found in begun.fetch.wait())
         known = self._concluded(
             StepPlan([plan.rows[i] for i in answered]), [case_of[i] for i in answered], tokens, exact, begin
         )  # fmt: skip
         verdicts |= dict(zip(answered, known.verdicts, strict=True))
         return Judged(_NotKept(), [verdicts[i] for i in case_of], known.forward_seconds)
+
+    def _take_ahead(self, plan: StepPlan, cases: Sequence[Case], verified: dict[int, Case], begin: float) -> Judged:
+        """Drafts whose verification was begun behind them; rows beside them are run on their own."""
+        ahead, self._ahead = self._ahead, None
+        assert ahead is not None
+        tokens, exact = (found[ahead.launched.lines].tolist() for found in ahead.fetch.wait())
+        seconds = perf_counter() - begin
+        known = dict(zip(verified, _verdicts(list(verified.values()), tokens, exact, ahead.launched), strict=True))
+        if len(verified) == len(plan.rows):
+            return Judged(ahead.launched, list(known.values()), seconds)
+        case_of = _by_row(plan, cases)
+        known |= self._run_rest(plan, case_of, verified, begin)
+        return Judged(_NotKept(), [known[i] for i in case_of], perf_counter() - begin)
+
+    def _run_rest(
+        self, plan: StepPlan, case_of: dict[int, Case], known: Collection[int], begin: float
+    ) -> dict[int, Verdict]:  # fmt: skip
+        """The rows that are not known, in a step of their own."""
+        rest = [i for i in range(len(plan.rows)) if i not in known]
+        judged = self._run(
+            StepPlan([plan.rows[i] for i in rest]), [case_of[i] for i in rest if i in case_of], False, begin
+        )  # fmt: skip
+        return dict(zip([i for i in rest if i in case_of], judged.verdicts, strict=True))
 
     def _concluded(
         self, plan: StepPlan, cases: Sequence[Case], tokens: list[int], exact: list[int], begin: float
@@ -244,16 +288,32 @@ class DeviceJudge:
         self._begun = _Begun(chain, lines, [row.start + 1 for row in plan.rows], chain.draws.fetch())
 
 
+def _by_row(plan: StepPlan, cases: Sequence[Case]) -> dict[int, Case]:
+    return dict(zip([i for i, row in enumerate(plan.rows) if row.num_logits], cases, strict=True))
+
+
+def _any_logprobs(cases: Sequence[Case]) -> bool:
+    return any(case.request.params.logprobs is not None for case in cases)
+
+
+def _is_drawn(request: Request) -> bool:
+    """Its tokens are what was drawn, whatever else is asked of the logits."""
+    return not request.shaper.may_adjust and not request.params.speculation.is_lossy
+
+
 def _verdicts(cases: Sequence[Case], tokens: list[int], exact: list[int], logits: Launched) -> list[Verdict]:
     """From the target's own tokens, where they decide; the other cases are judged apart."""
     verdicts: list[Verdict | None] = []
     others, lines = list[Case](), list[int]()
+    all_exact = all(exact)
     at = 0
     for case in cases:
-        begin, at = at, at + len(case.tokens) + 1
-        is_matched = case.draft is None or case.draft.probs is None
-        if is_matched and all(exact[begin:at]) and _speaks_for_itself(case.request):
-            verdicts.append(match(case.tokens, tokens[begin:at].__getitem__))
+        draft = case.draft
+        drafted = draft.tokens if draft is not None else ()
+        begin, at = at, at + len(drafted) + 1
+        is_matched = draft is None or draft.probs is None
+        if is_matched and (all_exact or all(exact[begin:at])) and _is_drawn(case.request):
+            verdicts.append(match_known(drafted, tokens[begin:at]))
         else:
             verdicts.append(None)
             others.append(case)

@@ -6,15 +6,18 @@ sequences can waste. On a GPU, steps whose rows fit a bucket replay a captured g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from outpace.backends.base import Capabilities, Capacity, DraftTask, LoadedModel, Tokenizer
+from outpace.backends.base import Capabilities, Capacity, DraftTask, LoadedModel, Runner, Tokenizer
+from outpace.backends.torch import staging
+from outpace.backends.torch.ahead import Ahead
 from outpace.backends.torch.device import (
     MemoryPlan,
     TorchOptions,
@@ -23,7 +26,7 @@ from outpace.backends.torch.device import (
     out_of_memory,
     usable_bytes,
 )
-from outpace.backends.torch.drafting import DraftLoop
+from outpace.backends.torch.drafting import WIDTHS
 from outpace.backends.torch.draws import Draws, Mode
 from outpace.backends.torch.graphs import LARGEST_BUCKET, Graphs, num_captured_tokens
 from outpace.backends.torch.judging import DeviceJudge, Launched
@@ -32,12 +35,13 @@ from outpace.backends.torch.kernels.base import Cache
 from outpace.backends.torch.kernels.compiling import num_compiled
 from outpace.backends.torch.loader import load_weights, open_checkpoint, weight_bytes
 from outpace.backends.torch.model import Model
-from outpace.backends.torch.step import PADDING, HostStep, StepShape, views
+from outpace.backends.torch.step import HostStep, StepShape, views
 from outpace.core import Row, StepPlan
 from outpace.errors import BackendError
 from outpace.kv.blocks import BlockPool
 
 PAGE_TOKENS = 32
+Follower = Callable[[Sequence[DraftTask], Tensor], Ahead | None]
 
 
 class TorchModel:
@@ -126,10 +130,12 @@ class TorchRunner:
         self.model = model
         self.capacity = capacity
         self.judge = DeviceJudge(self)
+        self.follower: Follower | None = None  # begins to verify what is drafted here
         self.capabilities = Capabilities(
             can_rewind=True,
             judge=self.judge,
             drafter=self.draft,
+            follow=self.follow,
             num_prepared=self.num_prepared,
             captured=LARGEST_BUCKET if embedding.is_cuda else None,
         )
@@ -141,6 +147,7 @@ class TorchRunner:
         self._pages = torch.zeros(shape, dtype=embedding.dtype, device=self.device)
         self.caches = [Cache(layer[0], layer[1]) for layer in self._pages]
         self._table_width = -(-capacity.max_context // PAGE_TOKENS) + 1
+        self._tables = np.zeros((capacity.max_sequences, self._table_width), np.int32)  # the pages of each sequence
         self._open: set[int] = set()
         self._graphs: Graphs | None = Graphs(model, self.caches, self._table_width)
 
@@ -163,82 +170,67 @@ class TorchRunner:
 
     def draft(self, tasks: Sequence[DraftTask]) -> list[list[int]]:
         """What `DraftLoop` describes: one transfer for all tokens of all rows."""
-        plan = StepPlan([task.row for task in tasks])
+        if self._graphs is None:
+            raise BackendError("the model is closed; load it again to use it")
         for task in tasks:
             self._reserve(task.row.seq, task.row.start, len(task.row.tokens) + task.depth - 1)
-        requests = [task.request for task in tasks]
-        mode: Mode = "greedy" if all(request.params.is_greedy for request in requests) else "sampled"
-        first = self.launch(plan)
-        draws = first.draws(mode)
-        draws.words.fill(first.lines, requests, [len(request.tokens) for request in requests])
-        draws.launch()
-        fetch = draws.fetch()
-        longest = max(task.depth for task in tasks)
-        rest: NDArray[np.int32] | None = None
-        if longest > 1:
-            assert self._graphs is not None
-            loop = self._graphs.loop(len(tasks), longest - 1, mode)
-            self._fill_loop(loop, tasks)
-            loop.launch(draws.on_device[0].index_select(0, first.device_lines))
-            rest = loop.fetch()
-        tokens, _ = fetch.wait()
-        said = [[int(token)] for token in tokens[first.lines]]
-        if rest is not None:
-            columns = rest.T.tolist()
-            said = [one + columns[i][: task.depth - 1] for i, (one, task) in enumerate(zip(said, tasks, strict=True))]
+        mode: Mode = "greedy" if all(task.request.params.is_greedy for task in tasks) else "sampled"
+        longest = max(len(task.row.tokens) for task in tasks)
+        width = longest if longest in WIDTHS else 0
+        if not width:  # a text not followed before
+            read = self.launch(StepPlan([task.row for task in tasks]))
+            self._graphs.first_logits(len(tasks)).copy_(read.some(range(len(tasks))))
+        loop = self._graphs.loop(len(tasks), width, max(task.depth for task in tasks), mode)
+        loop.fill(tasks, self._tables)
+        loop.launch()
+        ahead = self.follower(tasks, loop.drawn) if self.follower is not None else None
+        columns = loop.fetch().T.tolist()
+        said = [columns[i][: task.depth] for i, task in enumerate(tasks)]
+        if ahead is not None:
+            ahead.expect(said)
         for task in tasks:
             self.pool.advance(task.row.seq, len(task.row.tokens) + task.depth - 1)
         return said
 
-    def _fill_loop(self, loop: DraftLoop, tasks: Sequence[DraftTask]) -> None:
-        loop.clear()
-        for i, task in enumerate(tasks):
-            end, blocks = task.row.start + len(task.row.tokens), self.pool.blocks(task.row.seq)
-            if task.depth > 1:
-                loop.host.positions[i], loop.host.contexts[i], loop.host.lengths[i] = end, end + 1, 1
-            loop.host.tables[i, : len(blocks)] = blocks
-            loop.depths[i] = task.depth
-        requests = [task.request for task in tasks]
-        loop.draws.fill(slice(0, len(tasks)), requests, [len(request.tokens) + 1 for request in requests])
+    def follow(self, drafting: Runner) -> None:
+        """Begin to verify what another runner drafts before it is asked for, where both are on one device."""
+        if isinstance(drafting, TorchRunner) and drafting.device == self.device:
+            drafting.follower = self.judge.begin_verifying
 
-    def launch(self, plan: StepPlan) -> Launched:
-        """Start a step; its rows have their pages."""
+    def holds(self, seq: int | None, num_tokens: int) -> bool:
+        """Whether the cache of a sequence has just so many tokens."""
+        return seq in self._open and self.pool.length(seq) == num_tokens
+
+    def is_prepared(self, plan: StepPlan, mode: Mode) -> bool:
+        return self._graphs is not None and self._graphs.is_prepared(plan, mode)
+
+    def launch(self, plan: StepPlan, drafted: Tensor | None = None) -> Launched:
+        """Start a step; its rows have their pages. `drafted` [depth, rows]: what rows feed after their first token."""
         if self._graphs is None:
             raise BackendError("the model is closed; load it again to use it")
-        num_logits = sum(row.num_logits for row in plan.rows)
+        num_logits = sum([row.num_logits for row in plan.rows])
         bucket = self._graphs.find(plan)
         if bucket is not None:
             self.fill(bucket.host, plan)
-            bucket.launch()
-            lines = bucket.host.outputs[:num_logits].copy()
-            return Launched(bucket.logits, lines, bucket.step.outputs[:num_logits], bucket.draws, bucket)
+            bucket.launch(drafted)
+            lines, device_lines = bucket.lines(num_logits)
+            return Launched(bucket.logits, lines, device_lines, bucket.draws, bucket)
         longest = max(len(row.tokens) for row in plan.rows)
         shape = StepShape(plan.num_tokens, len(plan.rows), num_logits, longest, self._table_width)
         host = HostStep(shape, pinned=self.device.type == "cuda")
         self.fill(host, plan)
-        logits = self.model.forward(views(host.buffer.to(self.device), shape), self.caches)
+        step = views(host.buffer.to(self.device), shape)
+        if drafted is not None:
+            for i, row in enumerate(plan.rows):
+                begin, count = int(host.begins[i]), len(row.tokens) - 1
+                step.tokens[begin + 1 : begin + 1 + count] = drafted[:count, i]
+        logits = self.model.forward(step, self.caches)
         everything = torch.arange(num_logits, device=self.device)
         return Launched(logits, np.arange(num_logits), everything, lambda mode: Draws(logits, mode, None), None)
 
     def fill(self, host: HostStep, plan: StepPlan) -> None:
         """Write a plan into a step's buffer, whose rows may have more room than they need."""
-        width = host.shape.max_row_tokens if host.shape.num_tokens > plan.num_tokens else None
-        if width is not None:
-            host.positions.fill(PADDING)
-            host.lengths.fill(0)
-        at = num_outputs = 0
-        for i, row in enumerate(plan.rows):
-            count, blocks = len(row.tokens), self.pool.blocks(row.seq)
-            begin = at if width is None else i * width
-            host.tokens[begin : begin + count] = row.tokens
-            host.positions[begin : begin + count] = range(row.start, row.start + count)
-            host.token_rows[begin : begin + count] = i
-            host.begins[i], host.lengths[i], host.contexts[i] = begin, count, row.start + count
-            host.tables[i, : len(blocks)] = blocks
-            end = begin + count
-            host.outputs[num_outputs : num_outputs + row.num_logits] = range(end - row.num_logits, end)
-            num_outputs += row.num_logits
-            at += count
+        staging.fill(host, plan.rows, self._tables)
 
     def reserve_rows(self, rows: Sequence[Row]) -> None:
         """Pages for what the rows bring."""
@@ -252,15 +244,24 @@ class TorchRunner:
         length = self.pool.length(seq)
         if start != length:
             raise BackendError(f"a row starts at {start}, but the cache of its sequence holds {length} tokens")
-        if not self.try_reserve(seq, count):
+        if not self._take_pages(seq, length, count):
             raise BackendError(f"the cache has no room for {count} more tokens of a sequence that holds {length}")
 
     def try_reserve(self, seq: int, count: int) -> bool:
         """Pages for so many tokens after those a sequence holds; False, and nothing taken, where there are too few."""
+        return self._take_pages(seq, self.pool.length(seq), count)
+
+    def _take_pages(self, seq: int, length: int, count: int) -> bool:
         copies = self.pool.reserve(seq, count)
         for source, target in copies or ():
             self._pages[:, :, target] = self._pages[:, :, source]
+        if copies or (length - 1) // PAGE_TOKENS != (length + count - 1) // PAGE_TOKENS:
+            self._note_pages(seq)
         return copies is not None
+
+    def _note_pages(self, seq: int) -> None:
+        blocks = self.pool.blocks(seq)
+        self._tables[seq, : len(blocks)] = blocks
 
     def truncate(self, seq: int, num_tokens: int) -> None:
         self.judge.forget(seq)
@@ -270,6 +271,7 @@ class TorchRunner:
         self.free(target)
         self.pool.fork(source, target, num_tokens)
         self._open.add(target)
+        self._note_pages(target)
 
     def free(self, seq: int) -> None:
         if seq in self._open:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 PADDING = -1
-_ALIGNMENT = 32  # words; Triton compiles a kernel anew for pointers that are aligned otherwise
+ALIGNMENT = 32  # words; Triton compiles a kernel anew for pointers that are aligned otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,17 @@ class StepInputs:
     row, its position is its depth. The reference computes that; the Triton kernels do not yet, and refuse."""
 
 
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """A step of one token a row that drawing leaves as the next one, which feeds what was drawn.
+
+    With `left`, int32 [rows], a row has so many tokens to say, this one included; after the last it feeds nothing.
+    """
+
+    step: StepInputs
+    left: Tensor | None = None
+
+
 def views(words: Tensor, shape: StepShape) -> StepInputs:
     """The tensors of a step inside a buffer of num_words integers."""
     tokens, positions, token_rows, begins, lengths, contexts, outputs, tables = (
@@ -63,9 +74,13 @@ def views(words: Tensor, shape: StepShape) -> StepInputs:
 class HostStep:
     """The same buffer on the host, filled by the runner; pinned where a GPU will read it."""
 
-    def __init__(self, shape: StepShape, *, pinned: bool) -> None:
+    def __init__(self, shape: StepShape, *, pinned: bool, buffer: Tensor | None = None) -> None:
+        """`buffer`: zeros to use, where they are part of a larger one."""
         self.shape = shape
-        self.buffer = torch.zeros(shape.num_words, dtype=torch.int32, pin_memory=pinned)
+        if buffer is None:
+            buffer = torch.zeros(shape.num_words, dtype=torch.int32, pin_memory=pinned)
+        self.buffer = buffer
+        self.layout: object | None = None  # of what it was last filled with: see `staging.py`
         words: NDArray[np.int32] = self.buffer.numpy()
         parts = [words[begin:end] for begin, end in _split(shape)]
         self.tokens, self.positions, self.token_rows, self.begins, self.lengths, self.contexts, self.outputs = parts[:7]
@@ -77,5 +92,5 @@ def _split(shape: StepShape) -> list[tuple[int, int]]:
     at, parts = 0, []
     for size in (t, t, t, r, r, r, shape.num_outputs, r * shape.table_width):
         parts.append((at, at + size))
-        at += -(-size // _ALIGNMENT) * _ALIGNMENT
+        at += -(-size // ALIGNMENT) * ALIGNMENT
     return parts

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from outpace.backends.torch.kernels.filters import NUM_CANDIDATES, candidates, find_borders, is_kept
 from outpace.backends.torch.kernels.numerics import FEW, UNFUSED, exponential_noise, noise_key, powers_of_two
-from outpace.backends.torch.step import StepInputs
+from outpace.backends.torch.step import Advance
 from outpace.randomness import Purpose
 from outpace.sampling import HEAD_RATIO
 
@@ -184,8 +184,9 @@ def _contest_kernel(
 @triton.jit
 def _decide_kernel(
     max_ptr, place_ptr, is_greedy_ptr, seed_ptr, position_ptr, score_ptr, winner_ptr, mass_ptr, exact_ptr, out_ptr,
-    tokens_ptr, positions_ptr, contexts_ptr, lengths_ptr, num_rows, num_chunks,
+    tokens_ptr, positions_ptr, contexts_ptr, lengths_ptr, left_ptr, num_rows, num_chunks,
     VOCAB: tl.constexpr, CHUNKS: tl.constexpr, SAMPLES: tl.constexpr, HAS_FILTERS: tl.constexpr, ADVANCES: tl.constexpr,
+    ENDS: tl.constexpr,
 ):  # fmt: skip
     row, c = tl.program_id(0).to(tl.int64), tl.arange(0, CHUNKS)
     at = row * num_chunks + c
@@ -213,8 +214,15 @@ def _decide_kernel(
     tl.store(out_ptr + num_rows + row, is_exact)
     if ADVANCES:
         length = tl.load(lengths_ptr + row)  # 1, or 0 of a row not in use
+        next_position = tl.load(positions_ptr + row) + length
+        if ENDS:
+            left = tl.load(left_ptr + row) - 1
+            tl.store(left_ptr + row, left)
+            length = length * (left > 0).to(tl.int32)
+            tl.store(lengths_ptr + row, length)
+            next_position = tl.where(length > 0, next_position, -1)
         tl.store(tokens_ptr + row, tl.minimum(token, VOCAB - 1) * length)  # no token: logits were not numbers
-        tl.store(positions_ptr + row, tl.load(positions_ptr + row) + length)
+        tl.store(positions_ptr + row, next_position)
         tl.store(contexts_ptr + row, tl.load(contexts_ptr + row) + length)
         tl.store(position_ptr + row, tl.load(position_ptr + row) + 1)
 
@@ -231,11 +239,18 @@ def _folds(vocab_size: int) -> tuple[int, int, int, int]:
     return levels, width, more, left
 
 
-def draw(logits: Tensor, rows: Rows, *, samples: bool, has_filters: bool, advances: StepInputs | None = None) -> Tensor:
+def draw(
+    logits: Tensor,
+    rows: Rows,
+    *,
+    samples: bool,
+    has_filters: bool,
+    advance: Advance | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """int32 [2, rows]: tokens, and whether each is exact. `logits` [rows, vocab], contiguous.
 
-    Without `samples` every row is greedy; without `has_filters` no row has top-k, top-p or min-p. A step of one token a
-    row that `advances` is left as the next one, which feeds what was drawn.
+    Without `samples` every row is greedy; without `has_filters` no row has top-k, top-p or min-p.
     """
     num_rows, vocab_size = logits.shape
     assert logits.is_contiguous()
@@ -281,11 +296,14 @@ def draw(logits: Tensor, rows: Rows, *, samples: bool, has_filters: bool, advanc
             scores, winners, masses, num_rows, vocab_size, _CHUNK, chunks, has_filters, 2 if has_filters else 1,
             num_warps=8, **UNFUSED,
         )  # fmt: skip
-    found = places.new_empty(2, num_rows)
-    step = advances
-    fed = (step.tokens, step.positions, step.contexts, step.lengths) if step is not None else (places,) * 4
+    found = out if out is not None else places.new_empty(2, num_rows)
+    fed, ends = (places,) * 5, advance is not None and advance.left is not None
+    if advance is not None:
+        step, to_say = advance.step, advance.left if advance.left is not None else places
+        fed = (step.tokens, step.positions, step.contexts, step.lengths, to_say)
     _decide_kernel[(num_rows,)](
         maxima, places, rows.is_greedy, rows.seed, rows.position, scores, winners, masses, exact, found, *fed,
-        num_rows, num_chunks, vocab_size, chunks, samples, has_filters, step is not None, num_warps=1, **UNFUSED,
+        num_rows, num_chunks, vocab_size, chunks, samples, has_filters, advance is not None, ends,
+        num_warps=1, **UNFUSED,
     )  # fmt: skip
     return found

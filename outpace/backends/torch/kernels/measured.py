@@ -22,6 +22,10 @@ VECTORS = {
     (16384, 2048): VectorConfig(1, 1024, num_warps=2),
     (2048, 8192): VectorConfig(16, 2048, num_warps=8),
     (128256, 2048): VectorConfig(4, 2048, num_warps=4),
+    # A 1B of width 1024
+    (3072, 1024): VectorConfig(2, 1024, num_warps=4),
+    (12288, 1024): VectorConfig(4, 1024, num_warps=4),
+    (1024, 6144): VectorConfig(4, 4096, num_warps=8),
 }
 
 # 2 to 16 tokens.
@@ -36,4 +40,8 @@ STREAMED = {
     (16384, 2048): LinearConfig(64, 256, num_warps=4, num_stages=3, prefetch=1),
     (2048, 8192): LinearConfig(32, 256, num_warps=2, num_stages=3, programs_per_sm=2),
     (128256, 2048): LinearConfig(64, 256, num_warps=4, num_stages=3, programs_per_sm=2, prefetch=2),
+    (3072, 1024): LinearConfig(32, 256, num_warps=4, num_stages=6, prefetch=1),
+    (12288, 1024): LinearConfig(16, 256, num_warps=2, num_stages=3, programs_per_sm=3, prefetch=1),
+    (1024, 6144): LinearConfig(16, 256, num_warps=2, num_stages=4, programs_per_sm=3, prefetch=1),
+    (128256, 1024): LinearConfig(64, 128, num_warps=4, num_stages=5, programs_per_sm=2, prefetch=1),
 }

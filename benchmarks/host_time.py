@@ -1,0 +1,231 @@
+"""What the host adds to a step of the torch backend: the whole engine over a model whose steps take no time.
+
+    python -m benchmarks.host_time [--settings NAME ...] [--requests N ...] [--temperature T ...] [--json FILE]
+
+Needs torch, no GPU. The model looks its logits up; buckets, draft loops, drawing and judging are those of a GPU, run
+kernel by kernel. Time inside the model and in drawing is left out. The rest is the host's, for each request and step:
+`serial`, while a device would have nothing to do, and `behind`, between the start of a device's work and the host's
+waiting for it: that costs nothing as long as the device takes longer. Medians and quartiles over steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from benchmarks.gpu_cells import Pair, wishes
+from benchmarks.gpu_models import Letters
+from benchmarks.report import provenance, spread, write_json
+from outpace.backends.base import Capacity, LoadedModel
+from outpace.backends.torch import draws
+from outpace.backends.torch.drafting import DraftLoop
+from outpace.backends.torch.draws import Draws, Fetch
+from outpace.backends.torch.graphs import Bucket, Graphs
+from outpace.backends.torch.kernels.base import Cache
+from outpace.backends.torch.model import Model
+from outpace.backends.torch.runner import TorchRunner
+from outpace.backends.torch.step import StepInputs
+from outpace.config import SamplingParams
+from outpace.speculation.costs import Costs, StepCosts
+
+VOCAB_SIZE = 97
+CONTEXT = 1408
+PROMPT = 300
+TURN = 24  # positions after which the same token is followed by another: texts repeat themselves, though not for ever
+DRAFT_NOISE = 0.25  # of the draft's logits, in those of the target
+WARM_UP = 10
+# Milliseconds by tokens, as on an H200: `auto` weighs with them.
+TARGET_COSTS = {1: 3.91, 2: 4.15, 4: 4.22, 8: 4.31, 16: 4.49, 32: 5.20, 64: 5.25, 128: 5.53, 192: 7.06, 256: 7.10}
+DRAFT_COSTS = {1: 0.87, 2: 1.26, 8: 1.34, 16: 1.42, 32: 1.59, 64: 1.65, 128: 1.71, 256: 2.09}
+SETTINGS = ("plain", "ngram:1", "suffix:2", "draft:2", "auto")
+
+
+class Device:
+    """When a device would be at work. What stands in for it here is timed, to be left out."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0  # of what a device does
+        self.behind = 0.0  # of what the host does while it would work
+        self._is_inside = False
+        self._number = self._num_done = 0  # of works started, and of them up to the one that was waited for
+        self._numbers: dict[int, int] = {}  # by what is waited for
+        self._begin()
+        Bucket.replay = self._started(self._timed(Bucket.replay))  # type: ignore[method-assign]
+        DraftLoop._run_first = self._timed(DraftLoop._run_first)  # type: ignore[method-assign]
+        DraftLoop._run_others = self._timed(DraftLoop._run_others)  # type: ignore[method-assign]
+        DraftLoop.launch = self._started(DraftLoop.launch)  # type: ignore[method-assign]
+        DraftLoop.fetch = self._waited(DraftLoop.fetch)  # type: ignore[method-assign]
+        Draws.fetch = self._noted(Draws.fetch)  # type: ignore[method-assign]
+        Fetch.wait = self._waited(Fetch.wait)  # type: ignore[method-assign]
+        draws.draw_rows = self._timed(draws.draw_rows)
+
+    def step(self, work: Callable[[], object]) -> tuple[float, float]:
+        """Seconds that the host takes for it: while the device is idle, and behind it."""
+        self.seconds = self.behind = 0.0
+        self._begin()
+        begin = perf_counter()
+        work()
+        taken = perf_counter() - begin
+        if self._num_done < self._number:
+            self._end()
+        return max(0.0, taken - self.seconds - self.behind), self.behind
+
+    def _begin(self) -> None:
+        self._since = perf_counter() - self.seconds
+
+    def _end(self) -> None:
+        self.behind += perf_counter() - self.seconds - self._since
+
+    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any, **named: Any) -> Any:
+            if self._is_inside:
+                return call(*arguments, **named)
+            self._is_inside, begin = True, perf_counter()
+            try:
+                return call(*arguments, **named)
+            finally:
+                self._is_inside = False
+                self.seconds += perf_counter() - begin
+
+        return timed
+
+    def _started(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def started(owner: Any, *arguments: Any) -> None:
+            call(owner, *arguments)
+            if self._num_done == self._number:
+                self._begin()
+            self._number += 1
+            self._numbers[id(owner)] = self._number
+
+        return started
+
+    def _noted(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(owner: Any) -> Any:
+            result = call(owner)
+            self._numbers[id(result)] = self._number
+            return result
+
+        return noted
+
+    def _waited(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def waited(owner: Any) -> Any:
+            if self._num_done < self._number == self._numbers.get(id(owner)):
+                self._num_done = self._number
+                self._end()
+            return call(owner)
+
+        return waited
+
+
+class FreeModel:
+    """What follows depends on the last token and, slowly, on its position; it is looked up."""
+
+    def __init__(self, noise: float) -> None:
+        random = torch.Generator().manual_seed(1)
+        table = 2.0 * torch.randn(VOCAB_SIZE, VOCAB_SIZE, generator=random)
+        self._table = table + noise * torch.randn(VOCAB_SIZE, VOCAB_SIZE, generator=random)
+        self.config = SimpleNamespace(vocab_size=VOCAB_SIZE, num_layers=1, num_kv_heads=1, head_dim=1)
+        self.weights = SimpleNamespace(embedding=torch.zeros(1))
+
+    @torch.inference_mode()
+    def forward(self, step: StepInputs, caches: list[Cache]) -> Tensor:
+        states = (step.tokens + 5 * (step.positions // TURN)) % VOCAB_SIZE
+        if step.shape.num_outputs != len(states):
+            states = states.index_select(0, step.outputs)
+        return self._table.index_select(0, states)
+
+
+def started(noise: float, num_requests: int) -> LoadedModel:
+    room = Capacity(2 * num_requests, 2 * num_requests * CONTEXT, CONTEXT, max_step_tokens=4096)
+    runner = TorchRunner(cast(Model, FreeModel(noise)), room)
+    cast(Graphs, runner._graphs)._captures = True  # steps are padded to the sizes of graphs, though none are captured
+    return LoadedModel(runner, Letters(VOCAB_SIZE), "looked up", 0, 0)
+
+
+@dataclass(slots=True)
+class Cell:
+    requests: int
+    temperature: float
+    setting: str
+    serial_us: list[float]  # for each step, and request
+    behind_us: list[float]
+    tokens: float = 0.0  # said by a request in a step
+
+    @classmethod
+    def measure(cls, device: Device, requests: int, temperature: float, setting: str, num_steps: int) -> Cell:
+        def costs(milliseconds: dict[int, float]) -> StepCosts:
+            return StepCosts({size: 1e-3 * each for size, each in milliseconds.items()})
+
+        pair = Pair(started(0.0, requests), started(DRAFT_NOISE, requests))
+        engine = pair.engine(requests, Costs(costs(TARGET_COSTS), costs(DRAFT_COSTS)))
+        random = torch.Generator().manual_seed(2)
+        for i in range(requests):
+            prompt = torch.randint(0, VOCAB_SIZE, (PROMPT,), generator=random).tolist()
+            params = SamplingParams(
+                max_tokens=CONTEXT - PROMPT, temperature=temperature, ignore_eos=True, seed=i,
+                speculation=wishes(setting),
+            )  # fmt: skip
+            engine.submit(prompt, params)
+        while engine.stats.num_decode_rows < requests:
+            engine.step()
+        for _ in range(WARM_UP):
+            device.step(engine.step)
+        cell = cls(requests, temperature, setting, [], [])
+        for _ in range(num_steps):
+            serial, behind = device.step(engine.step)
+            cell.serial_us.append(1e6 * serial / requests)
+            cell.behind_us.append(1e6 * behind / requests)
+            cell.tokens += engine.stats.num_emitted / requests / num_steps
+        assert engine.stats.num_decode_rows == requests, "a request ended before it was measured"
+        return cell
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "requests": self.requests, "temperature": self.temperature, "setting": self.setting, "tokens": self.tokens,
+            "serial_us": statistics.quantiles(self.serial_us, n=4),
+            "behind_us": statistics.quantiles(self.behind_us, n=4),
+        }  # fmt: skip
+
+    def as_text(self) -> str:
+        return (
+            f"{self.requests:8} {self.temperature:4.1f} {self.setting:>9} {statistics.median(self.serial_us):8.1f} "
+            f"{spread(self.serial_us, '.1f'):>16} {statistics.median(self.behind_us):8.1f} {self.tokens:7.2f}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--settings", nargs="+", default=SETTINGS, help="(default: %(default)s)")
+    parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 32, 128])
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--steps", type=int, default=100, help="measured of each (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    device = Device()
+    cells = [
+        Cell.measure(device, requests, temperature, setting, options.steps)
+        for requests in tqdm(options.requests, unit="size")
+        for temperature in options.temperature
+        for setting in options.settings
+    ]
+    print("microseconds of the host, a request and step")
+    print(f"{'requests':>8} {'T':>4} {'setting':>9} {'serial':>8} {'quartiles':>16} {'behind':>8} {'tokens':>7}")
+    for cell in cells:
+        print(cell.as_text())
+    if options.json:
+        write_json(options.json, {"provenance": provenance([]), "cells": [cell.as_dict() for cell in cells]})
+
+
+if __name__ == "__main__":
+    main()
