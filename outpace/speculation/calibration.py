@@ -77,7 +77,7 @@ def measure_steps(runner: Runner, budget: float) -> StepCosts:
 
 
 def _measure_reading(runner: Runner, step_seconds: float) -> StepCosts:
-    """Texts in one pass each, of which only the last token's logits are wanted; the better of two, while time allows."""
+    """Texts in one pass each, of which only the last logits are wanted; the better of two, while time allows."""
     room = runner.capacity
     largest = min(room.max_step_tokens, room.max_context - 1, room.cache_tokens)
     points, left = {1: step_seconds}, _READING_BUDGET
