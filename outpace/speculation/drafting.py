@@ -20,7 +20,7 @@ from outpace.speculation.sweep import Plan, Table
 
 _DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # tried for a draft model
 _READING_LOSS = 0.03  # of the time a request is expected to take: reading that costs no more is always allowed
-_SMALL_READING = 0.3  # plain steps: nobody minds, such as a few tokens of a text that is followed
+_SMALL_READING = 0.3  # plain steps: nobody minds, where it is what was said since a text was last drafted for
 _MADE_GOOD_STEPS = 30.0  # within so many steps more has to be made good by what drafts are sure to save,
 _WON_BACK_STEPS = 18.0  # and for each request in so many, beside
 _READING_SHARE, _READING_STEPS = 0.03, 0.4  # what it can bear to lose: of what it is expected to take, and plain steps
@@ -177,11 +177,10 @@ class DraftWeigher:
         if plan.drafted is None or not self._acceptance.is_known(NEURAL):
             return True
         drafted = {i for i, is_drafted in zip(rows, plan.drafted, strict=True) if is_drafted}
-        behind = [each.num_unread for each in prospects if each.row in drafted and each.num_unread > 2]
-        if not behind:
-            return True
-        reading = sum([self._reading_seconds(num_unread) for num_unread in behind])
-        if reading <= _SMALL_READING * step.plain_seconds:
+        behind = [each for each in prospects if each.row in drafted and each.num_unread > 2]
+        reading = sum([self._reading_seconds(each.num_unread) for each in behind])
+        small = _SMALL_READING * step.plain_seconds
+        if not behind or (reading <= small and all(step.seats[each.row].has_read for each in behind)):
             return True
         counted_on = self._acceptance.certainty([NEURAL], most=_COUNTED_ON)
         certain = table.expected + counted_on * sum(plan.gains)
