@@ -100,8 +100,10 @@ class Weigher:
                     break
                 deepest = plan.num_passes // 2
                 shaped = self._shaped(weighing, plan)
-                if shaped is not None and self._drafting.is_made_good(step, table, shaped, weighing.rows, group):
-                    return shaped
+                if shaped is not None:
+                    if self._drafting.is_made_good(step, table, shaped, weighing.rows, group):
+                        return shaped
+                    break
         return None
 
     def _shaped(self, weighing: _Weighing, plan: Plan) -> Plan | None:
