@@ -29,7 +29,8 @@ class DraftTiming:
     """Where the time of one call to a draft model went."""
 
     forwards: list[tuple[int, int, float, float]] = field(default_factory=list)  # rows, tokens, mean context, seconds
-    reading_seconds: float = 0.0  # of the forwards: catching up with texts not followed before
+    reading_seconds: float = 0.0  # of the forwards: catching up with texts not followed before,
+    num_read: int = 0  # and their tokens, where nothing else was done in that time
     draw_seconds: float = 0.0  # shaping and drawing, on the host
     num_drawn: int = 0
 

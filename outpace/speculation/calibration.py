@@ -29,10 +29,12 @@ from outpace.verification import judge_of
 _log = logging.getLogger("outpace.costs")
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-_FORMAT = 3
+_FORMAT = 4
 _ROUNDS = 3
 _TARGET_BUDGET = 1.4  # seconds; the draft gets less, because it is smaller
 _DRAFT_BUDGET = 0.6
+_READING_BUDGET = 0.4
+_READING_SIZES = (16, 64, 128, 256, 512, 1024)
 _CONTEXT_BUDGET = 0.25  # of the above, for reading a context in to see what it adds
 _MAX_CONTEXT = 1024
 _MIN_CONTEXT = 48  # a shorter one adds too little to be told from noise
@@ -45,6 +47,7 @@ def measure(target: Runner, draft: Runner | None, guessers: Sequence[Proposer], 
     costs = Costs(target=measure_steps(target, _TARGET_BUDGET))
     if draft is not None:
         costs.draft = measure_steps(draft, _DRAFT_BUDGET)
+        costs.reading = _measure_reading(draft, costs.draft.seconds(1, 1))
     for proposer in guessers:
         costs.guess_seconds[proposer.name] = _measure_guesses(proposer, scratch)
     return costs
@@ -71,6 +74,20 @@ def measure_steps(runner: Runner, budget: float) -> StepCosts:
     costs.row_context_seconds, costs.token_context_seconds = _measure_context(runner, points, budget * _CONTEXT_BUDGET)
     _log.debug("measured %d sizes in %.2f s", len(points), perf_counter() - begin)
     return costs
+
+
+def _measure_reading(runner: Runner, step_seconds: float) -> StepCosts:
+    """Texts in one pass each, of which only the last logits are wanted; the better of two, while time allows."""
+    room = runner.capacity
+    largest = min(room.max_step_tokens, room.max_context - 1, room.cache_tokens)
+    points, left = {1: step_seconds}, _READING_BUDGET
+    for size in _READING_SIZES:
+        last, seconds = max(points), points[max(points)]
+        if size > largest or 2 * seconds * size / last > left:
+            break
+        points[size] = min(_timed(runner, [size], num_logits=1) for _ in range(2))
+        left -= 2 * points[size]
+    return StepCosts(points)
 
 
 def _row_lengths(runner: Runner, size: int) -> list[int]:
@@ -121,8 +138,9 @@ def _measure_context(runner: Runner, points: Mapping[int, float], budget: float)
     return max(0.0, added[few] - few * for_token), for_token
 
 
-def _timed(runner: Runner, row_lengths: Sequence[int]) -> float:
-    plan = StepPlan([Row(seq, 0, _some_tokens(runner, n), n) for seq, n in enumerate(row_lengths)])
+def _timed(runner: Runner, row_lengths: Sequence[int], num_logits: int | None = None) -> float:
+    """Every token's logits are wanted, or of each row those of the last so many."""
+    plan = StepPlan([Row(seq, 0, _some_tokens(runner, n), num_logits or n) for seq, n in enumerate(row_lengths)])
     try:
         begin = perf_counter()
         _run(runner, plan)

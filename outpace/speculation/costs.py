@@ -125,6 +125,7 @@ class Costs:
 
     target: StepCosts
     draft: StepCosts | None = None
+    reading: StepCosts | None = None  # the draft's passes over texts it has not followed, of which only the end matters
     guess_seconds: dict[str, float] = field(default_factory=dict)  # one guess, by proposer that needs no model
     weigh_seconds: float = 0.0  # the policy's part of one guess: weighing it and learning from it
     draw_seconds: float = 0.0  # the host's part of one token drafted by a model: shaping and drawing
@@ -139,9 +140,19 @@ class Costs:
         """Drafting `depth` tokens for each of `rows` requests that have so many unread tokens in all."""
         if self.draft is None or not rows or not depth:
             return 0.0
-        first = self.draft.seconds(rows, num_unread, context)
+        if num_unread > 2 * rows:  # more than what drafts that were accepted whole leave
+            first = self.draft.seconds(rows, rows, context) + self.reading_seconds(num_unread - rows, rows)
+        else:
+            first = self.draft.seconds(rows, num_unread, context)
         further = self.draft.seconds(rows, rows, context) if depth > 1 else 0.0
         return first + (depth - 1) * further + rows * depth * self.draw_seconds
+
+    def reading_seconds(self, num_tokens: int, beside: int = 1) -> float:
+        """What so many tokens of texts add to a pass of the draft model that has some tokens in any case."""
+        curve = self.reading or self.draft
+        if curve is None or num_tokens <= 0:
+            return 0.0
+        return curve.seconds(1, beside + num_tokens) - curve.seconds(1, beside)
 
     def observe_guesses(self, method: str, num_asked: int, seconds: float) -> None:
         self.guess_seconds[method] = _followed(self.guess_seconds.get(method, 0.0), seconds / num_asked)
@@ -160,6 +171,7 @@ class Costs:
         return {
             "target": self.target.as_dict(),
             "draft": None if self.draft is None else self.draft.as_dict(),
+            "reading": None if self.reading is None else self.reading.as_dict(),
             "guess_seconds": dict(self.guess_seconds),
             "weigh_seconds": self.weigh_seconds,
             "draw_seconds": self.draw_seconds,
@@ -172,6 +184,7 @@ class Costs:
         return cls(
             target=StepCosts.from_dict(saved["target"]),
             draft=None if saved["draft"] is None else StepCosts.from_dict(saved["draft"]),
+            reading=None if saved["reading"] is None else StepCosts.from_dict(saved["reading"]),
             guess_seconds={str(name): _seconds(value) for name, value in saved["guess_seconds"].items()},
             weigh_seconds=_seconds(saved["weigh_seconds"]),
             draw_seconds=_seconds(saved["draw_seconds"]),

@@ -184,6 +184,7 @@ class DraftModelProposer:
         assert self.timing is not None
         if is_reading:
             self.timing.reading_seconds += seconds
+            self.timing.num_read += plan.num_tokens
         else:
             context = sum(row.start for row in rows) / len(rows)
             self.timing.forwards.append((len(rows), plan.num_tokens, context, seconds))

@@ -20,7 +20,8 @@ from outpace.speculation.sweep import Plan, Table
 
 _DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # tried for a draft model
 _READING_LOSS = 0.03  # of the time a request is expected to take: reading that costs no more is always allowed
-_MADE_GOOD_STEPS = 30.0  # within so many steps reading has to be made good by what drafts are sure to save,
+_SMALL_READING = 0.3  # plain steps: nobody minds, where it is what was said since a text was last drafted for
+_MADE_GOOD_STEPS = 30.0  # within so many steps more has to be made good by what drafts are sure to save,
 _WON_BACK_STEPS = 18.0  # and for each request in so many, beside
 _READING_SHARE, _READING_STEPS = 0.03, 0.4  # what it can bear to lose: of what it is expected to take, and plain steps
 _COUNTED_ON = 0.95  # of the gain expected, at most
@@ -126,8 +127,7 @@ class DraftWeigher:
     # ---- at what price
 
     def _reading_seconds(self, num_unread: int) -> float:
-        assert self._costs.draft is not None
-        return self._costs.draft.seconds(1, num_unread) - self._costs.draft.seconds(1, 1)
+        return self._costs.reading_seconds(num_unread - 1)
 
     def _load(self, step: Step, users: Sequence[Prospect]) -> _Load:
         num_warm = num_behind = 0
@@ -144,11 +144,10 @@ class DraftWeigher:
 
     def _seconds(self, step: Step, load: _Load, depth: int) -> float:
         """Drafting so deep, with what has to be read first spread over the tokens it may serve."""
-        assert self._costs.draft is not None
         rows, warm = load.rows, load.num_warm
         drafting = self._costs.draft_seconds(rows, warm, depth, step.context)
         if load.num_behind:
-            reading = self._costs.draft.seconds(rows, warm + load.num_behind) - self._costs.draft.seconds(rows, warm)
+            reading = self._costs.reading_seconds(load.num_behind, warm)
             drafting += reading * min(1.0, (1 + depth) / 2 / max(load.served, 1.0))
         return drafting
 
@@ -178,10 +177,11 @@ class DraftWeigher:
         if plan.drafted is None or not self._acceptance.is_known(NEURAL):
             return True
         drafted = {i for i, is_drafted in zip(rows, plan.drafted, strict=True) if is_drafted}
-        behind = [each.num_unread for each in prospects if each.row in drafted and each.num_unread > 2]
-        if not behind:
+        behind = [each for each in prospects if each.row in drafted and each.num_unread > 2]
+        reading = sum([self._reading_seconds(each.num_unread) for each in behind])
+        small = _SMALL_READING * step.plain_seconds
+        if not behind or (reading <= small and all(step.seats[each.row].has_read for each in behind)):
             return True
-        reading = sum([self._reading_seconds(num_unread) for num_unread in behind])
         counted_on = self._acceptance.certainty([NEURAL], most=_COUNTED_ON)
         certain = table.expected + counted_on * sum(plan.gains)
         if reading > _MADE_GOOD_STEPS * (certain / table.plain_speed - plan.seconds):

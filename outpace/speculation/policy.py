@@ -235,6 +235,8 @@ class Policy:
         if self.costs is not None and self.costs.draft is not None:
             for rows, tokens, context, seconds in timing.forwards:
                 self.costs.draft.observe(rows, tokens, context, seconds)
+            if timing.num_read and self.costs.reading is not None:
+                self.costs.reading.observe(1, timing.num_read, 0.0, timing.reading_seconds)
             if timing.num_drawn:
                 self.costs.observe_draws(timing.num_drawn, timing.draw_seconds)
 
