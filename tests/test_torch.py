@@ -26,7 +26,7 @@ from outpace.backends.torch.config import parse_config
 from outpace.backends.torch.device import MemoryPlan, TorchOptions, choose_device, out_of_memory
 from outpace.backends.torch.foresight import Foresight
 from outpace.backends.torch.gguf_quants import dequantise
-from outpace.backends.torch.graphs import find_bucket, find_read_bucket
+from outpace.backends.torch.graphs import Graphs, find_bucket, find_read_bucket
 from outpace.backends.torch.runner import PAGE_TOKENS, TorchModel, TorchRunner
 from outpace.backends.torch.step import PADDING, HostStep, StepShape, views
 from outpace.config import EngineConfig, SpeculationParams
@@ -188,6 +188,27 @@ def test_a_padded_bucket_computes_what_the_step_itself_would(reference, runner):
     check(logits[host.outputs[: plan.num_tokens]], np.concatenate(expected))
 
 
+def test_steps_in_buckets_change_nothing(tiny, damaged, monkeypatch):
+    """What a GPU captures, run here as it is: padded steps and loops, and packed ones that read prompts."""
+    expected = stream_of_requests(tiny, damaged)
+    made, found = Graphs.__init__, Counter[bool]()
+    reading = Graphs._find_reading
+
+    def as_if_captured(self: Graphs, *args: Any) -> None:
+        made(self, *args)
+        self._captures = True
+
+    def counted_reading(self: Graphs, *args: Any) -> Any:
+        bucket = reading(self, *args)
+        found[bucket is not None and bucket.step.shape.num_rows > 1] += 1
+        return bucket
+
+    monkeypatch.setattr(Graphs, "__init__", as_if_captured)
+    monkeypatch.setattr(Graphs, "_find_reading", counted_reading)
+    assert stream_of_requests(tiny, damaged) == expected
+    assert found[True] > 5, found
+
+
 def test_buckets_hold_what_they_are_found_for():
     for num_rows in (1, 3, 17, 128):
         for row_tokens in (1, 5, 7, 16):
@@ -195,8 +216,10 @@ def test_buckets_hold_what_they_are_found_for():
             assert bucket is None or (bucket[0] >= num_rows and bucket[1] >= row_tokens)
     assert find_bucket(1, 1) == (1, 1)
     assert find_bucket(1, 500) is None
-    assert find_read_bucket(500) == (1, 512)
-    assert find_read_bucket(5000) is None
+    assert find_read_bucket(1, 500) == (1, 512)
+    assert find_read_bucket(1, 5000) is None
+    assert find_read_bucket(9, 2000) == (32, 2048)
+    assert find_read_bucket(500, 2000) is None
     assert find_bucket(500, 1) is None
 
 

@@ -24,7 +24,15 @@ from outpace.core import StepPlan
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 TOKEN_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # per row
-READ_BUCKETS = (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # of a single row that is only read
+# Steps that read prompts, alone or beside rows that decode: tokens in all, by how many rows there is room for.
+READ_BUCKETS = {
+    1: (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024),
+    8: (64, 128, 256, 512, 1024, 2048, 4096),
+    32: (128, 256, 512, 1024, 2048, 4096),
+    128: (256, 512, 1024, 2048, 4096),
+}
+MAX_READ_ROW = 1024  # tokens of one row in such a step
+_LAUNCH_BOUND = 1.6e13  # operations of a step; one with more takes longer to compute than to launch
 LARGEST_BUCKET = (ROW_BUCKETS[-1], TOKEN_BUCKETS[-1])  # in either direction; not in both at once
 MAX_TOKENS = 1024  # in a bucket; larger steps keep the GPU busy whoever launches them
 _WARM_UPS = 2  # before a capture: kernels are compiled and libraries make their workspaces
@@ -108,6 +116,8 @@ class Graphs:
         self._caches = caches
         self._table_width = table_width
         self._buckets: dict[tuple[int, int], Bucket] = {}
+        self._readings: dict[tuple[int, int], Bucket] = {}
+        self._num_parameters = model.weights.num_parameters
         self._loops: dict[tuple[int, int, int, Mode], DraftLoop] = {}
         self._first_logits = model.weights.embedding.new_empty(0, dtype=torch.float32)  # of drafts
         self._captures = model.weights.embedding.is_cuda
@@ -115,7 +125,8 @@ class Graphs:
 
     @property
     def num_captured(self) -> int:
-        return len(self._buckets) + len(self._loops) + sum(bucket.num_draws for bucket in self._buckets.values())
+        buckets = [*self._buckets.values(), *self._readings.values()]
+        return len(buckets) + len(self._loops) + sum(bucket.num_draws for bucket in buckets)
 
     def loop(self, num_rows: int, width: int, depth: int, mode: Mode) -> DraftLoop:
         """A draft model's steps for rows that bring up to `width` tokens; width 0: for logits that are there."""
@@ -148,18 +159,32 @@ class Graphs:
     def find(self, plan: StepPlan) -> Bucket | None:
         """The smallest bucket the plan fits in, made on first use; None where none would pay."""
         longest = max(len(row.tokens) for row in plan.rows)
-        size, num_outputs = find_bucket(len(plan.rows), longest), None
-        if size is None and len(plan.rows) == 1 and plan.rows[0].num_logits <= 1:
-            size, num_outputs = find_read_bucket(longest), 1
         if not self._captures:  # nothing to be gained by padding, or by keeping what is seldom seen again
             size = (len(plan.rows), 1) if longest == 1 else None
+        else:
+            size = find_bucket(len(plan.rows), longest)
+            if size is None:
+                return self._find_reading(plan, longest)
         if size is None:
             return None
         if size not in self._buckets:
             num_tokens = size[0] * size[1]
-            shape = StepShape(num_tokens, size[0], num_outputs or num_tokens, size[1], self._table_width)
+            shape = StepShape(num_tokens, size[0], num_tokens, size[1], self._table_width)
             self._buckets[size] = Bucket(self._model, self._caches, shape, self._pool)
         return self._buckets[size]
+
+    def _find_reading(self, plan: StepPlan, longest: int) -> Bucket | None:
+        """For a plan that wants no logits but those of rows' last tokens."""
+        size = find_read_bucket(len(plan.rows), plan.num_tokens)
+        if size is None or longest > MAX_READ_ROW or any(row.num_logits > 1 for row in plan.rows):
+            return None
+        rows, tokens = size
+        if 2 * tokens * self._num_parameters > _LAUNCH_BOUND:
+            return None
+        if size not in self._readings:
+            shape = StepShape(tokens, rows, rows, min(tokens, MAX_READ_ROW), self._table_width, is_packed=True)
+            self._readings[size] = Bucket(self._model, self._caches, shape, self._pool)
+        return self._readings[size]
 
 
 def find_bucket(num_rows: int, row_tokens: int) -> tuple[int, int] | None:
@@ -171,14 +196,17 @@ def find_bucket(num_rows: int, row_tokens: int) -> tuple[int, int] | None:
     return rows, tokens
 
 
-def find_read_bucket(num_tokens: int) -> tuple[int, int] | None:
-    """For a prompt, or what is left of one, whose last token's logits are wanted and no others."""
-    tokens = next((size for size in READ_BUCKETS if size >= num_tokens), None)
-    return None if tokens is None else (1, tokens)
+def find_read_bucket(num_rows: int, num_tokens: int) -> tuple[int, int] | None:
+    """(rows, tokens in all)."""
+    rows = next((size for size in READ_BUCKETS if size >= num_rows), None)
+    tokens = None if rows is None else next((size for size in READ_BUCKETS[rows] if size >= num_tokens), None)
+    return None if rows is None or tokens is None else (rows, tokens)
 
 
 def num_captured_tokens(max_rows: int) -> int:
     """Of all buckets that so many rows can ever meet: each keeps logits of its own for every one."""
     most = next((size for size in ROW_BUCKETS if size >= max_rows), ROW_BUCKETS[-1])
     sizes = [rows * tokens for rows in ROW_BUCKETS if rows <= most for tokens in TOKEN_BUCKETS]
-    return sum(size for size in sizes if size <= MAX_TOKENS) + len(READ_BUCKETS)
+    most_read = next((size for size in READ_BUCKETS if size >= max_rows), max(READ_BUCKETS))
+    read = sum(rows * len(tokens) for rows, tokens in READ_BUCKETS.items() if rows <= most_read)
+    return sum(size for size in sizes if size <= MAX_TOKENS) + read

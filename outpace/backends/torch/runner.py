@@ -82,7 +82,8 @@ class TorchModel:
         widest = 2 * c.hidden + c.q_size + 2 * c.kv_size + 4 * c.width
         captured = num_captured_tokens(capacity.max_sequences) if self.device.type == "cuda" else 0
         num_logits = capacity.max_sequences + captured
-        workspace = capacity.max_step_tokens * widest * size + num_logits * c.vocab_size * 4
+        num_tokens = (2 if captured else 1) * capacity.max_step_tokens  # graphs have their own
+        workspace = num_tokens * widest * size + num_logits * c.vocab_size * 4
         return MemoryPlan(
             name=self._checkpoint.name,
             weights=weight_bytes(self._checkpoint, self.dtype),
@@ -164,6 +165,8 @@ class TorchRunner:
     def forward(self, plan: StepPlan) -> NDArray[np.float32]:
         self.reserve_rows(plan.rows)
         found = self.launch(plan)[:]
+        if not len(found) and self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()  # nothing else waits until its buffer may be filled
         for row in plan.rows:
             self.pool.advance(row.seq, len(row.tokens))
         found.flags.writeable = False

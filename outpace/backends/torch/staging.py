@@ -47,7 +47,8 @@ def layout_of(counts: tuple[int, ...], num_logits: tuple[int, ...], width: int |
 def fill(host: HostStep, rows: Sequence[Row], tables: NDArray[np.int32]) -> None:
     """Write rows into a step that may have more room than they need; `tables` are the pages of every sequence."""
     tokens = [token for row in rows for token in row.tokens]
-    width = host.shape.max_row_tokens if host.shape.num_tokens > len(tokens) else None
+    has_gaps = host.shape.num_tokens > len(tokens) and not host.shape.is_packed
+    width = host.shape.max_row_tokens if has_gaps else None
     layout = layout_of(tuple([len(row.tokens) for row in rows]), tuple([row.num_logits for row in rows]), width)
     used = slice(0, len(rows))
     if host.layout is not layout:

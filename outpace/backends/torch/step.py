@@ -27,6 +27,7 @@ class StepShape:
     num_outputs: int
     max_row_tokens: int  # no row has more new tokens
     table_width: int  # pages a row's table can name
+    is_packed: bool = False  # rows lie without gaps, and all room that is left is behind them
 
     @property
     def num_words(self) -> int:
