@@ -204,7 +204,7 @@ class DraftWeigher:
         return True
 
     def _steps_left(self, step: Step, i: int, gain: float) -> float:
-        """A part of the steps in which a request is expected to be drafted for, each saying `gain` tokens more than one."""
+        """A part of the steps in which a request is expected to be drafted for; each says 1 + `gain` tokens."""
         request, seat = step.requests[i], step.seats[i]
         num_guessed = _GUESSED_WEIGHT * self._guessed_share + seat.num_guessed
         unguessed = 1.0 - num_guessed / (_GUESSED_WEIGHT + request.num_output)
