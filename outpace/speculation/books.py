@@ -63,6 +63,8 @@ class Books:
             if seat is None:
                 continue
             seat.reading_seconds += reading_seconds
+            if outcome.choice.depth and outcome.choice.method != NEURAL:
+                seat.num_guessed += num_said
             if has_drafts:
                 gain = num_said * plain_step / spent
                 seat.gain += _GAIN_RATE * (gain - seat.gain)

@@ -29,7 +29,7 @@ from outpace.verification import judge_of
 _log = logging.getLogger("outpace.costs")
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-_FORMAT = 4
+_FORMAT = 5
 _ROUNDS = 3
 _TARGET_BUDGET = 1.4  # seconds; the draft gets less, because it is smaller
 _DRAFT_BUDGET = 0.6
@@ -76,18 +76,18 @@ def measure_steps(runner: Runner, budget: float) -> StepCosts:
     return costs
 
 
-def _measure_reading(runner: Runner, step_seconds: float) -> StepCosts:
+def _measure_reading(runner: Runner, step_seconds: float) -> StepCosts | None:
     """Texts in one pass each, of which only the last logits are wanted; the better of two, while time allows."""
     room = runner.capacity
     largest = min(room.max_step_tokens, room.max_context - 1, room.cache_tokens)
     points, left = {1: step_seconds}, _READING_BUDGET
     for size in _READING_SIZES:
-        last, seconds = max(points), points[max(points)]
-        if size > largest or 2 * seconds * size / last > left:
+        last = max(points)
+        if size > largest or (last > 1 and 2 * points[last] * size / last > left):
             break
         points[size] = min(_timed(runner, [size], num_logits=1) for _ in range(2))
         left -= 2 * points[size]
-    return StepCosts(points)
+    return StepCosts(points) if len(points) > 1 else None
 
 
 def _row_lengths(runner: Runner, size: int) -> list[int]:

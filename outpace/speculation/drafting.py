@@ -22,12 +22,15 @@ _DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # tried for a draft model
 _READING_LOSS = 0.03  # of the time a request is expected to take: reading that costs no more is always allowed
 _SMALL_READING = 0.3  # plain steps: nobody minds, where it is what was said since a text was last drafted for
 _MADE_GOOD_STEPS = 30.0  # within so many steps more has to be made good by what drafts are sure to save,
-_WON_BACK_STEPS = 18.0  # and for each request in so many, beside
+_WON_BACK_STEPS = 18.0  # and for each request in so many,
+_OF_STEPS_LEFT = 0.6  # in both cases of those it is expected to draft in, at most; beside
 _READING_SHARE, _READING_STEPS = 0.03, 0.4  # what it can bear to lose: of what it is expected to take, and plain steps
 _COUNTED_ON = 0.95  # of the gain expected, at most
 _LOOK_AGAIN = 8  # steps after which a text that was too dear to read is looked at again
 _START_OUTPUT = 64.0  # tokens a request is expected to say, until some have
 _OUTPUT_RATE = 0.05
+_GUESSED_SHARE, _GUESSED_WEIGHT = 0.3, 8.0  # of tokens said by guesses, until some have been; as of so many tokens
+_FIRST_READING = 6.0  # plain steps that the very first text may cost
 
 
 @dataclass(slots=True)
@@ -56,6 +59,7 @@ class DraftWeigher:
         self._proposer = proposers.get(NEURAL)
         self.readings = ReadingRecord()
         self._mean_output = _START_OUTPUT  # tokens that requests say, lately
+        self._guessed_share = _GUESSED_SHARE  # of the tokens said, those in steps with a guess, lately
         self._drafted_share = 1.0  # of the tokens said after reading, those a draft was made for, lately
 
     # ---- for whom
@@ -170,11 +174,11 @@ class DraftWeigher:
     def is_made_good(
         self, step: Step, table: Table, plan: Plan, rows: Sequence[int], prospects: Sequence[Prospect]
     ) -> bool:
-        """Whether what a plan saves pays soon for what has to be read first, and those it is not read for can bear it.
+        """Whether what a plan saves pays soon for what has to be read first, and all can bear that: all have to wait.
 
-        The very first may cost what it costs. The time it takes is taken from all, at once.
+        The very first is read to find out.
         """
-        if plan.drafted is None or not self._acceptance.is_known(NEURAL):
+        if plan.drafted is None:
             return True
         drafted = {i for i, is_drafted in zip(rows, plan.drafted, strict=True) if is_drafted}
         behind = [each for each in prospects if each.row in drafted and each.num_unread > 2]
@@ -182,22 +186,35 @@ class DraftWeigher:
         small = _SMALL_READING * step.plain_seconds
         if not behind or (reading <= small and all(step.seats[each.row].has_read for each in behind)):
             return True
+        if not self._acceptance.is_known(NEURAL):
+            return reading <= _FIRST_READING * step.plain_seconds
         counted_on = self._acceptance.certainty([NEURAL], most=_COUNTED_ON)
-        certain = table.expected + counted_on * sum(plan.gains)
-        if reading > _MADE_GOOD_STEPS * (certain / table.plain_speed - plan.seconds):
+        gains = [0.0] * step.rows
+        for i, gain in zip(rows, plan.gains, strict=True):
+            gains[i] = counted_on * gain
+        left = [self._steps_left(step, i, gains[i]) for i in range(step.rows)]
+        saved = (table.expected + sum(gains)) / table.plain_speed - plan.seconds
+        served = sum([left[each.row] for each in behind]) / len(behind)
+        if reading > min(_MADE_GOOD_STEPS, served) * saved:
             return False
-        gains = dict(zip(rows, plan.gains, strict=True))
-        return all(
-            self._bears(step, i, reading, (1.0 + counted_on * gains.get(i, 0.0)) * step.plain_seconds - plan.seconds)
-            for i in range(step.rows)
-        )
+        for i in range(step.rows):
+            saved_each = max(0.0, (1.0 + gains[i]) * step.plain_seconds - plan.seconds)
+            if not self._bears(step, i, reading - min(_WON_BACK_STEPS, left[i]) * saved_each):
+                return False
+        return True
 
-    def _bears(self, step: Step, i: int, reading: float, saved: float) -> bool:
-        """Whether a request can wait while texts are read, where a step of the plan then saves it so much."""
+    def _steps_left(self, step: Step, i: int, gain: float) -> float:
+        """A part of the steps in which a request is expected to be drafted for; each says 1 + `gain` tokens."""
+        request, seat = step.requests[i], step.seats[i]
+        num_guessed = _GUESSED_WEIGHT * self._guessed_share + seat.num_guessed
+        unguessed = 1.0 - num_guessed / (_GUESSED_WEIGHT + request.num_output)
+        return _OF_STEPS_LEFT * max(0.0, unguessed) * self.still_to_say(request) / (1.0 + gain)
+
+    def _bears(self, step: Step, i: int, loss: float) -> bool:
+        """Whether a request can bear to lose so much by reading texts, beside what it has lost."""
         request = step.requests[i]
         lost = request.spec.decode_seconds - request.spec.plain_seconds
-        most = (_READING_SHARE * self.expected_output(request) + _READING_STEPS) * step.plain_seconds
-        return lost + reading <= most + _WON_BACK_STEPS * max(0.0, saved)
+        return lost + loss <= (_READING_SHARE * self.expected_output(request) + _READING_STEPS) * step.plain_seconds
 
     def best(
         self,
@@ -249,6 +266,8 @@ class DraftWeigher:
     def ended(self, request: Request, seat: Seat, lost: bool) -> None:
         """Learn from a request that is over."""
         self._mean_output += _OUTPUT_RATE * (request.num_output - self._mean_output)
+        guessed = seat.num_guessed / max(request.num_output, 1)
+        self._guessed_share += _OUTPUT_RATE * (guessed - self._guessed_share)
         if seat.has_read:
             used = seat.num_said_drafting / max(seat.num_said, 1)
             self._drafted_share = max(0.1, self._drafted_share + _OUTPUT_RATE * (used - self._drafted_share))

@@ -71,6 +71,7 @@ class Seat:
     has_read: bool = False  # the draft model has read its text
     too_dear_until: int = 0  # to read: looked at again in that step
     probed_at: int = -(1 << 30)  # the step of its latest probe
+    num_guessed: int = 0  # tokens said in steps with a guess, for which no draft model is needed
     num_said: int = 0  # since its text was read,
     num_said_drafting: int = 0  # and of them, in steps with a draft of that model
     lead_seconds: float = 0.0  # that it was ahead of plain decoding before that,
