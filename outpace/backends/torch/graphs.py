@@ -27,9 +27,9 @@ TOKEN_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # per row
 # Steps that read prompts, alone or beside rows that decode: tokens in all, by how many rows there is room for.
 READ_BUCKETS = {
     1: (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024),
-    8: (64, 128, 256, 512, 1024, 2048, 4096),
-    32: (128, 256, 512, 1024, 2048, 4096),
-    128: (256, 512, 1024, 2048, 4096),
+    8: (64, 128, 256, 512, 1024, 1536, 2048, 3072, 4096),
+    32: (128, 256, 512, 1024, 1536, 2048, 3072, 4096),
+    128: (256, 512, 1024, 1536, 2048, 3072, 4096),
 }
 MAX_READ_ROW = 1024  # tokens of one row in such a step
 _LAUNCH_BOUND = 1.6e13  # operations of a step; one with more takes longer to compute than to launch
