@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outpace.speculation.ledger import Ledger, ReadingRecord
+from outpace.speculation.ledger import Ledger
 
 
 def lose(ledger: Ledger, steps: int, spent: float = 1.5) -> None:
@@ -149,70 +149,3 @@ def test_an_investment_that_serves_nobody_any_more_is_lost():
     spent = ledger.spent_seconds
     ledger.write_off(1.0)
     assert ledger.spent_seconds == spent, "the time was counted when it was spent"
-
-
-# ---- reading whole texts
-
-
-def ended(record: ReadingRecord, *, lost: bool) -> None:
-    record.begin()
-    record.end(lost=lost)
-
-
-def test_at_first_one_text_is_read_at_a_time():
-    record = ReadingRecord()
-    assert record.is_worth_trying
-    record.begin()
-    assert not record.is_worth_trying, "nobody knows yet how the first one fares"
-    record.end(lost=False)
-    assert record.is_worth_trying
-
-
-def test_each_winner_lets_more_try_at_once():
-    record = ReadingRecord()
-    for _ in range(3):
-        ended(record, lost=False)
-    tried = 0
-    while record.is_worth_trying:
-        record.begin()
-        tried += 1
-        assert tried < 100
-    assert tried > 1
-
-
-def test_a_loser_keeps_others_from_trying_for_a_while_and_not_for_ever():
-    record = ReadingRecord()
-    for _ in range(3):
-        ended(record, lost=False)
-    ended(record, lost=True)
-    others = 0
-    while not record.is_worth_trying:
-        record.pass_time()
-        others += 1
-        assert others < 1000
-    assert others >= 20, "losers stay rare"
-
-
-def test_many_losers_keep_others_away_for_longer():
-    def waits(num_losers: int) -> int:
-        record = ReadingRecord()
-        for _ in range(num_losers):
-            ended(record, lost=True)
-        others = 0
-        while not record.is_worth_trying:
-            record.pass_time()
-            others += 1
-        return others
-
-    assert waits(1) < waits(3) < 1000
-
-
-def test_after_a_loser_one_tries_at_a_time_again():
-    record = ReadingRecord()
-    for _ in range(5):
-        ended(record, lost=False)
-    ended(record, lost=True)
-    while not record.is_worth_trying:
-        record.pass_time()
-    record.begin()
-    assert not record.is_worth_trying

@@ -476,6 +476,26 @@ def test_at_first_several_requests_are_probed_at_once():
     assert min(desk.run(batch, 3)[-1]) > 0, "and where all were right, everybody is drafted for"
 
 
+def test_what_reading_lost_is_made_good_by_drafts_that_have_paid():
+    desk, who = Desk(USUAL, draft=always(sure=0.9), draft_seconds=0.01), request_of(length=2)
+    desk.run([who], 40)
+    desk.policy.ledger.write_off(1000.0)
+    assert desk.policy.ledger.is_in_debt
+    assert sum(depth > 0 for [depth] in desk.run([who], 20)) >= 15
+    stranger = request_of(length=400)
+    assert sum(depth > 0 for [depth] in desk.run([stranger], 20)) <= 2, "in debt no text is read, but for a probe"
+
+
+def test_in_debt_by_drafts_that_were_wrong_there_are_no_more_of_them():
+    desk, who = Desk(USUAL, draft=always(sure=0.9), draft_seconds=0.01), request_of(length=2)
+    desk.run([who], 40)
+    model = desk.proposers["draft"]
+    model.script = always(False, sure=0.9)
+    desk.run([who], 30)
+    desk.policy.ledger.write_off(1000.0)
+    assert sum(depth > 0 for [depth] in desk.run([who], 100)) <= 3
+
+
 # ---- several proposers
 
 

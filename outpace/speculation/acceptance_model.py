@@ -37,7 +37,7 @@ _CONFIDENCE_SHIFT = (0.0, -0.3, -0.7, -1.0)
 _GENERAL_CERTAINTY = 1.5  # of the prior, in units of information; a trial brings at most a quarter
 _LEAST_SHARE = 0.05  # of what set a request apart, for those that come after it
 _ENOUGH_TRIALS = 6  # to believe what is not only assumed
-_CAUTION = 2.0  # standard deviations, about, that acceptance may be below what is believed
+_CAUTION = 1.0  # standard deviations that a rate may be lower than it is believed to be
 _MOST_COUNTED_ON = 0.75
 _MOST_CERTAINTY = 40.0  # traffic changes: older trials are forgotten once there are many
 _LEAST, _MOST = 0.005, 0.995  # probabilities nobody can claim to know better
@@ -129,10 +129,24 @@ class AcceptanceModel:
         """How much it has said, in units of what is enough to believe it at all."""
         return self._methods[method].num_trials / _ENOUGH_TRIALS
 
-    def certainty(self, methods: Iterable[str], most: float = _MOST_COUNTED_ON) -> float:
+    def certainty(self, methods: Iterable[str]) -> float:
         """The share of what is expected of these proposers that can be counted on: the more trials, the more."""
         trials = min((self._methods[method].num_trials for method in methods), default=0)
-        return min(most, 1.0 - _CAUTION / sqrt(trials)) if trials >= _ENOUGH_TRIALS else 0.0
+        return min(_MOST_COUNTED_ON, 1.0 - 2.0 / sqrt(trials)) if trials >= _ENOUGH_TRIALS else 0.0
+
+    def cautious_share(self, method: str, prospects: Prospects, depth: int) -> float:
+        """Of the tokens a draft is forecast to have accepted, what is left were its rates as low as they may be."""
+        state = self._methods[method]
+        rates, known = state.rates[prospects.temperature], state.rate_certainty[prospects.temperature]
+        believed = cautious = 0.0
+        likely = unlikely = 1.0
+        for position in range(depth):
+            i = min(position, _NUM_POSITIONS - 1)
+            likely *= _probability(rates[i])
+            unlikely *= _probability(rates[i] - _CAUTION / sqrt(known[i]))
+            believed += likely
+            cautious += unlikely
+        return cautious / believed if believed else 0.0
 
     def observe(
         self, method: str, prospects: Prospects, confidence: Sequence[float], num_hits: int, num_tried: int
@@ -210,7 +224,7 @@ class _Method:
         self.knots = [
             [_TRUST_PRIOR * (_LOW + i * _WIDTH) + shift for i in range(_NUM_KNOTS)] for shift in _CONFIDENCE_SHIFT
         ]
-        self._rate_certainty = [[_GENERAL_CERTAINTY] * _NUM_POSITIONS for _ in _RATE_PRIOR]
+        self.rate_certainty = [[_GENERAL_CERTAINTY] * _NUM_POSITIONS for _ in _RATE_PRIOR]
         self.knot_certainty = [[_GENERAL_CERTAINTY] * _NUM_KNOTS for _ in _CONFIDENCE_SHIFT]
 
     def follow(self, temperature: int, distance: float, *, is_rate: bool) -> None:
@@ -222,7 +236,7 @@ class _Method:
 
     def learn_rate(self, temperature: int, position: int, surprise: float, information: float) -> None:
         position = min(position, _NUM_POSITIONS - 1)
-        _newton(self.rates[temperature], self._rate_certainty[temperature], position, 1.0, surprise, information)
+        _newton(self.rates[temperature], self.rate_certainty[temperature], position, 1.0, surprise, information)
 
 
 def _newton(

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 
 from outpace.core import Request, StepStats
 from outpace.speculation.costs import Costs
-from outpace.speculation.drafting import DraftWeigher
 from outpace.speculation.ledger import Ledger
+from outpace.speculation.reading import Reading
 from outpace.speculation.seats import NEURAL, Outcome, Seat, Step
 
 _GAIN_RATE = 0.05
+_SAVED_RATE = 0.1
+_LEAST_SAVED = 0.03  # plain steps that each step with drafts has lately saved, to go on with them in debt
 _PLAIN_RATE = 0.05
 _CALIBRATED = 2  # what calibration said of a plain step counts as so many
 _MOST_SURPRISE = 1.2  # what one that was disturbed says at most
@@ -33,16 +35,22 @@ class _Rest:
 
 
 class Books:
-    def __init__(self, costs: Costs, ledger: Ledger, drafting: DraftWeigher, seats: Mapping[int, Seat]) -> None:
+    def __init__(self, costs: Costs, ledger: Ledger, reading: Reading, seats: Mapping[int, Seat]) -> None:
         self._costs = costs
         self._ledger = ledger
-        self._drafting = drafting
+        self._reading = reading
         self._seats = seats
         self._rest = _Rest()
         self._plain = dict[
             int, tuple[float, int]
         ]()  # by rows: plain steps as they were over what costs say, and how many
         self.mean_gain = 1.0  # of requests in steps with drafts, lately
+        self._mean_saved = 0.0  # plain steps that such steps have saved, texts they read aside
+
+    @property
+    def forbid_drafts(self) -> bool:
+        """More was lost than is allowed, and not only by reading texts: then drafts are not what makes it good."""
+        return self._ledger.is_in_debt and self._mean_saved <= _LEAST_SAVED
 
     def add(self, step: Step, outcomes: Sequence[Outcome], stats: StepStats, reading_seconds: float) -> float:
         """Book a step; returns the seconds it has saved, less than zero where it has lost some."""
@@ -77,7 +85,7 @@ class Books:
                     self._stake(seat, lead)
                 elif seat.has_read and not seat.has_won and lead > seat.lead_seconds:
                     seat.has_won = True
-                    self._drafting.readings.end(lost=False)
+                    self._reading.record.end(lost=False)
                 paid += self._pay(request, seat, num_said, reads, drafted=outcome.choice.method == NEURAL)
         if has_drafts and any(seat.mode == "on" for seat in step.seats):
             return 0.0  # that was not weighed: no one's fault
@@ -87,7 +95,11 @@ class Books:
                 self._measure(rows, plain_step / step.plain_seconds)
         plain = plain_step * num_emitted / rows
         self._ledger.add(spent, plain, step.plain_seconds, invested=reading_seconds, paid=paid)
-        return plain - spent if has_drafts else 0.0
+        if not has_drafts:
+            return 0.0
+        saved = (plain - spent + reading_seconds) / step.plain_seconds
+        self._mean_saved += _SAVED_RATE * (saved - self._mean_saved)
+        return plain - spent
 
     def plain_ratio(self, rows: int) -> float:
         """Plain steps of so many rows, as they were lately, over what the cost curve says of them.
@@ -145,13 +157,13 @@ class Books:
         """The draft model has read a request's text; that is won once the request is as far ahead as it was."""
         seat.has_read = True
         seat.lead_seconds = lead
-        self._drafting.readings.begin()
+        self._reading.record.begin()
 
     def _pay(self, request: Request, seat: Seat, num_said: int, reads: float, *, drafted: bool) -> float:
         """A request's share of what reading its text cost, for the tokens it said now."""
         if reads:
             seat.unpaid_seconds += reads
-            seat.unpaid_tokens = int(self._drafting.still_to_say(request))
+            seat.unpaid_tokens = int(self._reading.still_to_say(request))
         seat.num_said += num_said
         seat.num_said_drafting += num_said if drafted else 0
         if not seat.unpaid_seconds:
@@ -166,4 +178,4 @@ class Books:
         """The request is over."""
         if seat.mode != "on":
             self._ledger.write_off(seat.unpaid_seconds)
-        self._drafting.ended(request, seat, request.spec.decode_seconds > _LOST * request.spec.plain_seconds)
+        self._reading.ended(request, seat, request.spec.decode_seconds > _LOST * request.spec.plain_seconds)

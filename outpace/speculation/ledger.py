@@ -74,39 +74,3 @@ class Ledger:
     def estimated_speedup(self) -> float | None:
         """Over everything since the start; None before the first step."""
         return self.plain_seconds / self.spent_seconds if self.spent_seconds > 0 else None
-
-
-class ReadingRecord:
-    """Whether having a draft model read a whole text has been worth it lately, for requests where that is not cheap.
-
-    It is a stake put down before anything is known of the request. As long as nobody lost by it, it is tried; what one
-    request loses keeps about a hundred others from trying, so that losers stay rare. At first one tries at a time.
-    """
-
-    _LOSS = 0.15  # added to the risk by a loser
-    _FADE = 0.99  # per request that ends
-    _MOST = 0.05  # risk at which it is still tried
-
-    def __init__(self) -> None:
-        self._risk = 0.0
-        self._num_open = 0
-        self._num_won = 0
-
-    @property
-    def is_worth_trying(self) -> bool:
-        return self._risk <= self._MOST and self._num_open <= self._num_won
-
-    def begin(self) -> None:
-        self._num_open += 1
-
-    def end(self, *, lost: bool) -> None:
-        self._num_open -= 1
-        self.pass_time()
-        if lost:
-            self._risk += self._LOSS * (1.0 - self._risk)
-            self._num_won = 0
-        else:
-            self._num_won += 1
-
-    def pass_time(self) -> None:
-        self._risk *= self._FADE

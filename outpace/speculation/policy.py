@@ -82,10 +82,10 @@ class Policy:
         if costs is not None:
             drafting = DraftWeigher(costs, self.acceptance, self._proposers)
             weigher = Weigher(costs, self.acceptance, drafting, self._config.max_step_tokens)
-            books = Books(costs, self.ledger, drafting, self._seats)
+            books = Books(costs, self.ledger, drafting.reading, self._seats)
             asking = Asking(costs)
             probes = Probes(costs, self.acceptance, drafting, self._proposers)
-            resting = Resting(costs, asking, probes, books, self.ledger)
+            resting = Resting(costs, asking, probes, books)
             self._parts = _Parts(costs, asking, drafting, probes, weigher, books, resting)
 
     def keep_trace(self, num_steps: int) -> None:
@@ -118,7 +118,7 @@ class Policy:
             return {}
         asking = self._parts.asking
         asking.save(self._plain_seconds(requests)[0])
-        return asking.wanted(requests, seats, self._number, in_debt=self.ledger.is_in_debt)
+        return asking.wanted(requests, seats, self._number, in_debt=self._parts.books.forbid_drafts)
 
     def decide(
         self, requests: Sequence[Request], guesses: Mapping[int, Sequence[Draft]], num_prefill: int = 0
@@ -212,7 +212,7 @@ class Policy:
 
     def _weigh(self, step: Step, choices: list[Choice]) -> None:
         assert self._parts is not None
-        if self.ledger.is_in_debt:
+        if self._parts.books.forbid_drafts:
             step.reason = "the ledger is below the allowed loss"
         elif self._steps_without_plain >= self._plain_after:
             step.reason, step.measures = "a plain step, to measure it", True

@@ -83,7 +83,7 @@ class Probes:
             return
         unread = sorted([(self._proposers[NEURAL].num_unread(step.requests[i]), i) for i in able])
         if self.is_over:
-            of_request = step.plain_seconds * self._drafting.expected_output(step.requests[unread[0][1]])
+            of_request = step.plain_seconds * self._drafting.reading.expected_output(step.requests[unread[0][1]])
             rows, price = self._affordable(step, unread[:1], min(at_hand, _OF_REQUEST * of_request))
         else:
             rows, price = self._affordable(step, unread, max(_AT_ONCE * at_hand, step.plain_seconds / 2))

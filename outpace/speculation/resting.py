@@ -14,7 +14,6 @@ from outpace.core import Request
 from outpace.speculation.asking import Asking
 from outpace.speculation.books import Books
 from outpace.speculation.costs import Costs
-from outpace.speculation.ledger import Ledger
 from outpace.speculation.probing import Probes
 from outpace.speculation.seats import Step
 
@@ -26,12 +25,11 @@ _NEWCOMER = 0.6  # plain steps that each new request brings, shared by all that 
 
 
 class Resting:
-    def __init__(self, costs: Costs, asking: Asking, probes: Probes, books: Books, ledger: Ledger) -> None:
+    def __init__(self, costs: Costs, asking: Asking, probes: Probes, books: Books) -> None:
         self._costs = costs
         self._asking = asking
         self._probes = probes
         self._books = books
-        self._ledger = ledger
         self._requests: list[Request] = []
         self._num_left = 0
         self._purse: float | None = None  # seconds that may go into deciding
@@ -64,7 +62,7 @@ class Resting:
     def _until_next(self, step: Step) -> int:
         """For how many steps there is nobody to ask about."""
         weighed = [step.seats[i] for i in step.weighed]
-        num_steps = self._asking.steps_until_next(weighed, step.plain_seconds, in_debt=self._ledger.is_in_debt)
+        num_steps = self._asking.steps_until_next(weighed, step.plain_seconds, in_debt=self._books.forbid_drafts)
         by_model = self._costs.draft is not None and any(seat.may_draft for seat in weighed)
         return min(num_steps, _FROM_MODEL if by_model else _LONGEST)
 

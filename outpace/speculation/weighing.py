@@ -14,8 +14,9 @@ from outpace.core import Draft
 from outpace.speculation.acceptance_model import AcceptanceModel
 from outpace.speculation.base import DraftAsk
 from outpace.speculation.costs import Costs
-from outpace.speculation.drafting import DraftWeigher, Prospect, Stop
+from outpace.speculation.drafting import DraftWeigher, Stop
 from outpace.speculation.fairness import make_fair
+from outpace.speculation.reading import Prospect
 from outpace.speculation.seats import NEURAL, Choice, Step
 from outpace.speculation.sweep import Plan, Table, survival
 
@@ -67,6 +68,8 @@ class Weigher:
         least = max(_LEAST_SURVIVAL, _LEAST_WORTH * slot * step.rows / step.plain_seconds)
         guessed = self._best_guesses(step, least)
         prospects = self._drafting.prospects(step, least) if step.number >= self._model_again else []
+        if not headroom:  # nothing may be staked, so no text is read
+            prospects = [each for each in prospects if step.seats[each.row].has_read]
         if prospects:
             self._model_again = step.number + _MODEL_AGAIN  # unless it is taken
         if not guessed and not prospects:
@@ -101,7 +104,7 @@ class Weigher:
                 deepest = plan.num_passes // 2
                 shaped = self._shaped(weighing, plan)
                 if shaped is not None:
-                    if self._drafting.is_made_good(step, table, shaped, weighing.rows, group):
+                    if self._drafting.reading.is_made_good(step, table, shaped, weighing.rows, group):
                         return shaped
                     break
         return None

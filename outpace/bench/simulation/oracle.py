@@ -39,7 +39,10 @@ class TrueRates(AcceptanceModel):
     def evidence(self, method: str) -> float:
         return float("inf")
 
-    def certainty(self, methods: Iterable[str], most: float = 1.0) -> float:
+    def certainty(self, methods: Iterable[str]) -> float:
+        return 1.0
+
+    def cautious_share(self, method: str, prospects: Prospects, depth: int) -> float:
         return 1.0
 
     def end(self, prospects: Prospects) -> None:

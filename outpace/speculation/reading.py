@@ -1,0 +1,192 @@
+"""Whether a draft model is to read a text it has not followed.
+
+Reading is a stake put down before much is known of the request, and while it is done the whole batch waits. It has to
+be made good soon by what drafts are sure to save, and everybody who waits has to bear it; where it is not cheap beside
+what the request will take, it is made only as long as earlier stakes were won.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outpace.core import Request
+from outpace.speculation.acceptance_model import AcceptanceModel
+from outpace.speculation.base import Proposer
+from outpace.speculation.costs import Costs
+from outpace.speculation.seats import NEURAL, Seat, Step
+from outpace.speculation.sweep import Plan, Table
+
+_CHEAP = 0.03  # of the time a request is expected to take: reading that costs no more is always allowed
+_SMALL = 0.3  # plain steps: nobody minds, where it is what was said since a text was last drafted for
+_MADE_GOOD_STEPS = 30.0  # within so many steps more has to be made good by what drafts are sure to save,
+_WON_BACK_STEPS = 18.0  # and for each request in so many,
+_OF_STEPS_LEFT = 0.6  # in both cases of those it is expected to draft in, at most; beside
+_READING_SHARE, _READING_STEPS = 0.03, 0.4  # what it can bear to lose: of what it is expected to take, and plain steps
+_LOOK_AGAIN = 8  # steps after which a text that was too dear to read is looked at again
+_START_OUTPUT = 64.0  # tokens a request is expected to say, until some have
+_RATE = 0.05
+_GUESSED_SHARE, _GUESSED_WEIGHT = 0.3, 8.0  # of tokens said by guesses, until some have been; as of so many tokens
+_FIRST_READING = 6.0  # plain steps that the very first text may cost
+
+
+@dataclass(slots=True)
+class Prospect:
+    """What the draft model promises for one request."""
+
+    row: int  # of the step
+    survival: list[float]  # of each token it would draft
+    num_unread: int
+
+
+class Reading:
+    def __init__(self, costs: Costs, acceptance: AcceptanceModel, proposer: Proposer | None) -> None:
+        self._costs = costs
+        self._acceptance = acceptance
+        self._proposer = proposer
+        self.record = Record()
+        self._mean_output = _START_OUTPUT  # tokens that requests say, lately
+        self._guessed_share = _GUESSED_SHARE  # of the tokens said, those in steps with a guess, lately
+        self.drafted_share = 1.0  # of the tokens said after reading, those a draft was made for, lately
+
+    def _seconds(self, num_unread: int) -> float:
+        return self._costs.reading_seconds(num_unread - 1)
+
+    def still_to_say(self, request: Request) -> float:
+        """Nobody knows when a request will end; that it has gone on for long says little about it."""
+        return min(request.max_useful_depth + 1, self._mean_output)
+
+    def expected_output(self, request: Request) -> float:
+        """Tokens, when all is said."""
+        return request.num_output + self.still_to_say(request)
+
+    # ---- whose
+
+    def may_read(self, step: Step, i: int) -> bool:
+        """Reading a request's text has to be cheap, or worth it lately."""
+        assert self._proposer is not None
+        if self.record.is_worth_trying:
+            return True
+        seat, request = step.seats[i], step.requests[i]
+        if step.number < seat.too_dear_until:
+            return False
+        cheap = _CHEAP * step.plain_seconds * self.expected_output(request)
+        if self._seconds(self._proposer.num_unread(request)) <= cheap:
+            return True
+        seat.too_dear_until = step.number + _LOOK_AGAIN + request.id % _LOOK_AGAIN  # not all in the same step
+        return False
+
+    def to_read(self, step: Step, unread: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The shortest texts, as many as can be staked on what is known; while they are read, all others wait."""
+        if not unread:
+            return []
+        unread.sort()
+        evidence = self._acceptance.evidence(NEURAL)
+        if evidence < 1.0:  # a request alone may be the first; in a batch, that is for a probe to find out
+            return unread if step.rows == 1 else []
+        room = step.plain_seconds * evidence
+        num_taken = 0
+        for num_unread, _ in unread:
+            room -= self._seconds(num_unread)
+            if room < 0 and (num_taken or step.rows > 1):
+                break
+            num_taken += 1
+        return unread[:num_taken]
+
+    # ---- whether it is worth it
+
+    def is_made_good(
+        self, step: Step, table: Table, plan: Plan, rows: Sequence[int], prospects: Sequence[Prospect]
+    ) -> bool:
+        """Whether what a plan saves pays soon for what has to be read first, and all can bear that: all have to wait.
+
+        The very first is read to find out.
+        """
+        if plan.drafted is None:
+            return True
+        drafted = {i for i, is_drafted in zip(rows, plan.drafted, strict=True) if is_drafted}
+        behind = [each for each in prospects if each.row in drafted and each.num_unread > 2]
+        reading = sum([self._seconds(each.num_unread) for each in behind])
+        small = _SMALL * step.plain_seconds
+        if not behind or (reading <= small and all(step.seats[each.row].has_read for each in behind)):
+            return True
+        if not self._acceptance.is_known(NEURAL):
+            return reading <= _FIRST_READING * step.plain_seconds
+        gains = [0.0] * step.rows
+        for i, gain in zip(rows, plan.gains, strict=True):
+            counted_on = self._acceptance.cautious_share(NEURAL, step.seats[i].prospects, plan.num_passes)
+            gains[i] = counted_on * gain
+        left = [self._steps_left(step, i, gains[i]) for i in range(step.rows)]
+        saved = (table.expected + sum(gains)) / table.plain_speed - plan.seconds
+        served = sum([left[each.row] for each in behind]) / len(behind)
+        if reading > min(_MADE_GOOD_STEPS, served) * saved:
+            return False
+        for i in range(step.rows):
+            saved_each = max(0.0, (1.0 + gains[i]) * step.plain_seconds - plan.seconds)
+            if not self._bears(step, i, reading - min(_WON_BACK_STEPS, left[i]) * saved_each):
+                return False
+        return True
+
+    def _steps_left(self, step: Step, i: int, gain: float) -> float:
+        """A part of the steps in which a request is expected to be drafted for; each says 1 + `gain` tokens."""
+        request, seat = step.requests[i], step.seats[i]
+        num_guessed = _GUESSED_WEIGHT * self._guessed_share + seat.num_guessed
+        unguessed = 1.0 - num_guessed / (_GUESSED_WEIGHT + request.num_output)
+        return _OF_STEPS_LEFT * max(0.0, unguessed) * self.still_to_say(request) / (1.0 + gain)
+
+    def _bears(self, step: Step, i: int, loss: float) -> bool:
+        """Whether a request can bear to lose so much by reading texts, beside what it has lost."""
+        request = step.requests[i]
+        lost = request.spec.decode_seconds - request.spec.plain_seconds
+        return lost + loss <= (_READING_SHARE * self.expected_output(request) + _READING_STEPS) * step.plain_seconds
+
+    # ---- learning
+
+    def ended(self, request: Request, seat: Seat, lost: bool) -> None:
+        """A request is over."""
+        self._mean_output += _RATE * (request.num_output - self._mean_output)
+        guessed = seat.num_guessed / max(request.num_output, 1)
+        self._guessed_share += _RATE * (guessed - self._guessed_share)
+        if not seat.has_read:
+            self.record.pass_time()
+            return
+        used = seat.num_said_drafting / max(seat.num_said, 1)
+        self.drafted_share = max(0.1, self.drafted_share + _RATE * (used - self.drafted_share))
+        if not seat.has_won:
+            self.record.end(lost=lost)
+
+
+class Record:
+    """Whether having a draft model read a whole text has been worth it lately, for requests where that is not cheap.
+
+    It is a stake put down before anything is known of the request. As long as nobody lost by it, it is tried; what one
+    request loses keeps about a hundred others from trying, so that losers stay rare. At first one tries at a time.
+    """
+
+    _LOSS = 0.15  # added to the risk by a loser
+    _FADE = 0.99  # per request that ends
+    _MOST = 0.05  # risk at which it is still tried
+
+    def __init__(self) -> None:
+        self._risk = 0.0
+        self._num_open = 0
+        self._num_won = 0
+
+    @property
+    def is_worth_trying(self) -> bool:
+        return self._risk <= self._MOST and self._num_open <= self._num_won
+
+    def begin(self) -> None:
+        self._num_open += 1
+
+    def end(self, *, lost: bool) -> None:
+        self._num_open -= 1
+        self.pass_time()
+        if lost:
+            self._risk += self._LOSS * (1.0 - self._risk)
+            self._num_won = 0
+        else:
+            self._num_won += 1
+
+    def pass_time(self) -> None:
+        self._risk *= self._FADE
