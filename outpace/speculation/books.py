@@ -18,7 +18,7 @@ from outpace.speculation.seats import NEURAL, Outcome, Seat, Step
 
 _GAIN_RATE = 0.05
 _SAVED_RATE = 0.1
-_LEAST_SAVED = 0.03  # plain steps that each step with drafts has lately saved, to go on with them in debt
+_LEAST_SAVED = 0.03  # plain steps that each step with drafts or guesses has lately saved, to go on with them in debt
 _PLAIN_RATE = 0.05
 _CALIBRATED = 2  # what calibration said of a plain step counts as so many
 _MOST_SURPRISE = 1.2  # what one that was disturbed says at most
@@ -45,7 +45,7 @@ class Books:
             int, tuple[float, int]
         ]()  # by rows: plain steps as they were over what costs say, and how many
         self.mean_gain = 1.0  # of requests in steps with drafts, lately
-        self._mean_saved = 0.0  # plain steps that such steps have saved, texts they read aside
+        self._mean_saved = 0.0  # plain steps that steps with drafts or guesses have saved, texts they read aside
 
     @property
     def forbid_drafts(self) -> bool:
@@ -95,11 +95,10 @@ class Books:
                 self._measure(rows, plain_step / step.plain_seconds)
         plain = plain_step * num_emitted / rows
         self._ledger.add(spent, plain, step.plain_seconds, invested=reading_seconds, paid=paid)
-        if not has_drafts:
-            return 0.0
-        saved = (plain - spent + reading_seconds) / step.plain_seconds
-        self._mean_saved += _SAVED_RATE * (saved - self._mean_saved)
-        return plain - spent
+        if has_drafts or step.guesses:  # guesses that were not used have cost their time all the same
+            saved = (plain - spent + reading_seconds) / step.plain_seconds
+            self._mean_saved += _SAVED_RATE * (saved - self._mean_saved)
+        return plain - spent if has_drafts else 0.0
 
     def plain_ratio(self, rows: int) -> float:
         """Plain steps of so many rows, as they were lately, over what the cost curve says of them.
