@@ -9,13 +9,14 @@ Norms, embedding and head stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.gpu_models import captured
 from outpace.backends.torch.config import ModelConfig
 from outpace.backends.torch.kernels.reference import rms_norm, swiglu
 from outpace.backends.torch.weights import Layer, Weights
@@ -94,7 +95,7 @@ def _learn(
             grids.spans.sub_(slopes[1].sign() * (rate * rounding.grid_rate)).clamp_(LEAST_SPAN, 1.0)
 
     # Launched one by one, thousands of small kernels would take several times as long.
-    take_step = _captured(step) if tokens.is_cuda else step
+    take_step = captured(step).replay if tokens.is_cuda else step
     generator = torch.Generator().manual_seed(0)
     for i in range(rounding.steps):
         rate.fill_(2.0 / rounding.steps * (1 - i / rounding.steps))
@@ -102,19 +103,6 @@ def _learn(
         take_step()
     for each in learned:
         each.requires_grad_(False)
-
-
-def _captured(work: Callable[[], None]) -> Callable[[], None]:
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            work()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph.replay
 
 
 def _padded(texts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -55,12 +55,18 @@ def match(tokens: Sequence[int], own_token: Callable[[int], int], lenient: Lenie
 
 def match_known(tokens: Sequence[int], own_tokens: list[int]) -> Verdict:
     """`match` where all of the target's own tokens are there: `own_tokens[i]` is the one after i draft tokens."""
-    num_accepted = 0
-    for token, own in zip(tokens, own_tokens, strict=False):
-        if token != own:
-            break
-        num_accepted += 1
+    num_accepted = common_length(tokens, own_tokens)
     return Verdict(own_tokens[: num_accepted + 1], len(tokens), num_accepted)
+
+
+def common_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two texts have in common at their beginning."""
+    length = 0
+    for mine, theirs in zip(a, b, strict=False):
+        if mine != theirs:
+            break
+        length += 1
+    return length
 
 
 def reject(

@@ -134,10 +134,10 @@ class AcceptanceModel:
         trials = min((self._methods[method].num_trials for method in methods), default=0)
         return min(_MOST_COUNTED_ON, 1.0 - 2.0 / sqrt(trials)) if trials >= _ENOUGH_TRIALS else 0.0
 
-    def cautious_share(self, method: str, prospects: Prospects, depth: int) -> float:
+    def cautious_share(self, method: str, temperature: int, depth: int) -> float:
         """Of the tokens a draft is forecast to have accepted, what is left were its rates as low as they may be."""
         state = self._methods[method]
-        rates, known = state.rates[prospects.temperature], state.rate_certainty[prospects.temperature]
+        rates, known = state.rates[temperature], state.rate_certainty[temperature]
         believed = cautious = 0.0
         likely = unlikely = 1.0
         for position in range(depth):

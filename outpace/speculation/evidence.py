@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from outpace.acceptance import common_length
 from outpace.core import Draft
 from outpace.speculation.acceptance_model import AcceptanceModel
 from outpace.speculation.seats import Outcome, Seat
@@ -16,7 +17,7 @@ def learn_from_guesses(acceptance: AcceptanceModel, seat: Seat, outcome: Outcome
     said = outcome.verdict.tokens
     for draft in guesses:
         if draft.tokens:
-            hits = _common_length(draft.tokens, said)
+            hits = common_length(draft.tokens, said)
             tried = min(hits + 1, len(draft.tokens), len(said))
             acceptance.observe_guess(draft.proposer, seat.prospects, draft.confidence, hits, tried)
             known = seat.hits.get(draft.proposer, 0.0)
@@ -33,12 +34,3 @@ def learn_from_draft(acceptance: AcceptanceModel, seat: Seat, outcome: Outcome) 
     acceptance.observe(drafted.proposer, seat.prospects, drafted.confidence, hits, tried)
     if hits == num_drafted < len(drafted.confidence):
         acceptance.observe_unsaid(drafted.proposer, seat.prospects, drafted.confidence[-1], num_drafted)
-
-
-def _common_length(a: Sequence[int], b: Sequence[int]) -> int:
-    length = 0
-    for mine, theirs in zip(a, b, strict=False):
-        if mine != theirs:
-            break
-        length += 1
-    return length

@@ -6,7 +6,8 @@ weighed by what its drafts have come to lately, before it is run. Every possible
 surviving, and the most likely are taken, as many as make expected tokens per second largest by the measured costs.
 
 Three things keep a wrong belief from costing much. The ledger: where speculation has lost more than is allowed, there
-is only plain decoding and rare probes until that is made good. Fairness: a step is not stretched for the sake of some
+is only plain decoding and rare probes until that is made good; where only reading texts has lost it, drafts that have
+lately saved time make it good too. Fairness: a step is not stretched for the sake of some
 requests at the expense of another that gains nothing by it, beyond what that one is allowed to lose. And a plain step
 now and then, so that what plain decoding costs is always known from the present.
 """

@@ -112,10 +112,11 @@ class Reading:
             return True
         if not self._acceptance.is_known(NEURAL):
             return reading <= _FIRST_READING * step.plain_seconds
+        kinds = {seat.prospects.temperature for seat in step.seats}
+        counted_on = {kind: self._acceptance.cautious_share(NEURAL, kind, plan.num_passes) for kind in kinds}
         gains = [0.0] * step.rows
         for i, gain in zip(rows, plan.gains, strict=True):
-            counted_on = self._acceptance.cautious_share(NEURAL, step.seats[i].prospects, plan.num_passes)
-            gains[i] = counted_on * gain
+            gains[i] = counted_on[step.seats[i].prospects.temperature] * gain
         left = [self._steps_left(step, i, gains[i]) for i in range(step.rows)]
         saved = (table.expected + sum(gains)) / table.plain_speed - plan.seconds
         served = sum([left[each.row] for each in behind]) / len(behind)

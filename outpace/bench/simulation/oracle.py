@@ -42,7 +42,7 @@ class TrueRates(AcceptanceModel):
     def certainty(self, methods: Iterable[str]) -> float:
         return 1.0
 
-    def cautious_share(self, method: str, prospects: Prospects, depth: int) -> float:
+    def cautious_share(self, method: str, temperature: int, depth: int) -> float:
         return 1.0
 
     def end(self, prospects: Prospects) -> None:
