@@ -205,6 +205,7 @@ class StepStats:
     draft_seconds: float = 0.0
     forward_seconds: float = 0.0
     verify_seconds: float = 0.0
+    hidden_seconds: float = 0.0  # that the pass had been under way before: what the host did then cost nothing
     has_prepared: bool = False  # something that is done once, which took part of these seconds
 
     def add_draft(self, method: str, verdict: Verdict) -> None:
@@ -227,6 +228,12 @@ class StepStats:
     def host_seconds(self) -> float:
         """Time outside model forwards; a draft model's own forwards count as drafting, not as host time."""
         return self.schedule_seconds + self.policy_seconds + self.guess_seconds + self.verify_seconds
+
+    @property
+    def deciding_seconds(self) -> float:
+        """What speculation took of the host's time, as far as anybody waited for it: drafting waits for it."""
+        is_hidden = self.hidden_seconds > 0.0 and not self.draft_seconds
+        return 0.0 if is_hidden else self.policy_seconds + self.guess_seconds
 
     @property
     def total_seconds(self) -> float:

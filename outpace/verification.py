@@ -9,7 +9,7 @@ Logits are processed row by row and only as far as the rule needs them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
 import numpy as np
@@ -71,7 +71,9 @@ class HostJudge:
         self._runner = runner
         self.verifier = verifier
 
-    def __call__(self, plan: StepPlan, cases: Sequence[Case]) -> Judged:
+    def __call__(
+        self, plan: StepPlan, cases: Sequence[Case], meanwhile: Callable[[], None] | None = None
+    ) -> Judged:  # fmt: skip
         begin = perf_counter()
         logits = self._runner.forward(plan)
         seconds = perf_counter() - begin

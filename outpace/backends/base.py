@@ -57,6 +57,8 @@ class Judged:
     logits: Logits  # those asked for, valid until the next step
     verdicts: list[Verdict]  # one per case
     forward_seconds: float  # what the model took; of judging, what could not be done meanwhile is not in it
+    hidden_seconds: float = 0.0  # that it had been under way before: what the host did then cost nothing
+    is_typical: bool = True  # both together are what such a step takes
 
 
 class Judge(Protocol):
@@ -66,8 +68,13 @@ class Judge(Protocol):
     brings its own.
     """
 
-    def __call__(self, plan: StepPlan, cases: Sequence[Case]) -> Judged:
-        """Cases are the rows of the plan that want logits, in their order; without any, the step is only run."""
+    def __call__(
+        self, plan: StepPlan, cases: Sequence[Case], meanwhile: Callable[[], None] | None = None
+    ) -> Judged:  # fmt: skip
+        """Cases are the rows of the plan that want logits, in their order; without any, the step is only run.
+
+        `meanwhile` is what the host could well do while a device is at work; it is done nowhere else.
+        """
         ...
 
 

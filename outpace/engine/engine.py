@@ -7,7 +7,7 @@ thread for as long as `has_requests`.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from time import perf_counter
@@ -209,16 +209,17 @@ class Engine:
         cases = [
             Case(turn.work.request, draft) for turn, draft in zip(turns, drafts, strict=True) if turn.work.completes
         ]
-        judged = self._judge(plan, cases)
+        judged = self._judge(plan, cases, self._meanwhile(turns))
+        self._observe_drafting(turns, judged)
         deltas, outcomes = self._conclude(turns, plan, judged, stats)
         concluded = perf_counter()
         stats.draft_seconds = drafted - begin
-        stats.forward_seconds = judged.forward_seconds
+        stats.forward_seconds, stats.hidden_seconds = judged.forward_seconds, judged.hidden_seconds
         stats.verify_seconds = concluded - drafted - judged.forward_seconds
         num_prepared = self._count_prepared()
         stats.has_prepared = num_prepared > self._num_prepared
         self._num_prepared = num_prepared
-        self._learn(plan, outcomes, stats)
+        self._learn(plan, outcomes, stats, is_typical=judged.is_typical)
         return deltas
 
     def _count_prepared(self) -> int:
@@ -279,8 +280,28 @@ class Engine:
             drafts = proposer.propose([turn.choice.ask for turn in group if turn.choice.ask is not None])
             for turn, draft in zip(group, drafts, strict=True):
                 turn.choice.draft = draft
-            if proposer.timing is not None and self._count_prepared() == self._num_prepared:
-                self.policy.observe_drafting(proposer.timing)
+
+    def _meanwhile(self, turns: Sequence[_Turn]) -> Callable[[], None] | None:
+        """What can be done while a device is at work: texts that begin are read by those who guess from them."""
+        begun = [turn.work.request for turn in turns if turn.work.completes and not turn.work.is_decoding]
+        waiting = [request for request in begun if request.may_speculate]
+        if not waiting or self.costs is None:
+            return None
+
+        def read() -> None:
+            for request in waiting:
+                for name in self.policy.guessers(request):
+                    self._proposers[name].read(request)
+
+        return read
+
+    def _observe_drafting(self, turns: Sequence[_Turn], judged: Judged) -> None:
+        """What drafting took; nothing is learned of costs where something else was done in that time."""
+        is_typical = judged.is_typical and self._count_prepared() == self._num_prepared
+        for method in {turn.choice.method for turn in turns if turn.choice.depth and turn.choice.ask is not None}:
+            timing = self._proposers[method].timing
+            if timing is not None:
+                self.policy.observe_drafting(timing, is_typical=is_typical)
 
     def _conclude(
         self, turns: Sequence[_Turn], plan: StepPlan, judged: Judged, stats: StepStats
@@ -347,7 +368,7 @@ class Engine:
         for proposer in self._proposers.values():
             proposer.release(request)
 
-    def _learn(self, plan: StepPlan, outcomes: Sequence[Outcome], stats: StepStats) -> None:
+    def _learn(self, plan: StepPlan, outcomes: Sequence[Outcome], stats: StepStats, *, is_typical: bool) -> None:
         """Tell the policy what came of its choices. Of a step of pure decoding, costs are learned too.
 
         What a step did for the first and last time, such as capturing a graph, is nobody's loss.
@@ -357,17 +378,17 @@ class Engine:
             self.policy.observe(outcomes)
             stats.policy_seconds += perf_counter() - begin
             if self.costs is not None and not stats.has_prepared:
-                self._account(self.costs, plan, outcomes, stats)
+                if is_typical and not stats.num_prefill_tokens and not self.policy.is_idle:
+                    self._learn_costs(self.costs, plan, stats)
+                self._account(outcomes, stats)
         if stats.num_finished:
             for outcome in outcomes:
                 if outcome.request.finish_reason is not None:
                     self.policy.release(outcome.request)
 
-    def _account(self, costs: Costs, plan: StepPlan, outcomes: Sequence[Outcome], stats: StepStats) -> None:
+    def _account(self, outcomes: Sequence[Outcome], stats: StepStats) -> None:
         reading = 0.0
         if not self.policy.is_idle:
-            if not stats.num_prefill_tokens:
-                self._learn_costs(costs, plan, stats)
             asked = {o.choice.method for o in outcomes if o.choice.depth and o.choice.ask is not None}
             timings = [self._proposers[method].timing for method in asked]  # others are of earlier calls
             reading = sum([timing.reading_seconds for timing in timings if timing is not None])
@@ -376,7 +397,8 @@ class Engine:
     @staticmethod
     def _learn_costs(costs: Costs, plan: StepPlan, stats: StepStats) -> None:
         context = sum([row.start for row in plan.rows]) / len(plan.rows)
-        costs.target.observe(len(plan.rows), plan.num_tokens, context, stats.forward_seconds)
+        seconds = stats.forward_seconds + stats.hidden_seconds
+        costs.target.observe(len(plan.rows), plan.num_tokens, context, seconds)
         costs.observe_host(
             schedule_seconds=stats.schedule_seconds, verify_seconds=stats.verify_seconds, num_said=stats.num_emitted
         )

@@ -33,6 +33,18 @@ class DraftTiming:
     num_read: int = 0  # and their tokens, where nothing else was done in that time
     draw_seconds: float = 0.0  # shaping and drawing, on the host
     num_drawn: int = 0
+    undivided: tuple[int, int, float, float] | None = None  # rows, passes, context, seconds: both in one go
+
+    def divide(self, pass_seconds: Callable[[int, int, float], float]) -> float:
+        """Of what was done in one go, the passes took what they usually take (rows, tokens, context), and the rest was
+        reading; returns what the first pass would have taken without it."""
+        if self.undivided is None:
+            return 0.0
+        rows, passes, context, seconds = self.undivided
+        usual = min(pass_seconds(rows, rows, context), seconds / passes)
+        self.reading_seconds += seconds - passes * usual
+        self.undivided = None
+        return usual
 
 
 class Proposer(Protocol):
@@ -55,6 +67,10 @@ class Proposer(Protocol):
 
     def num_unread(self, request: Request) -> int:
         """Tokens it would have to read before drafting, each at a cost; 0 where reading is as good as free."""
+        ...
+
+    def read(self, request: Request) -> None:
+        """There is time to take its text in, should guessing from it need that."""
         ...
 
     def forget(self) -> None:
@@ -80,6 +96,9 @@ class NoDraft:
 
     def num_unread(self, request: Request) -> int:
         return 0
+
+    def read(self, request: Request) -> None:
+        pass
 
     def forget(self) -> None:
         pass

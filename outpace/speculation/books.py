@@ -19,6 +19,7 @@ from outpace.speculation.seats import NEURAL, Outcome, Seat, Step
 _GAIN_RATE = 0.05
 _SAVED_RATE = 0.1
 _LEAST_SAVED = 0.03  # plain steps that each step with drafts or guesses has lately saved, to go on with them in debt
+_THRIFT = 0.25
 _PLAIN_RATE = 0.05
 _CALIBRATED = 2  # what calibration said of a plain step counts as so many
 _MOST_SURPRISE = 1.2  # what one that was disturbed says at most
@@ -52,10 +53,16 @@ class Books:
         """More was lost than is allowed, and not only by reading texts: then drafts are not what makes it good."""
         return self._ledger.is_in_debt and self._mean_saved <= _LEAST_SAVED
 
+    @property
+    def thrift(self) -> float:
+        """The share of what is otherwise spent on finding out: in debt little, or the debt would never be made good."""
+        return _THRIFT if self._ledger.is_in_debt else 1.0
+
     def add(self, step: Step, outcomes: Sequence[Outcome], stats: StepStats, reading_seconds: float) -> float:
         """Book a step; returns the seconds it has saved, less than zero where it has lost some."""
-        own = stats.policy_seconds + stats.guess_seconds  # the policy's, of which plain decoding has none
-        spent = own + stats.draft_seconds + self._decoding_seconds(step, outcomes, stats)
+        deciding = stats.policy_seconds + stats.guess_seconds
+        spent = deciding + stats.draft_seconds + self._decoding_seconds(step, outcomes, stats)
+        own = stats.deciding_seconds  # of it, what plain decoding does not wait for
         rows = len(outcomes)
         has_drafts = any(outcome.choice.depth for outcome in outcomes)
         plain_step = step.plain_seconds if has_drafts else spent - own
@@ -130,7 +137,7 @@ class Books:
         rest = self._rest
         rest.num_steps += 1
         rest.spent += stats.total_seconds
-        rest.policy_seconds += stats.policy_seconds
+        rest.policy_seconds += stats.deciding_seconds
 
     def end_rest(self, requests: Sequence[Request]) -> tuple[int, float]:
         """Book what has gathered, for these requests; returns how many steps that was, and what one took."""

@@ -95,6 +95,9 @@ class DraftModelProposer:
         seq = self._sequences.get(request.id)
         return len(request.tokens) - (self._cache.length(seq) if seq is not None else 0)
 
+    def read(self, request: Request) -> None:
+        pass  # it reads when it drafts: whether that is worth it is weighed
+
     def forget(self) -> None:
         pass  # the draft's cache holds running requests only
 
@@ -151,11 +154,12 @@ class DraftModelProposer:
         begin = perf_counter()
         drafts = drafter(tasks)
         seconds = perf_counter() - begin
+        depth = max(drafting.depth for drafting in group)
+        context = sum(task.row.start for task in tasks) / len(tasks)
         if any(len(drafting.to_feed) > 2 for drafting in group):
-            self.timing.reading_seconds += seconds
+            self.timing.undivided = (len(tasks), depth, context, seconds)
+            self.timing.num_read += sum(len(drafting.to_feed) for drafting in group)
         else:
-            depth = max(drafting.depth for drafting in group)
-            context = sum(task.row.start for task in tasks) / len(tasks)
             self.timing.forwards += [(len(tasks), len(tasks), context, seconds / depth)] * depth
         for drafting, said in zip(group, drafts, strict=True):
             self._cache.advance(drafting.seq, len(drafting.to_feed) + drafting.depth - 1)

@@ -25,14 +25,20 @@ class NgramProposer(NoDraft):
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
         return [self._draft(ask.request, ask.depth) for ask in asks]
 
+    def read(self, request: Request) -> None:
+        self._find(request)
+
     def release(self, request: Request) -> None:
         self._indexes.pop(request.id, None)
 
-    def _draft(self, request: Request, depth: int) -> Draft:
+    def _find(self, request: Request) -> int | None:
         index = self._indexes.get(request.id)
         if index is None:
             index = self._indexes[request.id] = _Index(self._sizes)
-        start = index.find(request.tokens)
+        return index.find(request.tokens)
+
+    def _draft(self, request: Request, depth: int) -> Draft:
+        start = self._find(request)
         if start is None:
             return Draft([], self.name)
         source = request.tokens[start : start + depth]

@@ -31,6 +31,9 @@ class SuffixProposer(NoDraft):
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
         return [self._draft(ask.request, ask.depth) for ask in asks]
 
+    def read(self, request: Request) -> None:
+        self._reading(request)
+
     def release(self, request: Request) -> None:
         self._readings.pop(request.id, None)
         self._store.insert(request)
@@ -38,11 +41,16 @@ class SuffixProposer(NoDraft):
     def forget(self) -> None:
         self._store = _Store(self._store_tokens // 2)
 
-    def _draft(self, request: Request, depth: int) -> Draft:
+    def _reading(self, request: Request) -> _Reading:
+        """Up to the request's last token."""
         reading = self._readings.get(request.id)
         if reading is None:
             reading = self._readings[request.id] = _Reading()
         reading.catch_up(request.tokens, self._store)
+        return reading
+
+    def _draft(self, request: Request, depth: int) -> Draft:
+        reading = self._reading(request)
         best_score, best = 0.0, Draft([], self.name)
         for automaton, state, matched in reading.contexts():
             if matched >= self._min_match:

@@ -6,7 +6,7 @@ and that is still in their cache: the same token as `Shaper.greedy` finds, soone
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,9 @@ class NativeJudge:
         self._runner = runner
         self._verifier = verifier
 
-    def __call__(self, plan: StepPlan, cases: Sequence[Case]) -> Judged:
+    def __call__(
+        self, plan: StepPlan, cases: Sequence[Case], meanwhile: Callable[[], None] | None = None
+    ) -> Judged:  # fmt: skip
         begin = perf_counter()
         logits = self._runner.forward(plan)
         seconds = perf_counter() - begin

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -30,11 +31,12 @@ class Ahead:
     rows: list[Row]  # as the plan will have them; what is drafted comes with `expect`
     launched: Launched
     fetch: Fetch
+    since: float = 0.0  # when the draft was done, and the device went on with this
     _said: list[list[int]] = field(default_factory=list)
 
     def expect(self, said: list[list[int]]) -> None:
         """What was drafted, now that the host knows."""
-        self._said = said
+        self._said, self.since = said, perf_counter()
 
     def is_in(self, plan: StepPlan, cases: Sequence[Case]) -> dict[int, Case] | None:
         """Where in a plan its rows are, in order, and their cases; None if one is missing or another."""

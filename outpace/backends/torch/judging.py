@@ -10,8 +10,8 @@ right guess; `foresight.py` weighs that.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,8 @@ from outpace.core import Case, Request, StepPlan, Verdict
 if TYPE_CHECKING:
     from outpace.backends.torch.runner import TorchRunner
 
+_WAITED = 20e-6  # seconds: whoever waited for a step longer than that did not find it done
+
 
 @dataclass(slots=True)
 class _Chain:
@@ -51,7 +53,11 @@ class _Begun:
     lines: dict[int, int]  # of the sequences it still serves
     starts: list[int]  # where the token lies that a line feeds
     fetch: Fetch
-    fed: list[int] = field(default_factory=list)  # those tokens, by line, once they are known
+    fed: list[int] = field(default_factory=list)  # those tokens, by line, once they are known,
+    since: float = 0.0  # and when that was: the device went on with this step
+
+    def feed(self, tokens: list[int]) -> None:
+        self.fed, self.since = tokens, perf_counter()
 
 
 def _is_plain(case: Case) -> bool:
@@ -93,7 +99,9 @@ class DeviceJudge:
             self._ahead.fetch.wait()  # its buffers are being read until then
             self._ahead = None
 
-    def __call__(self, plan: StepPlan, cases: Sequence[Case]) -> Judged:
+    def __call__(
+        self, plan: StepPlan, cases: Sequence[Case], meanwhile: Callable[[], None] | None = None
+    ) -> Judged:  # fmt: skip
         begin = perf_counter()
         runner, begun = self._runner, self._begun
         self._begun = None
@@ -112,12 +120,13 @@ class DeviceJudge:
         elif begun is not None and answered and not _any_logprobs(cases):
             judged = self._take_some(begun, plan, cases, answered, begin)
         else:
-            judged = self._run(plan, cases, is_plain, begin)
+            judged = self._run(plan, cases, is_plain, begin, meanwhile)
         for row in plan.rows:
             runner.pool.advance(row.seq, len(row.tokens))
         now = perf_counter()
         self._foresight.end(now, now - begin if is_plain and begun is None else None)
-        return judged
+        in_vain = begun is not None and len(answered) < len(begun.chain.requests)
+        return replace(judged, is_typical=False) if in_vain else judged
 
     def _look_back(self, plan: StepPlan, cases: Sequence[Case], is_plain: bool, now: float) -> None:
         """Whether the plan goes on as the last one, if that was plain and not all it was for have ended."""
@@ -149,10 +158,19 @@ class DeviceJudge:
                 found[i] = line
         return found
 
-    def _run(self, plan: StepPlan, cases: Sequence[Case], is_plain: bool, begin: float) -> Judged:
+    def _run(
+        self,
+        plan: StepPlan,
+        cases: Sequence[Case],
+        is_plain: bool,
+        begin: float,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Judged:
         """A step from its beginning."""
         launched = self._runner.launch(plan)
         if not cases:
+            if meanwhile is not None:
+                meanwhile()
             if self._runner.device.type == "cuda":
                 torch.cuda.current_stream().synchronize()
             return Judged(launched, [], perf_counter() - begin)
@@ -163,9 +181,11 @@ class DeviceJudge:
         if is_plain and launched.bucket is not None:
             pages = [self._runner.pool.blocks(row.seq) for row in plan.rows]
             self._go_on(_Chain(launched.bucket, draws, requests, pages), plan)
+        if meanwhile is not None:
+            meanwhile()
         tokens, exact = (found[launched.lines].tolist() for found in fetch.wait())
         if self._begun is not None:
-            self._begun.fed = tokens
+            self._begun.feed(tokens)
             return self._concluded(plan, cases, tokens, exact, begin)
         seconds = perf_counter() - begin
         return Judged(launched, _verdicts(cases, tokens, exact, launched), seconds)
@@ -176,10 +196,13 @@ class DeviceJudge:
         """A step that was begun; the next one is begun before waiting for it, if its rows are still the same."""
         if lines == list(range(len(begun.chain.requests))):
             self._go_on(begun.chain, plan)
+        asked = perf_counter()
         tokens, exact = (found[lines].tolist() for found in begun.fetch.wait())
         if self._begun is not None:
-            self._begun.fed = tokens
-        return self._concluded(plan, cases, tokens, exact, begin)
+            self._begun.feed(tokens)
+        judged = self._concluded(plan, cases, tokens, exact, begin)
+        has_waited = begin + judged.forward_seconds - asked > _WAITED
+        return replace(judged, hidden_seconds=begin - begun.since if has_waited else 0.0, is_typical=has_waited)
 
     def _take_some(
         self, begun: _Begun, plan: StepPlan, cases: Sequence[Case], answered: dict[int, int], begin: float
@@ -199,10 +222,10 @@ class DeviceJudge:
         ahead, self._ahead = self._ahead, None
         assert ahead is not None
         tokens, exact = (found[ahead.launched.lines].tolist() for found in ahead.fetch.wait())
-        seconds = perf_counter() - begin
+        seconds, hidden = perf_counter() - begin, begin - ahead.since
         known = dict(zip(verified, _verdicts(list(verified.values()), tokens, exact, ahead.launched), strict=True))
         if len(verified) == len(plan.rows):
-            return Judged(ahead.launched, list(known.values()), seconds)
+            return Judged(ahead.launched, list(known.values()), seconds, hidden)
         case_of = _by_row(plan, cases)
         known |= self._run_rest(plan, case_of, verified, begin)
         return Judged(NotKept(), [known[i] for i in case_of], perf_counter() - begin)
