@@ -36,10 +36,10 @@ class Asking:
         """A new request is taken for one like the others."""
         seat.guess_value = self._value
 
-    def save(self, plain_seconds: float, num_steps: int = 1) -> None:
+    def save(self, plain_seconds: float, num_steps: int = 1, *, thrift: float) -> None:
         """Time has passed."""
         known = self._purse if self._purse is not None else _START * plain_seconds
-        self._purse = min(known + num_steps * _SHARE * plain_seconds, _MOST * plain_seconds)
+        self._purse = min(known + num_steps * thrift * _SHARE * plain_seconds, _MOST * plain_seconds)
 
     def wanted(
         self, requests: Sequence[Request], seats: Sequence[Seat], number: int, *, in_debt: bool

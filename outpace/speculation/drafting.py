@@ -48,14 +48,16 @@ class DraftWeigher:
             if self._may_draft(step, i):
                 has_read = step.seats[i].has_read
                 (read if has_read else unread).append((self._proposer.num_unread(step.requests[i]), i))
-        rows = read + self.reading.to_read(step, unread)
+        if not self.reading.is_thinkable(step):
+            unread = []
+        staked = self.reading.staked(step, unread) if unread else set()
         found: list[Prospect] = []
-        for num_unread, i in rows:
+        for num_unread, i in read + unread:
             room = self.room(step, i)
             if room:
                 survival = self._acceptance.forecast_survival(NEURAL, step.seats[i].prospects, room, least)
                 if survival:
-                    found.append(Prospect(i, survival, num_unread))
+                    found.append(Prospect(i, survival, num_unread, i in staked or step.seats[i].has_read))
         return found
 
     def able(self, step: Step) -> list[int]:
@@ -86,13 +88,16 @@ class DraftWeigher:
         return _Load(len(users), num_warm, num_behind, served / len(users))
 
     def _seconds(self, step: Step, load: _Load, depth: int) -> float:
-        """Drafting so deep, with what has to be read first spread over the tokens it may serve."""
-        rows, warm = load.rows, load.num_warm
-        drafting = self._costs.draft_seconds(rows, warm, depth, step.context)
-        if load.num_behind:
-            reading = self._costs.reading_seconds(load.num_behind, warm)
-            drafting += reading * min(1.0, (1 + depth) / 2 / max(load.served, 1.0))
-        return drafting
+        """Drafting so deep, with this step's share of what has to be read first."""
+        drafting = self._costs.draft_seconds(load.rows, load.num_warm, depth, step.context)
+        return drafting + self._reading_share(load, depth)
+
+    def _reading_share(self, load: _Load, depth: int) -> float:
+        """What has to be read first, spread over the tokens it may serve."""
+        if not load.num_behind:
+            return 0.0
+        reading = self._costs.reading_seconds(load.num_behind, load.num_warm)
+        return reading * min(1.0, (1 + depth) / 2 / max(load.served, 1.0))
 
     def token_seconds(self, step: Step, plan: Plan) -> float:
         """One more token from the draft model, for one of the requests it drafts for."""
@@ -145,8 +150,10 @@ class DraftWeigher:
         mixed = [
             by_row[i].survival[:best_depth] if i in drafted else guess for i, guess in zip(rows, guessed, strict=True)
         ]
-        plan = Plan(table.after(self._seconds(step, self._load(step, best_users), best_depth)), mixed)
+        load = self._load(step, best_users)
+        plan = Plan(table.after(self._seconds(step, load, best_depth)), mixed)
         plan.drafted, plan.num_passes = [i in drafted for i in rows], best_depth
+        plan.reading_seconds = self._reading_share(load, best_depth)
         return plan
 
 

@@ -97,6 +97,11 @@ class Policy:
         """What is known of a request's acceptance."""
         return self._seat(request).prospects
 
+    def guessers(self, request: Request) -> tuple[str, ...]:
+        """Which proposers may be asked for guesses about a request, sooner or later."""
+        seat = self._seat(request)
+        return seat.guessers if seat.mode == "auto" else ()
+
     @property
     def is_resting(self) -> bool:
         """In this step nothing was looked at, because there is nobody to ask about."""
@@ -118,7 +123,7 @@ class Policy:
         if not any(seat.mode == "auto" for seat in seats):
             return {}
         asking = self._parts.asking
-        asking.save(self._plain_seconds(requests)[0])
+        asking.save(self._plain_seconds(requests)[0], thrift=self._parts.books.thrift)
         return asking.wanted(requests, seats, self._number, in_debt=self._parts.books.forbid_drafts)
 
     def decide(
@@ -227,17 +232,20 @@ class Policy:
                 self._parts.weigher.take(step, choices, best)
                 if self._parts.probes.is_over:
                     return
-        self._parts.probes.probe(step, choices)
+        self._parts.probes.probe(step, choices, thrift=self._parts.books.thrift)
 
     # ---- learning
 
-    def observe_drafting(self, timing: DraftTiming) -> None:
-        """What the draft model's passes took."""
+    def observe_drafting(self, timing: DraftTiming, *, is_typical: bool = True) -> None:
+        """What the draft model's passes took; where that is not typical of them, it is only divided up."""
         if self.costs is not None and self.costs.draft is not None:
+            first_seconds = timing.divide(self.costs.draft.seconds)
+            if not is_typical:
+                return
             for rows, tokens, context, seconds in timing.forwards:
                 self.costs.draft.observe(rows, tokens, context, seconds)
             if timing.num_read and self.costs.reading is not None:
-                self.costs.reading.observe(1, timing.num_read, 0.0, timing.reading_seconds)
+                self.costs.reading.observe(1, timing.num_read, 0.0, timing.reading_seconds + first_seconds)
             if timing.num_drawn:
                 self.costs.observe_draws(timing.num_drawn, timing.draw_seconds)
 
@@ -278,7 +286,7 @@ class Policy:
             self._parts.probes.share_in(saved)
             if self._step.weighed and not self._step.measures:
                 has_drafts = any(outcome.choice.depth for outcome in outcomes)
-                own = stats.policy_seconds + stats.guess_seconds
+                own = stats.deciding_seconds
                 brought = saved + own + reading_seconds if has_drafts else 0.0  # reading serves later steps
                 self._parts.resting.begin(self._step, own, brought, has_drafts=has_drafts)
         if self.trace:

@@ -25,7 +25,7 @@ _LEAST_HOPE = 1.15  # times plain speed: where not even that would gain so much,
 _START_PER_HOPE = 3.0  # else so many plain steps may be spent at first for each plain speed it would gain
 _BEYOND = 1.1  # beyond this,
 _MOST_START = 1.5  # and never more
-_AT_ONCE = 0.5  # of what is there goes into one step
+_AT_ONCE = 0.75  # of what is there goes into one step
 _OF_REQUEST = 0.025  # of the time a request is expected to take: no later probe costs it more
 _EVERY = 32  # steps between two later probes of the same request: none is to pay for all
 _DEPTH = 2
@@ -51,20 +51,20 @@ class Probes:
         """Beside other drafts there are probes only until enough is known."""
         return self._costs.draft is None or self._acceptance.evidence(NEURAL) >= _ENOUGH
 
-    def save(self, plain_seconds: float, num_steps: int = 1) -> None:
+    def save(self, plain_seconds: float, num_steps: int = 1, *, thrift: float) -> None:
         """Plain steps have passed."""
-        share = _SHARE if self.is_over else _SHARE_AT_FIRST
+        share = thrift * (_SHARE if self.is_over else _SHARE_AT_FIRST)
         self._seconds = min(self._seconds + num_steps * share * plain_seconds, _MOST * plain_seconds)
 
     def share_in(self, saved: float) -> None:
         """A step with drafts has saved so much, or lost it."""
         self._seconds += _GAIN * max(0.0, saved)
 
-    def probe(self, step: Step, choices: list[Choice]) -> None:
+    def probe(self, step: Step, choices: list[Choice], *, thrift: float) -> None:
         """Draft for those who are cheapest to draft for, where there is enough to pay for it."""
         if self._costs.draft is None:
             return
-        self.save(step.plain_seconds)
+        self.save(step.plain_seconds, thrift=thrift)
         if self.is_over:
             self._start = 0.0
         elif self._start is None:

@@ -19,7 +19,9 @@ from outpace.speculation.sweep import Plan, Table
 
 _CHEAP = 0.03  # of the time a request is expected to take: reading that costs no more is always allowed
 _SMALL = 0.3  # plain steps: nobody minds, where it is what was said since a text was last drafted for
-_MADE_GOOD_STEPS = 30.0  # within so many steps more has to be made good by what drafts are sure to save,
+_STAKE_STEPS = 2.0  # plain steps that reading may cost for each bit of evidence that is enough to believe anything:
+_QUICK_STEPS = 8.0  # what costs more has to be made good so soon;
+_MADE_GOOD_STEPS = 30.0  # the rest, in so many steps; each by what drafts are sure to save,
 _WON_BACK_STEPS = 18.0  # and for each request in so many,
 _OF_STEPS_LEFT = 0.6  # in both cases of those it is expected to draft in, at most; beside
 _READING_SHARE, _READING_STEPS = 0.03, 0.4  # what it can bear to lose: of what it is expected to take, and plain steps
@@ -37,6 +39,7 @@ class Prospect:
     row: int  # of the step
     survival: list[float]  # of each token it would draft
     num_unread: int
+    is_staked: bool  # what is known of drafts is enough to have this text read as well
 
 
 class Reading:
@@ -76,22 +79,23 @@ class Reading:
         seat.too_dear_until = step.number + _LOOK_AGAIN + request.id % _LOOK_AGAIN  # not all in the same step
         return False
 
-    def to_read(self, step: Step, unread: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """The shortest texts, as many as can be staked on what is known; while they are read, all others wait."""
-        if not unread:
-            return []
-        unread.sort()
-        evidence = self._acceptance.evidence(NEURAL)
-        if evidence < 1.0:  # a request alone may be the first; in a batch, that is for a probe to find out
-            return unread if step.rows == 1 else []
-        room = step.plain_seconds * evidence
-        num_taken = 0
-        for num_unread, _ in unread:
+    def is_thinkable(self, step: Step) -> bool:
+        """A request alone may be the first whose text is read; in a batch, that is for a probe to find out."""
+        return step.rows == 1 or self._acceptance.evidence(NEURAL) >= 1.0
+
+    def staked(self, step: Step, unread: Sequence[tuple[int, int]]) -> set[int]:
+        """Of texts, given with what is unread of them, the shortest, as many as may be staked on what is known."""
+        room = self._stake(step)
+        found: set[int] = set()
+        for num_unread, i in sorted(unread):
             room -= self._seconds(num_unread)
-            if room < 0 and (num_taken or step.rows > 1):
+            if room < 0 and (found or step.rows > 1):
                 break
-            num_taken += 1
-        return unread[:num_taken]
+            found.add(i)
+        return found
+
+    def _stake(self, step: Step) -> float:
+        return _STAKE_STEPS * step.plain_seconds * self._acceptance.evidence(NEURAL)
 
     # ---- whether it is worth it
 
@@ -106,7 +110,8 @@ class Reading:
             return True
         drafted = {i for i, is_drafted in zip(rows, plan.drafted, strict=True) if is_drafted}
         behind = [each for each in prospects if each.row in drafted and each.num_unread > 2]
-        reading = sum([self._seconds(each.num_unread) for each in behind])
+        num_unread = sum([each.num_unread for each in behind])
+        reading = self._costs.reading_seconds(num_unread - len(behind), len(drafted))
         small = _SMALL * step.plain_seconds
         if not behind or (reading <= small and all(step.seats[each.row].has_read for each in behind)):
             return True
@@ -118,12 +123,14 @@ class Reading:
         for i, gain in zip(rows, plan.gains, strict=True):
             gains[i] = counted_on[step.seats[i].prospects.temperature] * gain
         left = [self._steps_left(step, i, gains[i]) for i in range(step.rows)]
-        saved = (table.expected + sum(gains)) / table.plain_speed - plan.seconds
+        seconds = plan.seconds - plan.reading_seconds  # of the steps after this one
+        saved = (table.expected + sum(gains)) / table.plain_speed - seconds
         served = sum([left[each.row] for each in behind]) / len(behind)
-        if reading > min(_MADE_GOOD_STEPS, served) * saved:
+        steps = _MADE_GOOD_STEPS if reading <= self._stake(step) else _QUICK_STEPS
+        if reading > min(steps, served) * saved:
             return False
         for i in range(step.rows):
-            saved_each = max(0.0, (1.0 + gains[i]) * step.plain_seconds - plan.seconds)
+            saved_each = max(0.0, (1.0 + gains[i]) * step.plain_seconds - seconds)
             if not self._bears(step, i, reading - min(_WON_BACK_STEPS, left[i]) * saved_each):
                 return False
         return True
@@ -137,6 +144,8 @@ class Reading:
 
     def _bears(self, step: Step, i: int, loss: float) -> bool:
         """Whether a request can bear to lose so much by reading texts, beside what it has lost."""
+        if loss <= 0.0:
+            return True  # it gains by it: only so is made good what it has lost
         request = step.requests[i]
         lost = request.spec.decode_seconds - request.spec.plain_seconds
         return lost + loss <= (_READING_SHARE * self.expected_output(request) + _READING_STEPS) * step.plain_seconds

@@ -41,6 +41,8 @@ class Resting:
         num_steps = self._pay(step, own_seconds, saved)
         if not num_steps and not has_drafts:
             num_steps = self._until_next(step)
+            if step.is_vetoed and self._probes.is_over:
+                num_steps = _LONGEST  # who would lose by drafts will not be ahead of plain decoding in the next step
         if num_steps > 0:
             self._requests, self._num_left = list(step.requests), num_steps
 
@@ -51,7 +53,7 @@ class Resting:
     def _pay(self, step: Step, own_seconds: float, saved: float) -> int:
         """Pay for the decision; returns how many steps it takes until there is something to pay the next with."""
         plain_seconds = step.plain_seconds
-        share, most = _SHARE * plain_seconds, _MOST * plain_seconds
+        share, most = self._books.thrift * _SHARE * plain_seconds, _MOST * plain_seconds
         purse = most if self._purse is None else self._purse
         purse += self._num_new * _NEWCOMER * plain_seconds / step.rows
         self._num_new = 0
@@ -81,7 +83,8 @@ class Resting:
             num_steps, plain_seconds = self._books.end_rest(self._requests)
             self._requests, self._num_left, self.is_now = [], 0, False
             if num_steps:
-                self._asking.save(plain_seconds, num_steps)
-                self._probes.save(plain_seconds, num_steps)
+                thrift = self._books.thrift
+                self._asking.save(plain_seconds, num_steps, thrift=thrift)
+                self._probes.save(plain_seconds, num_steps, thrift=thrift)
                 if self._purse is not None:
-                    self._purse += num_steps * _SHARE * plain_seconds
+                    self._purse += num_steps * thrift * _SHARE * plain_seconds

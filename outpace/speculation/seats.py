@@ -96,6 +96,7 @@ class Step:
     guess_seconds: float = 0.0  # spent already
     weighed: list[int] = field(default_factory=list)  # rows that are in `auto`
     reason: str = "nothing to weigh"
+    is_vetoed: bool = False  # there was a plan that pays, but not for everybody
     measures: bool = False  # plain only to measure what that takes: it says nothing about drafts
 
     @property

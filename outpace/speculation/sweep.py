@@ -50,7 +50,8 @@ class Plan:
             slots.sort()
         self._slots = slots[: len(table.seconds) - 1]
         self.drafted: list[bool] | None = None  # rows a draft model drafts for,
-        self.num_passes = 0  # and how deep: that is paid whatever is taken of it
+        self.num_passes = 0  # and how deep: that is paid whatever is taken of it;
+        self.reading_seconds = 0.0  # of texts it has to read first, this step's share
         self._take(self._best(float("inf"), len(self._slots)))
 
     def _best(self, seconds: float, most: int) -> int:

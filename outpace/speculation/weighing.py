@@ -26,6 +26,7 @@ _LEAST_SURVIVAL = 0.05  # a token less likely than this to be reached and right 
 _MOST_WEIGHED = 1024  # tokens of guesses looked at in a step: the more requests, the fewer of each
 _LEAST_EACH = 4
 _LEAST_WORTH = 0.4  # nor one that brings less than this part of what a token costs on average
+_FIRST_STAKE = 0.05  # of a plain step, that a batch may lose to proposers of which nothing is known
 
 
 @dataclass(slots=True)
@@ -91,11 +92,17 @@ class Weigher:
         return Weighed(best, rows, guesses) if best is not None else None
 
     def _drafted(self, weighing: _Weighing, prospects: list[Prospect]) -> Plan | None:
-        """The best plan with the draft model that hurts nobody: with all texts, or only those it has read; as deep as
-        promises most, or less deep, because what its passes take is taken from all."""
+        """The best plan with the draft model that hurts nobody: with all texts, those that may be staked on what is
+        known, or only those it has read; as deep as promises most, or less deep, because what its passes take is taken
+        from all."""
         step, table = weighing.step, weighing.table
         read = [prospect for prospect in prospects if step.seats[prospect.row].has_read]
-        for group in (prospects, read) if 0 < len(read) < len(prospects) else (prospects,):
+        staked = [prospect for prospect in prospects if prospect.is_staked]
+        groups = [prospects]
+        for smaller in (staked, read):
+            if 0 < len(smaller) < len(groups[-1]):
+                groups.append(smaller)
+        for group in groups:
             deepest = MAX_DEPTH
             while deepest:
                 plan = self._drafting.best(step, table, weighing.rows, weighing.chances, group, deepest)
@@ -112,21 +119,28 @@ class Weigher:
     def _shaped(self, weighing: _Weighing, plan: Plan) -> Plan | None:
         """A plan made so small that it stakes no more than may be lost, and fair; None where that leaves no gain."""
         step, table = weighing.step, weighing.table
-        least_speed = table.plain_speed * _MARGIN
+        # Plain steps may be faster than the costs of their parts say, where the host's part is done meanwhile.
+        plain_speed = max(table.plain_speed, step.rows / (step.plain_seconds + step.guess_seconds))
+        least_speed = plain_speed * _MARGIN
         if not plan.count or plan.speed < least_speed:
             return None
-        longest = table.total(0, table.expected) + weighing.headroom
+        longest = table.total(0, table.expected)
         certainty = self._acceptance.certainty(_proposers(plan, weighing.guesses))
         if certainty:
             token_seconds = step.plain_seconds / step.rows - self._costs.judge_seconds
-            longest += certainty * sum(plan.gains) * token_seconds
+            longest += weighing.headroom + certainty * sum(plan.gains) * token_seconds
+        elif step.rows > 1:  # guesses can be compared with what is said without anybody waiting for it
+            longest += min(weighing.headroom, _FIRST_STAKE * step.plain_seconds)
+        else:
+            longest += weighing.headroom
         if plan.seconds > longest:
-            if not certainty and step.guesses and step.rows > 1:
-                step.reason = "too much to stake before any guess was compared with what is said"
-                return None
             plan.within(longest)
+            if not plan.count and not certainty:
+                step.reason = "too much to stake before any guess was compared with what is said"
         if step.rows > 1 and plan.count:
             make_fair(step, plan, weighing.rows, longest)
+            if not plan.count:
+                step.is_vetoed = True
         return plan if plan.count and plan.speed >= least_speed else None
 
     def take(self, step: Step, choices: list[Choice], best: Weighed) -> None:
@@ -185,5 +199,9 @@ class Weigher:
 
 def _proposers(plan: Plan, guesses: Sequence[Draft | None]) -> set[str]:
     """Of what a plan would take."""
-    proposers = {guess.proposer for guess in guesses if guess is not None}
-    return proposers if plan.drafted is None else proposers | {NEURAL}
+    drafted = plan.drafted or [False] * len(guesses)
+    found = {NEURAL} if any(drafted) else set()
+    for guess, depth, is_drafted in zip(guesses, plan.depths, drafted, strict=True):
+        if guess is not None and depth and not is_drafted:
+            found.add(guess.proposer)
+    return found
