@@ -70,6 +70,11 @@ class DraftWeigher:
         seat = step.seats[i]
         return seat.may_draft and (seat.has_read or self.reading.may_read(step, i))
 
+    @staticmethod
+    def _lives_by_guesses(step: Step, i: int) -> bool:
+        """What is guessed for a request now says little of whether it will need a draft model; what was said does."""
+        return 2 * step.seats[i].num_guessed > step.requests[i].num_output
+
     # ---- at what price
 
     def _load(self, step: Step, users: Sequence[Prospect]) -> _Load:
@@ -121,7 +126,12 @@ class DraftWeigher:
         Depths are compared with all their tokens taken; only of the best is it asked which of them to leave.
         """
         by_row = {prospect.row: prospect for prospect in prospects}
-        promised = {i: (sum(chances), len(chances)) for i, chances in zip(rows, guessed, strict=True) if chances}
+        to_read = {each.row for each in prospects if not step.seats[each.row].has_read}
+        promised = {
+            i: (sum(chances), len(chances))
+            for i, chances in zip(rows, guessed, strict=True)
+            if chances and (i not in to_read or self._lives_by_guesses(step, i))
+        }
         best_speed, best_depth, best_users = 0.0, 0, list[Prospect]()
         users, load = list[Prospect](), _Load(0, 0, 0, 0.0)
         # Requests of which the same is known share a list: what it sums to is found once.
