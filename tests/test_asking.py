@@ -57,10 +57,10 @@ def test_guesses_that_save_more_than_they_cost_are_asked_for_every_step():
 def test_in_debt_only_the_purse_pays():
     desk, who = Desk(USUAL, suffix=always(), guess_seconds=PRICE), request_of()
     desk.run([who], 20)
-    desk.policy.ledger.add(1000.0, 1.0, 1.0)
+    desk.policy.ledger.write_off(1000.0)
     assert desk.policy._parts is not None
-    desk.policy._parts.books._mean_saved = -0.1  # it was by drafts that so much was lost
-    assert desk.policy._parts.books.forbid_drafts
+    desk.policy._parts.books._saved_by_guesses = -0.1  # it was by guesses that so much was lost
+    assert desk.policy._parts.books.forbid_guesses
     asked = 0
     for _ in range(300):
         asked += num_asked(desk, [who])

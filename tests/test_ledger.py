@@ -98,9 +98,20 @@ def test_old_gains_are_no_licence():
 def test_the_allowance_is_measured_in_the_steps_of_the_present_batch():
     """Ten lost milliseconds are much where a step takes one, and nothing where it takes a second."""
     small, large = Ledger(0.02), Ledger(0.02)
-    small.add(0.011, 0.001, 0.001)
-    large.add(1.010, 1.0, 1.0)
+    for ledger, seconds in ((small, 0.001), (large, 1.0)):
+        ledger.add(seconds, seconds, seconds)
+        ledger.write_off(0.010)
     assert small.is_in_debt and not large.is_in_debt
+
+
+def test_one_step_that_something_disturbed_forbids_nothing():
+    ledger = Ledger(0.02)
+    ledger.add(50.0, 1.0, 1.0)
+    assert not ledger.is_in_debt
+    assert ledger.estimated_speedup == 1.0 / 50.0, "what it took is not denied"
+    for _ in range(4):
+        ledger.add(50.0, 1.0, 1.0)
+    assert ledger.is_in_debt, "what disturbs every step is no accident"
 
 
 # ---- none allowed

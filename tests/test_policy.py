@@ -332,7 +332,7 @@ def test_what_costs_the_others_nothing_is_given():
 
 
 def in_debt(desk: Desk) -> None:
-    desk.policy.ledger.add(100.0, 1.0, 1.0)
+    desk.policy.ledger.write_off(100.0)
     assert desk.policy.ledger.is_in_debt
 
 
@@ -486,7 +486,8 @@ def test_what_reading_lost_is_made_good_by_drafts_that_have_paid():
     desk.policy.ledger.write_off(1000.0)
     assert desk.policy.ledger.is_in_debt
     assert sum(depth > 0 for [depth] in desk.run([who], 20)) >= 15
-    assert not any(depth for [depth] in desk.run([request_of(length=400)], 20)), "in debt no text is read"
+    desk.policy.costs.draft = desk.truth.draft = StepCosts({1: 0.01, 2: 0.01, 400: 80.0})
+    assert not any(depth for [depth] in desk.run([request_of(length=400)], 20)), "in debt little is read"
 
 
 def test_in_debt_by_drafts_that_were_wrong_there_are_no_more_of_them():

@@ -97,19 +97,20 @@ class Asking:
 
         One that was not worth using brought nothing; but where it was right, the next may be used: that counts little.
         """
-        said = outcome.verdict.tokens
-        used, hits = outcome.verdict.num_drafted, outcome.verdict.num_accepted
-        token_seconds = step.plain_seconds / step.rows - self._costs.judge_seconds  # judged it is in any case
-        brought = max(0.0, hits * token_seconds - used * step.slot_seconds)
-        was_right = not used and any(draft.tokens[:1] == said[:1] for draft in guesses)
-        rate = _UNUSED_RATE if was_right else _VALUE_RATE
+        seat.unused, seat.num_right = (), 0
+        brought, rate = 0.0, _VALUE_RATE
+        if outcome.choice.depth and outcome.choice.ask is None:
+            used, hits = outcome.verdict.num_drafted, outcome.verdict.num_accepted
+            token_seconds = step.plain_seconds / step.rows - self._costs.judge_seconds  # judged it is in any case
+            brought = max(0.0, hits * token_seconds - used * step.slot_seconds)
+        else:
+            said = outcome.verdict.tokens
+            right = [draft.tokens for draft in guesses if draft.tokens[: len(said)] == said]
+            if right:
+                rate = _UNUSED_RATE
+                seat.unused, seat.num_right = right[0][len(said) :], len(said)
         seat.guess_value += rate * (brought - seat.guess_value)
         self._value += rate / step.rows * (brought - self._value)
-        seat.unused, seat.num_right = (), 0
-        if not outcome.verdict.num_drafted:
-            right = [draft.tokens for draft in guesses if draft.tokens[:1] == said]
-            if right:
-                seat.unused, seat.num_right = right[0][1:], 1
 
     @staticmethod
     def compare(seat: Seat, said: Sequence[int]) -> None:

@@ -18,7 +18,8 @@ from outpace.speculation.seats import NEURAL, Outcome, Seat, Step
 
 _GAIN_RATE = 0.05
 _SAVED_RATE = 0.1
-_LEAST_SAVED = 0.03  # plain steps that each step with drafts or guesses has lately saved, to go on with them in debt
+_LEAST_SAVED = 0.03  # plain steps that each step with drafts or guesses has lately saved, to go on with them in debt;
+_HOPED_SAVED = 0.1  # of a draft model that is believed before any
 _THRIFT = 0.25
 _PLAIN_RATE = 0.05
 _CALIBRATED = 2  # what calibration said of a plain step counts as so many
@@ -46,12 +47,19 @@ class Books:
             int, tuple[float, int]
         ]()  # by rows: plain steps as they were over what costs say, and how many
         self.mean_gain = 1.0  # of requests in steps with drafts, lately
-        self._mean_saved = 0.0  # plain steps that steps with drafts or guesses have saved, texts they read aside
+        # Plain steps that those with guesses, and with drafts of a model, have saved lately, texts they read aside.
+        self._saved_by_guesses = 0.0
+        self._saved_by_model = _HOPED_SAVED
+
+    @property
+    def forbid_guesses(self) -> bool:
+        """More was lost than is allowed, and guesses are not what makes it good."""
+        return self._ledger.is_in_debt and self._saved_by_guesses <= _LEAST_SAVED
 
     @property
     def forbid_drafts(self) -> bool:
-        """More was lost than is allowed, and not only by reading texts: then drafts are not what makes it good."""
-        return self._ledger.is_in_debt and self._mean_saved <= _LEAST_SAVED
+        """The same of a draft model: what probes have shown of it may be tried also in debt."""
+        return self._ledger.is_in_debt and self._saved_by_model <= _LEAST_SAVED
 
     @property
     def thrift(self) -> float:
@@ -102,9 +110,12 @@ class Books:
                 self._measure(rows, plain_step / step.plain_seconds)
         plain = plain_step * num_emitted / rows
         self._ledger.add(spent, plain, step.plain_seconds, invested=reading_seconds, paid=paid)
-        if has_drafts or step.guesses:  # guesses that were not used have cost their time all the same
-            saved = (plain - spent + reading_seconds) / step.plain_seconds
-            self._mean_saved += _SAVED_RATE * (saved - self._mean_saved)
+        saved = (plain - spent + reading_seconds) / step.plain_seconds
+        if num_readers:
+            if not step.is_probe:
+                self._saved_by_model += _SAVED_RATE * (saved - self._saved_by_model)
+        elif has_drafts or step.guesses:  # guesses that were not used have cost their time all the same
+            self._saved_by_guesses += _SAVED_RATE * (saved - self._saved_by_guesses)
         return plain - spent if has_drafts else 0.0
 
     def plain_ratio(self, rows: int) -> float:

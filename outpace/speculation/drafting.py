@@ -14,6 +14,7 @@ from outpace.speculation.seats import NEURAL, Seat, Step
 from outpace.speculation.sweep import Plan, Table
 
 _DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # tried for a draft model
+_LEAST_DEEP = 4
 
 
 @dataclass(slots=True)
@@ -32,6 +33,7 @@ class DraftWeigher:
         self._acceptance = acceptance
         self._proposer = proposers.get(NEURAL)
         self.reading = Reading(costs, acceptance, self._proposer)
+        self._deepest = _DEPTHS[-1]  # looked at: twice what was best the last time
 
     # ---- for whom
 
@@ -53,7 +55,7 @@ class DraftWeigher:
         staked = self.reading.staked(step, unread) if unread else set()
         found: list[Prospect] = []
         for num_unread, i in read + unread:
-            room = self.room(step, i)
+            room = min(self.room(step, i), self._deepest)
             if room:
                 survival = self._acceptance.forecast_survival(NEURAL, step.seats[i].prospects, room, least)
                 if survival:
@@ -156,6 +158,7 @@ class DraftWeigher:
                 break  # deeper drafts only cost more
         if not best_depth:
             return None
+        self._deepest = max(_LEAST_DEEP, 2 * best_depth)
         drafted = {user.row for user in best_users}
         mixed = [
             by_row[i].survival[:best_depth] if i in drafted else guess for i, guess in zip(rows, guessed, strict=True)

@@ -12,6 +12,8 @@ _CAUTION = 0.4  # of the allowed loss; the rest is for what the books do not see
 _CREDIT_STEPS = 1.0  # plain steps that may be lost in finding out, before anything is known, and
 _CREDIT_ALONE = 2.0  # more where a request runs alone: in a batch, all lose by what is tried for one
 
+_MOST_LOST = 1.0  # plain steps that one step can have lost: what disturbed it more than that was not speculation
+
 
 class Ledger:
     def __init__(self, allowed_loss: float) -> None:
@@ -41,7 +43,8 @@ class Ledger:
         self.spent_seconds += spent
         self.plain_seconds += plain
         fade = (1.0 - 1.0 / _MEMORY_STEPS) ** num_steps
-        self._recent_spent = self._recent_spent * fade + spent - invested + paid
+        most = plain + num_steps * _MOST_LOST * step_seconds
+        self._recent_spent = self._recent_spent * fade + min(spent - invested + paid, most)
         self._recent_plain = self._recent_plain * fade + plain
         self._step_seconds = step_seconds
 

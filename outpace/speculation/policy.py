@@ -30,7 +30,7 @@ from outpace.speculation.evidence import learn_from_draft, learn_from_guesses
 from outpace.speculation.ledger import Ledger
 from outpace.speculation.probing import Probes
 from outpace.speculation.resting import Resting
-from outpace.speculation.seats import Choice, Outcome, Seat, Step, new_seat
+from outpace.speculation.seats import NEURAL, Choice, Outcome, Seat, Step, new_seat
 from outpace.speculation.trace import StepTrace
 from outpace.speculation.weighing import Weigher
 
@@ -124,7 +124,7 @@ class Policy:
             return {}
         asking = self._parts.asking
         asking.save(self._plain_seconds(requests)[0], thrift=self._parts.books.thrift)
-        return asking.wanted(requests, seats, self._number, in_debt=self._parts.books.forbid_drafts)
+        return asking.wanted(requests, seats, self._number, in_debt=self._parts.books.forbid_guesses)
 
     def decide(
         self, requests: Sequence[Request], guesses: Mapping[int, Sequence[Draft]], num_prefill: int = 0
@@ -218,7 +218,11 @@ class Policy:
 
     def _weigh(self, step: Step, choices: list[Choice]) -> None:
         assert self._parts is not None
-        if self._parts.books.forbid_drafts:
+        books = self._parts.books
+        with_model = NEURAL in self._proposers and not books.forbid_drafts
+        if with_model and self.ledger.is_in_debt:
+            with_model = self.acceptance.is_known(NEURAL)
+        if not with_model and books.forbid_guesses:
             step.reason = "the ledger is below the allowed loss"
         elif self._steps_without_plain >= self._plain_after:
             step.reason, step.measures = "a plain step, to measure it", True
@@ -226,13 +230,19 @@ class Policy:
             self._steps_without_plain = 0  # also where another request drafts in any case, and it is none
             return
         else:
-            best = self._parts.weigher.best_plan(step, choices, self.ledger.headroom(step.plain_seconds))
+            best = self._parts.weigher.best_plan(
+                step,
+                choices,
+                self.ledger.headroom(step.plain_seconds),
+                with_guesses=not books.forbid_guesses,
+                with_model=with_model,
+            )
             if best is not None:
                 step.reason = f"expected {best.plan.speed * step.plain_seconds / step.rows:.2f} of plain"
                 self._parts.weigher.take(step, choices, best)
                 if self._parts.probes.is_over:
                     return
-        self._parts.probes.probe(step, choices, thrift=self._parts.books.thrift)
+        self._parts.probes.probe(step, choices, thrift=books.thrift)
 
     # ---- learning
 

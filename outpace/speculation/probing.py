@@ -94,6 +94,7 @@ class Probes:
         from_start = min(price, self._start or 0.0)
         self._start = (self._start or 0.0) - from_start
         self._seconds -= price - from_start
+        step.is_probe = not any(choice.ask is not None for choice in choices)
         step.reason += "; a probe of the draft model"
         for i in rows:
             step.seats[i].probed_at = step.number

@@ -95,16 +95,24 @@ class Reading:
         return found
 
     def _stake(self, step: Step) -> float:
+        """Seconds that reading may cost, without having to be made good at once."""
         return _STAKE_STEPS * step.plain_seconds * self._acceptance.evidence(NEURAL)
 
     # ---- whether it is worth it
 
     def is_made_good(
-        self, step: Step, table: Table, plan: Plan, rows: Sequence[int], prospects: Sequence[Prospect]
+        self,
+        step: Step,
+        table: Table,
+        plan: Plan,
+        rows: Sequence[int],
+        prospects: Sequence[Prospect],
+        *,
+        in_debt: bool,
     ) -> bool:
         """Whether what a plan saves pays soon for what has to be read first, and all can bear that: all have to wait.
 
-        The very first is read to find out.
+        In debt that has to be sooner. The very first is read to find out.
         """
         if plan.drafted is None:
             return True
@@ -126,7 +134,7 @@ class Reading:
         seconds = plan.seconds - plan.reading_seconds  # of the steps after this one
         saved = (table.expected + sum(gains)) / table.plain_speed - seconds
         served = sum([left[each.row] for each in behind]) / len(behind)
-        steps = _MADE_GOOD_STEPS if reading <= self._stake(step) else _QUICK_STEPS
+        steps = _QUICK_STEPS if in_debt or reading > self._stake(step) else _MADE_GOOD_STEPS
         if reading > min(steps, served) * saved:
             return False
         for i in range(step.rows):

@@ -1,8 +1,8 @@
 """Steps without a decision: while nothing changes, a few are plain without looking whether anything could be drafted.
 
-There is a rest where nobody is to be asked about, and where deciding has lately cost more than drafts have saved:
-deciding is paid out of what it saves and a small share of the time. A rest ends when the batch changes or after a few
-steps; then it is booked.
+There is a rest where nobody is to be asked about, where again and again some would lose by what the others gain, and
+where deciding has lately cost more than drafts have saved: it is paid out of what it saves and a small share of the
+time. A rest ends when the batch changes or after a few steps; then it is booked.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from outpace.speculation.probing import Probes
 from outpace.speculation.seats import Step
 
 _LONGEST = 8  # steps, where there is nobody to ask about, or
+_VETOES = 4  # steps in a row with a plan that some would lose by, after which there is a rest of one, then of two, ...
 _FROM_MODEL = 3  # where a draft model was weighed and does not pay
 _SHARE = 0.006  # of the time may go into deciding where that saves nothing
 _MOST = 3.0  # plain steps that can be laid by for it, and are there at first
@@ -34,6 +35,7 @@ class Resting:
         self._num_left = 0
         self._purse: float | None = None  # seconds that may go into deciding
         self._num_new = 0  # requests that have come since it was last paid from
+        self._num_vetoed = 0  # steps in a row with a plan that some would have lost by
         self.is_now = False  # the step that is under way
 
     def begin(self, step: Step, own_seconds: float, saved: float, *, has_drafts: bool) -> None:
@@ -42,7 +44,10 @@ class Resting:
         if not num_steps and not has_drafts:
             num_steps = self._until_next(step)
             if step.is_vetoed and self._probes.is_over:
-                num_steps = _LONGEST  # who would lose by drafts will not be ahead of plain decoding in the next step
+                self._num_vetoed += 1
+                num_steps = max(num_steps, min(_LONGEST, 1 << self._num_vetoed >> _VETOES))
+        if has_drafts:
+            self._num_vetoed = 0
         if num_steps > 0:
             self._requests, self._num_left = list(step.requests), num_steps
 
@@ -64,7 +69,7 @@ class Resting:
     def _until_next(self, step: Step) -> int:
         """For how many steps there is nobody to ask about."""
         weighed = [step.seats[i] for i in step.weighed]
-        num_steps = self._asking.steps_until_next(weighed, step.plain_seconds, in_debt=self._books.forbid_drafts)
+        num_steps = self._asking.steps_until_next(weighed, step.plain_seconds, in_debt=self._books.forbid_guesses)
         by_model = self._costs.draft is not None and any(seat.may_draft for seat in weighed)
         return min(num_steps, _FROM_MODEL if by_model else _LONGEST)
 

@@ -97,6 +97,7 @@ class Step:
     weighed: list[int] = field(default_factory=list)  # rows that are in `auto`
     reason: str = "nothing to weigh"
     is_vetoed: bool = False  # there was a plan that pays, but not for everybody
+    is_probe: bool = False  # a draft model drafts only to find out about it
     measures: bool = False  # plain only to measure what that takes: it says nothing about drafts
 
     @property

@@ -58,7 +58,15 @@ class Weigher:
         self._max_step_tokens = max_step_tokens
         self._model_again = 0  # the step in which a draft model is weighed again
 
-    def best_plan(self, step: Step, choices: Sequence[Choice], headroom: float) -> Weighed | None:
+    def best_plan(
+        self,
+        step: Step,
+        choices: Sequence[Choice],
+        headroom: float,
+        *,
+        with_guesses: bool = True,
+        with_model: bool = True,
+    ) -> Weighed | None:
         """The draft tokens worth taking; None where nothing beats plain decoding.
 
         Were none of them accepted, the step would lose no more than `headroom` seconds; once something is known of
@@ -67,10 +75,9 @@ class Weigher:
         step.reason = "nothing beats plain decoding"
         slot = min(step.slot_seconds, step.first_slot_seconds)
         least = max(_LEAST_SURVIVAL, _LEAST_WORTH * slot * step.rows / step.plain_seconds)
-        guessed = self._best_guesses(step, least)
-        prospects = self._drafting.prospects(step, least) if step.number >= self._model_again else []
-        if not headroom:  # nothing may be staked, so no text is read
-            prospects = [each for each in prospects if step.seats[each.row].has_read]
+        guessed = self._best_guesses(step, least) if with_guesses else {}
+        looks = with_model and step.number >= self._model_again
+        prospects = self._drafting.prospects(step, least) if looks else []
         if prospects:
             self._model_again = step.number + _MODEL_AGAIN  # unless it is taken
         if not guessed and not prospects:
@@ -111,7 +118,8 @@ class Weigher:
                 deepest = plan.num_passes // 2
                 shaped = self._shaped(weighing, plan)
                 if shaped is not None:
-                    if self._drafting.reading.is_made_good(step, table, shaped, weighing.rows, group):
+                    in_debt = not weighing.headroom
+                    if self._drafting.reading.is_made_good(step, table, shaped, weighing.rows, group, in_debt=in_debt):
                         return shaped
                     break
         return None
