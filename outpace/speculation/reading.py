@@ -21,15 +21,14 @@ _CHEAP = 0.03  # of the time a request is expected to take: reading that costs n
 _SMALL = 0.3  # plain steps: nobody minds, where it is what was said since a text was last drafted for
 _STAKE_STEPS = 2.0  # plain steps that reading may cost for each bit of evidence that is enough to believe anything:
 _QUICK_STEPS = 8.0  # what costs more has to be made good so soon;
-_MADE_GOOD_STEPS = 30.0  # the rest, in so many steps; each by what drafts are sure to save,
-_WON_BACK_STEPS = 18.0  # and for each request in so many,
-_OF_STEPS_LEFT = 0.6  # in both cases of those it is expected to draft in, at most; beside
+_MADE_GOOD_STEPS = 30.0  # the rest, in so many steps; each by what drafts are sure to save, before the request ends,
+_WON_BACK_STEPS = 18.0  # and for each request in so many, beside
 _READING_SHARE, _READING_STEPS = 0.03, 0.4  # what it can bear to lose: of what it is expected to take, and plain steps
 _LOOK_AGAIN = 8  # steps after which a text that was too dear to read is looked at again
 _START_OUTPUT = 64.0  # tokens a request is expected to say, until some have
 _RATE = 0.05
 _GUESSED_SHARE, _GUESSED_WEIGHT = 0.3, 8.0  # of tokens said by guesses, until some have been; as of so many tokens
-_FIRST_READING = 6.0  # plain steps that the very first text may cost
+_FIRST_READING = 10.0  # plain steps that the very first text may cost
 
 
 @dataclass(slots=True)
@@ -126,7 +125,10 @@ class Reading:
         if not self._acceptance.is_known(NEURAL):
             return reading <= _FIRST_READING * step.plain_seconds
         kinds = {seat.prospects.temperature for seat in step.seats}
-        counted_on = {kind: self._acceptance.cautious_share(NEURAL, kind, plan.num_passes) for kind in kinds}
+        if step.rows == 1 and self.record.num_won:  # nobody else waits, and it was worth it the last time
+            counted_on = dict.fromkeys(kinds, 1.0)
+        else:
+            counted_on = {kind: self._acceptance.cautious_share(NEURAL, kind, plan.num_passes) for kind in kinds}
         gains = [0.0] * step.rows
         for i, gain in zip(rows, plan.gains, strict=True):
             gains[i] = counted_on[step.seats[i].prospects.temperature] * gain
@@ -144,11 +146,11 @@ class Reading:
         return True
 
     def _steps_left(self, step: Step, i: int, gain: float) -> float:
-        """A part of the steps in which a request is expected to be drafted for; each says 1 + `gain` tokens."""
+        """The steps in which a request is expected to be drafted for; each says 1 + `gain` tokens."""
         request, seat = step.requests[i], step.seats[i]
         num_guessed = _GUESSED_WEIGHT * self._guessed_share + seat.num_guessed
         unguessed = 1.0 - num_guessed / (_GUESSED_WEIGHT + request.num_output)
-        return _OF_STEPS_LEFT * max(0.0, unguessed) * self.still_to_say(request) / (1.0 + gain)
+        return max(0.0, unguessed) * self.still_to_say(request) / (1.0 + gain)
 
     def _bears(self, step: Step, i: int, loss: float) -> bool:
         """Whether a request can bear to lose so much by reading texts, beside what it has lost."""
@@ -188,11 +190,11 @@ class Record:
     def __init__(self) -> None:
         self._risk = 0.0
         self._num_open = 0
-        self._num_won = 0
+        self.num_won = 0
 
     @property
     def is_worth_trying(self) -> bool:
-        return self._risk <= self._MOST and self._num_open <= self._num_won
+        return self._risk <= self._MOST and self._num_open <= self.num_won
 
     def begin(self) -> None:
         self._num_open += 1
@@ -202,9 +204,9 @@ class Record:
         self.pass_time()
         if lost:
             self._risk += self._LOSS * (1.0 - self._risk)
-            self._num_won = 0
+            self.num_won = 0
         else:
-            self._num_won += 1
+            self.num_won += 1
 
     def pass_time(self) -> None:
         self._risk *= self._FADE
