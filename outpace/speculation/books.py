@@ -20,6 +20,7 @@ _GAIN_RATE = 0.05
 _SAVED_RATE = 0.1
 _LEAST_SAVED = 0.03  # plain steps that each step with drafts or guesses has lately saved, to go on with them in debt;
 _HOPED_SAVED = 0.1  # of a draft model that is believed before any
+_DISTURBED = 2.0  # times what a pass should have taken
 _THRIFT = 0.25
 _PLAIN_RATE = 0.05
 _CALIBRATED = 2  # what calibration said of a plain step counts as so many
@@ -109,7 +110,8 @@ class Books:
             if not has_drafts:
                 self._measure(rows, plain_step / step.plain_seconds)
         plain = plain_step * num_emitted / rows
-        self._ledger.add(spent, plain, step.plain_seconds, invested=reading_seconds, paid=paid)
+        excused = self._disturbance(step, outcomes, stats) if has_drafts else 0.0
+        self._ledger.add(spent, plain, step.plain_seconds, invested=reading_seconds, paid=paid, excused=excused)
         saved = (plain - spent + reading_seconds) / step.plain_seconds
         if num_readers:
             if not step.is_probe:
@@ -140,6 +142,11 @@ class Books:
         decoding = rows + sum([outcome.verdict.num_drafted for outcome in outcomes])
         whole = target.seconds(rows, decoding + stats.num_prefill_tokens, step.context)
         return seconds * target.seconds(rows, decoding, step.context) / whole
+
+    def _disturbance(self, step: Step, outcomes: Sequence[Outcome], stats: StepStats) -> float:
+        """What a pass took beyond anything that passes of its size take: something else was done in that time."""
+        tokens = step.rows + sum([outcome.verdict.num_drafted for outcome in outcomes]) + stats.num_prefill_tokens
+        return max(0.0, stats.forward_seconds - _DISTURBED * self._costs.target.seconds(step.rows, tokens, step.context))
 
     def rest(self, stats: StepStats) -> None:
         """A plain step in which nothing could be decided."""

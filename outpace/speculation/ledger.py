@@ -12,8 +12,6 @@ _CAUTION = 0.4  # of the allowed loss; the rest is for what the books do not see
 _CREDIT_STEPS = 1.0  # plain steps that may be lost in finding out, before anything is known, and
 _CREDIT_ALONE = 2.0  # more where a request runs alone: in a batch, all lose by what is tried for one
 
-_MOST_LOST = 1.0  # plain steps that one step can have lost: what disturbed it more than that was not speculation
-
 
 class Ledger:
     def __init__(self, allowed_loss: float) -> None:
@@ -33,18 +31,19 @@ class Ledger:
         *,
         invested: float = 0.0,
         paid: float = 0.0,
+        excused: float = 0.0,
         num_steps: int = 1,
     ) -> None:
         """A step, or several, took `spent` seconds; saying the same tokens plainly would have taken `plain`, and one
         plain step `step_seconds`.
 
-        Of the time spent, `invested` serves later steps too; `paid` is this step's share of earlier investments.
+        Of the time spent, `invested` serves later steps too; `paid` is this step's share of earlier investments;
+        `excused` is no fault of speculation: it forbids nothing.
         """
         self.spent_seconds += spent
         self.plain_seconds += plain
         fade = (1.0 - 1.0 / _MEMORY_STEPS) ** num_steps
-        most = plain + num_steps * _MOST_LOST * step_seconds
-        self._recent_spent = self._recent_spent * fade + min(spent - invested + paid, most)
+        self._recent_spent = self._recent_spent * fade + spent - invested + paid - excused
         self._recent_plain = self._recent_plain * fade + plain
         self._step_seconds = step_seconds
 
