@@ -218,9 +218,9 @@ def _check_attention(
     rotation = attention_kernels.Rotation(rope, q_norm, k_norm, 1e-5)
     expected = REFERENCE.attend(qkv, expected_cache, step, rope, q_norm, k_norm, 1e-5)
     found = []
-    for splits in (None, 1, 8):
+    for tiling in (None, attention_kernels.Tiling(1, 64, 4), attention_kernels.Tiling(8, 64, 4, num_stages=3)):
         mine = Cache(cache.keys.clone(), cache.values.clone())
-        mixed = attention_kernels.attend(qkv, mine, step, rotation, num_sms, num_splits=splits, dependent=dependent)
+        mixed = attention_kernels.attend(qkv, mine, step, rotation, num_sms, tiling=tiling, dependent=dependent)
         found += [
             ("attention", relative_error(mixed[real], expected[real])),
             ("store keys", relative_error(mine.keys, expected_cache.keys)),

@@ -161,7 +161,7 @@ SHAPES = [(4, 2, 64), (9, 3, 64), (4, 4, 16), (8, 1, 48)]  # heads, key heads, s
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "dim"), SHAPES)
 def test_rotation_cache_write_and_attention(num_heads, num_kv_heads, dim, normed, rows, num_splits):
-    from outpace.backends.torch.kernels.attention import Rotation, attend
+    from outpace.backends.torch.kernels.attention import Rotation, Tiling, attend
 
     random.seed(dim)
     step = ragged_step(rows, 16, 12, gap=2)
@@ -170,7 +170,8 @@ def test_rotation_cache_write_and_attention(num_heads, num_kv_heads, dim, normed
     q_norm, k_norm = (normal(dim), normal(dim)) if normed else (None, None)
     keys, values = normal(12, num_kv_heads, 16, dim), normal(12, num_kv_heads, 16, dim)
     caches = [Cache(keys.clone(), values.clone()) for _ in range(2)]
-    found = attend(qkv, caches[0], step, Rotation(rope, q_norm, k_norm, 1e-5), 4, num_splits=num_splits)
+    tiling = Tiling(num_splits, 64, num_warps=4, share=16)
+    found = attend(qkv, caches[0], step, Rotation(rope, q_norm, k_norm, 1e-5), 4, tiling=tiling)
     expected = REFERENCE.attend(qkv, caches[1], step, rope, q_norm, k_norm, 1e-5)
     real = step.positions >= 0
     check(found[real], expected[real])
@@ -179,17 +180,18 @@ def test_rotation_cache_write_and_attention(num_heads, num_kv_heads, dim, normed
 
 
 @needs_interpreter
+@pytest.mark.parametrize("share", [1, 48])
 @pytest.mark.parametrize("num_splits", [1, 2, 8])
 @pytest.mark.parametrize("rows", [[(1, 1)], [(37, 1), (5, 5), (0, 0), (90, 3)], [(70, 40), (64, 1)]], ids=str)
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "dim"), SHAPES)
-def test_ragged_attention(num_heads, num_kv_heads, dim, rows, num_splits):
-    from outpace.backends.torch.kernels.attention import attention
+def test_ragged_attention(num_heads, num_kv_heads, dim, rows, num_splits, share):
+    from outpace.backends.torch.kernels.attention import Tiling, attention
 
     random.seed(num_splits)
     step = ragged_step(rows, 16, 24, gap=1)
     cache = Cache(normal(24, num_kv_heads, 16, dim), normal(24, num_kv_heads, 16, dim))
     q = normal(step.shape.num_tokens, num_heads, dim)
-    found = attention(q, cache, step, num_sms=4, num_splits=num_splits, block_kv=32)
+    found = attention(q, cache, step, num_sms=4, tiling=Tiling(num_splits, 32, num_warps=4, share=share))
     expected = REFERENCE.attention(q, cache, step)
     real = step.positions >= 0
     check(found[real], expected[real])

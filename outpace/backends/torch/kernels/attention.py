@@ -1,8 +1,9 @@
 """Attention of ragged rows over a paged cache, and what comes before it: RoPE and the write into the cache.
 
 One program takes a few tokens of one row with all the query heads that share a key head, so keys are read once for the
-group, and one share of the row's context: with few rows the context is what there is to divide. Shares are joined by a
-second kernel. Decoding, verifying drafts and reading prompts are the same kernel with different lengths.
+group, and one share of the row's context: with few rows the context is what there is to divide, and among many a long
+one must not keep the others waiting. Shares are joined by a second kernel. Decoding, verifying drafts and reading
+prompts are the same kernel with different lengths.
 """
 
 from __future__ import annotations
@@ -105,6 +106,12 @@ def _store_new(
     tl.store(values_ptr + there, tl.load(source[:, None] + NUM_KV_HEADS * DIM + d[None, :], mask, 0.0), mask)
 
 
+@triton.jit
+def _share(visible, SHARE: tl.constexpr, NUM_SPLITS: tl.constexpr, BLOCK_KV: tl.constexpr):
+    """Tokens of context for one program: so many, or as many as it takes for all to be shared."""
+    return tl.maximum(SHARE, tl.cdiv(tl.cdiv(visible, NUM_SPLITS), BLOCK_KV) * BLOCK_KV)
+
+
 @triton.jit(do_not_specialize=["table_width", "num_tiles"])  # prompts of any length share what is compiled
 def _attention_kernel(
     q_ptr, keys_ptr, values_ptr, out_ptr, parts_ptr, stats_ptr,
@@ -112,8 +119,8 @@ def _attention_kernel(
     rope_ptr, q_norm_ptr, k_norm_ptr, epsilon,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
     PAGE: tl.constexpr, TILE_TOKENS: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_KV: tl.constexpr, NUM_SPLITS: tl.constexpr, NEW_BLOCK: tl.constexpr, HAS_NORM: tl.constexpr,
-    THREADS: tl.constexpr, DEPENDENT: tl.constexpr,
+    BLOCK_KV: tl.constexpr, NUM_SPLITS: tl.constexpr, SHARE: tl.constexpr, NEW_BLOCK: tl.constexpr,
+    HAS_NORM: tl.constexpr, THREADS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """NEW_BLOCK > 0: q_ptr is the fused product, and this kernel rotates and writes the cache; else q is ready."""
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
@@ -123,7 +130,7 @@ def _attention_kernel(
     begin, length = tl.load(begins_ptr + row), tl.load(lengths_ptr + row)
     context = tl.load(contexts_ptr + row)
     visible = context - length + tl.minimum((tile + 1) * TILE_TOKENS, length)
-    share = tl.cdiv(tl.cdiv(visible, NUM_SPLITS), BLOCK_KV) * BLOCK_KV
+    share = _share(visible, SHARE, NUM_SPLITS, BLOCK_KV)
     low = split * share
     high = tl.minimum(low + share, visible)
     if DEPENDENT:
@@ -138,8 +145,9 @@ def _attention_kernel(
             for i in tl.static_range(SIZE // 128):
                 prefetch_line(keys_ptr + ahead + i * (DIM * 128 // SIZE))
                 prefetch_line(values_ptr + ahead + i * (DIM * 128 // SIZE))
-        gdc_wait()
-    if tile * TILE_TOKENS < length:
+    if (tile * TILE_TOKENS < length) & (low < visible):
+        if DEPENDENT:
+            gdc_wait()
         m, d = tl.arange(0, BLOCK_M), tl.arange(0, DIM_BLOCK)
         in_row = tile * TILE_TOKENS + m // GROUP
         is_real = (m < TILE_TOKENS * GROUP) & (in_row < length)
@@ -195,12 +203,17 @@ def _attention_kernel(
 
 @triton.jit
 def _join_kernel(
-    parts_ptr, stats_ptr, out_ptr, positions_ptr,
-    NUM_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, NUM_SPLITS: tl.constexpr,
-    SPLIT_BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
+    parts_ptr, stats_ptr, out_ptr, positions_ptr, token_rows_ptr, begins_ptr, lengths_ptr, contexts_ptr,
+    NUM_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, TILE_TOKENS: tl.constexpr,
+    BLOCK_KV: tl.constexpr, NUM_SPLITS: tl.constexpr, SHARE: tl.constexpr, SPLIT_BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     token, head = tl.program_id(0), tl.program_id(1)
     position = tl.load(positions_ptr + token)
+    row = tl.load(token_rows_ptr + token)
+    length = tl.load(lengths_ptr + row)
+    tile = (token - tl.load(begins_ptr + row)) // TILE_TOKENS
+    visible = tl.load(contexts_ptr + row) - length + tl.minimum((tile + 1) * TILE_TOKENS, length)
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
@@ -208,8 +221,9 @@ def _join_kernel(
         s, d = tl.arange(0, SPLIT_BLOCK), tl.arange(0, DIM_BLOCK)
         place = token.to(tl.int64) * NUM_HEADS + head
         part = place * NUM_SPLITS + s
-        best = tl.load(stats_ptr + part * 2, s < NUM_SPLITS, float("-inf"))
-        total = tl.load(stats_ptr + part * 2 + 1, s < NUM_SPLITS, 0.0)
+        is_used = (s < NUM_SPLITS) & (s * _share(visible, SHARE, NUM_SPLITS, BLOCK_KV) < visible)
+        best = tl.load(stats_ptr + part * 2, is_used, float("-inf"))
+        total = tl.load(stats_ptr + part * 2 + 1, is_used, 0.0)
         weight = tl.exp2(best - tl.max(best))
         mask = (total > 0.0)[:, None] & (d < DIM)[None, :]
         parts = tl.load(parts_ptr + part[:, None] * DIM + d[None, :], mask, 0.0)
@@ -227,6 +241,17 @@ class Rotation:
     epsilon: float
 
 
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How the work is divided."""
+
+    splits: int  # shares of the context, at most
+    block_kv: int  # tokens of one at a time
+    num_warps: int
+    num_stages: int = 2
+    share: int = 1  # tokens that one has at least
+
+
 def attend(
     qkv: Tensor,
     cache: Cache,
@@ -234,7 +259,7 @@ def attend(
     rotation: Rotation,
     num_sms: int,
     *,
-    num_splits: int | None = None,
+    tiling: Tiling | None = None,
     dependent: bool = False,
 ) -> Tensor:
     """Rotation, the write into the cache, and attention: one kernel for short rows, two for long ones."""
@@ -244,7 +269,7 @@ def attend(
     is_fused = _tile_tokens(longest, group, qkv.dtype) == longest  # else several programs would write one token
     q = qkv if is_fused else rotate_and_store(qkv, cache, step, rotation, dependent=dependent)
     return attention(
-        q, cache, step, num_sms, num_splits=num_splits, rotation=rotation if is_fused else None, dependent=dependent
+        q, cache, step, num_sms, tiling=tiling, rotation=rotation if is_fused else None, dependent=dependent
     )
 
 
@@ -273,15 +298,19 @@ def _tile_tokens(longest: int, group: int, dtype: torch.dtype) -> int:
     return max(1, min(longest, tile_rows // group))
 
 
-def num_splits_for(step: StepInputs, num_kv_heads: int, num_tiles: int, num_sms: int) -> int:
-    """Shares of the context: one program for each multiprocessor where rows are few, two shares until there are many.
+def tiling_for(step: StepInputs, num_kv_heads: int, num_tiles: int, block_m: int, num_sms: int) -> Tiling:
+    """One program for each multiprocessor where rows are few, two shares of the context until there are many.
 
-    Measured on an H200 at 1,024 tokens of context.
+    Measured on an H200 at 1,024 tokens of context: a few tokens of a single row want longer shares and more threads
+    than one.
     """
     programs = step.shape.num_rows * num_kv_heads * num_tiles
     wanted = max(num_sms // programs, 2 if programs < 4 * num_sms else 1)
     wanted = min(wanted, step.shape.table_width, _MAX_SPLITS)
-    return int(triton.next_power_of_2(wanted + 1) // 2)  # rounded down, so that few variants are compiled
+    splits = int(triton.next_power_of_2(wanted + 1) // 2)  # rounded down, so that few variants are compiled
+    if block_m > 16 and num_tiles == 1 and splits > 2:
+        return Tiling(splits // 2, 128, 8)
+    return Tiling(splits, 64, 4)
 
 
 def attention(
@@ -290,11 +319,8 @@ def attention(
     step: StepInputs,
     num_sms: int,
     *,
-    num_splits: int | None = None,
+    tiling: Tiling | None = None,
     rotation: Rotation | None = None,
-    block_kv: int | None = None,
-    num_warps: int | None = None,
-    num_stages: int = 2,
     dependent: bool = False,
 ) -> Tensor:
     """`q` is rotated and the cache complete; or, with `rotation`, it is the fused product [tokens, q + 2 kv]."""
@@ -306,12 +332,8 @@ def attention(
     tile_tokens = _tile_tokens(longest, group, q.dtype)
     num_tiles = -(-longest // tile_tokens)
     block_m = max(16, triton.next_power_of_2(tile_tokens * group))
-    splits = num_splits or num_splits_for(step, num_kv_heads, num_tiles, num_sms)
-    # Measured on an H200: a few tokens of a single row want longer shares and more threads than one.
-    is_wide = block_m > 16 and num_tiles == 1 and splits > 2
-    if is_wide and num_splits is None:
-        splits //= 2
-    block_kv, num_warps = block_kv or (128 if is_wide else 64), num_warps or (8 if is_wide else 4)
+    tiling = tiling or tiling_for(step, num_kv_heads, num_tiles, block_m, num_sms)
+    splits = tiling.splits
     out = q.new_empty((num_tokens, num_heads, dim))
     parts = stats = out
     if splits > 1:
@@ -326,13 +348,14 @@ def attention(
         dim**-0.5 * _LOG2_E, rotation.rope if rotation is not None else q,
         rotation.q_norm if rotation is not None and has_norm else q,
         rotation.k_norm if rotation is not None and has_norm else q, rotation.epsilon if rotation is not None else 0.0,
-        num_heads, num_kv_heads, dim, dim_block, page_tokens, tile_tokens, block_m, block_kv, splits,
-        triton.next_power_of_2(longest) if rotation is not None else 0, has_norm, 32 * num_warps,
-        dependent, num_warps=num_warps, num_stages=num_stages, **options,
+        num_heads, num_kv_heads, dim, dim_block, page_tokens, tile_tokens, block_m,
+        tiling.block_kv, splits, tiling.share, triton.next_power_of_2(longest) if rotation is not None else 0, has_norm,
+        32 * tiling.num_warps, dependent, num_warps=tiling.num_warps, num_stages=tiling.num_stages, **options,
     )  # fmt: skip
     if splits > 1:
         _join_kernel[(num_tokens, num_heads)](
-            parts, stats, out, step.positions, num_heads, dim, dim_block, splits, triton.next_power_of_2(splits),
-            dependent, num_warps=4, **options,
+            parts, stats, out, step.positions, step.token_rows, step.begins, step.lengths, step.contexts,
+            num_heads, dim, dim_block, tile_tokens, tiling.block_kv, splits, tiling.share,
+            triton.next_power_of_2(splits), dependent, num_warps=4, **options,
         )  # fmt: skip
     return out.view(num_tokens, num_heads * dim)

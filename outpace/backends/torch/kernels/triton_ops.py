@@ -53,8 +53,8 @@ class TritonOps:
             normed = self._multiply(x, weight, residual, config, bias=bias, residual=residual, next_norm=next_norm)
             return Hidden(residual, normed)
         if bias is not None:
-            residual = residual + bias
-        return Hidden(torch.addmm(residual, x, weight.T))
+            residual.add_(bias)
+        return Hidden(residual.addmm_(x, weight.T))  # out of place it would be copied first
 
     def norm_swiglu(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
         if config := self._config(len(h.residual), weight, is_swiglu=True):
