@@ -119,6 +119,31 @@ def test_streamed_products(num_tokens, n, k, block_n, programs):
 
 
 @needs_interpreter
+@pytest.mark.parametrize(("num_tokens", "n", "block_n", "num_warps"), [(2, 64, 16, 1), (8, 80, 32, 2), (5, 50, 16, 2)])
+def test_products_of_a_few_tokens(num_tokens, n, block_n, num_warps):
+    """The same chain as above."""
+    from outpace.backends.torch.kernels.few import FewConfig, few_linear
+
+    torch.manual_seed(n)
+    config = FewConfig(block_n, 32, num_warps)
+    norm, x, first = 1 + normal(128, scale=0.1), normal(num_tokens, 64), normal(128, 64)
+    residual, first_bias = normal(num_tokens, 128), normal(128)
+    h = REFERENCE.linear_add(x, first, first_bias, Hidden(residual), norm)
+    out = residual.clone()
+    normed = few_linear(x, first, out, config, bias=first_bias, residual=out, next_norm=norm)
+    assert normed is not None
+    check(out, h.residual)
+
+    weight, bias = normal(2 * n, 128), normal(2 * n)
+    out = torch.full((num_tokens, 2 * n), torch.nan)
+    few_linear(normed, weight, out, config, epsilon=1e-5, bias=bias)
+    check(out, REFERENCE.norm_linear(h, norm, 1e-5, weight, bias))
+    out = torch.full((num_tokens, n), torch.nan)
+    few_linear(normed, weight, out, config, epsilon=1e-5, bias=bias, swiglu=True)
+    check(out, REFERENCE.norm_swiglu(h, norm, 1e-5, weight, bias))
+
+
+@needs_interpreter
 @pytest.mark.parametrize(("n", "k", "block_n", "block_k"), [(64, 64, 4, 64), (80, 144, 16, 64), (50, 192, 4, 256)])
 def test_products_of_one_token(n, k, block_n, block_k):
     """The same chain as above."""

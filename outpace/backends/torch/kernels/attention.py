@@ -22,6 +22,7 @@ from outpace.backends.torch.step import StepInputs
 
 _LOG2_E = 1.4426950408889634
 _MAX_SPLITS = 64
+_MAX_BLOCK_BYTES = 128 * 128 * 2  # of keys, and as many of values, twice
 _TILE_ROWS = 64  # query rows, tokens times heads of a group, that one program takes at most
 
 
@@ -298,19 +299,29 @@ def _tile_tokens(longest: int, group: int, dtype: torch.dtype) -> int:
     return max(1, min(longest, tile_rows // group))
 
 
-def tiling_for(step: StepInputs, num_kv_heads: int, num_tiles: int, block_m: int, num_sms: int) -> Tiling:
-    """One program for each multiprocessor where rows are few, two shares of the context until there are many.
+def tiling_for(
+    step: StepInputs, cache: Cache, num_tiles: int, block_m: int, dim_block: int, num_sms: int
+) -> Tiling:  # fmt: skip
+    """Measured on an H200, at contexts as different as those of Spec-Bench's questions.
 
-    Measured on an H200 at 1,024 tokens of context: a few tokens of a single row want longer shares and more threads
-    than one.
+    Contexts are shared out where rows are too few to keep the GPU busy, and so that the longest does not keep all
+    waiting. The more rows, the larger the shares; at last joining them costs more than it saves, the sooner the more
+    tokens each row has.
     """
+    _, num_kv_heads, page_tokens, _ = cache.keys.shape
     programs = step.shape.num_rows * num_kv_heads * num_tiles
-    wanted = max(num_sms // programs, 2 if programs < 4 * num_sms else 1)
-    wanted = min(wanted, step.shape.table_width, _MAX_SPLITS)
-    splits = int(triton.next_power_of_2(wanted + 1) // 2)  # rounded down, so that few variants are compiled
-    if block_m > 16 and num_tiles == 1 and splits > 2:
-        return Tiling(splits // 2, 128, 8)
-    return Tiling(splits, 64, 4)
+    if programs >= (4 if step.shape.max_row_tokens <= 2 else 1.5) * num_sms:
+        share, block_kv, num_warps = 0, 128 if num_tiles == 1 else 64, 4
+    elif programs > num_sms // 4:
+        share, block_kv, num_warps = 256, 128, 4
+    elif block_m > 16 or programs > num_sms // 8:
+        share, block_kv, num_warps = 128, 128, 8 if block_m > 16 else 4
+    else:
+        share, block_kv, num_warps = 64, 64, 4
+    if block_kv * dim_block * cache.keys.element_size() > _MAX_BLOCK_BYTES:
+        block_kv = 64
+    splits = min(-(-step.shape.table_width * page_tokens // share), _MAX_SPLITS) if share else 1
+    return Tiling(splits, block_kv, num_warps, share=max(share, 1))
 
 
 def attention(
@@ -332,14 +343,14 @@ def attention(
     tile_tokens = _tile_tokens(longest, group, q.dtype)
     num_tiles = -(-longest // tile_tokens)
     block_m = max(16, triton.next_power_of_2(tile_tokens * group))
-    tiling = tiling or tiling_for(step, num_kv_heads, num_tiles, block_m, num_sms)
+    dim_block = triton.next_power_of_2(dim)
+    tiling = tiling or tiling_for(step, cache, num_tiles, block_m, dim_block, num_sms)
     splits = tiling.splits
     out = q.new_empty((num_tokens, num_heads, dim))
     parts = stats = out
     if splits > 1:
         parts = torch.empty((num_tokens, num_heads, splits, dim), dtype=torch.float32, device=q.device)
         stats = torch.empty((num_tokens, num_heads, splits, 2), dtype=torch.float32, device=q.device)
-    dim_block = triton.next_power_of_2(dim)
     options = {"launch_pdl": True} if dependent else {}
     has_norm = rotation is not None and rotation.q_norm is not None
     _attention_kernel[(step.shape.num_rows * num_tiles, num_kv_heads, splits)](

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outpace.backends.torch.kernels import attention, compiling, elementwise, vector
+from outpace.backends.torch.kernels import attention, compiling, elementwise, few, vector
 from outpace.backends.torch.kernels.base import Cache, Hidden, Normed
+from outpace.backends.torch.kernels.few import FewConfig, few_linear
 from outpace.backends.torch.kernels.linear import LinearConfig, Scratch, block_rows, default_config, stream_linear
-from outpace.backends.torch.kernels.measured import STREAMED, VECTORS
+from outpace.backends.torch.kernels.measured import FEW, STREAMED, VECTORS
 from outpace.backends.torch.kernels.vector import VectorConfig, vector_linear
 from outpace.backends.torch.step import StepInputs
 
+Config = LinearConfig | FewConfig | VectorConfig
 MAX_STREAMED_TOKENS = 16  # beyond, the library's product is faster, unless measured otherwise
 
 
@@ -26,7 +28,7 @@ class TritonOps:
         device: torch.device,
         *,
         dependent_launch: bool | None = None,
-        configs: Mapping[tuple[int, int, int], LinearConfig | VectorConfig] | None = None,
+        configs: Mapping[tuple[int, int, int], Config] | None = None,
     ) -> None:
         """`configs`: how to multiply weights of (rows, columns) by up to so many tokens, where measured better."""
         compiling.watch()
@@ -91,22 +93,20 @@ class TritonOps:
             )
         return attention.attend(qkv, cache, step, rotation, self._num_sms, dependent=self._dependent)
 
-    def _multiply(
-        self, x: Tensor | Normed, weight: Tensor, out: Tensor, config: LinearConfig | VectorConfig, **fused: Any
-    ) -> Normed | None:
+    def _multiply(self, x: Tensor | Normed, weight: Tensor, out: Tensor, config: Config, **fused: Any) -> Normed | None:
         if isinstance(config, VectorConfig):
             return vector_linear(x, weight, out, config, dependent=self._dependent, **fused)
+        if isinstance(config, FewConfig):
+            return few_linear(x, weight, out, config, dependent=self._dependent, **fused)
         return stream_linear(x, weight, out, self._scratch, config, self._num_sms, **fused)
 
-    def _config(
-        self, num_tokens: int, weight: Tensor, *, is_swiglu: bool = False
-    ) -> LinearConfig | VectorConfig | None:
+    def _config(self, num_tokens: int, weight: Tensor, *, is_swiglu: bool = False) -> Config | None:
         rows, k = weight.shape
         return self.config_for(num_tokens, rows, k, weight.dtype, is_swiglu=is_swiglu)
 
     def config_for(
         self, num_tokens: int, rows: int, k: int, dtype: torch.dtype, *, is_swiglu: bool = False
-    ) -> LinearConfig | VectorConfig | None:
+    ) -> Config | None:
         """How to multiply by a weight of so many rows and columns; None where the library should."""
         given = self._configs.get((rows, k, 1 if num_tokens == 1 else block_rows(num_tokens)))
         if given is not None:
@@ -118,6 +118,8 @@ class TritonOps:
             return None
         if dtype == torch.float32:
             return LinearConfig(32, 64, num_warps=4, num_stages=4, dependent_launch=self._dependent)
+        if num_tokens <= few.MAX_TOKENS and (rows, k) in FEW:
+            return FEW[rows, k]
         config = STREAMED.get((rows, k)) or default_config(n, k, is_swiglu=is_swiglu)
         return replace(config, dependent_launch=self._dependent)
 
