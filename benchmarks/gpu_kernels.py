@@ -239,10 +239,14 @@ def _check_attention(
 
 def _check_elementwise(dtype: torch.dtype, width: int) -> list[tuple[str, float]]:
     x, weight = (torch.randn(shape, device="cuda", dtype=dtype) for shape in ((7, width), (width,)))
-    return [
-        ("rms_norm", relative_error(elementwise.rms_norm(x, weight, 1e-5), rms_norm(x, weight, 1e-5))),
-        ("swiglu", relative_error(elementwise.swiglu(x), swiglu(x))),
-    ]
+    found = []
+    for dependent in (False, True):
+        normed = elementwise.rms_norm(x, weight, 1e-5, dependent=dependent)
+        found += [
+            ("rms_norm", relative_error(normed, rms_norm(x, weight, 1e-5))),
+            ("swiglu", relative_error(elementwise.swiglu(x, dependent=dependent), swiglu(x))),
+        ]
+    return found
 
 
 def _check_drawing(dtype: torch.dtype, features: dict[str, Any]) -> list[tuple[str, float]]:

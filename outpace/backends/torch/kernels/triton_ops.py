@@ -45,9 +45,9 @@ class TritonOps:
     def norm_linear(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
         if config := self._config(len(h.residual), weight):
             out = _room(h.residual, weight.shape[0])
-            self._multiply(_normed(h, norm, epsilon), weight, out, config, epsilon=epsilon, bias=bias)
+            self._multiply(self._normed(h, norm, epsilon), weight, out, config, epsilon=epsilon, bias=bias)
             return out
-        return functional.linear(elementwise.rms_norm(h.residual, norm, epsilon), weight, bias)
+        return functional.linear(self._norm(h, norm, epsilon), weight, bias)
 
     def linear_add(self, x: Tensor, weight: Tensor, bias: Tensor | None, h: Hidden, next_norm: Tensor) -> Hidden:
         residual = h.residual
@@ -60,10 +60,11 @@ class TritonOps:
 
     def norm_swiglu(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
         if config := self._config(len(h.residual), weight, is_swiglu=True):
-            x, out = _normed(h, norm, epsilon), _room(h.residual, weight.shape[0] // 2)
+            x, out = self._normed(h, norm, epsilon), _room(h.residual, weight.shape[0] // 2)
             self._multiply(x, weight, out, config, epsilon=epsilon, bias=bias, swiglu=True)
             return out
-        return elementwise.swiglu(functional.linear(elementwise.rms_norm(h.residual, norm, epsilon), weight, bias))
+        gate_up = functional.linear(self._norm(h, norm, epsilon), weight, bias)
+        return elementwise.swiglu(gate_up, dependent=self._dependent)
 
     def norm_logits(self, h: Hidden, norm: Tensor, epsilon: float, head: Tensor) -> Tensor:
         num_tokens = len(h.residual)
@@ -71,9 +72,9 @@ class TritonOps:
             return _room(h.residual, head.shape[0], torch.float32)
         if config := self._config(num_tokens, head):
             out = _room(h.residual, head.shape[0], torch.float32)
-            self._multiply(_normed(h, norm, epsilon), head, out, config, epsilon=epsilon)
+            self._multiply(self._normed(h, norm, epsilon), head, out, config, epsilon=epsilon)
             return out
-        x = elementwise.rms_norm(h.residual, norm, epsilon)
+        x = self._norm(h, norm, epsilon)
         return torch.mm(x, head.T) if x.dtype == torch.float32 else torch.mm(x, head.T, out_dtype=torch.float32)
 
     def attend(
@@ -92,6 +93,12 @@ class TritonOps:
                 "the Triton kernels attend to all tokens up to one's own; trees are not theirs yet"
             )
         return attention.attend(qkv, cache, step, rotation, self._num_sms, dependent=self._dependent)
+
+    def _norm(self, h: Hidden, norm: Tensor, epsilon: float) -> Tensor:
+        return elementwise.rms_norm(h.residual, norm, epsilon, dependent=self._dependent)
+
+    def _normed(self, h: Hidden, norm: Tensor, epsilon: float) -> Tensor | Normed:
+        return h.normed or self._norm(h, norm, epsilon)
 
     def _multiply(self, x: Tensor | Normed, weight: Tensor, out: Tensor, config: Config, **fused: Any) -> Normed | None:
         if isinstance(config, VectorConfig):
@@ -122,10 +129,6 @@ class TritonOps:
             return FEW[rows, k]
         config = STREAMED.get((rows, k)) or default_config(n, k, is_swiglu=is_swiglu)
         return replace(config, dependent_launch=self._dependent)
-
-
-def _normed(h: Hidden, norm: Tensor, epsilon: float) -> Tensor | Normed:
-    return h.normed or elementwise.rms_norm(h.residual, norm, epsilon)
 
 
 def _room(x: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:
