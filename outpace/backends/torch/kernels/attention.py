@@ -310,8 +310,10 @@ def tiling_for(
     """
     _, num_kv_heads, page_tokens, _ = cache.keys.shape
     programs = step.shape.num_rows * num_kv_heads * num_tiles
-    if programs >= (4 if step.shape.max_row_tokens <= 2 else 1.5) * num_sms:
-        share, block_kv, num_warps = 0, 128 if num_tiles == 1 else 64, 4
+    if num_tiles > 1:
+        share, block_kv, num_warps = 256 if programs < 4 * num_sms else 0, 64, 4
+    elif programs >= (4 if step.shape.max_row_tokens <= 2 else 1.5) * num_sms:
+        share, block_kv, num_warps = 0, 128, 4
     elif programs > num_sms // 4:
         share, block_kv, num_warps = 256, 128, 4
     elif block_m > 16 or programs > num_sms // 8:
