@@ -22,6 +22,7 @@ from outpace.backends.torch.kernels.base import Cache, Normed
 from outpace.backends.torch.kernels.few import FewConfig, few_linear
 from outpace.backends.torch.kernels.linear import LinearConfig, Scratch, stream_linear
 from outpace.backends.torch.kernels.reference import ReferenceOps, rms_norm, swiglu
+from outpace.backends.torch.kernels.rotation import Rotation
 from outpace.backends.torch.kernels.triton_ops import Config
 from outpace.backends.torch.kernels.vector import VectorConfig, vector_linear
 from outpace.backends.torch.step import PADDING, HostStep, StepInputs, StepShape, views
@@ -223,7 +224,7 @@ def _check_attention(
     angles = torch.rand((2048, dim // 2), device=device) * 6.28
     rope = torch.cat([angles.cos(), angles.sin()], 1)
     q_norm, k_norm = (rand(dim), rand(dim)) if num_heads == 16 else (None, None)
-    rotation = attention_kernels.Rotation(rope, q_norm, k_norm, 1e-5)
+    rotation = Rotation(rope, q_norm, k_norm, 1e-5)
     expected = REFERENCE.attend(qkv, expected_cache, step, rope, q_norm, k_norm, 1e-5)
     found = []
     for tiling in (None, attention_kernels.Tiling(1, 64, 4), attention_kernels.Tiling(8, 64, 4, num_stages=3)):

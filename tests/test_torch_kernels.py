@@ -186,7 +186,8 @@ SHAPES = [(4, 2, 64), (9, 3, 64), (4, 4, 16), (8, 1, 48)]  # heads, key heads, s
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "dim"), SHAPES)
 def test_rotation_cache_write_and_attention(num_heads, num_kv_heads, dim, normed, rows, num_splits):
-    from outpace.backends.torch.kernels.attention import Rotation, Tiling, attend
+    from outpace.backends.torch.kernels.attention import Tiling, attend
+    from outpace.backends.torch.kernels.rotation import Rotation
 
     random.seed(dim)
     step = ragged_step(rows, 16, 12, gap=2)

@@ -1,4 +1,4 @@
-"""Attention of ragged rows over a paged cache, and what comes before it: RoPE and the write into the cache.
+"""Attention of ragged rows over a paged cache; for short rows, also RoPE and the write into the cache.
 
 One program takes a few tokens of one row with all the query heads that share a key head, so keys are read once for the
 group, and one share of the row's context: with few rows the context is what there is to divide, and among many a long
@@ -18,55 +18,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outpace.backends.torch.kernels.base import Cache
 from outpace.backends.torch.kernels.linear import prefetch_line
+from outpace.backends.torch.kernels.rotation import Rotation, rotate_and_store
 from outpace.backends.torch.step import StepInputs
 
 _LOG2_E = 1.4426950408889634
 _MAX_SPLITS = 64
 _MAX_BLOCK_BYTES = 128 * 128 * 2  # of keys, and as many of values, twice
 _TILE_ROWS = 64  # query rows, tokens times heads of a group, that one program takes at most
-
-
-@triton.jit(do_not_specialize=["table_width"])
-def _rotate_kernel(
-    qkv_ptr, q_ptr, keys_ptr, values_ptr, rope_ptr, q_norm_ptr, k_norm_ptr,
-    positions_ptr, token_rows_ptr, tables_ptr, table_width, epsilon,
-    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF_BLOCK: tl.constexpr,
-    PAGE: tl.constexpr, HAS_NORM: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
-    HALF: tl.constexpr = DIM // 2
-    token, head = tl.program_id(0), tl.program_id(1)
-    position = tl.load(positions_ptr + token)
-    if DEPENDENT:
-        gdc_launch_dependents()
-        gdc_wait()
-    if position >= 0:
-        is_query = head < NUM_HEADS
-        d = tl.arange(0, HALF_BLOCK)
-        mask = d < HALF
-        source = qkv_ptr + token.to(tl.int64) * (NUM_HEADS + 2 * NUM_KV_HEADS) * DIM + head * DIM + d
-        first = tl.load(source, mask, 0.0).to(tl.float32)
-        second = tl.load(source + HALF, mask, 0.0).to(tl.float32)
-        if HAS_NORM:
-            scale = tl.rsqrt((tl.sum(first * first) + tl.sum(second * second)) / DIM + epsilon)
-            norm_ptr = q_norm_ptr if is_query else k_norm_ptr
-            first = first * scale * tl.load(norm_ptr + d, mask, 0.0).to(tl.float32)
-            second = second * scale * tl.load(norm_ptr + HALF + d, mask, 0.0).to(tl.float32)
-        cosines = tl.load(rope_ptr + position * DIM + d, mask, 0.0)
-        sines = tl.load(rope_ptr + position * DIM + HALF + d, mask, 0.0)
-        rotated, rotated_second = first * cosines - second * sines, second * cosines + first * sines
-        if is_query:
-            target = q_ptr + (token.to(tl.int64) * NUM_HEADS + head) * DIM + d
-            tl.store(target, rotated.to(q_ptr.dtype.element_ty), mask)
-            tl.store(target + HALF, rotated_second.to(q_ptr.dtype.element_ty), mask)
-        else:
-            row = tl.load(token_rows_ptr + token)
-            page = tl.load(tables_ptr + row * table_width + position // PAGE).to(tl.int64)
-            place = ((page * NUM_KV_HEADS + head - NUM_HEADS) * PAGE + position % PAGE) * DIM + d
-            tl.store(keys_ptr + place, rotated.to(keys_ptr.dtype.element_ty), mask)
-            tl.store(keys_ptr + place + HALF, rotated_second.to(keys_ptr.dtype.element_ty), mask)
-            value = source + NUM_KV_HEADS * DIM
-            tl.store(values_ptr + place, tl.load(value, mask, 0.0), mask)
-            tl.store(values_ptr + place + HALF, tl.load(value + HALF, mask, 0.0), mask)
 
 
 @triton.jit
@@ -233,16 +191,6 @@ def _join_kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class Rotation:
-    """What is done to queries and keys before they meet."""
-
-    rope: Tensor  # float32 [positions, head_dim]: cosines, then sines
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    epsilon: float
-
-
-@dataclass(frozen=True, slots=True)
 class Tiling:
     """How the work is divided."""
 
@@ -272,24 +220,6 @@ def attend(
     return attention(
         q, cache, step, num_sms, tiling=tiling, rotation=rotation if is_fused else None, dependent=dependent
     )
-
-
-def rotate_and_store(
-    qkv: Tensor, cache: Cache, step: StepInputs, rotation: Rotation, *, dependent: bool = False
-) -> Tensor:
-    _, num_kv_heads, page_tokens, dim = cache.keys.shape
-    num_tokens = len(qkv)
-    num_heads = qkv.shape[1] // dim - 2 * num_kv_heads
-    q = torch.empty((num_tokens, num_heads, dim), dtype=qkv.dtype, device=qkv.device)
-    has_norm = rotation.q_norm is not None
-    _rotate_kernel[(num_tokens, num_heads + num_kv_heads)](
-        qkv, q, cache.keys, cache.values, rotation.rope,
-        rotation.q_norm if has_norm else qkv, rotation.k_norm if has_norm else qkv,
-        step.positions, step.token_rows, step.tables, step.shape.table_width, rotation.epsilon,
-        num_heads, num_kv_heads, dim, triton.next_power_of_2(dim // 2), page_tokens, has_norm, dependent,
-        num_warps=1, **({"launch_pdl": True} if dependent else {}),
-    )  # fmt: skip
-    return q
 
 
 def _tile_tokens(longest: int, group: int, dtype: torch.dtype) -> int:

@@ -15,6 +15,7 @@ from outpace.backends.torch.kernels.base import Cache, Hidden, Normed
 from outpace.backends.torch.kernels.few import FewConfig, few_linear
 from outpace.backends.torch.kernels.linear import LinearConfig, Scratch, block_rows, default_config, stream_linear
 from outpace.backends.torch.kernels.measured import FEW, STREAMED, VECTORS
+from outpace.backends.torch.kernels.rotation import Rotation
 from outpace.backends.torch.kernels.vector import VectorConfig, vector_linear
 from outpace.backends.torch.step import StepInputs
 
@@ -87,7 +88,7 @@ class TritonOps:
         k_norm: Tensor | None,
         epsilon: float,
     ) -> Tensor:
-        rotation = attention.Rotation(rope, q_norm, k_norm, epsilon)
+        rotation = Rotation(rope, q_norm, k_norm, epsilon)
         if step.visible is not None:
             raise NotImplementedError(
                 "the Triton kernels attend to all tokens up to one's own; trees are not theirs yet"
