@@ -215,7 +215,7 @@ def attend(
     _, num_kv_heads, _, dim = cache.keys.shape
     group = qkv.shape[1] // (dim * num_kv_heads) - 2
     longest = step.shape.max_row_tokens
-    is_fused = _tile_tokens(longest, group, qkv.dtype) == longest  # else several programs would write one token
+    is_fused = _tile_tokens(longest, group, qkv.dtype) >= longest  # else several programs would write one token
     q = qkv if is_fused else rotate_and_store(qkv, cache, step, rotation, dependent=dependent)
     return attention(
         q, cache, step, num_sms, tiling=tiling, rotation=rotation if is_fused else None, dependent=dependent
@@ -226,7 +226,8 @@ def _tile_tokens(longest: int, group: int, dtype: torch.dtype) -> int:
     """New tokens of a row that one program takes, with all the query heads of a key head."""
     # Without matrix units for float32 a large tile would not fit into registers.
     tile_rows = _TILE_ROWS if dtype != torch.float32 else 16
-    return max(1, min(longest, tile_rows // group))
+    wanted = int(triton.next_power_of_2(longest))  # so that few variants are compiled
+    return max(1, min(wanted, tile_rows // group))
 
 
 def tiling_for(
