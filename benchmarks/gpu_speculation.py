@@ -41,6 +41,9 @@ SETTINGS: dict[int, tuple[str, ...]] = {
     32: ("plain", "ngram:2", "suffix:2", "draft:2", "draft:4", "auto"),
     128: ("plain", "ngram:1", "suffix:1", "draft:1", "draft:2", "auto"),
 }
+# What `auto` may choose beside these, so that it finds graphs captured as the others do.
+PREPARED = ("draft:1", "draft:2", "draft:3", "draft:4", "draft:6", "draft:8")
+MOST_PREPARED = 32  # requests at once
 LEARNING_STEPS = 1000  # of the draft's rounding
 LEAST_AUTO, LEAST_ALONE = 0.98, 2.0  # of plain: everywhere, and with the draft at temperature 0, alone
 
@@ -170,10 +173,11 @@ class Experiment:
         return [self.prompts[(block * count + i) % len(self.prompts)] for i in range(count)]
 
     def warm_up(self, concurrency: int, temperature: float, settings: tuple[str, ...]) -> None:
-        """Capture what fixed depths need, so that no measured run is short of steps."""
+        """Capture what drafts need, so that no measured run is short of steps; `auto` learns nothing from it."""
         from benchmarks import gpu_cells
 
-        for setting in settings:
+        more = PREPARED if "auto" in settings and concurrency <= MOST_PREPARED else ()
+        for setting in dict.fromkeys((*settings, *more)):
             if setting != "auto":
                 engine = self.engine(setting, concurrency, temperature)
                 few = self.prompts[:concurrency]

@@ -181,7 +181,7 @@ def test_auto_uses_a_draft_model_where_steps_cost_what_they_do_on_a_gpu():
         account(outcomes, taken, reading)
 
     engine.policy.account = booked  # type: ignore[method-assign]
-    engine.policy.observe_drafting = lambda timing: None  # type: ignore[method-assign]
+    engine.policy.observe_drafting = lambda timing, *, is_typical: None  # type: ignore[method-assign]
     rng = random.Random(0)
     prompts = [[rng.randrange(90) for _ in range(60)] for _ in range(4)]
     found = run(pair, engine, "auto", prompts, 1, 0.0, 60)
