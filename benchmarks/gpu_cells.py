@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from outpace.backends.base import LoadedModel
@@ -88,6 +88,7 @@ class Measured:
     accepted_per_position: list[int] | None = None
     methods: dict[str, int] | None = None  # drafts by proposer
     texts: list[list[int]] | None = None
+    trace: list[dict[str, Any]] = field(default_factory=list)  # every step, where that is asked for
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -112,11 +113,14 @@ def run(
     concurrency: int,
     temperature: float,
     num_tokens: int,
+    *,
+    keep_trace: bool = False,
 ) -> Measured:
     """`concurrency` prompts at a time; `num_tokens` are said for each of them, on average."""
     found = Measured(parts=dict.fromkeys(_PARTS, 0.0), drafted_per_position=[], accepted_per_position=[], methods={})
     assert found.parts is not None
     assert found.methods is not None
+    engine.policy.keep_trace(int(keep_trace))
     engine.forget()  # what was said in earlier runs about the same prompts would be guessed too well
     everyone: list[Request] = []
     for begin in range(0, len(prompts), concurrency):
@@ -140,6 +144,8 @@ def run(
             stats = engine.stats
             has_prepared = pair.num_prepared > num_prepared
             found.num_preparing += has_prepared
+            if keep_trace:
+                found.trace.append(_traced(engine, taken, has_prepared=has_prepared))
             if stats.num_prefill_tokens:
                 found.seconds += 0.0 if has_prepared else stats.draft_seconds
                 continue
@@ -160,6 +166,17 @@ def run(
     found.drafted_per_position = _added([request.spec.drafted_per_position for request in everyone])
     found.accepted_per_position = _added([request.spec.accepted_per_position for request in everyone])
     return found
+
+
+def _traced(engine: Engine, seconds: float, *, has_prepared: bool) -> dict[str, Any]:
+    """The step that has just been: where its time went and, where the policy had a say, why it did what it did."""
+    stats, why = engine.stats, engine.policy.trace
+    return {
+        "ms": 1e3 * seconds, "prepared": has_prepared, "prefill": stats.num_prefill_tokens,
+        "rows": stats.num_decode_rows, "drafted": stats.num_drafted, "accepted": stats.num_accepted,
+        "emitted": stats.num_emitted, "ms_in": {name: 1e3 * getattr(stats, f"{name}_seconds") for name in _PARTS},
+        "in_debt": engine.ledger.is_in_debt, "policy": why.popleft().as_dict() if why else None,
+    }  # fmt: skip
 
 
 def _added(lists: Sequence[Sequence[int]]) -> list[int]:

@@ -19,8 +19,11 @@ from outpace.backends.torch.device_noise import signed
 from outpace.backends.torch.kernels import attention as attention_kernels
 from outpace.backends.torch.kernels import drawing, elementwise
 from outpace.backends.torch.kernels.base import Cache, Normed
+from outpace.backends.torch.kernels.few import FewConfig, few_linear
 from outpace.backends.torch.kernels.linear import LinearConfig, Scratch, stream_linear
 from outpace.backends.torch.kernels.reference import ReferenceOps, rms_norm, swiglu
+from outpace.backends.torch.kernels.rotation import Rotation
+from outpace.backends.torch.kernels.triton_ops import Config
 from outpace.backends.torch.kernels.vector import VectorConfig, vector_linear
 from outpace.backends.torch.step import PADDING, HostStep, StepInputs, StepShape, views
 from outpace.config import SamplingParams
@@ -79,9 +82,7 @@ class Product:
             "next_norm": 1 + 0.1 * rand(self.n) if self.residual else None,
         }
 
-    def run(
-        self, tensors: dict[str, Any], scratch: Scratch, config: LinearConfig | VectorConfig, num_sms: int
-    ) -> Tensor:
+    def run(self, tensors: dict[str, Any], scratch: Scratch, config: Config, num_sms: int) -> Tensor:
         x = tensors["x"]
         if tensors["norm"] is not None:
             if "normed" not in tensors:  # as the product before would have left it
@@ -91,6 +92,8 @@ class Product:
         fused = {"residual": tensors["residual"], "next_norm": tensors["next_norm"], "swiglu": self.swiglu}
         if isinstance(config, VectorConfig):
             normed = vector_linear(x, tensors["weight"], tensors["out"], config, epsilon=1e-5, dependent=True, **fused)
+        elif isinstance(config, FewConfig):
+            normed = few_linear(x, tensors["weight"], tensors["out"], config, epsilon=1e-5, dependent=True, **fused)
         else:
             normed = stream_linear(
                 x, tensors["weight"], tensors["out"], scratch, config, num_sms, epsilon=1e-5, **fused
@@ -127,6 +130,8 @@ def check_kernels(workers: int) -> list[dict[str, Any]]:
     for n, k in ((960, 576), (3072, 2048), (1000, 1024), (4096, 14336)):
         cases += [("linear", *case, n, k) for case in itertools.product(dtypes, (True, False), (1, 5, 16, 32))]
         cases += [("vector", dtype, n, k, *config) for dtype in dtypes for config in ((1, 1024, 2), (16, 2048, 8))]
+        cases += [("few", torch.bfloat16, num_tokens, n, k, warps) for num_tokens, warps in ((2, 1), (7, 2), (8, 4))
+                  if k % (64 * warps) == 0]  # fmt: skip
     rows = ([(1000, 1)], [(700, 1), (31, 8), (2048, 3), (5, 5)], [(300, 300), (1024, 1)])
     for heads in ((32, 8, 128), (32, 8, 64), (9, 3, 64), (14, 2, 64), (16, 8, 128)):
         cases += [("attention", *case, *heads) for case in itertools.product(dtypes, (True, False), rows)]
@@ -144,7 +149,7 @@ def spread(work: Callable[[Any], Any], jobs: Sequence[Any], workers: int) -> lis
 def _check(case: tuple[Any, ...]) -> list[dict[str, Any]]:
     kind, dtype, *rest = case
     checks: dict[str, Callable[..., list[tuple[str, float]]]] = {
-        "linear": _check_linear, "vector": _check_vector, "attention": _check_attention,
+        "linear": _check_linear, "vector": _check_vector, "few": _check_few, "attention": _check_attention,
         "elementwise": _check_elementwise, "drawing": _check_drawing,
     }  # fmt: skip
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -170,8 +175,12 @@ def _check_vector(
     return _check_products("vector", VectorConfig(block_n, block_k, warps), dtype, 1, n, k)
 
 
+def _check_few(dtype: torch.dtype, num_tokens: int, n: int, k: int, warps: int) -> list[tuple[str, float]]:
+    return _check_products("few", FewConfig(16, 64, warps), dtype, num_tokens, n, k)
+
+
 def _check_products(
-    kind: str, config: LinearConfig | VectorConfig, dtype: torch.dtype, num_tokens: int, n: int, k: int
+    kind: str, config: Config, dtype: torch.dtype, num_tokens: int, n: int, k: int
 ) -> list[tuple[str, float]]:
     """Fresh random inputs for every check; outputs poisoned before."""
     device = torch.device("cuda")
@@ -215,12 +224,12 @@ def _check_attention(
     angles = torch.rand((2048, dim // 2), device=device) * 6.28
     rope = torch.cat([angles.cos(), angles.sin()], 1)
     q_norm, k_norm = (rand(dim), rand(dim)) if num_heads == 16 else (None, None)
-    rotation = attention_kernels.Rotation(rope, q_norm, k_norm, 1e-5)
+    rotation = Rotation(rope, q_norm, k_norm, 1e-5)
     expected = REFERENCE.attend(qkv, expected_cache, step, rope, q_norm, k_norm, 1e-5)
     found = []
-    for splits in (None, 1, 8):
+    for tiling in (None, attention_kernels.Tiling(1, 64, 4), attention_kernels.Tiling(8, 64, 4, num_stages=3)):
         mine = Cache(cache.keys.clone(), cache.values.clone())
-        mixed = attention_kernels.attend(qkv, mine, step, rotation, num_sms, num_splits=splits, dependent=dependent)
+        mixed = attention_kernels.attend(qkv, mine, step, rotation, num_sms, tiling=tiling, dependent=dependent)
         found += [
             ("attention", relative_error(mixed[real], expected[real])),
             ("store keys", relative_error(mine.keys, expected_cache.keys)),
@@ -231,10 +240,14 @@ def _check_attention(
 
 def _check_elementwise(dtype: torch.dtype, width: int) -> list[tuple[str, float]]:
     x, weight = (torch.randn(shape, device="cuda", dtype=dtype) for shape in ((7, width), (width,)))
-    return [
-        ("rms_norm", relative_error(elementwise.rms_norm(x, weight, 1e-5), rms_norm(x, weight, 1e-5))),
-        ("swiglu", relative_error(elementwise.swiglu(x), swiglu(x))),
-    ]
+    found = []
+    for dependent in (False, True):
+        normed = elementwise.rms_norm(x, weight, 1e-5, dependent=dependent)
+        found += [
+            ("rms_norm", relative_error(normed, rms_norm(x, weight, 1e-5))),
+            ("swiglu", relative_error(elementwise.swiglu(x, dependent=dependent), swiglu(x))),
+        ]
+    return found
 
 
 def _check_drawing(dtype: torch.dtype, features: dict[str, Any]) -> list[tuple[str, float]]:

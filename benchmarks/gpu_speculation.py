@@ -41,6 +41,9 @@ SETTINGS: dict[int, tuple[str, ...]] = {
     32: ("plain", "ngram:2", "suffix:2", "draft:2", "draft:4", "auto"),
     128: ("plain", "ngram:1", "suffix:1", "draft:1", "draft:2", "auto"),
 }
+# What `auto` may choose beside these, so that it finds graphs captured as the others do.
+PREPARED = ("draft:1", "draft:2", "draft:3", "draft:4", "draft:6", "draft:8")
+MOST_PREPARED = 32  # requests at once
 LEARNING_STEPS = 1000  # of the draft's rounding
 LEAST_AUTO, LEAST_ALONE = 0.98, 2.0  # of plain: everywhere, and with the draft at temperature 0, alone
 
@@ -93,12 +96,14 @@ class Experiment:
         report: Report,
         num_tokens: int,
         settings: Mapping[int, tuple[str, ...]] = SETTINGS,
+        traces: Path | None = None,
     ) -> None:
-        """`models`: see `gpu_padded_pair.py`; `settings`: by requests at once."""
+        """`models`: see `gpu_padded_pair.py`; `settings`: by requests at once; `traces`: a file for every step."""
         self.models, self.pair, self.settings = models, models.pair, settings
         self.prompts, self.report, self.num_tokens = prompts, report, num_tokens
         self._engines: dict[tuple[str, int, float], Any] = {}
         self._begin = time.perf_counter()
+        self._traces = traces
         report.figures["rows"] = []
 
     @property
@@ -153,21 +158,26 @@ class Experiment:
 
         prompts = self._prompts_of(concurrency, block)
         engine = self.engine(setting, concurrency, temperature)
-        found = gpu_cells.run(self.pair, engine, setting, prompts, concurrency, temperature, self.num_tokens)
-        return {
-            "setting": setting, "concurrency": concurrency, "temperature": temperature, "block": block,
-            **found.as_dict(), "texts": found.texts,
-        }  # fmt: skip
+        found = gpu_cells.run(
+            self.pair, engine, setting, prompts, concurrency, temperature, self.num_tokens,
+            keep_trace=self._traces is not None,
+        )  # fmt: skip
+        cell = {"setting": setting, "concurrency": concurrency, "temperature": temperature, "block": block}
+        if self._traces is not None:
+            with self._traces.open("a") as file:
+                file.write(json.dumps(cell | {"costs": engine.costs.as_dict(), "steps": found.trace}) + "\n")
+        return {**cell, **found.as_dict(), "texts": found.texts}
 
     def _prompts_of(self, concurrency: int, block: int) -> list[list[int]]:
         count = max(concurrency, ALONE)
         return [self.prompts[(block * count + i) % len(self.prompts)] for i in range(count)]
 
     def warm_up(self, concurrency: int, temperature: float, settings: tuple[str, ...]) -> None:
-        """Capture what fixed depths need, so that no measured run is short of steps."""
+        """Capture what drafts need, so that no measured run is short of steps; `auto` learns nothing from it."""
         from benchmarks import gpu_cells
 
-        for setting in settings:
+        more = PREPARED if "auto" in settings and concurrency <= MOST_PREPARED else ()
+        for setting in dict.fromkeys((*settings, *more)):
             if setting != "auto":
                 engine = self.engine(setting, concurrency, temperature)
                 few = self.prompts[:concurrency]
@@ -257,6 +267,8 @@ def main() -> int:
     running.add_argument("--new-tokens", type=int, default=96, help="of a request, on average (default: %(default)s)")
     running.add_argument("--transformers", type=int, default=2, help="prompts for transformers (default: %(default)s)")
     running.add_argument("--seconds", type=float, default=420, help="begin nothing after this (default: %(default)s)")
+    running.add_argument("--traces", type=Path, metavar="FILE",
+                         help="also write there what every step took and why, one line of JSON for a run")  # fmt: skip
     running.add_argument("--commit", help="of this code, where it is a copy without its history")
     options = parser.parse_args()
     if options.command == "prepare":
@@ -284,7 +296,7 @@ def measure(options: argparse.Namespace) -> int:
     built_seconds = time.perf_counter() - begin
     figures["parameters"] = models.sizes
     figures["commit"] = options.commit or figures["commit"]
-    experiment = Experiment(models, prepared["prompts"], report, options.new_tokens)
+    experiment = Experiment(models, prepared["prompts"], report, options.new_tokens, traces=options.traces)
     for key in ("command", "commit", "python", "torch", "transformers", "gpu"):
         report.say(f"{key}: {figures.get(key)}")
     report.say(

@@ -22,8 +22,9 @@ import torch
 
 from benchmarks.gpu_kernels import Product, products, spread
 from benchmarks.gpu_models import median_ms, random_caches, random_weights, shape_config, uniform_step
+from outpace.backends.torch.kernels.few import MAX_TOKENS, FewConfig
 from outpace.backends.torch.kernels.linear import LinearConfig, block_rows
-from outpace.backends.torch.kernels.triton_ops import TritonOps
+from outpace.backends.torch.kernels.triton_ops import Config, TritonOps
 from outpace.backends.torch.kernels.vector import VectorConfig
 from outpace.backends.torch.model import Model
 from outpace.backends.torch.runner import PAGE_TOKENS
@@ -34,12 +35,12 @@ NUM_LAYERS = 8
 MOST_CANDIDATES = 40
 SHARED_MEMORY = 227 << 10  # of a multiprocessor
 WORKERS = max(1, min(14, usable_cores() - 1))  # that compile kernels
-Config = LinearConfig | VectorConfig
 Key = tuple[int, int, int]
 
 
 def candidates(product: Product, num_tokens: int) -> list[Config]:
     found: list[Config] = []
+    few: list[Config] = []
     width = 2 if product.swiglu else 1
     if num_tokens == 1:
         for block_n, block_k, warps in itertools.product((1, 2, 4, 8, 16), (1024, 2048, 4096), (2, 4, 8)):
@@ -55,8 +56,17 @@ def candidates(product: Product, num_tokens: int) -> list[Config]:
             is_enough = 40 << 10 <= weights * (stages - 1) * per_sm <= 160 << 10  # bytes in flight
             if fits and is_enough and product.k % block_k == 0 and block_n // 16 <= warps <= max(4, block_n // 16):
                 found.append(LinearConfig(block_n, block_k, warps, stages, per_sm, prefetch=1))
+        few = _few_candidates(product, width) if num_tokens <= MAX_TOKENS else []
     random.Random(0).shuffle(found)
-    return found[:MOST_CANDIDATES]
+    return (few + found)[:MOST_CANDIDATES]
+
+
+def _few_candidates(product: Product, width: int) -> list[Config]:
+    return [
+        FewConfig(block_n, block_k, warps)
+        for block_n, block_k, warps in itertools.product((16, 32), (64, 128, 256), (2, 4, 8))
+        if block_n * block_k * width <= 128 * 32 and product.k % (block_k * warps) == 0  # numbers of a thread
+    ]
 
 
 def step_of(shape: str, num_tokens: int, num_layers: int) -> Callable[[dict[Key, Config]], Callable[[], object]]:

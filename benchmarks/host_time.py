@@ -135,7 +135,7 @@ class FreeModel:
         table = 2.0 * torch.randn(VOCAB_SIZE, VOCAB_SIZE, generator=random)
         self._table = table + noise * torch.randn(VOCAB_SIZE, VOCAB_SIZE, generator=random)
         self.config = SimpleNamespace(vocab_size=VOCAB_SIZE, num_layers=1, num_kv_heads=1, head_dim=1)
-        self.weights = SimpleNamespace(embedding=torch.zeros(1))
+        self.weights = SimpleNamespace(embedding=torch.zeros(1), num_parameters=1)
 
     @torch.inference_mode()
     def forward(self, step: StepInputs, caches: list[Cache]) -> Tensor:

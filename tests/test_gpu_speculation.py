@@ -71,6 +71,22 @@ def test_every_setting_says_what_plain_decoding_says(experiment, tmp_path, tempe
     assert "auto over plain: at least" in (tmp_path / "gpu_speculation.txt").read_text()
 
 
+def test_traces_say_what_every_step_took_and_why(models, experiment, tmp_path):
+    traces = tmp_path / "traces.jsonl"
+    traced = Experiment(models, experiment.prompts, Report(tmp_path, {}), 8, {2: ("plain", "auto")}, traces)
+    traced.costs = experiment.costs
+    traced.block(2, 0.0, 0)
+    plain, auto = (json.loads(line) for line in traces.read_text().splitlines())
+    assert (plain["setting"], auto["setting"]) == ("plain", "auto")
+    for run_of in (plain, auto):
+        decoding = [step for step in run_of["steps"] if not step["prefill"]]
+        assert sum(step["emitted"] for step in decoding) >= 2 * 8
+        assert all(step["ms"] >= sum(step["ms_in"].values()) for step in decoding)
+    assert not any(step["policy"] for step in plain["steps"])
+    decided = [step["policy"] for step in auto["steps"] if step["rows"]]
+    assert all(step["reason"] and len(step["rows"]) <= 2 for step in decided)
+
+
 def test_the_padded_model_is_compared_with_the_small_one(experiment):
     experiment.check_padding()
     found = experiment.report.figures["padding"]
@@ -165,7 +181,7 @@ def test_auto_uses_a_draft_model_where_steps_cost_what_they_do_on_a_gpu():
         account(outcomes, taken, reading)
 
     engine.policy.account = booked  # type: ignore[method-assign]
-    engine.policy.observe_drafting = lambda timing: None  # type: ignore[method-assign]
+    engine.policy.observe_drafting = lambda timing, *, is_typical: None  # type: ignore[method-assign]
     rng = random.Random(0)
     prompts = [[rng.randrange(90) for _ in range(60)] for _ in range(4)]
     found = run(pair, engine, "auto", prompts, 1, 0.0, 60)

@@ -119,6 +119,31 @@ def test_streamed_products(num_tokens, n, k, block_n, programs):
 
 
 @needs_interpreter
+@pytest.mark.parametrize(("num_tokens", "n", "block_n", "num_warps"), [(2, 64, 16, 1), (8, 80, 32, 2), (5, 50, 16, 2)])
+def test_products_of_a_few_tokens(num_tokens, n, block_n, num_warps):
+    """The same chain as above."""
+    from outpace.backends.torch.kernels.few import FewConfig, few_linear
+
+    torch.manual_seed(n)
+    config = FewConfig(block_n, 32, num_warps)
+    norm, x, first = 1 + normal(128, scale=0.1), normal(num_tokens, 64), normal(128, 64)
+    residual, first_bias = normal(num_tokens, 128), normal(128)
+    h = REFERENCE.linear_add(x, first, first_bias, Hidden(residual), norm)
+    out = residual.clone()
+    normed = few_linear(x, first, out, config, bias=first_bias, residual=out, next_norm=norm)
+    assert normed is not None
+    check(out, h.residual)
+
+    weight, bias = normal(2 * n, 128), normal(2 * n)
+    out = torch.full((num_tokens, 2 * n), torch.nan)
+    few_linear(normed, weight, out, config, epsilon=1e-5, bias=bias)
+    check(out, REFERENCE.norm_linear(h, norm, 1e-5, weight, bias))
+    out = torch.full((num_tokens, n), torch.nan)
+    few_linear(normed, weight, out, config, epsilon=1e-5, bias=bias, swiglu=True)
+    check(out, REFERENCE.norm_swiglu(h, norm, 1e-5, weight, bias))
+
+
+@needs_interpreter
 @pytest.mark.parametrize(("n", "k", "block_n", "block_k"), [(64, 64, 4, 64), (80, 144, 16, 64), (50, 192, 4, 256)])
 def test_products_of_one_token(n, k, block_n, block_k):
     """The same chain as above."""
@@ -161,7 +186,8 @@ SHAPES = [(4, 2, 64), (9, 3, 64), (4, 4, 16), (8, 1, 48)]  # heads, key heads, s
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "dim"), SHAPES)
 def test_rotation_cache_write_and_attention(num_heads, num_kv_heads, dim, normed, rows, num_splits):
-    from outpace.backends.torch.kernels.attention import Rotation, attend
+    from outpace.backends.torch.kernels.attention import Tiling, attend
+    from outpace.backends.torch.kernels.rotation import Rotation
 
     random.seed(dim)
     step = ragged_step(rows, 16, 12, gap=2)
@@ -170,7 +196,8 @@ def test_rotation_cache_write_and_attention(num_heads, num_kv_heads, dim, normed
     q_norm, k_norm = (normal(dim), normal(dim)) if normed else (None, None)
     keys, values = normal(12, num_kv_heads, 16, dim), normal(12, num_kv_heads, 16, dim)
     caches = [Cache(keys.clone(), values.clone()) for _ in range(2)]
-    found = attend(qkv, caches[0], step, Rotation(rope, q_norm, k_norm, 1e-5), 4, num_splits=num_splits)
+    tiling = Tiling(num_splits, 64, num_warps=4, share=16)
+    found = attend(qkv, caches[0], step, Rotation(rope, q_norm, k_norm, 1e-5), 4, tiling=tiling)
     expected = REFERENCE.attend(qkv, caches[1], step, rope, q_norm, k_norm, 1e-5)
     real = step.positions >= 0
     check(found[real], expected[real])
@@ -179,17 +206,18 @@ def test_rotation_cache_write_and_attention(num_heads, num_kv_heads, dim, normed
 
 
 @needs_interpreter
+@pytest.mark.parametrize("share", [1, 48])
 @pytest.mark.parametrize("num_splits", [1, 2, 8])
 @pytest.mark.parametrize("rows", [[(1, 1)], [(37, 1), (5, 5), (0, 0), (90, 3)], [(70, 40), (64, 1)]], ids=str)
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "dim"), SHAPES)
-def test_ragged_attention(num_heads, num_kv_heads, dim, rows, num_splits):
-    from outpace.backends.torch.kernels.attention import attention
+def test_ragged_attention(num_heads, num_kv_heads, dim, rows, num_splits, share):
+    from outpace.backends.torch.kernels.attention import Tiling, attention
 
     random.seed(num_splits)
     step = ragged_step(rows, 16, 24, gap=1)
     cache = Cache(normal(24, num_kv_heads, 16, dim), normal(24, num_kv_heads, 16, dim))
     q = normal(step.shape.num_tokens, num_heads, dim)
-    found = attention(q, cache, step, num_sms=4, num_splits=num_splits, block_kv=32)
+    found = attention(q, cache, step, num_sms=4, tiling=Tiling(num_splits, 32, num_warps=4, share=share))
     expected = REFERENCE.attention(q, cache, step)
     real = step.positions >= 0
     check(found[real], expected[real])

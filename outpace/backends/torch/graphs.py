@@ -23,17 +23,17 @@ from outpace.backends.torch.step import PADDING, Advance, HostStep, StepShape, v
 from outpace.core import StepPlan
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
-TOKEN_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # per row
+TOKEN_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 17)  # per row; the last for a draft of 16 and the token before it
 # Steps that read prompts, alone or beside rows that decode: tokens in all, by how many rows there is room for.
 READ_BUCKETS = {
     1: (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024),
-    8: (64, 128, 256, 512, 1024, 1536, 2048, 3072, 4096),
-    32: (128, 256, 512, 1024, 1536, 2048, 3072, 4096),
-    128: (256, 512, 1024, 1536, 2048, 3072, 4096),
+    8: (64, 128, 256, 512, 768, 1024, 1280, 1536, 2048, 2560, 3072, 3584, 4096),
+    32: (128, 256, 512, 1024, 1536, 2048, 2560, 3072, 3584, 4096),
+    128: (256, 512, 1024, 1536, 2048, 2560, 3072, 3584, 4096),
 }
 MAX_READ_ROW = 1024  # tokens of one row in such a step
 _LAUNCH_BOUND = 1.6e13  # operations of a step; one with more takes longer to compute than to launch
-LARGEST_BUCKET = (ROW_BUCKETS[-1], TOKEN_BUCKETS[-1])  # in either direction; not in both at once
+LARGEST_BUCKET = (ROW_BUCKETS[-1], 16)  # in either direction, the longest drafts aside; not in both at once
 MAX_TOKENS = 1024  # in a bucket; larger steps keep the GPU busy whoever launches them
 _WARM_UPS = 2  # before a capture: kernels are compiled and libraries make their workspaces
 

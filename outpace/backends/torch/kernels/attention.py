@@ -1,8 +1,9 @@
-"""Attention of ragged rows over a paged cache, and what comes before it: RoPE and the write into the cache.
+"""Attention of ragged rows over a paged cache; for short rows, also RoPE and the write into the cache.
 
 One program takes a few tokens of one row with all the query heads that share a key head, so keys are read once for the
-group, and one share of the row's context: with few rows the context is what there is to divide. Shares are joined by a
-second kernel. Decoding, verifying drafts and reading prompts are the same kernel with different lengths.
+group, and one share of the row's context: with few rows the context is what there is to divide, and among many a long
+one must not keep the others waiting. Shares are joined by a second kernel. Decoding, verifying drafts and reading
+prompts are the same kernel with different lengths.
 """
 
 from __future__ import annotations
@@ -17,54 +18,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outpace.backends.torch.kernels.base import Cache
 from outpace.backends.torch.kernels.linear import prefetch_line
+from outpace.backends.torch.kernels.rotation import Rotation, rotate_and_store
 from outpace.backends.torch.step import StepInputs
 
 _LOG2_E = 1.4426950408889634
 _MAX_SPLITS = 64
+_MAX_BLOCK_BYTES = 128 * 128 * 2  # of keys, and as many of values, twice
 _TILE_ROWS = 64  # query rows, tokens times heads of a group, that one program takes at most
-
-
-@triton.jit(do_not_specialize=["table_width"])
-def _rotate_kernel(
-    qkv_ptr, q_ptr, keys_ptr, values_ptr, rope_ptr, q_norm_ptr, k_norm_ptr,
-    positions_ptr, token_rows_ptr, tables_ptr, table_width, epsilon,
-    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF_BLOCK: tl.constexpr,
-    PAGE: tl.constexpr, HAS_NORM: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
-    HALF: tl.constexpr = DIM // 2
-    token, head = tl.program_id(0), tl.program_id(1)
-    position = tl.load(positions_ptr + token)
-    if DEPENDENT:
-        gdc_launch_dependents()
-        gdc_wait()
-    if position >= 0:
-        is_query = head < NUM_HEADS
-        d = tl.arange(0, HALF_BLOCK)
-        mask = d < HALF
-        source = qkv_ptr + token.to(tl.int64) * (NUM_HEADS + 2 * NUM_KV_HEADS) * DIM + head * DIM + d
-        first = tl.load(source, mask, 0.0).to(tl.float32)
-        second = tl.load(source + HALF, mask, 0.0).to(tl.float32)
-        if HAS_NORM:
-            scale = tl.rsqrt((tl.sum(first * first) + tl.sum(second * second)) / DIM + epsilon)
-            norm_ptr = q_norm_ptr if is_query else k_norm_ptr
-            first = first * scale * tl.load(norm_ptr + d, mask, 0.0).to(tl.float32)
-            second = second * scale * tl.load(norm_ptr + HALF + d, mask, 0.0).to(tl.float32)
-        cosines = tl.load(rope_ptr + position * DIM + d, mask, 0.0)
-        sines = tl.load(rope_ptr + position * DIM + HALF + d, mask, 0.0)
-        rotated, rotated_second = first * cosines - second * sines, second * cosines + first * sines
-        if is_query:
-            target = q_ptr + (token.to(tl.int64) * NUM_HEADS + head) * DIM + d
-            tl.store(target, rotated.to(q_ptr.dtype.element_ty), mask)
-            tl.store(target + HALF, rotated_second.to(q_ptr.dtype.element_ty), mask)
-        else:
-            row = tl.load(token_rows_ptr + token)
-            page = tl.load(tables_ptr + row * table_width + position // PAGE).to(tl.int64)
-            place = ((page * NUM_KV_HEADS + head - NUM_HEADS) * PAGE + position % PAGE) * DIM + d
-            tl.store(keys_ptr + place, rotated.to(keys_ptr.dtype.element_ty), mask)
-            tl.store(keys_ptr + place + HALF, rotated_second.to(keys_ptr.dtype.element_ty), mask)
-            value = source + NUM_KV_HEADS * DIM
-            tl.store(values_ptr + place, tl.load(value, mask, 0.0), mask)
-            tl.store(values_ptr + place + HALF, tl.load(value + HALF, mask, 0.0), mask)
 
 
 @triton.jit
@@ -105,6 +65,12 @@ def _store_new(
     tl.store(values_ptr + there, tl.load(source[:, None] + NUM_KV_HEADS * DIM + d[None, :], mask, 0.0), mask)
 
 
+@triton.jit
+def _share(visible, SHARE: tl.constexpr, NUM_SPLITS: tl.constexpr, BLOCK_KV: tl.constexpr):
+    """Tokens of context for one program: so many, or as many as it takes for all to be shared."""
+    return tl.maximum(SHARE, tl.cdiv(tl.cdiv(visible, NUM_SPLITS), BLOCK_KV) * BLOCK_KV)
+
+
 @triton.jit(do_not_specialize=["table_width", "num_tiles"])  # prompts of any length share what is compiled
 def _attention_kernel(
     q_ptr, keys_ptr, values_ptr, out_ptr, parts_ptr, stats_ptr,
@@ -112,8 +78,8 @@ def _attention_kernel(
     rope_ptr, q_norm_ptr, k_norm_ptr, epsilon,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
     PAGE: tl.constexpr, TILE_TOKENS: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_KV: tl.constexpr, NUM_SPLITS: tl.constexpr, NEW_BLOCK: tl.constexpr, HAS_NORM: tl.constexpr,
-    THREADS: tl.constexpr, DEPENDENT: tl.constexpr,
+    BLOCK_KV: tl.constexpr, NUM_SPLITS: tl.constexpr, SHARE: tl.constexpr, NEW_BLOCK: tl.constexpr,
+    HAS_NORM: tl.constexpr, THREADS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """NEW_BLOCK > 0: q_ptr is the fused product, and this kernel rotates and writes the cache; else q is ready."""
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
@@ -123,7 +89,7 @@ def _attention_kernel(
     begin, length = tl.load(begins_ptr + row), tl.load(lengths_ptr + row)
     context = tl.load(contexts_ptr + row)
     visible = context - length + tl.minimum((tile + 1) * TILE_TOKENS, length)
-    share = tl.cdiv(tl.cdiv(visible, NUM_SPLITS), BLOCK_KV) * BLOCK_KV
+    share = _share(visible, SHARE, NUM_SPLITS, BLOCK_KV)
     low = split * share
     high = tl.minimum(low + share, visible)
     if DEPENDENT:
@@ -138,8 +104,9 @@ def _attention_kernel(
             for i in tl.static_range(SIZE // 128):
                 prefetch_line(keys_ptr + ahead + i * (DIM * 128 // SIZE))
                 prefetch_line(values_ptr + ahead + i * (DIM * 128 // SIZE))
-        gdc_wait()
-    if tile * TILE_TOKENS < length:
+    if (tile * TILE_TOKENS < length) & (low < visible):
+        if DEPENDENT:
+            gdc_wait()
         m, d = tl.arange(0, BLOCK_M), tl.arange(0, DIM_BLOCK)
         in_row = tile * TILE_TOKENS + m // GROUP
         is_real = (m < TILE_TOKENS * GROUP) & (in_row < length)
@@ -195,12 +162,17 @@ def _attention_kernel(
 
 @triton.jit
 def _join_kernel(
-    parts_ptr, stats_ptr, out_ptr, positions_ptr,
-    NUM_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, NUM_SPLITS: tl.constexpr,
-    SPLIT_BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
+    parts_ptr, stats_ptr, out_ptr, positions_ptr, token_rows_ptr, begins_ptr, lengths_ptr, contexts_ptr,
+    NUM_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, TILE_TOKENS: tl.constexpr,
+    BLOCK_KV: tl.constexpr, NUM_SPLITS: tl.constexpr, SHARE: tl.constexpr, SPLIT_BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     token, head = tl.program_id(0), tl.program_id(1)
     position = tl.load(positions_ptr + token)
+    row = tl.load(token_rows_ptr + token)
+    length = tl.load(lengths_ptr + row)
+    tile = (token - tl.load(begins_ptr + row)) // TILE_TOKENS
+    visible = tl.load(contexts_ptr + row) - length + tl.minimum((tile + 1) * TILE_TOKENS, length)
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
@@ -208,8 +180,9 @@ def _join_kernel(
         s, d = tl.arange(0, SPLIT_BLOCK), tl.arange(0, DIM_BLOCK)
         place = token.to(tl.int64) * NUM_HEADS + head
         part = place * NUM_SPLITS + s
-        best = tl.load(stats_ptr + part * 2, s < NUM_SPLITS, float("-inf"))
-        total = tl.load(stats_ptr + part * 2 + 1, s < NUM_SPLITS, 0.0)
+        is_used = (s < NUM_SPLITS) & (s * _share(visible, SHARE, NUM_SPLITS, BLOCK_KV) < visible)
+        best = tl.load(stats_ptr + part * 2, is_used, float("-inf"))
+        total = tl.load(stats_ptr + part * 2 + 1, is_used, 0.0)
         weight = tl.exp2(best - tl.max(best))
         mask = (total > 0.0)[:, None] & (d < DIM)[None, :]
         parts = tl.load(parts_ptr + part[:, None] * DIM + d[None, :], mask, 0.0)
@@ -218,13 +191,14 @@ def _join_kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class Rotation:
-    """What is done to queries and keys before they meet."""
+class Tiling:
+    """How the work is divided."""
 
-    rope: Tensor  # float32 [positions, head_dim]: cosines, then sines
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    epsilon: float
+    splits: int  # shares of the context, at most
+    block_kv: int  # tokens of one at a time
+    num_warps: int
+    num_stages: int = 2
+    share: int = 1  # tokens that one has at least
 
 
 def attend(
@@ -234,54 +208,53 @@ def attend(
     rotation: Rotation,
     num_sms: int,
     *,
-    num_splits: int | None = None,
+    tiling: Tiling | None = None,
     dependent: bool = False,
 ) -> Tensor:
     """Rotation, the write into the cache, and attention: one kernel for short rows, two for long ones."""
     _, num_kv_heads, _, dim = cache.keys.shape
     group = qkv.shape[1] // (dim * num_kv_heads) - 2
     longest = step.shape.max_row_tokens
-    is_fused = _tile_tokens(longest, group, qkv.dtype) == longest  # else several programs would write one token
+    is_fused = _tile_tokens(longest, group, qkv.dtype) >= longest  # else several programs would write one token
     q = qkv if is_fused else rotate_and_store(qkv, cache, step, rotation, dependent=dependent)
     return attention(
-        q, cache, step, num_sms, num_splits=num_splits, rotation=rotation if is_fused else None, dependent=dependent
+        q, cache, step, num_sms, tiling=tiling, rotation=rotation if is_fused else None, dependent=dependent
     )
-
-
-def rotate_and_store(
-    qkv: Tensor, cache: Cache, step: StepInputs, rotation: Rotation, *, dependent: bool = False
-) -> Tensor:
-    _, num_kv_heads, page_tokens, dim = cache.keys.shape
-    num_tokens = len(qkv)
-    num_heads = qkv.shape[1] // dim - 2 * num_kv_heads
-    q = torch.empty((num_tokens, num_heads, dim), dtype=qkv.dtype, device=qkv.device)
-    has_norm = rotation.q_norm is not None
-    _rotate_kernel[(num_tokens, num_heads + num_kv_heads)](
-        qkv, q, cache.keys, cache.values, rotation.rope,
-        rotation.q_norm if has_norm else qkv, rotation.k_norm if has_norm else qkv,
-        step.positions, step.token_rows, step.tables, step.shape.table_width, rotation.epsilon,
-        num_heads, num_kv_heads, dim, triton.next_power_of_2(dim // 2), page_tokens, has_norm, dependent,
-        num_warps=1, **({"launch_pdl": True} if dependent else {}),
-    )  # fmt: skip
-    return q
 
 
 def _tile_tokens(longest: int, group: int, dtype: torch.dtype) -> int:
     """New tokens of a row that one program takes, with all the query heads of a key head."""
     # Without matrix units for float32 a large tile would not fit into registers.
     tile_rows = _TILE_ROWS if dtype != torch.float32 else 16
-    return max(1, min(longest, tile_rows // group))
+    wanted = int(triton.next_power_of_2(longest))  # so that few variants are compiled
+    return max(1, min(wanted, tile_rows // group))
 
 
-def num_splits_for(step: StepInputs, num_kv_heads: int, num_tiles: int, num_sms: int) -> int:
-    """Shares of the context: one program for each multiprocessor where rows are few, two shares until there are many.
+def tiling_for(
+    step: StepInputs, cache: Cache, num_tiles: int, block_m: int, dim_block: int, num_sms: int
+) -> Tiling:  # fmt: skip
+    """Measured on an H200, at contexts as different as those of Spec-Bench's questions.
 
-    Measured on an H200 at 1,024 tokens of context.
+    Contexts are shared out where rows are too few to keep the GPU busy, and so that the longest does not keep all
+    waiting. The more rows, the larger the shares; at last joining them costs more than it saves, the sooner the more
+    tokens each row has.
     """
+    _, num_kv_heads, page_tokens, _ = cache.keys.shape
     programs = step.shape.num_rows * num_kv_heads * num_tiles
-    wanted = max(num_sms // programs, 2 if programs < 4 * num_sms else 1)
-    wanted = min(wanted, step.shape.table_width, _MAX_SPLITS)
-    return int(triton.next_power_of_2(wanted + 1) // 2)  # rounded down, so that few variants are compiled
+    if num_tiles > 1:
+        share, block_kv, num_warps = 256 if programs < 4 * num_sms else 0, 64, 4
+    elif programs >= (4 if step.shape.max_row_tokens <= 2 else 1.5) * num_sms:
+        share, block_kv, num_warps = 0, 128, 4
+    elif programs > num_sms // 4:
+        share, block_kv, num_warps = 256, 128, 4
+    elif block_m > 16 or programs > num_sms // 8:
+        share, block_kv, num_warps = 128, 128, 8 if block_m > 16 else 4
+    else:
+        share, block_kv, num_warps = 64, 64, 4
+    if block_kv * dim_block * cache.keys.element_size() > _MAX_BLOCK_BYTES:
+        block_kv = 64
+    splits = min(-(-step.shape.table_width * page_tokens // share), _MAX_SPLITS) if share else 1
+    return Tiling(splits, block_kv, num_warps, share=max(share, 1))
 
 
 def attention(
@@ -290,11 +263,8 @@ def attention(
     step: StepInputs,
     num_sms: int,
     *,
-    num_splits: int | None = None,
+    tiling: Tiling | None = None,
     rotation: Rotation | None = None,
-    block_kv: int | None = None,
-    num_warps: int | None = None,
-    num_stages: int = 2,
     dependent: bool = False,
 ) -> Tensor:
     """`q` is rotated and the cache complete; or, with `rotation`, it is the fused product [tokens, q + 2 kv]."""
@@ -306,18 +276,14 @@ def attention(
     tile_tokens = _tile_tokens(longest, group, q.dtype)
     num_tiles = -(-longest // tile_tokens)
     block_m = max(16, triton.next_power_of_2(tile_tokens * group))
-    splits = num_splits or num_splits_for(step, num_kv_heads, num_tiles, num_sms)
-    # Measured on an H200: a few tokens of a single row want longer shares and more threads than one.
-    is_wide = block_m > 16 and num_tiles == 1 and splits > 2
-    if is_wide and num_splits is None:
-        splits //= 2
-    block_kv, num_warps = block_kv or (128 if is_wide else 64), num_warps or (8 if is_wide else 4)
+    dim_block = triton.next_power_of_2(dim)
+    tiling = tiling or tiling_for(step, cache, num_tiles, block_m, dim_block, num_sms)
+    splits = tiling.splits
     out = q.new_empty((num_tokens, num_heads, dim))
     parts = stats = out
     if splits > 1:
         parts = torch.empty((num_tokens, num_heads, splits, dim), dtype=torch.float32, device=q.device)
         stats = torch.empty((num_tokens, num_heads, splits, 2), dtype=torch.float32, device=q.device)
-    dim_block = triton.next_power_of_2(dim)
     options = {"launch_pdl": True} if dependent else {}
     has_norm = rotation is not None and rotation.q_norm is not None
     _attention_kernel[(step.shape.num_rows * num_tiles, num_kv_heads, splits)](
@@ -326,13 +292,14 @@ def attention(
         dim**-0.5 * _LOG2_E, rotation.rope if rotation is not None else q,
         rotation.q_norm if rotation is not None and has_norm else q,
         rotation.k_norm if rotation is not None and has_norm else q, rotation.epsilon if rotation is not None else 0.0,
-        num_heads, num_kv_heads, dim, dim_block, page_tokens, tile_tokens, block_m, block_kv, splits,
-        triton.next_power_of_2(longest) if rotation is not None else 0, has_norm, 32 * num_warps,
-        dependent, num_warps=num_warps, num_stages=num_stages, **options,
+        num_heads, num_kv_heads, dim, dim_block, page_tokens, tile_tokens, block_m,
+        tiling.block_kv, splits, tiling.share, triton.next_power_of_2(longest) if rotation is not None else 0, has_norm,
+        32 * tiling.num_warps, dependent, num_warps=tiling.num_warps, num_stages=tiling.num_stages, **options,
     )  # fmt: skip
     if splits > 1:
         _join_kernel[(num_tokens, num_heads)](
-            parts, stats, out, step.positions, num_heads, dim, dim_block, splits, triton.next_power_of_2(splits),
-            dependent, num_warps=4, **options,
+            parts, stats, out, step.positions, step.token_rows, step.begins, step.lengths, step.contexts,
+            num_heads, dim, dim_block, tile_tokens, tiling.block_kv, splits, tiling.share,
+            triton.next_power_of_2(splits), dependent, num_warps=4, **options,
         )  # fmt: skip
     return out.view(num_tokens, num_heads * dim)

@@ -5,6 +5,7 @@ By (rows, columns) of the weight. Shapes that are not here use the defaults of `
 
 from __future__ import annotations
 
+from outpace.backends.torch.kernels.few import FewConfig
 from outpace.backends.torch.kernels.linear import LinearConfig
 from outpace.backends.torch.kernels.vector import VectorConfig
 
@@ -26,6 +27,13 @@ VECTORS = {
     (3072, 1024): VectorConfig(2, 1024, num_warps=4),
     (12288, 1024): VectorConfig(4, 1024, num_warps=4),
     (1024, 6144): VectorConfig(4, 4096, num_warps=8),
+}
+
+# 2 to 8 tokens, where that is faster than streaming.
+FEW = {
+    (3072, 1024): FewConfig(16, 256, num_warps=4),
+    (1024, 2048): FewConfig(16, 256, num_warps=4),
+    (12288, 1024): FewConfig(16, 64, num_warps=4),
 }
 
 # 2 to 16 tokens.

@@ -10,13 +10,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outpace.backends.torch.kernels import attention, compiling, elementwise, vector
+from outpace.backends.torch.kernels import attention, compiling, elementwise, few, vector
 from outpace.backends.torch.kernels.base import Cache, Hidden, Normed
+from outpace.backends.torch.kernels.few import FewConfig, few_linear
 from outpace.backends.torch.kernels.linear import LinearConfig, Scratch, block_rows, default_config, stream_linear
-from outpace.backends.torch.kernels.measured import STREAMED, VECTORS
+from outpace.backends.torch.kernels.measured import FEW, STREAMED, VECTORS
+from outpace.backends.torch.kernels.rotation import Rotation
 from outpace.backends.torch.kernels.vector import VectorConfig, vector_linear
 from outpace.backends.torch.step import StepInputs
 
+Config = LinearConfig | FewConfig | VectorConfig
 MAX_STREAMED_TOKENS = 16  # beyond, the library's product is faster, unless measured otherwise
 
 
@@ -26,7 +29,7 @@ class TritonOps:
         device: torch.device,
         *,
         dependent_launch: bool | None = None,
-        configs: Mapping[tuple[int, int, int], LinearConfig | VectorConfig] | None = None,
+        configs: Mapping[tuple[int, int, int], Config] | None = None,
     ) -> None:
         """`configs`: how to multiply weights of (rows, columns) by up to so many tokens, where measured better."""
         compiling.watch()
@@ -43,9 +46,9 @@ class TritonOps:
     def norm_linear(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
         if config := self._config(len(h.residual), weight):
             out = _room(h.residual, weight.shape[0])
-            self._multiply(_normed(h, norm, epsilon), weight, out, config, epsilon=epsilon, bias=bias)
+            self._multiply(self._normed(h, norm, epsilon), weight, out, config, epsilon=epsilon, bias=bias)
             return out
-        return functional.linear(elementwise.rms_norm(h.residual, norm, epsilon), weight, bias)
+        return functional.linear(self._norm(h, norm, epsilon), weight, bias)
 
     def linear_add(self, x: Tensor, weight: Tensor, bias: Tensor | None, h: Hidden, next_norm: Tensor) -> Hidden:
         residual = h.residual
@@ -53,15 +56,16 @@ class TritonOps:
             normed = self._multiply(x, weight, residual, config, bias=bias, residual=residual, next_norm=next_norm)
             return Hidden(residual, normed)
         if bias is not None:
-            residual = residual + bias
-        return Hidden(torch.addmm(residual, x, weight.T))
+            residual.add_(bias)
+        return Hidden(residual.addmm_(x, weight.T))  # out of place it would be copied first
 
     def norm_swiglu(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
         if config := self._config(len(h.residual), weight, is_swiglu=True):
-            x, out = _normed(h, norm, epsilon), _room(h.residual, weight.shape[0] // 2)
+            x, out = self._normed(h, norm, epsilon), _room(h.residual, weight.shape[0] // 2)
             self._multiply(x, weight, out, config, epsilon=epsilon, bias=bias, swiglu=True)
             return out
-        return elementwise.swiglu(functional.linear(elementwise.rms_norm(h.residual, norm, epsilon), weight, bias))
+        gate_up = functional.linear(self._norm(h, norm, epsilon), weight, bias)
+        return elementwise.swiglu(gate_up, dependent=self._dependent)
 
     def norm_logits(self, h: Hidden, norm: Tensor, epsilon: float, head: Tensor) -> Tensor:
         num_tokens = len(h.residual)
@@ -69,9 +73,9 @@ class TritonOps:
             return _room(h.residual, head.shape[0], torch.float32)
         if config := self._config(num_tokens, head):
             out = _room(h.residual, head.shape[0], torch.float32)
-            self._multiply(_normed(h, norm, epsilon), head, out, config, epsilon=epsilon)
+            self._multiply(self._normed(h, norm, epsilon), head, out, config, epsilon=epsilon)
             return out
-        x = elementwise.rms_norm(h.residual, norm, epsilon)
+        x = self._norm(h, norm, epsilon)
         return torch.mm(x, head.T) if x.dtype == torch.float32 else torch.mm(x, head.T, out_dtype=torch.float32)
 
     def attend(
@@ -84,29 +88,33 @@ class TritonOps:
         k_norm: Tensor | None,
         epsilon: float,
     ) -> Tensor:
-        rotation = attention.Rotation(rope, q_norm, k_norm, epsilon)
+        rotation = Rotation(rope, q_norm, k_norm, epsilon)
         if step.visible is not None:
             raise NotImplementedError(
                 "the Triton kernels attend to all tokens up to one's own; trees are not theirs yet"
             )
         return attention.attend(qkv, cache, step, rotation, self._num_sms, dependent=self._dependent)
 
-    def _multiply(
-        self, x: Tensor | Normed, weight: Tensor, out: Tensor, config: LinearConfig | VectorConfig, **fused: Any
-    ) -> Normed | None:
+    def _norm(self, h: Hidden, norm: Tensor, epsilon: float) -> Tensor:
+        return elementwise.rms_norm(h.residual, norm, epsilon, dependent=self._dependent)
+
+    def _normed(self, h: Hidden, norm: Tensor, epsilon: float) -> Tensor | Normed:
+        return h.normed or self._norm(h, norm, epsilon)
+
+    def _multiply(self, x: Tensor | Normed, weight: Tensor, out: Tensor, config: Config, **fused: Any) -> Normed | None:
         if isinstance(config, VectorConfig):
             return vector_linear(x, weight, out, config, dependent=self._dependent, **fused)
+        if isinstance(config, FewConfig):
+            return few_linear(x, weight, out, config, dependent=self._dependent, **fused)
         return stream_linear(x, weight, out, self._scratch, config, self._num_sms, **fused)
 
-    def _config(
-        self, num_tokens: int, weight: Tensor, *, is_swiglu: bool = False
-    ) -> LinearConfig | VectorConfig | None:
+    def _config(self, num_tokens: int, weight: Tensor, *, is_swiglu: bool = False) -> Config | None:
         rows, k = weight.shape
         return self.config_for(num_tokens, rows, k, weight.dtype, is_swiglu=is_swiglu)
 
     def config_for(
         self, num_tokens: int, rows: int, k: int, dtype: torch.dtype, *, is_swiglu: bool = False
-    ) -> LinearConfig | VectorConfig | None:
+    ) -> Config | None:
         """How to multiply by a weight of so many rows and columns; None where the library should."""
         given = self._configs.get((rows, k, 1 if num_tokens == 1 else block_rows(num_tokens)))
         if given is not None:
@@ -118,12 +126,10 @@ class TritonOps:
             return None
         if dtype == torch.float32:
             return LinearConfig(32, 64, num_warps=4, num_stages=4, dependent_launch=self._dependent)
+        if num_tokens <= few.MAX_TOKENS and (rows, k) in FEW:
+            return FEW[rows, k]
         config = STREAMED.get((rows, k)) or default_config(n, k, is_swiglu=is_swiglu)
         return replace(config, dependent_launch=self._dependent)
-
-
-def _normed(h: Hidden, norm: Tensor, epsilon: float) -> Tensor | Normed:
-    return h.normed or elementwise.rms_norm(h.residual, norm, epsilon)
 
 
 def _room(x: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:

@@ -1,0 +1,143 @@
+"""A matrix times 2 to 8 tokens by the matrix units, as `vector.py` does it for one: no program waits for its weights.
+
+The same products as `linear.py`. There, programs stay and stream tile after tile, and have most of their weights still
+to ask for when the previous kernel ends. Here a program is a few rows of the weight: it asks for the first of them at
+once, is small enough to begin beside the previous kernel's, and ends. The warps of a program share K between them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from outpace.backends.torch.kernels.base import Normed
+
+MAX_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class FewConfig:
+    block_n: int  # rows of the weight for a program
+    block_k: int  # of them at a time, in each part of K
+    num_warps: int  # each has a part of K
+
+
+@triton.jit
+def _add_product(acc, w, x):
+    """The weight first: the matrix units take 16 rows of it, and as few as 8 tokens."""
+    return tl.dot(w, tl.permute(x, (0, 2, 1)), acc, input_precision="ieee")
+
+
+@triton.jit(do_not_specialize=["M", "num_squares"])
+def _few_kernel(
+    x_ptr, weight_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr, next_norm_ptr, next_x_ptr, next_squares_ptr,
+    M, num_squares, epsilon,
+    N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PARTS: tl.constexpr, SQUARES_BLOCK: tl.constexpr, HAS_SQUARES: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, HAS_NEXT: tl.constexpr, IS_SWIGLU: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Weights, tokens and sums have a first dimension for the parts of K, which the warps share."""
+    PART: tl.constexpr = K // PARTS
+    CHUNKS: tl.constexpr = PART // BLOCK_K
+    TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    tile = tl.program_id(0)
+    m, n = tl.arange(0, BLOCK_M), tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_row, is_token = n < N, m < M
+    k = tl.arange(0, PARTS)[:, None, None] * PART + tl.arange(0, BLOCK_K)[None, None, :]
+    rows = weight_ptr + tl.minimum(n, N - 1).to(tl.int64)[None, :, None] * K + k
+    xs, there = x_ptr + m[None, :, None] * K + k, is_token[None, :, None]
+    if DEPENDENT:
+        gdc_launch_dependents()
+    w = tl.load(rows, eviction_policy="evict_first")
+    up = w
+    if IS_SWIGLU:
+        up = tl.load(rows + N * K, eviction_policy="evict_first")
+    if DEPENDENT:
+        gdc_wait()
+    x = tl.load(xs, there, 0.0)
+    places, mask = m[None, :] * N + n[:, None], is_row[:, None] & is_token[None, :]
+    if HAS_RESIDUAL:
+        residual = tl.load(residual_ptr + places, mask, 0.0).to(tl.float32)
+    if HAS_SQUARES:
+        j = tl.arange(0, SQUARES_BLOCK)
+        known = is_token[:, None] & (j < num_squares)[None, :]
+        squares = tl.sum(tl.load(squares_ptr + m[:, None] * num_squares + j[None, :], known, 0.0), 1)
+        scale = tl.rsqrt(squares / K + epsilon)[None, :]
+    acc = tl.zeros((PARTS, BLOCK_N, BLOCK_M), tl.float32)
+    acc_up = acc
+    for c in range(1, CHUNKS):
+        next_w = tl.load(rows + c * BLOCK_K, eviction_policy="evict_first")
+        next_x = tl.load(xs + c * BLOCK_K, there, 0.0)
+        acc = _add_product(acc, w, x)
+        if IS_SWIGLU:
+            next_up = tl.load(rows + N * K + c * BLOCK_K, eviction_policy="evict_first")
+            acc_up = _add_product(acc_up, up, x)
+            up = next_up
+        w, x = next_w, next_x
+    acc = _add_product(acc, w, x)
+    if IS_SWIGLU:
+        acc_up = _add_product(acc_up, up, x)
+    y = tl.sum(acc, 0)
+    y_up = y
+    if IS_SWIGLU:
+        y_up = tl.sum(acc_up, 0)
+    if HAS_SQUARES:
+        y = y * scale
+        y_up = y_up * scale
+    if HAS_BIAS:
+        y += tl.load(bias_ptr + n, is_row, 0.0).to(tl.float32)[:, None]
+        if IS_SWIGLU:
+            y_up += tl.load(bias_ptr + N + n, is_row, 0.0).to(tl.float32)[:, None]
+    if IS_SWIGLU:
+        y = y * tl.sigmoid(y) * y_up
+    if HAS_RESIDUAL:
+        y += residual
+    out = y.to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + places, out, mask)
+    if HAS_NEXT:
+        wide = tl.where(mask, out.to(tl.float32), 0.0)
+        norm = tl.load(next_norm_ptr + n, is_row, 0.0).to(tl.float32)
+        tl.store(next_x_ptr + places, (wide * norm[:, None]).to(next_x_ptr.dtype.element_ty), mask)
+        tl.store(next_squares_ptr + m * TILES + tile, tl.sum(wide * wide, 0), is_token)
+
+
+def few_linear(
+    x: Tensor | Normed,
+    weight: Tensor,
+    out: Tensor,
+    config: FewConfig,
+    *,
+    epsilon: float = 0.0,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    next_norm: Tensor | None = None,
+    swiglu: bool = False,
+    dependent: bool = False,
+) -> Normed | None:
+    """`linear.stream_linear` for x [M, K], M at most MAX_TOKENS."""
+    values, squares = (x.x, x.squares) if isinstance(x, Normed) else (x, None)
+    num_tokens, k = values.shape
+    n = weight.shape[0] // (2 if swiglu else 1)
+    assert num_tokens <= MAX_TOKENS and k % (config.block_k * config.num_warps) == 0
+    assert values.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
+    tiles = triton.cdiv(n, config.block_n)
+    normed = None
+    if next_norm is not None:
+        sums = torch.empty((num_tokens, tiles), dtype=torch.float32, device=out.device)
+        normed = Normed(torch.empty_like(out), sums)
+    num_squares = 0 if squares is None else squares.shape[1]
+    _few_kernel[(tiles,)](
+        values, weight, bias if bias is not None else values, residual if residual is not None else values, out,
+        squares if squares is not None else values, next_norm if next_norm is not None else values,
+        normed.x if normed is not None else values, normed.squares if normed is not None else values,
+        num_tokens, num_squares, epsilon, n, k, MAX_TOKENS, config.block_n, config.block_k,
+        config.num_warps, triton.next_power_of_2(max(num_squares, 1)), squares is not None, bias is not None,
+        residual is not None, normed is not None, swiglu, dependent,
+        num_warps=config.num_warps, num_stages=1, **({"launch_pdl": True} if dependent else {}),
+    )  # fmt: skip
+    return normed
