@@ -18,7 +18,10 @@ from outpace.speculation.probing import Probes
 from outpace.speculation.seats import Step
 
 _LONGEST = 8  # steps, where there is nobody to ask about, or
-_VETOES = 4  # steps in a row with a plan that some would lose by, after which there is a rest of one, then of two, ...
+_VETOES, _AFTER_VETOES = (
+    3,
+    3,
+)  # steps in a row with a plan that some would lose by, until there is a rest of one, then more
 _FROM_MODEL = 3  # where a draft model was weighed and does not pay
 _SHARE = 0.006  # of the time may go into deciding where that saves nothing
 _MOST = 3.0  # plain steps that can be laid by for it, and are there at first
@@ -45,7 +48,7 @@ class Resting:
             num_steps = self._until_next(step)
             if step.is_vetoed and self._probes.is_over:
                 self._num_vetoed += 1
-                num_steps = max(num_steps, min(_LONGEST, 1 << self._num_vetoed >> _VETOES))
+                num_steps = max(num_steps, min(_AFTER_VETOES, 1 << self._num_vetoed >> _VETOES))
         if has_drafts:
             self._num_vetoed = 0
         if num_steps > 0:

@@ -26,7 +26,7 @@ _LEAST_SURVIVAL = 0.05  # a token less likely than this to be reached and right 
 _MOST_WEIGHED = 1024  # tokens of guesses looked at in a step: the more requests, the fewer of each
 _LEAST_EACH = 4
 _LEAST_WORTH = 0.4  # nor one that brings less than this part of what a token costs on average
-_FIRST_STAKE = 0.05  # of a plain step, that a batch may lose to proposers of which nothing is known
+_FIRST_STAKE = 1.0  # plain steps that a batch may lose to proposers of which nothing is known
 
 
 @dataclass(slots=True)
