@@ -54,6 +54,19 @@ def test_guesses_that_save_more_than_they_cost_are_asked_for_every_step():
         desk.policy.decide([who], {})
 
 
+def test_what_a_draft_model_had_accepted_is_not_the_guesses_merit():
+    """The guesser is always wrong, the draft model always right: the guesser is asked no more than curiosity pays."""
+    desk = Desk(FLAT, suffix=always(False, sure=0.5), draft=always(sure=0.9), guess_seconds=PRICE, draft_seconds=0.01)
+    who = request_of(length=2)
+    desk.run([who], 40)
+    asked = 0
+    for _ in range(100):
+        asked += num_asked(desk, [who])
+        desk.step([who])
+    assert any(record.rows[0].method == "draft" for record in desk.policy.trace)
+    assert asked < 60
+
+
 def test_in_debt_only_the_purse_pays():
     desk, who = Desk(USUAL, suffix=always(), guess_seconds=PRICE), request_of()
     desk.run([who], 20)

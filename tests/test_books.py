@@ -11,7 +11,16 @@ from tests.desk import RIGHT, Desk, nothing, request_of
 COSTS = {1: 1.0, 2: 1.1, 4: 1.3, 101: 11.0, 104: 11.3}  # a prompt of a hundred tokens takes ten steps
 
 
-def book(desk: Desk, who: Request, *, said: int, num_prefill: int, seconds: float) -> None:
+def book(
+    desk: Desk,
+    who: Request,
+    *,
+    said: int,
+    num_prefill: int,
+    seconds: float,
+    policy_seconds: float = 0.0,
+    hidden_seconds: float = 0.0,
+) -> None:
     """One step in which a draft of three was accepted as far as was said."""
     drafted = 3 if said > 1 else 0
     guess = Draft([RIGHT] * drafted, "suffix", confidence=[0.9] * drafted)
@@ -20,6 +29,7 @@ def book(desk: Desk, who: Request, *, said: int, num_prefill: int, seconds: floa
     choice = Choice("suffix", drafted, draft=guess) if drafted else Choice.plain()
     outcome = Outcome(who, choice, Verdict([RIGHT] * said, drafted, said - 1))
     stats = StepStats(num_decode_rows=1, num_prefill_tokens=num_prefill, num_emitted=said, forward_seconds=seconds)
+    stats.policy_seconds, stats.hidden_seconds = policy_seconds, hidden_seconds
     desk.policy.account([outcome], stats, 0.0)
 
 
@@ -47,3 +57,32 @@ def test_gains_are_measured_by_plain_steps_as_they_were_where_costs_have_them_wr
     before = who.spec.plain_seconds
     book(desk, who, said=4, num_prefill=0, seconds=1.3)
     assert who.spec.plain_seconds - before == pytest.approx(4 * 0.9, rel=0.02)
+
+
+def test_deciding_while_the_device_is_at_work_costs_nothing():
+    """A step begun before it was asked for takes a second from the one before, whatever the host does meanwhile."""
+    waiting, hiding = (Desk(COSTS, suffix=nothing) for _ in range(2))
+    for _ in range(20):
+        book(waiting, request_of(), said=1, num_prefill=0, seconds=0.8, policy_seconds=0.2)
+        book(hiding, request_of(), said=1, num_prefill=0, seconds=0.8, policy_seconds=0.2, hidden_seconds=0.2)
+    assert waiting.policy.ledger.estimated_speedup == pytest.approx(0.8)
+    assert hiding.policy.ledger.estimated_speedup == pytest.approx(1.0)
+
+
+def test_deciding_before_a_draft_is_waited_for_even_if_verifying_was_begun_behind_it():
+    stats = StepStats(policy_seconds=0.2, draft_seconds=0.5, forward_seconds=0.8, hidden_seconds=0.1)
+    assert stats.deciding_seconds == 0.2
+
+
+def test_a_pass_that_was_disturbed_forbids_nothing_and_is_not_denied():
+    desk, who = Desk(COSTS, suffix=nothing), request_of()
+    book(desk, who, said=2, num_prefill=0, seconds=50.0)
+    assert not desk.policy.ledger.is_in_debt
+    assert desk.policy.ledger.estimated_speedup == pytest.approx(2 / 50)
+
+
+def test_drafts_that_cost_what_they_were_meant_to_cost_are_not_excused():
+    desk, who = Desk({1: 1.0, 4: 4.0}, suffix=nothing), request_of()
+    for _ in range(3):
+        book(desk, who, said=2, num_prefill=0, seconds=4.0)
+    assert desk.policy.ledger.is_in_debt

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from outpace.core import Request
+from outpace.speculation.base import DraftTiming
 from outpace.speculation.costs import Costs, StepCosts
-from outpace.speculation.reading import Record
+from outpace.speculation.reading import Prospect, Record
+from outpace.speculation.seats import Step
+from outpace.speculation.sweep import Table
 from tests.desk import FLAT, Desk, always, request_of
 
 # ---- what it costs
@@ -48,6 +51,37 @@ def test_a_text_is_read_where_enough_is_left_to_say():
 def test_the_very_first_text_may_cost_only_so_much():
     assert _is_read(_reader(seconds_of_text=4.0), request_of(length=200))
     assert not _is_read(_reader(seconds_of_text=12.0), request_of(length=200))
+
+
+@pytest.mark.parametrize(
+    ("has_read", "num_guessed", "drafted"),
+    [(False, 0, [True, True]), (False, 10, [False, True]), (True, 0, [False, True])],
+)
+def test_whose_text_is_read_is_decided_by_what_was_said_not_by_the_guess_of_one_step(has_read, num_guessed, drafted):
+    """A guess that promises more than the draft model serves this step; reading serves those to come."""
+    desk = Desk(FLAT, draft=always(), draft_seconds=0.02)
+    requests = [request_of(), request_of()]
+    assert desk.policy._parts is not None
+    seats = [desk.policy._seat(request) for request in requests]
+    seats[0].has_read, seats[0].num_guessed = has_read, num_guessed
+    step = Step(1, requests, seats, {}, 0, 100.0, 1.0)
+    prospects = [Prospect(row, [0.8], 100, True) for row in range(2)]
+    table = Table([1.0] * 8, expected=2.0)
+    plan = desk.policy._parts.drafting.best(step, table, [0, 1], [[0.9, 0.9, 0.9], []], prospects, 4)
+    assert plan is not None and plan.drafted == drafted
+
+
+def test_what_reading_in_one_go_took_is_what_its_passes_do_not_usually_take():
+    timing = DraftTiming(undivided=(8, 3, 100.0, 1.0), num_read=500)
+    assert timing.divide(lambda rows, tokens, context: 0.1) == pytest.approx(0.1)
+    assert timing.reading_seconds == pytest.approx(1.0 - 3 * 0.1)
+    assert timing.divide(lambda rows, tokens, context: 0.1) == 0.0 and timing.reading_seconds == pytest.approx(0.7)
+
+
+def test_passes_that_were_faster_than_usual_leave_nothing_for_reading():
+    timing = DraftTiming(undivided=(8, 4, 100.0, 0.2), num_read=500)
+    assert timing.divide(lambda rows, tokens, context: 0.1) == pytest.approx(0.05)
+    assert timing.reading_seconds == pytest.approx(0.0)
 
 
 # ---- what became of earlier stakes

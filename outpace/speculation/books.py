@@ -146,9 +146,8 @@ class Books:
     def _disturbance(self, step: Step, outcomes: Sequence[Outcome], stats: StepStats) -> float:
         """What a pass took beyond anything that passes of its size take: something else was done in that time."""
         tokens = step.rows + sum([outcome.verdict.num_drafted for outcome in outcomes]) + stats.num_prefill_tokens
-        return max(
-            0.0, stats.forward_seconds - _DISTURBED * self._costs.target.seconds(step.rows, tokens, step.context)
-        )
+        usual = self._costs.target.seconds(step.rows, tokens, step.context)
+        return max(0.0, stats.forward_seconds - _DISTURBED * usual)
 
     def rest(self, stats: StepStats) -> None:
         """A plain step in which nothing could be decided."""
