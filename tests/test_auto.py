@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
+from outpace.backends.base import Judged
 from outpace.config import SamplingParams, SpeculationParams
-from outpace.core import Draft, Request, StepStats
+from outpace.core import Case, Draft, Request, StepPlan, StepStats
 from outpace.engine.engine import Engine
 from outpace.speculation.base import DraftAsk
 from outpace.speculation.costs import Costs, StepCosts
 from outpace.speculation.draft_model import DraftModelProposer
 from outpace.speculation.seats import Outcome
+from outpace.speculation.suffix import SuffixProposer
 from tests.fakes import FakeModel, fake_engine, runner_of
 from tests.test_engine import check_law, plainly, prompt_of, run
 
@@ -248,3 +250,25 @@ def test_the_ledger_has_an_estimate_after_decoding():
     assert engine.ledger.estimated_speedup is None
     run(engine, [engine.submit(prompt_of(random.Random(3), 20), SamplingParams(temperature=0.0, max_tokens=20))])
     assert engine.ledger.estimated_speedup is not None and engine.ledger.estimated_speedup > 0
+
+
+def test_guessers_read_a_prompt_once_while_a_device_computes_it(monkeypatch):
+    read: list[tuple[int, int]] = []
+    monkeypatch.setattr(SuffixProposer, "read", lambda _, request: read.append((request.id, len(request.tokens))))
+    engine = auto_engine(FakeModel(), ODD["flat"])
+    judge = engine._judge
+
+    def on_a_device(plan: StepPlan, cases: Sequence[Case], meanwhile: Callable[[], None] | None = None) -> Judged:
+        if meanwhile is not None:
+            meanwhile()
+        return judge(plan, cases)
+
+    engine._judge = on_a_device
+    prompt = prompt_of(random.Random(1), 100)  # more than one chunk
+    drafted_for = engine.submit(prompt, SamplingParams(max_tokens=5))
+    engine.submit(
+        prompt_of(random.Random(2), 7), SamplingParams(max_tokens=5, speculation=SpeculationParams(mode="off"))
+    )
+    while engine.has_requests:
+        engine.step()
+    assert read == [(drafted_for.id, len(prompt))]

@@ -331,6 +331,29 @@ def test_a_step_without_cases_can_follow_one_that_was_begun(tiny, monkeypatch):
     runner.close()
 
 
+def test_what_can_be_done_meanwhile_is_done_once_while_a_step_runs(tiny):
+    runner, calls = start(tiny), list[int]()
+    request = fake_request(0, random_tokens(6), SamplingParams(max_tokens=50, temperature=0.0))
+    plan = StepPlan([Row(0, 0, request.tokens, 1)])
+    judged = runner.judge(plan, [Case(request, None)], lambda: calls.append(len(calls)))
+    assert calls == [0] and judged.is_typical and not judged.hidden_seconds
+    runner.close()
+
+
+def test_nothing_is_learned_of_costs_from_a_step_that_waited_for_another_begun_in_vain(tiny, monkeypatch):
+    monkeypatch.setattr(Foresight, "is_worth", lambda *_: True)
+    runner = start(tiny)
+    request = fake_request(0, random_tokens(6), SamplingParams(max_tokens=50, temperature=0.0))
+    step(runner, 0, 0, request.tokens[:-1])
+    judged = runner.judge(StepPlan([Row(0, 5, request.tokens[-1:], 1)]), [Case(request, None)])
+    assert judged.is_typical
+    request.tokens += judged.verdicts[0].tokens
+    drafted = Draft(random_tokens(2), "ngram")
+    row = Row(0, 6, [request.tokens[-1], *drafted.tokens], 3)
+    assert not runner.judge(StepPlan([row]), [Case(request, drafted)]).is_typical
+    runner.close()
+
+
 def test_steps_are_begun_early_where_that_is_worth_the_mistakes():
     """A right guess saves a fifth of a step here, so one in ten may be wrong, and one in two not."""
     for share, is_worth in ((0.0, True), (0.1, True), (0.5, False)):
