@@ -132,15 +132,14 @@ class Weigher:
         least_speed = plain_speed * _MARGIN
         if not plan.count or plan.speed < least_speed:
             return None
-        longest = table.total(0, table.expected)
+        stake = weighing.headroom
         certainty = self._acceptance.certainty(_proposers(plan, weighing.guesses))
         if certainty:
             token_seconds = step.plain_seconds / step.rows - self._costs.judge_seconds
-            longest += weighing.headroom + certainty * sum(plan.gains) * token_seconds
+            stake += certainty * sum(plan.gains) * token_seconds
         elif step.rows > 1:  # guesses can be compared with what is said without anybody waiting for it
-            longest += min(weighing.headroom, _FIRST_STAKE * step.plain_seconds)
-        else:
-            longest += weighing.headroom
+            stake = min(stake, _FIRST_STAKE * step.plain_seconds)
+        longest = table.total(0, table.expected) + stake
         if plan.seconds > longest:
             plan.within(longest)
             if not plan.count and not certainty:
