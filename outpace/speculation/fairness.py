@@ -10,7 +10,8 @@ from outpace.speculation.sweep import Plan
 
 _REQUEST_LOSS = 0.02  # what one request may lose to the gain of others, of its own time,
 _REQUEST_STEPS = 0.4  # and in plain steps, so that a request that has just begun forbids nothing
-_BEAR_STEPS = 0.5  # plain steps that one which usually gains may be behind
+_BEAR_STEPS = 0.5  # plain steps that one which usually gains may be behind, and
+_OF_GAIN, _SOON, _MOST_OF_GAIN = 0.1, 64, 1.5  # of what it will win with its next tokens; up to so many steps
 _TOLERANCE = 0.01  # of a plain step
 _HELPINGS = 2  # deeper drafts for those who would fall behind, before the step is made shorter, by
 _SHORTER = 0.85
@@ -73,4 +74,8 @@ def make_fair(step: Step, plan: Plan, rows: Sequence[int], longest: float) -> No
 
 def _bears(step: Step, i: int) -> bool:
     """A request that usually gains bears with a bad step, up to a point."""
-    return step.seats[i].gain >= 1.0 and _lost(step.requests[i], step.seats[i]) < _BEAR_STEPS * step.plain_seconds
+    request, seat = step.requests[i], step.seats[i]
+    if seat.gain < 1.0:
+        return False
+    to_win = (seat.gain - 1.0) * min(request.max_useful_depth + 1, _SOON)
+    return _lost(request, seat) < (_BEAR_STEPS + min(_OF_GAIN * to_win, _MOST_OF_GAIN)) * step.plain_seconds
