@@ -159,7 +159,7 @@ class Unchanging(StepCosts):
         pass
 
 
-def test_auto_uses_a_draft_model_where_steps_cost_what_they_do_on_a_gpu():
+def test_auto_uses_a_draft_model_where_steps_cost_what_they_do_on_a_gpu(monkeypatch):
     """Drafts made in one go on the device say nothing of their confidence; what becomes of them is enough."""
     room = Capacity(max_sequences=2, cache_tokens=1024, max_context=256, max_step_tokens=256)
     pair = PaddedPair.start(SMALL, random_weights(), torch.float32, (LARGE, LARGE), Rounding(8, 16), room).pair
@@ -181,7 +181,7 @@ def test_auto_uses_a_draft_model_where_steps_cost_what_they_do_on_a_gpu():
         account(outcomes, taken, reading)
 
     engine.policy.account = booked  # type: ignore[method-assign]
-    engine.policy.observe_drafting = lambda timing, *, is_typical: None  # type: ignore[method-assign]
+    monkeypatch.setattr(engine.policy, "observe_drafting", lambda timing, *, is_typical: None)
     rng = random.Random(0)
     prompts = [[rng.randrange(90) for _ in range(60)] for _ in range(4)]
     found = run(pair, engine, "auto", prompts, 1, 0.0, 60)
