@@ -24,7 +24,7 @@ from outpace.engine.scheduler import Scheduler, Work
 from outpace.errors import UsageError
 from outpace.kv.cache import SequenceCache
 from outpace.sampling import Shaper, token_logprob
-from outpace.speculation.base import Proposer
+from outpace.speculation.base import DraftTiming, Proposer
 from outpace.speculation.calibration import CostFile, measure
 from outpace.speculation.costs import Costs
 from outpace.speculation.ledger import Ledger
@@ -283,10 +283,10 @@ class Engine:
 
     def _meanwhile(self, turns: Sequence[_Turn]) -> Callable[[], None] | None:
         """What can be done while a device is at work: texts that begin are read by those who guess from them."""
+        if not self.stats.num_prefill_tokens or self.costs is None:
+            return None
         begun = [turn.work.request for turn in turns if turn.work.completes and not turn.work.is_decoding]
         waiting = [request for request in begun if request.may_speculate]
-        if not waiting or self.costs is None:
-            return None
 
         def read() -> None:
             for request in waiting:
@@ -298,10 +298,14 @@ class Engine:
     def _observe_drafting(self, turns: Sequence[_Turn], judged: Judged) -> None:
         """What drafting took; nothing is learned of costs where something else was done in that time."""
         is_typical = judged.is_typical and self._count_prepared() == self._num_prepared
-        for method in {turn.choice.method for turn in turns if turn.choice.depth and turn.choice.ask is not None}:
-            timing = self._proposers[method].timing
-            if timing is not None:
-                self.policy.observe_drafting(timing, is_typical=is_typical)
+        for timing in self._timings([turn.choice for turn in turns]):
+            self.policy.observe_drafting(timing, is_typical=is_typical)
+
+    def _timings(self, choices: Sequence[Choice]) -> list[DraftTiming]:
+        """Of those who were asked to draft in this step; what others have is of earlier calls."""
+        asked = {choice.method for choice in choices if choice.depth and choice.ask is not None}
+        timings = [self._proposers[method].timing for method in asked]
+        return [timing for timing in timings if timing is not None]
 
     def _conclude(
         self, turns: Sequence[_Turn], plan: StepPlan, judged: Judged, stats: StepStats
@@ -389,9 +393,8 @@ class Engine:
     def _account(self, outcomes: Sequence[Outcome], stats: StepStats) -> None:
         reading = 0.0
         if not self.policy.is_idle:
-            asked = {o.choice.method for o in outcomes if o.choice.depth and o.choice.ask is not None}
-            timings = [self._proposers[method].timing for method in asked]  # others are of earlier calls
-            reading = sum([timing.reading_seconds for timing in timings if timing is not None])
+            timings = self._timings([outcome.choice for outcome in outcomes])
+            reading = sum([timing.reading_seconds for timing in timings])
         self.policy.account(outcomes, stats, reading)
 
     @staticmethod

@@ -139,13 +139,13 @@ class Books:
         if not stats.num_prefill_tokens:
             return seconds
         rows, target = step.rows, self._costs.target
-        decoding = rows + sum([outcome.verdict.num_drafted for outcome in outcomes])
+        decoding = rows + _num_drafted(outcomes)
         whole = target.seconds(rows, decoding + stats.num_prefill_tokens, step.context)
         return seconds * target.seconds(rows, decoding, step.context) / whole
 
     def _disturbance(self, step: Step, outcomes: Sequence[Outcome], stats: StepStats) -> float:
         """What a pass took beyond anything that passes of its size take: something else was done in that time."""
-        tokens = step.rows + sum([outcome.verdict.num_drafted for outcome in outcomes]) + stats.num_prefill_tokens
+        tokens = step.rows + _num_drafted(outcomes) + stats.num_prefill_tokens
         usual = self._costs.target.seconds(step.rows, tokens, step.context)
         return max(0.0, stats.forward_seconds - _DISTURBED * usual)
 
@@ -204,3 +204,7 @@ class Books:
         if seat.mode != "on":
             self._ledger.write_off(seat.unpaid_seconds)
         self._reading.ended(request, seat, request.spec.decode_seconds > _LOST * request.spec.plain_seconds)
+
+
+def _num_drafted(outcomes: Sequence[Outcome]) -> int:
+    return sum([outcome.verdict.num_drafted for outcome in outcomes])

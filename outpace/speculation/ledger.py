@@ -53,7 +53,7 @@ class Ledger:
 
     @property
     def is_in_debt(self) -> bool:
-        """More was lost lately than is allowed: nothing is staked until that is made good (`Books.forbid_drafts`)."""
+        """More was lost lately than is allowed: what may go on until that is made good is in `books.py`."""
         return self._recent_spent - self._recent_plain > self._allowed_seconds
 
     def headroom(self, step_seconds: float) -> float:

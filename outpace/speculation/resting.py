@@ -18,10 +18,8 @@ from outpace.speculation.probing import Probes
 from outpace.speculation.seats import Step
 
 _LONGEST = 8  # steps, where there is nobody to ask about, or
-_VETOES = (
-    3  # steps in a row with a plan that some would lose by, until there is a rest: of one step, then of more, up to
-)
-_AFTER_VETOES = 3  # at most
+_VETOES = 3  # steps in a row with a plan that some would lose by, until there is a rest of one step, then of more,
+_AFTER_VETOES = 3  # up to so many
 _FROM_MODEL = 3  # where a draft model was weighed and does not pay
 _SHARE = 0.006  # of the time may go into deciding where that saves nothing
 _MOST = 3.0  # plain steps that can be laid by for it, and are there at first

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from outpace.backends.torch.step import StepInputs
@@ -24,6 +25,43 @@ class Normed:
 
     x: Tensor  # [tokens, width], times the norm's weight
     squares: Tensor  # float32 [tokens, tiles]: sums of squares before that
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """What a product with its neighbours fused in gives its kernel; x stands in for tensors that are not there."""
+
+    values: Tensor  # [tokens, K]
+    pointers: tuple[Tensor, ...]  # x, weight, bias, residual, out, squares, next norm, next x, next squares
+    num_squares: int
+    flags: tuple[bool, bool, bool, bool]  # has squares, bias, residual, next
+    normed: Normed | None  # what the kernel begins of the next norm
+
+    @staticmethod
+    def of(
+        x: Tensor | Normed,
+        weight: Tensor,
+        out: Tensor,
+        num_tiles: int,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        next_norm: Tensor | None,
+    ) -> Operands:
+        values, squares = (x.x, x.squares) if isinstance(x, Normed) else (x, None)
+        assert values.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
+        normed = None
+        if next_norm is not None:
+            sums = torch.empty((len(values), num_tiles), dtype=torch.float32, device=out.device)
+            normed = Normed(torch.empty_like(out), sums)
+        begun = (normed.x, normed.squares) if normed is not None else (None, None)
+        given = (values, weight, bias, residual, out, squares, next_norm, *begun)
+        return Operands(
+            values,
+            tuple([tensor if tensor is not None else values for tensor in given]),
+            0 if squares is None else squares.shape[1],
+            (squares is not None, bias is not None, residual is not None, normed is not None),
+            normed,
+        )
 
 
 @dataclass(slots=True)

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from outpace.backends.torch.kernels.base import Normed
+from outpace.backends.torch.kernels.base import Normed, Operands
 
 MAX_TOKENS = 8
 
@@ -120,24 +119,14 @@ def few_linear(
     dependent: bool = False,
 ) -> Normed | None:
     """`linear.stream_linear` for x [M, K], M at most MAX_TOKENS."""
-    values, squares = (x.x, x.squares) if isinstance(x, Normed) else (x, None)
-    num_tokens, k = values.shape
     n = weight.shape[0] // (2 if swiglu else 1)
-    assert num_tokens <= MAX_TOKENS and k % (config.block_k * config.num_warps) == 0
-    assert values.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
     tiles = triton.cdiv(n, config.block_n)
-    normed = None
-    if next_norm is not None:
-        sums = torch.empty((num_tokens, tiles), dtype=torch.float32, device=out.device)
-        normed = Normed(torch.empty_like(out), sums)
-    num_squares = 0 if squares is None else squares.shape[1]
+    given = Operands.of(x, weight, out, tiles, bias, residual, next_norm)
+    num_tokens, k = given.values.shape
+    assert num_tokens <= MAX_TOKENS and k % (config.block_k * config.num_warps) == 0
     _few_kernel[(tiles,)](
-        values, weight, bias if bias is not None else values, residual if residual is not None else values, out,
-        squares if squares is not None else values, next_norm if next_norm is not None else values,
-        normed.x if normed is not None else values, normed.squares if normed is not None else values,
-        num_tokens, num_squares, epsilon, n, k, MAX_TOKENS, config.block_n, config.block_k,
-        config.num_warps, triton.next_power_of_2(max(num_squares, 1)), squares is not None, bias is not None,
-        residual is not None, normed is not None, swiglu, dependent,
+        *given.pointers, num_tokens, given.num_squares, epsilon, n, k, MAX_TOKENS, config.block_n, config.block_k,
+        config.num_warps, triton.next_power_of_2(max(given.num_squares, 1)), *given.flags, swiglu, dependent,
         num_warps=config.num_warps, num_stages=1, **({"launch_pdl": True} if dependent else {}),
     )  # fmt: skip
-    return normed
+    return given.normed

@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from outpace.backends.torch.kernels.base import Normed
+from outpace.backends.torch.kernels.base import Normed, Operands
 
 _ON_GPU = tl.constexpr(not triton.knobs.runtime.interpret)  # Triton's interpreter runs one program after another
 _MIN_BLOCK_N = 16  # as few columns as the matrix units take
@@ -251,30 +251,21 @@ def stream_linear(
 
     With `next_norm`, the weight of the norm that follows, also returns `out` as the product after it wants it.
     """
-    values, squares = (x.x, x.squares) if isinstance(x, Normed) else (x, None)
-    num_tokens, k = values.shape
     n = weight.shape[0] // (2 if swiglu else 1)
-    block_m, tiles = block_rows(num_tokens), -(-n // config.block_n)
-    assert k % config.block_k == 0 and values.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
+    given = Operands.of(x, weight, out, -(-n // config.block_n), bias, residual, next_norm)
+    num_tokens, k = given.values.shape
+    block_m = block_rows(num_tokens)
+    assert k % config.block_k == 0 and given.num_squares <= k // _MIN_BLOCK_N
     programs, max_parts = _layout(n, k, config.block_n, config.block_k, num_sms * config.programs_per_sm)
     if max_parts > 1:
         scratch.need(programs, block_m, config.block_n)
-    normed = None
-    if next_norm is not None:
-        normed = Normed(torch.empty_like(out), scratch.parts.new_empty((num_tokens, tiles)))
-    num_squares = 0 if squares is None else squares.shape[1]
-    assert num_squares <= k // _MIN_BLOCK_N
     threads = 32 * config.num_warps
     _linear_kernel[(programs,)](
-        values, weight, bias if bias is not None else values, residual if residual is not None else values, out,
-        squares if squares is not None else values, next_norm if next_norm is not None else values,
-        normed.x if normed is not None else values, normed.squares if normed is not None else values,
-        scratch.parts, scratch.counters, num_tokens, num_squares, epsilon,
+        *given.pointers, scratch.parts, scratch.counters, num_tokens, given.num_squares, epsilon,
         n, k, block_m, config.block_n, config.block_k, programs, max_parts,
-        triton.next_power_of_2(k // _MIN_BLOCK_N), squares is not None,
-        bias is not None, residual is not None, normed is not None, swiglu,
+        triton.next_power_of_2(k // _MIN_BLOCK_N), *given.flags, swiglu,
         min(config.prefetch, k // config.block_k), threads, config.dependent_launch,
         num_warps=config.num_warps, num_stages=config.num_stages,
         **({"launch_pdl": True} if config.dependent_launch else {}),
     )  # fmt: skip
-    return normed
+    return given.normed

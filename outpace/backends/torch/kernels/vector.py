@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from outpace.backends.torch.kernels.base import Normed
+from outpace.backends.torch.kernels.base import Normed, Operands
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,21 +112,15 @@ def vector_linear(
     dependent: bool = False,
 ) -> Normed | None:
     """`linear.stream_linear` for x [1, K]."""
-    values, squares = (x.x, x.squares) if isinstance(x, Normed) else (x, None)
-    k, n = values.shape[1], weight.shape[0] // (2 if swiglu else 1)
-    assert len(values) == 1 and values.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
+    n = weight.shape[0] // (2 if swiglu else 1)
     programs = triton.cdiv(n, config.block_n)
-    normed = None
-    if next_norm is not None:
-        normed = Normed(torch.empty_like(out), torch.empty((1, programs), dtype=torch.float32, device=out.device))
-    num_squares = 0 if squares is None else squares.shape[1]
+    given = Operands.of(x, weight, out, programs, bias, residual, next_norm)
+    num_tokens, k = given.values.shape
+    assert num_tokens == 1
     _vector_kernel[(programs,)](
-        values, weight, bias if bias is not None else values, residual if residual is not None else values, out,
-        squares if squares is not None else values, next_norm if next_norm is not None else values,
-        normed.x if normed is not None else values, normed.squares if normed is not None else values,
-        num_squares, epsilon, n, k, config.block_n, min(config.block_k, triton.next_power_of_2(k)),
-        triton.next_power_of_2(max(num_squares, 1)), squares is not None, bias is not None, residual is not None,
-        normed is not None, swiglu, dependent,
+        *given.pointers, given.num_squares, epsilon, n, k, config.block_n,
+        min(config.block_k, triton.next_power_of_2(k)), triton.next_power_of_2(max(given.num_squares, 1)),
+        *given.flags, swiglu, dependent,
         num_warps=config.num_warps, **({"launch_pdl": True} if dependent else {}),
     )  # fmt: skip
-    return normed
+    return given.normed
