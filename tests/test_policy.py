@@ -616,6 +616,9 @@ def test_what_was_read_for_a_request_that_insists_on_drafts_is_no_ones_loss():
     who = request_of(length=50, max_length=100, mode="on", method="draft")
     read_and_end(desk, who)
     assert not desk.policy.ledger.is_in_debt and desk.policy.ledger.estimated_speedup is None
+    assert desk.policy._parts is not None
+    assert desk.policy._parts.drafting.reading.record.is_worth_trying, "nor does it keep others from reading"
+    assert desk.policy._parts.books.mean_gain == 1.0
 
 
 def read_and_end(desk: Desk, who: Request) -> None:

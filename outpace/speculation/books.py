@@ -84,8 +84,8 @@ class Books:
             lead = spec.plain_seconds - spec.decode_seconds
             spec.decode_seconds += spent
             spec.plain_seconds += plain_step * num_said
-            if seat is None:
-                continue
+            if seat is None or seat.mode == "on":
+                continue  # it was not weighed: what it wins or loses is no one's merit or fault
             seat.reading_seconds += reading_seconds
             if outcome.choice.depth and outcome.choice.method != NEURAL:
                 seat.num_guessed += num_said
@@ -104,7 +104,7 @@ class Books:
                     self._reading.record.end(lost=False)
                 paid += self._pay(request, seat, num_said, reads, drafted=outcome.choice.method == NEURAL)
         if has_drafts and any(seat.mode == "on" for seat in step.seats):
-            return 0.0  # that was not weighed: no one's fault
+            return 0.0
         if not stats.num_prefill_tokens:
             num_emitted = stats.num_emitted  # less, where a request ended in the midst of what was accepted
             if not has_drafts:
@@ -201,8 +201,7 @@ class Books:
 
     def close(self, request: Request, seat: Seat) -> None:
         """The request is over."""
-        if seat.mode != "on":
-            self._ledger.write_off(seat.unpaid_seconds)
+        self._ledger.write_off(seat.unpaid_seconds)
         self._reading.ended(request, seat, request.spec.decode_seconds > _LOST * request.spec.plain_seconds)
 
 

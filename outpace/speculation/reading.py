@@ -165,6 +165,8 @@ class Reading:
     def ended(self, request: Request, seat: Seat, lost: bool) -> None:
         """A request is over."""
         self._mean_output += _RATE * (request.num_output - self._mean_output)
+        if seat.mode != "auto":
+            return  # nothing was weighed
         guessed = seat.num_guessed / max(request.num_output, 1)
         self._guessed_share += _RATE * (guessed - self._guessed_share)
         if not seat.has_read:
