@@ -319,6 +319,16 @@ def test_a_method_that_is_not_loaded_is_refused():
         engine.submit([97], SamplingParams(speculation=SpeculationParams(method="draft")))
 
 
+def test_a_step_in_which_nobody_was_asked_to_draft_spends_nothing_on_drafting():
+    """What was decided while a device was at work is free then; a moment booked as drafting would make it cost."""
+    for method, is_asked in (("none", False), ("draft", True)):
+        engine = fake_engine(FakeModel(), speculation="on" if is_asked else "off", method=method if is_asked else None)
+        engine.submit([97, 98, 99], SamplingParams(temperature=0.0, max_tokens=8))
+        engine.step()
+        engine.step()
+        assert engine.stats.num_decode_rows == 1 and (engine.stats.draft_seconds > 0) == is_asked
+
+
 def test_estimated_speedup_and_stats_are_filled():
     engine = fake_engine(speculation="on", method="draft", depth=4)
     request = engine.submit([97, 98, 99], SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True))

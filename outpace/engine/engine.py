@@ -202,7 +202,7 @@ class Engine:
         if not turns:
             return []
         begin = perf_counter()
-        self._draft(turns)
+        has_asked = self._draft(turns)
         drafted = perf_counter()
         drafts = [turn.draft for turn in turns]
         plan = StepPlan([_row(turn.work, draft) for turn, draft in zip(turns, drafts, strict=True)])
@@ -213,7 +213,7 @@ class Engine:
         self._observe_drafting(turns, judged)
         deltas, outcomes = self._conclude(turns, plan, judged, stats)
         concluded = perf_counter()
-        stats.draft_seconds = drafted - begin
+        stats.draft_seconds = drafted - begin if has_asked else 0.0
         stats.forward_seconds, stats.hidden_seconds = judged.forward_seconds, judged.hidden_seconds
         stats.verify_seconds = concluded - drafted - judged.forward_seconds
         num_prepared = self._count_prepared()
@@ -269,8 +269,8 @@ class Engine:
         stats.policy_seconds = perf_counter() - guessed + asked - begin
         return choices
 
-    def _draft(self, turns: Sequence[_Turn]) -> None:
-        """Ask for the drafts that are not there yet."""
+    def _draft(self, turns: Sequence[_Turn]) -> bool:
+        """Ask for the drafts that are not there yet; whether there was anybody to ask."""
         by_method: dict[str, list[_Turn]] = {}
         for turn in turns:
             if turn.choice.depth and turn.choice.ask is not None:
@@ -280,6 +280,7 @@ class Engine:
             drafts = proposer.propose([turn.choice.ask for turn in group if turn.choice.ask is not None])
             for turn, draft in zip(group, drafts, strict=True):
                 turn.choice.draft = draft
+        return bool(by_method)
 
     def _meanwhile(self, turns: Sequence[_Turn]) -> Callable[[], None] | None:
         """What can be done while a device is at work: texts that begin are read by those who guess from them."""
