@@ -70,6 +70,7 @@ def test_what_a_draft_model_had_accepted_is_not_the_guesses_merit():
 def test_in_debt_only_the_purse_pays():
     desk, who = Desk(USUAL, suffix=always(), guess_seconds=PRICE), request_of()
     desk.run([who], 20)
+    desk.policy._seat(who).num_right = 0
     desk.policy.ledger.write_off(1000.0)
     assert desk.policy._parts is not None
     desk.policy._parts.books._saved_by_guesses = -0.1  # it was by guesses that so much was lost
@@ -79,6 +80,42 @@ def test_in_debt_only_the_purse_pays():
         asked += num_asked(desk, [who])
         desk.policy.decide([who], {})
     assert asked * PRICE <= 0.5 + 0.005 * 300
+
+
+def forbidden(desk: Desk) -> None:
+    """In debt by guesses, and not to be made good in this test."""
+    assert desk.policy._parts is not None
+    desk.policy.ledger.write_off(1000.0)
+    desk.policy._parts.books._saved_by_guesses = -0.1
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_in_debt_guesses_are_used_for_those_they_were_right_about_while_only_compared(right):
+    desk, who = Desk(FLAT, suffix=always(right)), request_of()
+    forbidden(desk)
+    assert desk.run([who], 4)[:4] == [[0]] * 4, "nothing is known of it yet"
+    assert any(depth for [depth] in desk.run([who], 20)) == right
+
+
+def test_in_debt_a_guess_that_was_wrong_ends_that():
+    desk, who = Desk(USUAL, suffix=always()), request_of()
+    desk.run([who], 20)
+    forbidden(desk)
+    assert desk.depths([who]) != [0]
+    desk.proposers["suffix"].script = always(False)
+    desk.run([who], 2)
+    forbidden(desk)
+    assert not any(depth for [depth] in desk.run([who], 50))
+
+
+def test_a_new_request_in_a_batch_pays_for_being_asked_about():
+    desk, batch = Desk(USUAL, suffix=nothing, guess_seconds=PRICE), [request_of(), request_of()]
+    desk.run(batch, 40)
+    assert desk.policy._parts is not None
+    asking = desk.policy._parts.asking
+    before = asking._purse
+    seat = desk.policy._seat(request_of())
+    assert before is not None and asking._purse == pytest.approx(before + 2 * asking.price(seat))
 
 
 # ---- rests

@@ -340,8 +340,10 @@ def test_a_ledger_in_debt_means_plain_decoding_until_that_is_made_good():
     desk, who = Desk(FLAT, suffix=always()), request_of()
     assert desk.depths([who]) == [8]
     in_debt(desk)
+    desk.proposers["suffix"].script = always(False)
     assert desk.run([who], 50) == [[0]] * 50
     assert "ledger" in desk.policy.trace[-1].reason
+    desk.proposers["suffix"].script = always()
     desk.policy.ledger.add(1.0, 200.0, 1.0)
     assert any(depths == [8] for depths in desk.run([who], 300))
 

@@ -20,9 +20,11 @@ from outpace.speculation.seats import Outcome, Seat, Step
 _SHARE = 0.004  # of a plain step that goes into the purse with each
 _START = 0.5  # plain steps that are in it at first, and
 _MOST = 0.5  # that it can hold
+_NEWCOMER = 2  # times that asking about a new request in a batch is paid for: its text may be of another kind
 _VALUE_RATE = 0.2
 _UNUSED_RATE = 0.02  # of guesses that were right, and not worth using
 _CONVINCING = 2  # tokens of an unused guess that were right: reason to ask again at once
+_PROVEN = 4  # and to use the next one even in debt
 _COMPARE_EVERY = 8  # guesses, of which one is asked of every guesser
 
 
@@ -32,19 +34,21 @@ class Asking:
         self._purse: float | None = None  # seconds
         self._value = 0.0  # seconds that guesses have saved lately, each
 
-    def begin(self, seat: Seat) -> None:
-        """A new request is taken for one like the others."""
+    def begin(self, seat: Seat, *, is_alone: bool) -> None:
+        """A new request is taken for one like the others; in a batch it brings something to find out whether it is."""
         seat.guess_value = self._value
+        if not is_alone and self._purse is not None and seat.guessers:
+            self._purse += _NEWCOMER * self.price(seat)
 
     def save(self, plain_seconds: float, num_steps: int = 1, *, thrift: float) -> None:
         """Time has passed."""
         known = self._purse if self._purse is not None else _START * plain_seconds
-        self._purse = min(known + num_steps * thrift * _SHARE * plain_seconds, _MOST * plain_seconds)
+        self._purse = min(known + num_steps * thrift * _SHARE * plain_seconds, max(known, _MOST * plain_seconds))
 
     def wanted(
         self, requests: Sequence[Request], seats: Sequence[Seat], number: int, *, in_debt: bool
     ) -> dict[str, list[DraftAsk]]:
-        """Whom to ask for what, by guesser. In debt nothing can be used: then only the purse pays."""
+        """Whom to ask for what, by guesser. In debt, for all but those who have proven right only the purse pays."""
         assert self._purse is not None
         asked: list[int] = []
         curious: list[int] = []
@@ -58,7 +62,7 @@ class Asking:
             if price is None:
                 price = price_of[guessers] = self.price(seat)
                 dearest = max(dearest, price)
-            if not in_debt and (seat.is_eager or seat.guess_value >= price):
+            if is_proven(seat) if in_debt else seat.is_eager or seat.guess_value >= price:
                 asked.append(i)
             else:
                 curious.append(i)
@@ -78,37 +82,41 @@ class Asking:
                     asks.setdefault(name, []).append(DraftAsk(request, depth))
         return asks
 
-    def steps_until_next(self, seats: Sequence[Seat], plain_seconds: float, *, in_debt: bool) -> int:
-        """For so many steps nobody will be asked about."""
+    def steps_until_next(self, seats: Sequence[Seat], plain_seconds: float, *, in_debt: bool, thrift: float) -> int:
+        """For so many steps nobody will be asked about, nor is a guess being compared with what is said."""
         assert self._purse is not None
         least = float("inf")
         for seat in seats:
             if seat.guessers and seat.mode == "auto":
                 price = self.price(seat)
-                if not in_debt and (seat.is_eager or seat.unused or seat.guess_value >= price):
+                if seat.unused or (is_proven(seat) if in_debt else seat.is_eager or seat.guess_value >= price):
                     return 0
                 least = min(least, price)
         if least == float("inf"):
             return 1 << 30
-        return max(0, ceil((least - self._purse) / (_SHARE * plain_seconds)) - 1)
+        return max(0, ceil((least - self._purse) / (thrift * _SHARE * plain_seconds)) - 1)
 
     def learn(self, step: Step, seat: Seat, outcome: Outcome, guesses: Sequence[Draft]) -> None:
         """What guesses brought, in the time they saved.
 
         One that was not worth using brought nothing; but where it was right, the next may be used: that counts little.
         """
-        seat.unused, seat.num_right = (), 0
+        num_right, seat.unused, seat.num_right = seat.num_right, (), 0
         brought, rate = 0.0, _VALUE_RATE
         if outcome.choice.depth and outcome.choice.ask is None:
             used, hits = outcome.verdict.num_drafted, outcome.verdict.num_accepted
             token_seconds = step.plain_seconds / step.rows - self._costs.judge_seconds  # judged it is in any case
             brought = max(0.0, hits * token_seconds - used * step.slot_seconds)
+            if brought:
+                seat.num_right = num_right + hits
+        elif not any(draft.tokens for draft in guesses):
+            seat.num_right = num_right // 2
         else:
             said = outcome.verdict.tokens
             right = [draft.tokens for draft in guesses if draft.tokens[: len(said)] == said]
             if right:
                 rate = _UNUSED_RATE
-                seat.unused, seat.num_right = right[0][len(said) :], len(said)
+                seat.unused, seat.num_right = right[0][len(said) :], num_right + len(said)
         seat.guess_value += rate * (brought - seat.guess_value)
         self._value += rate / step.rows * (brought - self._value)
 
@@ -126,6 +134,11 @@ class Asking:
         """Of asking about a request once: the guesser's part and the policy's."""
         each = [self._costs.guess_seconds.get(name, 0.0) for name in seat.guessers]
         return self._costs.weigh_seconds + sum(each) / len(each)
+
+
+def is_proven(seat: Seat) -> bool:
+    """What was guessed for a request has lately been what it said, for several tokens on end."""
+    return seat.num_right >= _PROVEN
 
 
 def guess_seconds(costs: Costs, guesses: Mapping[int, Sequence[Draft]]) -> float:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from outpace.config import ResolvedConfig
 from outpace.core import Draft, Request, StepStats
 from outpace.speculation.acceptance_model import AcceptanceModel, Prospects
-from outpace.speculation.asking import Asking, guess_seconds
+from outpace.speculation.asking import Asking, guess_seconds, is_proven
 from outpace.speculation.base import DraftAsk, DraftTiming, Proposer
 from outpace.speculation.books import Books
 from outpace.speculation.costs import Costs
@@ -200,7 +200,7 @@ class Policy:
         seat = new_seat(request, self._config, self._proposers, self._number, can_speculate=self._can_speculate)
         if self._parts is not None:
             seat.gain = self._parts.books.mean_gain
-            self._parts.asking.begin(seat)
+            self._parts.asking.begin(seat, is_alone=self.ledger.num_running == 1)
             self._parts.resting.welcome()
         return seat
 
@@ -222,7 +222,10 @@ class Policy:
         with_model = NEURAL in self._proposers and not books.forbid_drafts
         if with_model and self.ledger.is_in_debt:
             with_model = self.acceptance.is_known(NEURAL)
-        if not with_model and books.forbid_guesses:
+        guessable = step.weighed
+        if books.forbid_guesses:
+            guessable = [i for i in step.weighed if is_proven(step.seats[i])]
+        if not with_model and not guessable:
             step.reason = "the ledger is below the allowed loss"
         elif self._steps_without_plain >= self._plain_after:
             step.reason, step.measures = "a plain step, to measure it", True
@@ -234,7 +237,7 @@ class Policy:
                 step,
                 choices,
                 self.ledger.headroom(step.plain_seconds),
-                with_guesses=not books.forbid_guesses,
+                guessable=guessable,
                 with_model=with_model,
             )
             if best is not None:

@@ -64,10 +64,10 @@ class Weigher:
         choices: Sequence[Choice],
         headroom: float,
         *,
-        with_guesses: bool = True,
+        guessable: Sequence[int],
         with_model: bool = True,
     ) -> Weighed | None:
-        """The draft tokens worth taking; None where nothing beats plain decoding.
+        """The draft tokens worth taking, of guesses for the rows `guessable`; None where nothing beats plain decoding.
 
         Were none of them accepted, the step would lose no more than `headroom` seconds; once something is known of
         those who propose them, were only those accepted that can be counted on.
@@ -75,7 +75,7 @@ class Weigher:
         step.reason = "nothing beats plain decoding"
         slot = min(step.slot_seconds, step.first_slot_seconds)
         least = max(_LEAST_SURVIVAL, _LEAST_WORTH * slot * step.rows / step.plain_seconds)
-        guessed = self._best_guesses(step, least) if with_guesses else {}
+        guessed = self._best_guesses(step, guessable, least)
         looks = with_model and step.number >= self._model_again
         prospects = self._drafting.prospects(step, least) if looks else []
         if prospects:
@@ -164,13 +164,13 @@ class Weigher:
             elif guess is not None:
                 choices[i] = Choice(guess.proposer, depth, draft=guess, expected=expected)
 
-    def _best_guesses(self, step: Step, least: float) -> dict[int, tuple[Draft, list[float]]]:
-        """Of each weighed row, the guess that promises most, and the chance of each of its tokens to survive."""
+    def _best_guesses(self, step: Step, rows: Sequence[int], least: float) -> dict[int, tuple[Draft, list[float]]]:
+        """Of each of these rows, the guess that promises most, and the chance of each of its tokens to survive."""
         found: dict[int, tuple[Draft, list[float]]] = {}
         if not step.guesses:
             return found
         most_each = max(_LEAST_EACH, _MOST_WEIGHED // step.rows)
-        for i in step.weighed:
+        for i in rows:
             most = 0.0
             for draft in step.guesses.get(step.requests[i].id, ()):
                 if draft.tokens:
