@@ -182,10 +182,12 @@ class Record:
     """Whether having a draft model read a whole text has been worth it lately, for requests where that is not cheap.
 
     It is a stake put down before anything is known of the request. As long as nobody lost by it, it is tried; what one
-    request loses keeps about a hundred others from trying, so that losers stay rare. At first one tries at a time.
+    request loses keeps others from trying, until a few have won or a hundred have come and gone, so that losers stay
+    rare. At first one tries at a time.
     """
 
     _LOSS = 0.15  # added to the risk by a loser
+    _WON = 0.4  # of the risk taken away by a winner
     _FADE = 0.99  # per request that ends
     _MOST = 0.05  # risk at which it is still tried
 
@@ -208,6 +210,7 @@ class Record:
             self._risk += self._LOSS * (1.0 - self._risk)
             self.num_won = 0
         else:
+            self._risk *= 1.0 - self._WON
             self.num_won += 1
 
     def pass_time(self) -> None:
