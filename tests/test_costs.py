@@ -70,15 +70,23 @@ def test_a_step_up_inside_a_measured_stretch_is_found_by_running_there():
 
 
 def test_rows_and_context_add_to_the_curve():
-    costs = StepCosts({1: 1.0, 8: 8.0}, row_seconds=0.5, row_context_seconds=0.01, token_context_seconds=0.001)
+    costs = StepCosts(
+        {1: 1.0, 8: 8.0},
+        row_seconds=0.5,
+        context_seconds=0.02,
+        row_context_seconds=0.01,
+        token_context_seconds=0.001,
+    )
     assert costs.seconds(1, 4) == pytest.approx(4.0), "the first row and an empty cache are part of the curve"
     assert costs.seconds(3, 4) == pytest.approx(4.0 + 2 * 0.5)
-    assert costs.seconds(3, 4, 100.0) == pytest.approx(4.0 + 2 * 0.5 + 3 * 100 * 0.01 + 4 * 100 * 0.001)
+    assert costs.seconds(3, 4, 100.0) == pytest.approx(5.0 + 100 * (0.02 + 3 * 0.01 + 4 * 0.001))
 
 
 @given(POINTS, st.integers(1, 8), st.integers(1, 40), st.integers(0, 40), st.floats(0, 500))
 def test_all_sizes_at_once_are_the_sizes_one_by_one(points, rows, least, further, context):
-    costs = StepCosts(points, row_seconds=0.1, row_context_seconds=1e-3, token_context_seconds=1e-4)
+    costs = StepCosts(
+        points, row_seconds=0.1, context_seconds=1e-2, row_context_seconds=1e-3, token_context_seconds=1e-4
+    )
 
     def one_by_one() -> list[float]:
         return [costs.seconds(rows, n, context) for n in range(least, least + further + 1)]
@@ -173,7 +181,7 @@ def test_costs_do_not_share_the_points_they_were_made_of():
 def whole() -> Costs:
     return Costs(
         target=StepCosts({1: 1.0, 16: 4.0}, row_seconds=0.1),
-        draft=StepCosts({1: 0.2, 16: 0.5}, row_seconds=0.01, row_context_seconds=1e-4),
+        draft=StepCosts({1: 0.2, 16: 0.5}, row_seconds=0.01, context_seconds=1e-3, row_context_seconds=1e-4),
         guess_seconds={"suffix": 2e-5, "ngram": 1e-5},
         weigh_seconds=4e-5,
         draw_seconds=0.003,
@@ -278,6 +286,8 @@ def damaged(path: str, value: Any) -> dict[str, Any]:
         ("target.points.1000000000000", 1.0),
         ("target.row_seconds", -0.1),
         ("target.row_seconds", KeyError),
+        ("target.context_seconds", -0.1),
+        ("target.context_seconds", KeyError),
         ("target.token_context_seconds", math.nan),
         ("draft", KeyError),
         ("draft.points.1", -1.0),

@@ -65,7 +65,8 @@ def _table(steps: StepCosts) -> list[str]:
     one = points[min(points)]
     lines = [f"  {'tokens':>8} {'ms':>10} {'of one':>8}"]
     lines += [f"  {size:8d} {1e3 * points[size]:10.3f} {points[size] / one:7.2f}x" for size in sorted(points)]
-    row, token = 1e9 * steps.row_context_seconds, 1e9 * steps.token_context_seconds
-    lines.append(f"  each further row {1e6 * steps.row_seconds:.1f} us; 1,000 tokens of context: {row:.0f} us a row")
-    lines[-1] += f", {token:.0f} us a token"
+    lines.append(f"  each further row {1e6 * steps.row_seconds:.1f} us")
+    step, row, token = steps.context_seconds, steps.row_context_seconds, steps.token_context_seconds
+    lines.append(f"  1,000 tokens of context: {1e9 * step:.0f} us a step, {1e9 * row:.0f} us a row")
+    lines[-1] += f", {1e9 * token:.0f} us a token"
     return lines

@@ -11,12 +11,15 @@ import json
 import logging
 import os
 import platform
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+
+import numpy as np
 
 import outpace
 from outpace.backends.base import Runner
@@ -29,17 +32,25 @@ from outpace.verification import judge_of
 _log = logging.getLogger("outpace.costs")
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-_FORMAT = 5
+_FORMAT = 6
 _ROUNDS = 3
+_TURNS = 5  # of two steps that are compared, while that takes less than
+_TURNS_BUDGET = 0.1
 _TARGET_BUDGET = 1.4  # seconds; the draft gets less, because it is smaller
 _DRAFT_BUDGET = 0.6
 _READING_BUDGET = 0.4
 _READING_SIZES = (16, 64, 128, 256, 512, 1024)
-_CONTEXT_BUDGET = 0.25  # of the above, for reading a context in to see what it adds
+_CONTEXT_BUDGET = 0.4  # of the above, for reading a context in to see what it adds
 _MAX_CONTEXT = 1024
 _MIN_CONTEXT = 48  # a shorter one adds too little to be told from noise
+_MANY_ROWS = (3, 32)  # at least, and at most, for seeing what context adds in many rows
+_MANY_CONTEXT = (128, 256)  # of each of them: a short one stays in the processor's caches, as real ones do not
+_AT_ONCE = 0.4  # of as many times one: many rows that add less are attended to at once
+_SEVERAL = 8  # tokens of one row, to tell what each adds
 _GUESS_TEXT = 256  # tokens a proposer is timed on
 _GUESS_REPEATS = 8
+
+_Seen = tuple[int, int, int, float]  # rows, tokens, context, and the seconds which that added
 
 
 def measure(target: Runner, draft: Runner | None, guessers: Sequence[Proposer], scratch: Request) -> Costs:
@@ -54,24 +65,27 @@ def measure(target: Runner, draft: Runner | None, guessers: Sequence[Proposer], 
 
 
 def measure_steps(runner: Runner, budget: float) -> StepCosts:
-    room = runner.capacity
-    largest = min(room.max_step_tokens, room.max_context - 1, room.cache_tokens)
+    start, room = _start(runner), runner.capacity
+    largest = min(room.max_step_tokens, room.max_context - 1, room.cache_tokens - start * room.max_sequences)
     sizes = [size for size in SIZES if size <= min(largest, 16 * room.max_sequences)] or [1]
-    # The first pass pays for touching memory; where steps are captured, that of every size for its capture.
-    for size in sizes if runner.capabilities.captured is not None else sizes[:1]:
-        _timed(runner, _row_lengths(runner, size))
+    plans = {size: _plan(runner, _row_lengths(runner, size), start) for size in sizes}
     points, begin = dict[int, float](), perf_counter()
-    spent_here = 0.0
-    for size in sizes:  # the first round finds out how far the budget reaches
-        points[size] = _timed(runner, _row_lengths(runner, size))
-        spent_here += points[size]
-        if spent_here * _ROUNDS > budget * (1 - _CONTEXT_BUDGET):
-            break
-    for _ in range(_ROUNDS - 1):
-        for size in points:
-            points[size] = min(points[size], _timed(runner, _row_lengths(runner, size)))
+    with _holding(runner, max(len(plan.rows) for plan in plans.values()), start):
+        # The first pass pays for touching memory; where steps are captured, that of every size for its capture.
+        for size in sizes if runner.capabilities.captured is not None else sizes[:1]:
+            _timed(runner, plans[size])
+        spent_here = 0.0
+        for size in sizes:  # the first round finds out how far the budget reaches
+            points[size] = _timed(runner, plans[size])
+            spent_here += points[size]
+            if spent_here * _ROUNDS > budget * (1 - _CONTEXT_BUDGET):
+                break
+        for _ in range(_ROUNDS - 1):
+            for size in points:
+                points[size] = min(points[size], _timed(runner, plans[size]))
     costs = _with_rows(runner, points)
-    costs.row_context_seconds, costs.token_context_seconds = _measure_context(runner, points, budget * _CONTEXT_BUDGET)
+    extras = _measure_context(runner, costs, budget * _CONTEXT_BUDGET)
+    costs.context_seconds, costs.row_context_seconds, costs.token_context_seconds = extras
     _log.debug("measured %d sizes in %.2f s", len(points), perf_counter() - begin)
     return costs
 
@@ -85,7 +99,8 @@ def _measure_reading(runner: Runner, step_seconds: float) -> StepCosts | None:
         last = max(points)
         if size > largest or (last > 1 and 2 * points[last] * size / last > left):
             break
-        points[size] = min(_timed(runner, [size], num_logits=1) for _ in range(2))
+        with _holding(runner, 1, 0):
+            points[size] = min(_timed(runner, _plan(runner, [size], 0, num_logits=1)) for _ in range(2))
         left -= 2 * points[size]
     return StepCosts(points) if len(points) > 1 else None
 
@@ -99,55 +114,154 @@ def _row_lengths(runner: Runner, size: int) -> list[int]:
 
 def _with_rows(runner: Runner, points: Mapping[int, float]) -> StepCosts:
     """The curve over tokens in one row, and what each further row adds: measured on as many rows as there can be."""
-    most = runner.capabilities.captured[0] if runner.capabilities.captured is not None else max(points)
-    rows = min(runner.capacity.max_sequences, max(points), most)
+    rows, start = min(_most_rows(runner), max(points)), _start(runner)
     if rows == 1:
         return StepCosts(points)
+    in_fewer = _row_lengths(runner, rows)
+    with _holding(runner, rows, start):
+        added = _added(runner, _plan(runner, in_fewer, start), _plan(runner, [1] * rows, start))
+    row_seconds = added * StepCosts(points).seconds(1, rows) / (rows - len(in_fewer))
     further = {size: len(_row_lengths(runner, size)) - 1 for size in points}
-    together = min(_timed(runner, [1] * rows) for _ in range(_ROUNDS))
-    in_fewer = StepCosts(points).seconds(1, rows)
-    row_seconds = max(0.0, together - in_fewer) / (rows - len(_row_lengths(runner, rows)))
     alone = {size: max(seconds - further[size] * row_seconds, seconds / 2) for size, seconds in points.items()}
     return StepCosts(alone, row_seconds=row_seconds)
 
 
-def _measure_context(runner: Runner, points: Mapping[int, float], budget: float) -> tuple[float, float]:
-    """What a token of context adds to a step: for its row, and for each new token of the row."""
+def _most_rows(runner: Runner) -> int:
+    """In a step as requests make them."""
+    captured, most = runner.capabilities.captured, runner.capacity.max_sequences
+    return most if captured is None else min(most, captured[0])
+
+
+def _measure_context(runner: Runner, costs: StepCosts, budget: float) -> tuple[float, float, float]:
+    """What a token of context adds to a step: to any, for each of its rows, and for each of its new tokens.
+
+    Seen on a long context in one row and, where that can be paid for, on shorter ones in many rows: where rows are
+    attended to at once, as on a GPU, many cost far less than as many times one.
+    """
+    chunk, several = max(costs.points), max(size for size in costs.points if size <= _SEVERAL)
+    alone, rows, shared = _contexts(runner, int(budget * chunk / costs.seconds(1, chunk)))
+    start = _start(runner)
+    if alone < _MIN_CONTEXT or several == 1 or not start:
+        return 0.0, 0.0, 0.0
+    seen = list[_Seen]()
+
+    def see(row_lengths: list[int], context: int) -> None:
+        num_rows, num_tokens = len(row_lengths), sum(row_lengths)
+        short = _plan(runner, row_lengths, start, first=rows)
+        added = _added(runner, short, _plan(runner, row_lengths, context))
+        seen.append((num_rows, num_tokens, context - start, added * costs.seconds(num_rows, num_tokens)))
+
+    with _holding(runner, 2 * rows, start):  # the first half of them go on
+        _read_in(runner, 0, start, alone, chunk)
+        see([1], alone)
+        see([several], alone)
+        if rows > 1:
+            runner.truncate(0, shared)
+            for seq in range(1, rows):
+                _read_in(runner, seq, start, shared, chunk)
+            see([1] * rows, shared)
+    return _fitted(seen)
+
+
+def _contexts(runner: Runner, affordable: int) -> tuple[int, int, int]:
+    """How long a context one row is to have, how many rows are to have one together, and how long those.
+
+    Of the tokens that can be paid for, at most half go to the one row; all do, where many rows would get too few. As
+    many rows again have none, to compare.
+    """
     room = runner.capacity
-    chunk = max(points)
-    affordable = int(budget / points[chunk]) * chunk
-    context = min(_MAX_CONTEXT, affordable, room.max_context - 16, room.cache_tokens - 16)
-    few, several = 1, max(size for size in points if size <= 8)
-    if context < _MIN_CONTEXT or several == few or not runner.capabilities.can_rewind:
-        return 0.0, 0.0
-    seq = room.max_sequences - 1
-    seconds = {few: float("inf"), several: float("inf")}
-    try:
-        for start in range(0, context, chunk):
-            _run(runner, StepPlan([Row(seq, start, _some_tokens(runner, min(chunk, context - start)), 0)]))
-        for _ in range(_ROUNDS):
-            for size in seconds:
-                begin = perf_counter()
-                _run(runner, StepPlan([Row(seq, context, _some_tokens(runner, size), size)]))
-                seconds[size] = min(seconds[size], perf_counter() - begin)
-                runner.truncate(seq, context)
-    finally:
-        runner.free(seq)
-    added = {size: max(0.0, seconds[size] - points[size]) / context for size in seconds}
-    for_token = max(0.0, (added[several] - added[few]) / (several - few))
-    return max(0.0, added[few] - few * for_token), for_token
+    if room.max_sequences == 1:
+        return 0, 0, 0
+    affordable = min(affordable, room.cache_tokens - 2 * room.max_sequences - _SEVERAL)
+    longest = min(_MAX_CONTEXT, room.max_context - _SEVERAL)
+    alone = min(longest, affordable // 2)
+    left = affordable - alone
+    fitting = min(_most_rows(runner), room.max_step_tokens) // 2
+    rows = min(fitting, _MANY_ROWS[1], 1 + left // _MANY_CONTEXT[0])
+    if rows < _MANY_ROWS[0] or alone < _MANY_CONTEXT[0]:
+        return min(longest, affordable), 1, 0
+    return alone, rows, min(alone, _MANY_CONTEXT[1], left // (rows - 1))
 
 
-def _timed(runner: Runner, row_lengths: Sequence[int], num_logits: int | None = None) -> float:
-    """Every token's logits are wanted, or of each row those of the last so many."""
-    plan = StepPlan([Row(seq, 0, _some_tokens(runner, n), num_logits or n) for seq, n in enumerate(row_lengths)])
+def _fitted(seen: Sequence[_Seen]) -> tuple[float, float, float]:
+    """What any step pays is told apart from what each row does only where many rows clearly cost less than as many
+    times one: elsewhere that would be noise, and all that was seen speaks for rows and tokens."""
+    rows, tokens, context, seconds = seen[-1]
+    _, row_seconds, token_seconds = _least_squares([each for each in seen if each[0] == 1], (1, 2))
+    is_at_once = seconds < _AT_ONCE * context * (rows * row_seconds + tokens * token_seconds)
+    return _least_squares(seen, (0, 1, 2) if is_at_once else (1, 2))
+
+
+def _least_squares(seen: Sequence[_Seen], columns: Sequence[int]) -> tuple[float, float, float]:
+    """Seconds for a token of context, once, by row and by token: of these columns the fit with none below nothing."""
+    rows, tokens, context, seconds = np.array(seen).T
+    table = np.array([context, context * rows, context * tokens]).T
+    best, least = np.zeros(3), float(seconds @ seconds)
+    for used in (used for count in range(1, 4) for used in map(list, combinations(columns, count))):
+        found = np.linalg.lstsq(table[:, used], seconds, rcond=None)[0]
+        error = float(np.sum((table[:, used] @ found - seconds) ** 2))
+        if found.min() >= 0 and error < least:
+            best, least = np.zeros(3), error
+            best[used] = found
+    return float(best[0]), float(best[1]), float(best[2])
+
+
+def _read_in(runner: Runner, seq: int, start: int, end: int, chunk: int) -> None:
+    for at in range(start, end, chunk):
+        _run(runner, StepPlan([Row(seq, at, _some_tokens(runner, min(chunk, end - at)), 0)]))
+
+
+def _start(runner: Runner) -> int:
+    """Tokens that rows hold when a step of theirs is timed: beginning a sequence takes time, and running ones have."""
+    room = runner.capacity
+    has_room = room.max_context > 1 and room.cache_tokens >= 2 * room.max_sequences
+    return 1 if runner.capabilities.can_rewind and has_room else 0
+
+
+@contextmanager
+def _holding(runner: Runner, rows: int, tokens: int) -> Iterator[None]:
+    """The first sequences hold so many tokens each; whatever happens, they are given back empty."""
     try:
-        begin = perf_counter()
-        _run(runner, plan)
-        return perf_counter() - begin
+        if tokens:
+            _run(runner, StepPlan([Row(seq, 0, _some_tokens(runner, tokens), 0) for seq in range(rows)]))
+        yield
     finally:
-        for row in plan.rows:
+        for seq in range(rows):
+            runner.free(seq)
+
+
+def _plan(
+    runner: Runner, row_lengths: Sequence[int], start: int, *, first: int = 0, num_logits: int | None = None
+) -> StepPlan:
+    """Rows of sequences that hold `start` tokens. Every token's logits are wanted, or of each row the last so many."""
+    rows = [Row(first + i, start, _some_tokens(runner, n), num_logits or n) for i, n in enumerate(row_lengths)]
+    return StepPlan(rows)
+
+
+def _timed(runner: Runner, plan: StepPlan) -> float:
+    """Afterwards its sequences hold what they held before."""
+    begin = perf_counter()
+    _run(runner, plan)
+    seconds = perf_counter() - begin
+    for row in plan.rows:
+        if row.start:
+            runner.truncate(row.seq, row.start)
+        else:
             runner.free(row.seq)
+    return seconds
+
+
+def _added(runner: Runner, plan: StepPlan, dearer: StepPlan) -> float:
+    """What the second takes beyond the first, as a share of that. A machine may be faster at one moment than at the
+    next, so they take turns."""
+    if runner.capabilities.captured is not None:
+        _timed(runner, plan)
+        _timed(runner, dearer)
+    seconds, begin = list[tuple[float, float]](), perf_counter()
+    while not seconds or (len(seconds) < _TURNS and perf_counter() - begin < _TURNS_BUDGET):
+        seconds.append((_timed(runner, plan), _timed(runner, dearer)))
+    fastest, dearest = map(min, zip(*seconds, strict=True))
+    return max(0.0, float(dearest / fastest) - 1.0)
 
 
 def _run(runner: Runner, plan: StepPlan) -> None:

@@ -23,7 +23,7 @@ _MOST_SURPRISE = math.log(2.0)  # a step disturbed by something else says at mos
 
 
 class StepCosts:
-    """Seconds of a forward pass: a curve over its number of tokens, plus what each row and its context add.
+    """Seconds of a forward pass: a curve over its number of tokens, plus what further rows and context add.
 
     The curve keeps every size it has met as it was measured, so a staircase stays one; between sizes it is straight,
     beyond them it goes on as it last went. A common factor follows the speed of the machine, which a busy neighbour
@@ -35,12 +35,14 @@ class StepCosts:
         points: Mapping[int, float],
         *,
         row_seconds: float = 0.0,
+        context_seconds: float = 0.0,
         row_context_seconds: float = 0.0,
         token_context_seconds: float = 0.0,
     ) -> None:
         assert points, "nothing has been measured"
         self._points = {size: float(points[size]) for size in sorted(points)}
         self.row_seconds = row_seconds  # for each row beyond the first
+        self.context_seconds = context_seconds  # for each token of context that rows have on average, however many
         self.row_context_seconds = row_context_seconds  # for each token of context a row has
         self.token_context_seconds = token_context_seconds  # for each pair of a new token and one of its context
         self._drift = 1.0
@@ -81,6 +83,7 @@ class StepCosts:
         return {
             "points": {str(size): seconds for size, seconds in sorted(self.points.items())},
             "row_seconds": self.row_seconds * self._drift,
+            "context_seconds": self.context_seconds * self._drift,
             "row_context_seconds": self.row_context_seconds * self._drift,
             "token_context_seconds": self.token_context_seconds * self._drift,
         }
@@ -89,7 +92,7 @@ class StepCosts:
     def from_dict(cls, saved: Mapping[str, Any]) -> StepCosts:
         """The inverse of `as_dict`; ValueError, KeyError or TypeError where that was damaged."""
         points = {int(size): float(seconds) for size, seconds in saved["points"].items()}
-        names = ("row_seconds", "row_context_seconds", "token_context_seconds")
+        names = ("row_seconds", "context_seconds", "row_context_seconds", "token_context_seconds")
         extras = {name: float(saved[name]) for name in names}
         plausible = bool(points) and all(1 <= size < 1e6 and 0 < seconds < 1e4 for size, seconds in points.items())
         if not plausible or not all(0 <= extra < 1e3 for extra in extras.values()):
@@ -97,8 +100,8 @@ class StepCosts:
         return cls(points, **extras)
 
     def _extra(self, rows: int, tokens: int, context: float) -> float:
-        per_row = (rows - 1) * self.row_seconds + rows * context * self.row_context_seconds
-        return per_row + tokens * (context * self.token_context_seconds)
+        for_context = self.context_seconds + rows * self.row_context_seconds + tokens * self.token_context_seconds
+        return (rows - 1) * self.row_seconds + context * for_context
 
     def _at(self, tokens: int) -> float:
         known = self._points.get(tokens)
