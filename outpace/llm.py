@@ -19,7 +19,7 @@ from outpace.models import resolve_model
 from outpace.prompts import encode_rendered, render
 from outpace.randomness import child_seed
 from outpace.speculation.base import NoDraft, Proposer
-from outpace.speculation.calibration import CostFile
+from outpace.speculation.cost_file import CostFile
 from outpace.speculation.draft_model import DraftModelProposer
 from outpace.speculation.ngram import NgramProposer
 from outpace.speculation.suffix import SuffixProposer

@@ -19,8 +19,10 @@ from outpace.config import SamplingParams
 from outpace.core import StepPlan
 from outpace.engine.engine import Engine
 from outpace.speculation import calibration
+from outpace.speculation import cost_file as kept
 from outpace.speculation.base import DraftAsk
-from outpace.speculation.calibration import SIZES, CostFile, measure, measure_steps
+from outpace.speculation.calibration import SIZES, measure, measure_steps
+from outpace.speculation.cost_file import CostFile
 from outpace.speculation.costs import Costs, StepCosts
 from outpace.speculation.suffix import SuffixProposer
 from tests.fakes import FakeModel, FakeRunner, fake_config, fake_engine, runner_of
@@ -440,14 +442,14 @@ def test_another_format_is_measured_again(model, caplog):
 
 def test_another_machine_is_measured_again(model, caplog, monkeypatch):
     cost_file(model).save(some_costs())
-    monkeypatch.setattr(calibration, "_processor", lambda: "some other processor")
+    monkeypatch.setattr(kept, "_processor", lambda: "some other processor")
     assert cost_file(model).load() is None
     assert logged(caplog, logging.INFO, "another machine", "measuring again")
 
 
 def test_other_cores_are_another_machine(model, caplog, monkeypatch):
     cost_file(model).save(some_costs())
-    monkeypatch.setattr(calibration, "usable_cores", lambda: 999)
+    monkeypatch.setattr(kept, "usable_cores", lambda: 999)
     assert cost_file(model).load() is None
     assert logged(caplog, logging.INFO, "another machine")
 

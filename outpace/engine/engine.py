@@ -25,7 +25,8 @@ from outpace.errors import UsageError
 from outpace.kv.cache import SequenceCache
 from outpace.sampling import Shaper, token_logprob
 from outpace.speculation.base import DraftTiming, Proposer
-from outpace.speculation.calibration import CostFile, measure
+from outpace.speculation.calibration import measure
+from outpace.speculation.cost_file import CostFile
 from outpace.speculation.costs import Costs
 from outpace.speculation.ledger import Ledger
 from outpace.speculation.policy import Policy

@@ -1,29 +1,20 @@
-"""Measuring costs at start, in about two seconds, and keeping them on disk for the next start.
+"""Measuring costs at start, in about two seconds.
 
-Sizes take turns within every round, so that a noisy moment hits all of them, and the fastest of each counts. The file
-says which machine, model and build it was measured on; one that does not fit, or cannot be read, is measured again.
+Sizes take turns within every round, so that a noisy moment hits all of them, and the fastest of each counts. Steps are
+timed on sequences that have begun: to begin one takes time, which a running request does not pay again.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import os
-import platform
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from itertools import combinations
-from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
-import outpace
 from outpace.backends.base import Runner
-from outpace.config import ResolvedConfig, usable_cores
 from outpace.core import Draft, Request, Row, StepPlan
 from outpace.speculation.base import DraftAsk, Proposer
 from outpace.speculation.costs import Costs, StepCosts
@@ -32,7 +23,6 @@ from outpace.verification import judge_of
 _log = logging.getLogger("outpace.costs")
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-_FORMAT = 6
 _ROUNDS = 3
 _TURNS = 5  # of two steps that are compared, while that takes less than
 _TURNS_BUDGET = 0.1
@@ -44,7 +34,7 @@ _CONTEXT_BUDGET = 0.4  # of the above, for reading a context in to see what it a
 _MAX_CONTEXT = 1024
 _MIN_CONTEXT = 48  # a shorter one adds too little to be told from noise
 _MANY_ROWS = (3, 32)  # at least, and at most, for seeing what context adds in many rows
-_MANY_CONTEXT = (128, 256)  # of each of them: a short one stays in the processor's caches, as real ones do not
+_MANY_CONTEXT = (128, 256)  # of each of them: per token, shorter ones add less than those of real requests
 _AT_ONCE = 0.4  # of as many times one: many rows that add less are attended to at once
 _SEVERAL = 8  # tokens of one row, to tell what each adds
 _GUESS_TEXT = 256  # tokens a proposer is timed on
@@ -287,71 +277,3 @@ def _measure_guesses(proposer: Proposer, scratch: Request) -> float:
     finally:
         scratch.tokens = list(scratch.prompt)  # what was said in it is no text to learn from
         proposer.release(scratch)
-
-
-@dataclass(frozen=True, slots=True)
-class CostFile:
-    """Where the costs of one setting on this machine are kept."""
-
-    path: Path
-    fingerprint: Mapping[str, Any]
-
-    @classmethod
-    def for_config(cls, config: ResolvedConfig, folder: Path) -> CostFile:
-        """One file per model, draft, backend and number of threads; the fingerprint says the rest."""
-        setting = [config.model, config.draft, config.backend, config.threads, config.max_sequences]
-        name = hashlib.sha256(json.dumps(setting).encode()).hexdigest()[:16]
-        fingerprint = {
-            "format": _FORMAT,
-            "outpace": outpace.__version__,
-            "machine": [platform.machine(), _processor(), usable_cores()],
-            "setting": setting,
-            "model": _stamp(config.model),
-            "draft": _stamp(config.draft) if config.draft else None,
-        }
-        return cls(folder / "costs" / f"{name}.json", fingerprint)
-
-    def load(self) -> Costs | None:
-        """What was measured last time; None, with a line in the log, where that cannot be used."""
-        try:
-            saved = json.loads(self.path.read_text(encoding="utf-8"))
-            wrong = [name for name, value in self.fingerprint.items() if saved["fingerprint"].get(name) != value]
-            if wrong:
-                _log.info("costs were measured with another %s; measuring again", " and ".join(wrong))
-                return None
-            return Costs.from_dict(saved["costs"])
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
-            _log.warning("the file of measured costs cannot be used (%s: %s); measuring again", self.path, error)
-            return None
-
-    def save(self, costs: Costs) -> None:
-        """Written beside and moved into place: a reader never sees half a file."""
-        text = json.dumps({"fingerprint": self.fingerprint, "costs": costs.as_dict()}, indent=1)
-        partial = self.path.with_suffix(f".{os.getpid()}.tmp")
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(text, encoding="utf-8")
-            partial.replace(self.path)
-        except OSError as error:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
-            _log.warning("measured costs could not be kept (%s); they will be measured again next time", error)
-
-
-def _stamp(path: str) -> list[int]:
-    """A file that was replaced is another model."""
-    found = Path(path)
-    if not found.exists():
-        return []
-    status = found.stat()
-    return [status.st_size, status.st_mtime_ns]
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()
