@@ -35,7 +35,7 @@ _MAX_CONTEXT = 1024
 _MIN_CONTEXT = 48  # a shorter one adds too little to be told from noise
 _MANY_ROWS = (3, 32)  # at least, and at most, for seeing what context adds in many rows
 _MANY_CONTEXT = (128, 256)  # of each of them: per token, shorter ones add less than those of real requests
-_AT_ONCE = 0.4  # of as many times one: many rows that add less are attended to at once
+_AT_ONCE = (8, 0.4)  # from so many rows on, where they add less than this share of as many times one
 _SEVERAL = 8  # tokens of one row, to tell what each adds
 _GUESS_TEXT = 256  # tokens a proposer is timed on
 _GUESS_REPEATS = 8
@@ -178,7 +178,8 @@ def _fitted(seen: Sequence[_Seen]) -> tuple[float, float, float]:
     times one: elsewhere that would be noise, and all that was seen speaks for rows and tokens."""
     rows, tokens, context, seconds = seen[-1]
     _, row_seconds, token_seconds = _least_squares([each for each in seen if each[0] == 1], (1, 2))
-    is_at_once = seconds < _AT_ONCE * context * (rows * row_seconds + tokens * token_seconds)
+    expected = context * (rows * row_seconds + tokens * token_seconds)
+    is_at_once = rows >= _AT_ONCE[0] and seconds < _AT_ONCE[1] * expected
     return _least_squares(seen, (0, 1, 2) if is_at_once else (1, 2))
 
 
