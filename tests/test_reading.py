@@ -126,6 +126,19 @@ def test_a_loser_keeps_others_from_trying_for_a_while_and_not_for_ever():
     assert others >= 20, "losers stay rare"
 
 
+def test_a_few_winners_speak_for_reading_again():
+    record = Record()
+    record.begin()
+    record.begin()
+    record.begin()
+    record.begin()
+    record.end(lost=True)
+    for _ in range(3):
+        assert not record.is_worth_trying
+        record.end(lost=False)
+    assert record.is_worth_trying
+
+
 def test_many_losers_keep_others_away_for_longer():
     def waits(num_losers: int) -> int:
         record = Record()
