@@ -3,10 +3,10 @@
     out = residual + bias + x @ weight.T          or   silu(gate) * up   of the same
 
 With a handful of tokens a product is as fast as its weights can be read, so everything serves an even, unbroken stream:
-a fixed number of programs take the same number of tiles each, as one flat loop whose loads run ahead across tiles; and
-a program asks for its first weights before the previous kernel has ended. Where whole tiles cannot be shared evenly,
-tiles are cut into slices of K and the last program to finish one adds the parts in order: results never depend on
-timing. For a single token, `vector.py` is faster.
+a program asks for its first weights before the previous kernel has ended, and has one tile, in the shortest loop there
+is. Where that makes too many programs, a fixed number of them take the same number of tiles each, as one flat loop
+whose loads run ahead across tiles; where it makes too few, tiles are cut into slices of K and the last program to
+finish one adds the parts in order: results never depend on timing. For a single token, `vector.py` is faster.
 
 RMSNorm costs nothing here. The product that makes an activation also multiplies it by the next norm's weight and sums
 the squares of each tile (`Normed`); the product that reads it divides its finished sums by the root of their mean.
@@ -23,9 +23,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from outpace.backends.torch.kernels.assembly import prefetch_bytes, publish
 from outpace.backends.torch.kernels.base import Normed, Operands
+from outpace.backends.torch.kernels.finishing import ask, finish
 
-_ON_GPU = tl.constexpr(not triton.knobs.runtime.interpret)  # Triton's interpreter runs one program after another
 _MIN_BLOCK_N = 16  # as few columns as the matrix units take
 _MAX_UNEVEN = 0.04  # of the time, that some programs may wait for others before tiles are cut
 
@@ -36,7 +37,7 @@ class LinearConfig:
     block_k: int
     num_warps: int
     num_stages: int
-    programs_per_sm: int = 1  # at most
+    programs_per_sm: int = 1  # at most; 0: one for each tile, however many that makes
     prefetch: int = 0  # slices of K to ask into the L2 cache before waiting for the previous kernel
     dependent_launch: bool = True  # begin while the previous kernel ends
 
@@ -52,99 +53,52 @@ def default_config(n: int, k: int, *, is_swiglu: bool) -> LinearConfig:
 
 
 @triton.jit
-def _prefetch(pointers, num_bytes):
-    """Into the L2 cache. One element per thread, else the same lines are asked for several times."""
-    if _ON_GPU:
-        tl.inline_asm_elementwise(
-            "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;", "=r,l,r",
-            [pointers.to(tl.int64), tl.full(pointers.shape, num_bytes, tl.int32)], tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
-
-
-@triton.jit
-def prefetch_line(pointers):
-    if _ON_GPU:
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [pointers.to(tl.int64)], tl.int32, is_pure=False, pack=1
-        )
-
-
-@triton.jit
-def _publish():
-    """All this program has stored is visible to whoever sees what it does next. Triton's own barrier would keep the
-    loop around it from being pipelined."""
-    if _ON_GPU:
-        tl.inline_asm_elementwise(
-            "fence.acq_rel.gpu; bar.sync 0; mov.b32 $0, 0;", "=r", [], tl.int32, is_pure=False, pack=1
-        )
-
-
-@triton.jit
-def _finish(
-    acc, acc_up, tile, out_ptr, bias_ptr, residual_ptr, squares_ptr, next_norm_ptr, next_x_ptr, next_squares_ptr,
-    M, num_squares, epsilon, N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    TILES: tl.constexpr, SQUARES_BLOCK: tl.constexpr, HAS_SQUARES: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NEXT: tl.constexpr, IS_SWIGLU: tl.constexpr,
-):  # fmt: skip
-    m, n = tl.arange(0, BLOCK_M), tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    mask = (m < M)[:, None] & (n < N)[None, :]
-    if HAS_SQUARES:
-        j = tl.arange(0, SQUARES_BLOCK)
-        there = (m < M)[:, None] & (j < num_squares)[None, :]
-        squares = tl.sum(tl.load(squares_ptr + m[:, None] * num_squares + j[None, :], there, 0.0), 1)
-        scale = tl.rsqrt(squares / K + epsilon)[:, None]
-        acc = acc * scale
-        acc_up = acc_up * scale
-    if HAS_BIAS:
-        acc += tl.load(bias_ptr + n, n < N, 0.0).to(tl.float32)[None, :]
-        if IS_SWIGLU:
-            acc_up += tl.load(bias_ptr + N + n, n < N, 0.0).to(tl.float32)[None, :]
-    if IS_SWIGLU:
-        acc = acc * tl.sigmoid(acc) * acc_up
-    places = m[:, None] * N + n[None, :]
-    if HAS_RESIDUAL:
-        acc += tl.load(residual_ptr + places, mask, 0.0).to(tl.float32)
-    out = acc.to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + places, out, mask)
-    if HAS_NEXT:
-        wide = tl.where(mask, out.to(tl.float32), 0.0)
-        norm = tl.load(next_norm_ptr + n, n < N, 0.0).to(tl.float32)
-        tl.store(next_x_ptr + places, (wide * norm[None, :]).to(next_x_ptr.dtype.element_ty), mask)
-        tl.store(next_squares_ptr + m * TILES + tile, tl.sum(wide * wide, 1), m < M)
-
-
-@triton.jit(do_not_specialize=["M", "num_squares"])
-def _linear_kernel(
+def _stream_tile(
     x_ptr, weight_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr, next_norm_ptr, next_x_ptr, next_squares_ptr,
-    parts_ptr, counters_ptr, M, num_squares, epsilon,
+    M, num_squares, epsilon, tile, N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, SQUARES_BLOCK: tl.constexpr, HAS_SQUARES: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, HAS_NEXT: tl.constexpr, IS_SWIGLU: tl.constexpr,
+):  # fmt: skip
+    """The shortest loop there is; what the tile is finished with is on its way before it."""
+    TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    squares, residual, norm = ask(
+        tile, residual_ptr, squares_ptr, next_norm_ptr, M, num_squares, N, BLOCK_M, BLOCK_N, SQUARES_BLOCK,
+        HAS_SQUARES, HAS_RESIDUAL, HAS_NEXT,
+    )  # fmt: skip
+    m, in_slice = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
+    n = tl.minimum(tile * BLOCK_N + tl.arange(0, BLOCK_N), N - 1).to(tl.int64)
+    xs, there = x_ptr + m[:, None] * K + in_slice[None, :], (m < M)[:, None]
+    rows = weight_ptr + n[:, None] * K + in_slice[None, :]
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    acc_up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for k in range(0, K, BLOCK_K):
+        x = tl.load(xs + k, there, 0.0)
+        w = tl.load(rows + k, eviction_policy="evict_first")
+        acc = tl.dot(x, w.T, acc, input_precision="ieee")
+        if IS_SWIGLU:
+            w_up = tl.load(rows + N * K + k, eviction_policy="evict_first")
+            acc_up = tl.dot(x, w_up.T, acc_up, input_precision="ieee")
+    finish(
+        acc, acc_up, squares, residual, norm, tile, out_ptr, bias_ptr, next_x_ptr, next_squares_ptr, M, epsilon,
+        N, K, BLOCK_M, BLOCK_N, TILES, HAS_SQUARES, HAS_BIAS, HAS_RESIDUAL, HAS_NEXT, IS_SWIGLU,
+    )  # fmt: skip
+
+
+@triton.jit
+def _stream_tiles(
+    x_ptr, weight_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr, next_norm_ptr, next_x_ptr, next_squares_ptr,
+    parts_ptr, counters_ptr, M, num_squares, epsilon, start, stop,
     N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     NUM_PROGRAMS: tl.constexpr, MAX_PARTS: tl.constexpr, SQUARES_BLOCK: tl.constexpr, HAS_SQUARES: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NEXT: tl.constexpr, IS_SWIGLU: tl.constexpr,
-    PREFETCH: tl.constexpr, THREADS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    """Slices from start to stop, of all tiles' in a row: loads run ahead across tiles."""
     SLICES: tl.constexpr = K // BLOCK_K
     TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     TOTAL: tl.constexpr = TILES * SLICES
     PART: tl.constexpr = BLOCK_M * BLOCK_N
     pid = tl.program_id(0)
-    if MAX_PARTS == 1:
-        start, stop = pid * TILES // NUM_PROGRAMS * SLICES, (pid + 1) * TILES // NUM_PROGRAMS * SLICES
-    else:
-        start, stop = pid * TOTAL // NUM_PROGRAMS, (pid + 1) * TOTAL // NUM_PROGRAMS
     m, in_tile, in_slice = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
-    if DEPENDENT:
-        gdc_launch_dependents()
-        if PREFETCH > 0:
-            LENGTH: tl.constexpr = PREFETCH * BLOCK_K * BLOCK_N // THREADS  # of a row, for each thread
-            thread = tl.arange(0, THREADS)
-            row = tl.minimum(start // SLICES * BLOCK_N + thread % BLOCK_N, N - 1).to(tl.int64)
-            column = tl.minimum(start % SLICES * BLOCK_K + thread // BLOCK_N * LENGTH, K - LENGTH)
-            _prefetch(weight_ptr + row * K + column, LENGTH * weight_ptr.dtype.element_ty.primitive_bitwidth // 8)
-            if IS_SWIGLU:
-                _prefetch(
-                    weight_ptr + (row + N) * K + column, LENGTH * weight_ptr.dtype.element_ty.primitive_bitwidth // 8
-                )
-        gdc_wait()
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     acc_up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for i in range(start, stop):
@@ -170,7 +124,7 @@ def _linear_kernel(
                     tl.store(parts_ptr + slot * 2 * PART + inside, acc)
                     if IS_SWIGLU:
                         tl.store(parts_ptr + (slot * 2 + 1) * PART + inside, acc_up)
-                    _publish()
+                    publish()
                     is_last = tl.atomic_add(counters_ptr + tile, 1, sem="acq_rel") == last - first
                     if is_last:
                         tl.store(counters_ptr + tile, 0)
@@ -185,19 +139,68 @@ def _linear_kernel(
                             if IS_SWIGLU:
                                 acc_up += tl.load(part + PART, there, 0.0, cache_modifier=".cg")
             if is_last:
-                _finish(
-                    acc, acc_up, tile, out_ptr, bias_ptr, residual_ptr, squares_ptr,
-                    next_norm_ptr, next_x_ptr, next_squares_ptr, M, num_squares, epsilon, N, K, BLOCK_M, BLOCK_N, TILES,
-                    SQUARES_BLOCK, HAS_SQUARES, HAS_BIAS, HAS_RESIDUAL, HAS_NEXT, IS_SWIGLU,
+                squares, residual, norm = ask(
+                    tile, residual_ptr, squares_ptr, next_norm_ptr, M, num_squares, N, BLOCK_M, BLOCK_N, SQUARES_BLOCK,
+                    HAS_SQUARES, HAS_RESIDUAL, HAS_NEXT,
+                )  # fmt: skip
+                finish(
+                    acc, acc_up, squares, residual, norm, tile, out_ptr, bias_ptr, next_x_ptr, next_squares_ptr, M,
+                    epsilon, N, K, BLOCK_M, BLOCK_N, TILES, HAS_SQUARES, HAS_BIAS, HAS_RESIDUAL, HAS_NEXT, IS_SWIGLU,
                 )  # fmt: skip
             acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
             acc_up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+
+
+@triton.jit(do_not_specialize=["M", "num_squares"])
+def _linear_kernel(
+    x_ptr, weight_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr, next_norm_ptr, next_x_ptr, next_squares_ptr,
+    parts_ptr, counters_ptr, M, num_squares, epsilon,
+    N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr, MAX_PARTS: tl.constexpr, SQUARES_BLOCK: tl.constexpr, HAS_SQUARES: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NEXT: tl.constexpr, IS_SWIGLU: tl.constexpr,
+    PREFETCH: tl.constexpr, THREADS: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    SLICES: tl.constexpr = K // BLOCK_K
+    TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    TOTAL: tl.constexpr = TILES * SLICES
+    pid = tl.program_id(0)
+    if MAX_PARTS == 1:
+        start, stop = pid * TILES // NUM_PROGRAMS * SLICES, (pid + 1) * TILES // NUM_PROGRAMS * SLICES
+    else:
+        start, stop = pid * TOTAL // NUM_PROGRAMS, (pid + 1) * TOTAL // NUM_PROGRAMS
+    if DEPENDENT:
+        gdc_launch_dependents()
+        if PREFETCH > 0:
+            LENGTH: tl.constexpr = PREFETCH * BLOCK_K * BLOCK_N // THREADS  # of a row, for each thread
+            thread = tl.arange(0, THREADS)
+            row = tl.minimum(start // SLICES * BLOCK_N + thread % BLOCK_N, N - 1).to(tl.int64)
+            column = tl.minimum(start % SLICES * BLOCK_K + thread // BLOCK_N * LENGTH, K - LENGTH)
+            prefetch_bytes(weight_ptr + row * K + column, LENGTH * weight_ptr.dtype.element_ty.primitive_bitwidth // 8)
+            if IS_SWIGLU:
+                prefetch_bytes(
+                    weight_ptr + (row + N) * K + column, LENGTH * weight_ptr.dtype.element_ty.primitive_bitwidth // 8
+                )
+        gdc_wait()
+    if NUM_PROGRAMS == TILES:
+        _stream_tile(
+            x_ptr, weight_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr, next_norm_ptr, next_x_ptr,
+            next_squares_ptr, M, num_squares, epsilon, pid, N, K, BLOCK_M, BLOCK_N, BLOCK_K, SQUARES_BLOCK,
+            HAS_SQUARES, HAS_BIAS, HAS_RESIDUAL, HAS_NEXT, IS_SWIGLU,
+        )  # fmt: skip
+    else:
+        _stream_tiles(
+            x_ptr, weight_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr, next_norm_ptr, next_x_ptr,
+            next_squares_ptr, parts_ptr, counters_ptr, M, num_squares, epsilon, start, stop, N, K, BLOCK_M, BLOCK_N,
+            BLOCK_K, NUM_PROGRAMS, MAX_PARTS, SQUARES_BLOCK, HAS_SQUARES, HAS_BIAS, HAS_RESIDUAL, HAS_NEXT, IS_SWIGLU,
+        )  # fmt: skip
 
 
 @cache
 def _layout(n: int, k: int, block_n: int, block_k: int, max_programs: int) -> tuple[int, int]:
     """(programs, most programs that share a tile)."""
     slices, tiles = k // block_k, -(-n // block_n)
+    if not max_programs:
+        return tiles, 1
     rounds = -(-tiles // max_programs)
     while (programs := -(-tiles // rounds)) > max_programs // 2:
         if programs * rounds <= tiles * (1 + _MAX_UNEVEN):

@@ -40,9 +40,9 @@ FEW = {
 STREAMED = {
     (6144, 4096): LinearConfig(16, 512, num_warps=2, num_stages=3, programs_per_sm=3, prefetch=1),
     (4096, 4096): LinearConfig(16, 512, num_warps=2, num_stages=4, programs_per_sm=2, prefetch=1),
-    (28672, 4096): LinearConfig(128, 128, num_warps=8, num_stages=3, prefetch=1),
+    (28672, 4096): LinearConfig(32, 256, num_warps=4, num_stages=3, programs_per_sm=0, prefetch=1),
     (4096, 14336): LinearConfig(16, 512, num_warps=2, num_stages=4, programs_per_sm=2, prefetch=1),
-    (128256, 4096): LinearConfig(64, 256, num_warps=4, num_stages=4),
+    (128256, 4096): LinearConfig(64, 128, num_warps=2, num_stages=4, programs_per_sm=0, prefetch=1),
     (3072, 2048): LinearConfig(32, 256, num_warps=4, num_stages=6),
     (2048, 2048): LinearConfig(16, 512, num_warps=2, num_stages=4, prefetch=1),
     (16384, 2048): LinearConfig(64, 256, num_warps=4, num_stages=3, prefetch=1),
