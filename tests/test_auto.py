@@ -15,7 +15,7 @@ from outpace.engine.engine import Engine
 from outpace.speculation.base import DraftAsk
 from outpace.speculation.costs import Costs, StepCosts
 from outpace.speculation.draft_model import DraftModelProposer
-from outpace.speculation.seats import Outcome
+from outpace.speculation.seats import Outcome, Step
 from outpace.speculation.suffix import SuffixProposer
 from tests.fakes import FakeModel, fake_engine, runner_of
 from tests.test_engine import check_law, plainly, prompt_of, run
@@ -42,7 +42,7 @@ def auto_engine(model: FakeModel, points: dict[int, float], *, draft_seconds: fl
     engine.policy.use_costs(costs)
     account = engine.policy.account
 
-    def booked(outcomes: Sequence[Outcome], stats: StepStats, reading_seconds: float) -> None:
+    def booked(outcomes: Sequence[Outcome], stats: StepStats, reading_seconds: float, step: Step | None = None) -> None:
         tokens = sum(1 + outcome.verdict.num_drafted for outcome in outcomes)
         seconds = costs.target.seconds(len(outcomes), tokens)
         account(outcomes, StepStats(num_emitted=stats.num_emitted, forward_seconds=seconds), 0.0)
@@ -196,9 +196,9 @@ def test_reading_is_booked_in_the_step_that_read_and_in_no_other():
     booked: list[float] = []
     account = engine.policy.account
 
-    def noted(outcomes: Sequence[Outcome], stats: StepStats, reading_seconds: float) -> None:
+    def noted(outcomes: Sequence[Outcome], stats: StepStats, reading_seconds: float, step: Step | None = None) -> None:
         booked.append(reading_seconds)
-        account(outcomes, stats, reading_seconds)
+        account(outcomes, stats, reading_seconds, step)
 
     engine.policy.account = noted  # type: ignore[method-assign]
     drafting = SamplingParams(

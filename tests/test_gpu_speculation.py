@@ -22,7 +22,7 @@ from benchmarks.gpu_summary import summary
 from outpace.backends.base import Capacity
 from outpace.core import StepStats
 from outpace.speculation.costs import Costs, StepCosts
-from outpace.speculation.seats import Outcome
+from outpace.speculation.seats import Outcome, Step
 from tests.test_gpu_padding import LARGE, SMALL, random_weights
 
 SETTINGS = {2: ("plain", "ngram:2", "suffix:2", "draft:3", "auto")}
@@ -168,7 +168,7 @@ def test_auto_uses_a_draft_model_where_steps_cost_what_they_do_on_a_gpu(monkeypa
     engine.policy.use_costs(costs)
     account, spent = engine.policy.account, list[float]()
 
-    def booked(outcomes: Sequence[Outcome], stats: StepStats, reading_seconds: float) -> None:
+    def booked(outcomes: Sequence[Outcome], stats: StepStats, reading_seconds: float, step: Step | None = None) -> None:
         [outcome] = outcomes
         is_drafted = outcome.choice.method == "draft"
         drafting = 0.9e-3 * outcome.choice.depth * is_drafted
@@ -178,7 +178,7 @@ def test_auto_uses_a_draft_model_where_steps_cost_what_they_do_on_a_gpu(monkeypa
         taken = StepStats(
             num_emitted=stats.num_emitted, forward_seconds=forward, draft_seconds=drafting + reading
         )  # fmt: skip
-        account(outcomes, taken, reading)
+        account(outcomes, taken, reading, step)
 
     engine.policy.account = booked  # type: ignore[method-assign]
     monkeypatch.setattr(engine.policy, "observe_drafting", lambda timing, *, is_typical: None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from time import perf_counter
 
@@ -30,7 +31,7 @@ from outpace.speculation.cost_file import CostFile
 from outpace.speculation.costs import Costs
 from outpace.speculation.ledger import Ledger
 from outpace.speculation.policy import Policy
-from outpace.speculation.seats import Choice, Outcome
+from outpace.speculation.seats import Choice, Outcome, Step
 from outpace.verification import judge_of
 
 
@@ -62,6 +63,7 @@ class Engine:
         self._runner = target.runner
         self._tokenizer = target.tokenizer
         self._judge = judge_of(target.runner)
+        self._can_postpone = target.runner.capabilities.judge is not None  # something to a time when a device works
         models = [target] if draft is None else [target, draft]
         prepared = [model.runner.capabilities.num_prepared for model in models]
         self._prepared = [count for count in prepared if count is not None]
@@ -78,6 +80,7 @@ class Engine:
         self.policy = Policy(config, None, self._proposers, can_speculate=self._runner.capabilities.can_rewind)
 
     def _start(self) -> None:
+        self._postponed: Callable[[], None] | None = None  # what the latest step taught, still to be learned
         can_rewind = self._runner.capabilities.can_rewind
         self._cache = SequenceCache(self._runner)
         self.scheduler = Scheduler(
@@ -211,7 +214,8 @@ class Engine:
             Case(turn.work.request, draft) for turn, draft in zip(turns, drafts, strict=True) if turn.work.completes
         ]
         judged = self._judge(plan, cases, self._meanwhile(turns))
-        self._observe_drafting(turns, judged)
+        self._learn_postponed()  # where there was no time for it meanwhile
+        reading = self._observe_drafting(turns, judged)
         deltas, outcomes = self._conclude(turns, plan, judged, stats)
         concluded = perf_counter()
         stats.draft_seconds = drafted - begin if has_asked else 0.0
@@ -220,7 +224,11 @@ class Engine:
         num_prepared = self._count_prepared()
         stats.has_prepared = num_prepared > self._num_prepared
         self._num_prepared = num_prepared
-        self._learn(plan, outcomes, stats, is_typical=judged.is_typical)
+        self._postponed = partial(
+            self._learn, plan, outcomes, stats, self.policy.latest, reading, is_typical=judged.is_typical
+        )  # fmt: skip
+        if not self._can_postpone or stats.num_finished or self.policy.is_weighing or self.policy.trace.maxlen:
+            self._learn_postponed()
         return deltas
 
     def _count_prepared(self) -> int:
@@ -284,24 +292,38 @@ class Engine:
         return bool(by_method)
 
     def _meanwhile(self, turns: Sequence[_Turn]) -> Callable[[], None] | None:
-        """What can be done while a device is at work: texts that begin are read by those who guess from them."""
-        if not self.stats.num_prefill_tokens or self.costs is None:
+        """What can be done while a device is at work: what the last step taught is learned, where nothing had to be
+        decided by it before, and texts that begin are read by those who guess from them."""
+        waiting: list[Request] = []
+        if self.stats.num_prefill_tokens and self.costs is not None:
+            begun = [turn.work.request for turn in turns if turn.work.completes and not turn.work.is_decoding]
+            waiting = [request for request in begun if request.may_speculate]
+        if self._postponed is None and not waiting:
             return None
-        begun = [turn.work.request for turn in turns if turn.work.completes and not turn.work.is_decoding]
-        waiting = [request for request in begun if request.may_speculate]
 
-        def read() -> None:
+        def learn_and_read() -> None:
+            self._learn_postponed()
             for request in waiting:
                 for name in self.policy.guessers(request):
                     self._proposers[name].read(request)
 
-        return read
+        return learn_and_read
 
-    def _observe_drafting(self, turns: Sequence[_Turn], judged: Judged) -> None:
-        """What drafting took; nothing is learned of costs where something else was done in that time."""
-        is_typical = judged.is_typical and self._count_prepared() == self._num_prepared
-        for timing in self._timings([turn.choice for turn in turns]):
+    def _learn_postponed(self) -> None:
+        if self._postponed is not None:
+            learn, self._postponed = self._postponed, None
+            learn()
+
+    def _observe_drafting(self, turns: Sequence[_Turn], judged: Judged) -> float:
+        """What drafting took; nothing is learned of costs where something else was done in that time.
+
+        Returns the seconds of it that went into catching up with texts.
+        """
+        timings = self._timings([turn.choice for turn in turns])
+        is_typical = judged.is_typical and (not timings or self._count_prepared() == self._num_prepared)
+        for timing in timings:
             self.policy.observe_drafting(timing, is_typical=is_typical)
+        return sum([timing.reading_seconds for timing in timings])
 
     def _timings(self, choices: Sequence[Choice]) -> list[DraftTiming]:
         """Of those who were asked to draft in this step; what others have is of earlier calls."""
@@ -374,30 +396,32 @@ class Engine:
         for proposer in self._proposers.values():
             proposer.release(request)
 
-    def _learn(self, plan: StepPlan, outcomes: Sequence[Outcome], stats: StepStats, *, is_typical: bool) -> None:
+    def _learn(
+        self,
+        plan: StepPlan,
+        outcomes: Sequence[Outcome],
+        stats: StepStats,
+        step: Step | None,
+        reading_seconds: float,
+        *,
+        is_typical: bool,
+    ) -> None:
         """Tell the policy what came of its choices. Of a step of pure decoding, costs are learned too.
 
         What a step did for the first and last time, such as capturing a graph, is nobody's loss.
         """
         if any(outcome.request.may_speculate for outcome in outcomes):
             begin = perf_counter()
-            self.policy.observe(outcomes)
+            self.policy.observe(outcomes, step)
             stats.policy_seconds += perf_counter() - begin
             if self.costs is not None and not stats.has_prepared:
                 if is_typical and not stats.num_prefill_tokens and not self.policy.is_idle:
                     self._learn_costs(self.costs, plan, stats)
-                self._account(outcomes, stats)
+                self.policy.account(outcomes, stats, 0.0 if self.policy.is_idle else reading_seconds, step)
         if stats.num_finished:
             for outcome in outcomes:
                 if outcome.request.finish_reason is not None:
                     self.policy.release(outcome.request)
-
-    def _account(self, outcomes: Sequence[Outcome], stats: StepStats) -> None:
-        reading = 0.0
-        if not self.policy.is_idle:
-            timings = self._timings([outcome.choice for outcome in outcomes])
-            reading = sum([timing.reading_seconds for timing in timings])
-        self.policy.account(outcomes, stats, reading)
 
     @staticmethod
     def _learn_costs(costs: Costs, plan: StepPlan, stats: StepStats) -> None:

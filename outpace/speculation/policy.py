@@ -112,6 +112,16 @@ class Policy:
         """In this step there was nothing to decide: nothing need be learned from it."""
         return self._step is None or self.is_resting
 
+    @property
+    def latest(self) -> Step | None:
+        """The step decided last, for `observe` and `account` to be told where they come after the next decision."""
+        return self._step
+
+    @property
+    def is_weighing(self) -> bool:
+        """What comes of the latest step bears upon the next decision."""
+        return self._step is not None and bool(self._step.weighed)
+
     # ---- deciding
 
     def wanted_guesses(self, requests: Sequence[Request]) -> dict[str, list[DraftAsk]]:
@@ -262,11 +272,11 @@ class Policy:
             if timing.num_drawn:
                 self.costs.observe_draws(timing.num_drawn, timing.draw_seconds)
 
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
+    def observe(self, outcomes: Sequence[Outcome], step: Step | None = None) -> None:
         """What the target said in a step, to the drafts that were verified and to the guesses that were not."""
         if self.trace:
             self.trace[-1].add_outcomes([outcome.verdict for outcome in outcomes])
-        step = self._step
+        step = step or self._step
         if step is None or self._parts is None or self._parts.resting.is_now:
             return
         every = 1 + len(step.guesses) // _MOST_LEARNED
@@ -285,23 +295,26 @@ class Policy:
             if outcome.choice.ask is not None and (row + step.number) % every_draft == 0:
                 learn_from_draft(self.acceptance, seat, outcome)
 
-    def account(self, outcomes: Sequence[Outcome], stats: StepStats, reading_seconds: float) -> None:
+    def account(
+        self, outcomes: Sequence[Outcome], stats: StepStats, reading_seconds: float, step: Step | None = None
+    ) -> None:
         """Book a step. `reading_seconds`: what of drafting was catching up with texts."""
         if self._parts is None:
             return
+        step = step or self._step
         if self._parts.resting.is_now:
             self._parts.books.rest(stats)
-        elif self._step is not None:
-            num_guesses = sum([len(drafts) for drafts in self._step.guesses.values()])
+        elif step is not None:
+            num_guesses = sum([len(drafts) for drafts in step.guesses.values()])
             if num_guesses:
                 self._parts.costs.observe_weighing(num_guesses, stats.policy_seconds)
-            saved = self._parts.books.add(self._step, outcomes, stats, reading_seconds)
+            saved = self._parts.books.add(step, outcomes, stats, reading_seconds)
             self._parts.probes.share_in(saved)
-            if self._step.weighed and not self._step.measures:
+            if step.weighed and not step.measures:
                 has_drafts = any(outcome.choice.depth for outcome in outcomes)
                 own = stats.deciding_seconds
                 brought = saved + own + reading_seconds if has_drafts else 0.0  # reading serves later steps
-                self._parts.resting.begin(self._step, own, brought, has_drafts=has_drafts)
+                self._parts.resting.begin(step, own, brought, has_drafts=has_drafts)
         if self.trace:
             self.trace[-1].seconds = stats.total_seconds
 

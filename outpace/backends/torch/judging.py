@@ -114,7 +114,7 @@ class DeviceJudge:
         if verified is None or (len(verified) < len(plan.rows) and _any_logprobs(cases)):
             self._drop_ahead()
         if self._ahead is not None and verified is not None:
-            judged = self._take_ahead(plan, cases, verified, begin)
+            judged = self._take_ahead(plan, cases, verified, begin, meanwhile)
         elif begun is not None and is_plain and len(answered) == len(plan.rows):
             judged = self._take(begun, plan, cases, list(answered.values()), begin)
         elif begun is not None and answered and not _any_logprobs(cases):
@@ -217,10 +217,19 @@ class DeviceJudge:
         verdicts |= dict(zip(answered, known.verdicts, strict=True))
         return Judged(NotKept(), [verdicts[i] for i in case_of], known.forward_seconds)
 
-    def _take_ahead(self, plan: StepPlan, cases: Sequence[Case], verified: dict[int, Case], begin: float) -> Judged:
+    def _take_ahead(
+        self,
+        plan: StepPlan,
+        cases: Sequence[Case],
+        verified: dict[int, Case],
+        begin: float,
+        meanwhile: Callable[[], None] | None,
+    ) -> Judged:
         """Drafts whose verification was begun behind them; rows beside them are run on their own."""
         ahead, self._ahead = self._ahead, None
         assert ahead is not None
+        if meanwhile is not None:
+            meanwhile()
         tokens, exact = (found[ahead.launched.lines].tolist() for found in ahead.fetch.wait())
         seconds, hidden = perf_counter() - begin, begin - ahead.since
         known = dict(zip(verified, _verdicts(list(verified.values()), tokens, exact, ahead.launched), strict=True))
