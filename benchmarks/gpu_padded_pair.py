@@ -130,8 +130,11 @@ class PaddedPair:
             draft.forward(StepPlan([Row(0, 0, prompt[:-1], 0)]))
             [said] = draft.draft([DraftTask(Row(0, len(prompt) - 1, prompt[-1:], 1), request, depth)])
             draft.free(0)
-            stepped = [int(line.argmax()) for line in _logits(draft, [*prompt, *said[:-1]], depth)]
-            same += sum(a == b for a, b in zip(said, stepped, strict=True))
+            draft.forward(StepPlan([Row(0, 0, prompt[:-1], 0)]))
+            for i, token in enumerate([prompt[-1], *said[:-1]]):
+                [logits] = draft.forward(StepPlan([Row(0, len(prompt) - 1 + i, [token], 1)]))
+                same += int(logits.argmax()) == said[i]
+            draft.free(0)
         return same / (depth * len(prompts))
 
     def gap(self, text: Sequence[int], a: int, b: int) -> float:
