@@ -138,7 +138,7 @@ class FreeModel:
         self.weights = SimpleNamespace(embedding=torch.zeros(1), num_parameters=1)
 
     @torch.inference_mode()
-    def forward(self, step: StepInputs, caches: list[Cache]) -> Tensor:
+    def forward(self, step: StepInputs, caches: list[Cache], room: Tensor | None = None) -> Tensor:
         states = (step.tokens + 5 * (step.positions // TURN)) % VOCAB_SIZE
         if step.shape.num_outputs != len(states):
             states = states.index_select(0, step.outputs)

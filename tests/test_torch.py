@@ -21,14 +21,15 @@ from safetensors.torch import load_file, save_file
 
 from outpace import LLM, SamplingParams
 from outpace.backends.base import Capabilities, Capacity, DraftTask
-from outpace.backends.torch import device_verifier, judging
+from outpace.backends.torch import device_verifier, graphs, judging
 from outpace.backends.torch.config import parse_config
 from outpace.backends.torch.device import MemoryPlan, TorchOptions, choose_device, out_of_memory
 from outpace.backends.torch.foresight import Foresight
 from outpace.backends.torch.gguf_quants import dequantise
-from outpace.backends.torch.graphs import Graphs, find_bucket, find_read_bucket
+from outpace.backends.torch.graphs import Graphs, find_bucket, find_read_bucket, take
 from outpace.backends.torch.runner import PAGE_TOKENS, TorchModel, TorchRunner
-from outpace.backends.torch.step import PADDING, HostStep, StepShape, views
+from outpace.backends.torch.staging import fill
+from outpace.backends.torch.step import DRAFTED, PADDING, HostStep, StepShape, views
 from outpace.config import EngineConfig, SpeculationParams
 from outpace.core import Case, Draft, Request, Row, StepPlan
 from outpace.engine.engine import Engine
@@ -189,7 +190,7 @@ def test_a_padded_bucket_computes_what_the_step_itself_would(reference, runner):
 
 
 def test_steps_in_buckets_change_nothing(tiny, damaged, monkeypatch):
-    """What a GPU captures, run here as it is: padded steps and loops, and packed ones that read prompts."""
+    """What a GPU captures, run here as it is: padded steps and loops, and packed ones that read prompts or verify."""
     expected = stream_of_requests(tiny, damaged)
     made, found = Graphs.__init__, Counter[bool]()
     reading = Graphs._find_reading
@@ -203,10 +204,38 @@ def test_steps_in_buckets_change_nothing(tiny, damaged, monkeypatch):
         found[bucket is not None and bucket.step.shape.num_rows > 1] += 1
         return bucket
 
+    def counted_shape(self: Graphs, *args: Any) -> Any:
+        found_shape = shape(self, *args)
+        packed[found_shape is not None and found_shape.is_packed] += 1
+        return found_shape
+
+    packed, shape = Counter[bool](), Graphs._shape
     monkeypatch.setattr(Graphs, "__init__", as_if_captured)
     monkeypatch.setattr(Graphs, "_find_reading", counted_reading)
+    monkeypatch.setattr(Graphs, "_shape", counted_shape)
     assert stream_of_requests(tiny, damaged) == expected
     assert found[True] > 5, found
+    assert packed[False] > 100, packed
+    monkeypatch.setattr(graphs, "_DENSE", 9.0)  # all that can be
+    packed.clear()
+    assert stream_of_requests(tiny, damaged) == expected
+    assert packed[True] > 20, packed
+
+
+def test_a_step_takes_what_the_host_says_and_what_was_drafted():
+    """Rows of which two have drafts that only the device knows; what an earlier step left in gaps is no token."""
+    drafted = torch.tensor([[11, 12, 13], [21, 22, 23]], dtype=torch.int32)
+    for packed in (True, False):
+        host = HostStep(StepShape(9, 3, 9, 3, 2, is_packed=packed), pinned=False)
+        host.tokens[:] = DRAFTED
+        rows = [Row(0, 5, [1, DRAFTED, DRAFTED], 3), Row(1, 7, [2], 1), Row(2, 4, [3, DRAFTED], 2)]
+        fill(host, rows, np.zeros((3, 2), np.int32))
+        inputs = views(torch.zeros_like(host.buffer), host.shape)
+        take(host.buffer, inputs, drafted, most=22)
+        tokens = inputs.tokens.tolist()
+        found = [tokens[int(host.begins[i]) : int(host.begins[i]) + len(row.tokens)] for i, row in enumerate(rows)]
+        assert found == [[1, 11, 21], [2], [3, 13]]
+        assert min(tokens) >= 0 and max(tokens) <= 22
 
 
 def test_buckets_hold_what_they_are_found_for():

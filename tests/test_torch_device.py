@@ -9,7 +9,13 @@ pytest.importorskip("torch", reason="torch is not installed; pip install outpace
 import torch
 
 from outpace.backends.torch.device import MemoryPlan, choose_device, choose_dtype, usable_bytes
-from outpace.backends.torch.graphs import READ_BUCKETS, TOKEN_BUCKETS, find_bucket, num_captured_tokens
+from outpace.backends.torch.graphs import (
+    READ_BUCKETS,
+    TOKEN_BUCKETS,
+    find_bucket,
+    find_packed_bucket,
+    num_captured_tokens,
+)
 from outpace.errors import BackendError
 
 GB = 10**9
@@ -103,6 +109,8 @@ def test_a_model_too_large_for_the_gpu_says_so(cuda):
 def test_every_bucket_that_can_be_met_is_in_the_plan_of_graphs():
     met = {find_bucket(rows, tokens) for rows in range(1, 9) for tokens in range(1, TOKEN_BUCKETS[-1] + 1)} - {None}
     drawn_from = sum(bucket[0] * bucket[1] for bucket in met if bucket is not None)
-    assert num_captured_tokens(8) == drawn_from + len(READ_BUCKETS[1]) + 8 * len(READ_BUCKETS[8])
+    packed = {find_packed_bucket(8, TOKEN_BUCKETS[-1], tokens) for tokens in range(17, 8 * TOKEN_BUCKETS[-1] + 1)}
+    most = max(bucket[1] for bucket in packed if bucket is not None)  # those share their logits
+    assert num_captured_tokens(8) == drawn_from + len(READ_BUCKETS[1]) + 8 * len(READ_BUCKETS[8]) + most
     assert num_captured_tokens(5) == num_captured_tokens(8) > num_captured_tokens(4)
     assert num_captured_tokens(1000) == num_captured_tokens(128)

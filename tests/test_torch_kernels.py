@@ -18,7 +18,7 @@ import torch
 
 from outpace.backends.torch.kernels.base import Cache, Hidden
 from outpace.backends.torch.kernels.reference import ReferenceOps, rms_norm, swiglu
-from outpace.backends.torch.step import PADDING, HostStep, StepInputs, StepShape, views
+from outpace.backends.torch.step import DRAFTED, PADDING, HostStep, StepInputs, StepShape, views
 
 REFERENCE = ReferenceOps()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -77,7 +77,34 @@ def check(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @needs_interpreter
-@pytest.mark.parametrize("programs", [1, 3, 7])
+@pytest.mark.parametrize("packed", [False, True])
+def test_taking_words_from_the_host(packed):
+    from outpace.backends.torch.graphs import take
+    from outpace.backends.torch.kernels import taking
+
+    host = HostStep(StepShape(12, 3, 12, 4, 3, is_packed=packed), pinned=False)
+    host.buffer.random_(0, 50)
+    host.begins[:] = [0, 3, 5] if packed else [0, 4, 8]
+    host.token_rows[:] = [0, 0, 0, 1, 1, 2, 2, 2, 2, 1, 0, 2] if packed else np.arange(12) // 4
+    host.tokens[[1, 2, 4, 6, 9, 11]] = DRAFTED
+    drafted = torch.randint(0, 50, (3, 3), dtype=torch.int32)
+    found, expected = (views(torch.full_like(host.buffer, 99), host.shape) for _ in range(2))
+    taking.take(host.buffer, found, drafted, most=40)
+    take(host.buffer, expected, drafted, most=40)
+    assert torch.equal(found.words[: host.shape.num_words], expected.words[: host.shape.num_words])
+    assert int(found.tokens.min()) >= 0
+
+
+@needs_interpreter
+def test_embedding():
+    from outpace.backends.torch.kernels.elementwise import embed
+
+    tokens, embedding = torch.tensor([5, 0, 7, 5], dtype=torch.int32), normal(9, 1100)
+    assert torch.equal(embed(tokens, embedding), embedding[tokens])
+
+
+@needs_interpreter
+@pytest.mark.parametrize("programs", [0, 1, 3, 7])
 @pytest.mark.parametrize(
     ("num_tokens", "n", "k", "block_n"), [(1, 64, 64, 16), (3, 80, 256, 32), (16, 96, 192, 16), (20, 48, 128, 16)]
 )
@@ -87,7 +114,7 @@ def test_streamed_products(num_tokens, n, k, block_n, programs):
 
     torch.manual_seed(n + programs)
     config = LinearConfig(block_n, 64, num_warps=4, num_stages=1, dependent_launch=False)
-    scratch = Scratch(torch.device("cpu"))
+    scratch = Scratch(torch.device("cpu"))  # no programs at most: one for each tile
     norm = 1 + normal(k, scale=0.1)
     x, first = normal(num_tokens, 128), normal(k, 128)
     weight, bias = normal(n, k), normal(n)

@@ -18,6 +18,7 @@ from torch import Tensor
 from outpace.backends.base import DraftTask
 from outpace.backends.torch.draws import Fetch, mode_for
 from outpace.backends.torch.launched import Launched
+from outpace.backends.torch.step import DRAFTED
 from outpace.core import Case, Request, Row, StepPlan
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def begin(runner: TorchRunner, tasks: Sequence[DraftTask], drawn: Tensor) -> Ahe
         assert request.seq is not None
         if request.num_computed + count > runner.capacity.max_context:
             return None
-        rows.append(Row(request.seq, request.num_computed, [request.tokens[-1]] + [0] * task.depth, count))
+        rows.append(Row(request.seq, request.num_computed, [request.tokens[-1]] + [DRAFTED] * task.depth, count))
     plan, mode = StepPlan(rows), mode_for(task.request for task in tasks)
     if not runner.is_prepared(plan, mode) or not all(runner.try_reserve(row.seq, len(row.tokens)) for row in rows):
         return None

@@ -19,8 +19,11 @@ class Model:
         self._rope = torch.from_numpy(config.rope.table(max_context)).to(weights.embedding.device)
 
     @torch.inference_mode()
-    def forward(self, step: StepInputs, caches: list[Cache]) -> Tensor:
-        """Logits of the tokens asked for, [num_outputs, vocab_size] in float32; keys and values go into the caches."""
+    def forward(self, step: StepInputs, caches: list[Cache], room: Tensor | None = None) -> Tensor:
+        """Logits of the tokens asked for, [num_outputs, vocab_size] in float32; keys and values go into the caches.
+
+        `room`: where logits should lie.
+        """
         ops, weights, epsilon = self.ops, self.weights, self.config.epsilon
         h = ops.embed(step.tokens, weights.embedding)
         next_norms = [*(layer.attention_norm for layer in weights.layers[1:]), weights.final_norm]
@@ -32,4 +35,4 @@ class Model:
             h = ops.linear_add(x, layer.down, layer.down_bias, h, next_norm)
         if step.shape.num_outputs != len(h.residual):
             h = Hidden(h.residual.index_select(0, step.outputs))
-        return ops.norm_logits(h, weights.final_norm, epsilon, weights.head)
+        return ops.norm_logits(h, weights.final_norm, epsilon, weights.head, room)

@@ -151,7 +151,7 @@ class TorchRunner:
         self._table_width = -(-capacity.max_context // PAGE_TOKENS) + 1
         self._tables = np.zeros((capacity.max_sequences, self._table_width), np.int32)  # the pages of each sequence
         self._open: set[int] = set()
-        self._graphs: Graphs | None = Graphs(model, self.caches, self._table_width)
+        self._graphs: Graphs | None = Graphs(model, self.caches, self._table_width, capacity.max_sequences)
 
     @property
     def num_captured(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ class Layout:
     lengths: Ints  # [rows]
     rows: Ints  # [tokens], the row each belongs to
     offsets: Ints  # [tokens], its place in that row
-    places: Ints  # [tokens], and in the step
+    places: Ints | slice  # [tokens], and in the step
     outputs: Ints  # places of those whose logits are wanted
 
 
@@ -41,12 +42,13 @@ def layout_of(counts: tuple[int, ...], num_logits: tuple[int, ...], width: int |
     offsets = np.arange(len(rows)) - before[rows]
     places = begins[rows] + offsets
     outputs = places[offsets >= (lengths - np.array(num_logits))[rows]]
-    return Layout(begins, lengths, rows, offsets, places, outputs)
+    has_gaps = places[-1] >= len(places)
+    return Layout(begins, lengths, rows, offsets, places if has_gaps else slice(0, len(places)), outputs)
 
 
 def fill(host: HostStep, rows: Sequence[Row], tables: NDArray[np.int32]) -> None:
     """Write rows into a step that may have more room than they need; `tables` are the pages of every sequence."""
-    tokens = [token for row in rows for token in row.tokens]
+    tokens = list(chain.from_iterable([row.tokens for row in rows]))
     has_gaps = host.shape.num_tokens > len(tokens) and not host.shape.is_packed
     width = host.shape.max_row_tokens if has_gaps else None
     layout = layout_of(tuple([len(row.tokens) for row in rows]), tuple([row.num_logits for row in rows]), width)
@@ -58,8 +60,14 @@ def fill(host: HostStep, rows: Sequence[Row], tables: NDArray[np.int32]) -> None
         host.token_rows[layout.places] = layout.rows
         host.begins[used], host.lengths[used] = layout.begins, layout.lengths
         host.outputs[: len(layout.outputs)] = layout.outputs
-    starts = np.array([row.start for row in rows])
     host.tokens[layout.places] = tokens
+    if len(rows) == 1:
+        [row] = rows
+        host.positions[layout.places] = layout.offsets + row.start
+        host.contexts[0] = row.start + len(tokens)
+        host.tables[0] = tables[row.seq]
+        return
+    starts = np.array([row.start for row in rows])
     host.positions[layout.places] = starts[layout.rows] + layout.offsets
     host.contexts[used] = starts + layout.lengths
     tables.take([row.seq for row in rows], axis=0, out=host.tables[used], mode="clip")  # in place, without checks

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 PADDING = -1
+DRAFTED = -1  # in the place of a token that the device knows and the host does not yet
 ALIGNMENT = 32  # words; Triton compiles a kernel anew for pointers that are aligned otherwise
 
 
@@ -31,7 +32,7 @@ class StepShape:
 
     @property
     def num_words(self) -> int:
-        return _split(self)[-1][1]
+        return split(self)[-1][1]
 
 
 @dataclass(slots=True)
@@ -66,7 +67,7 @@ class Advance:
 def views(words: Tensor, shape: StepShape) -> StepInputs:
     """The tensors of a step inside a buffer of num_words integers."""
     tokens, positions, token_rows, begins, lengths, contexts, outputs, tables = (
-        words[begin:end] for begin, end in _split(shape)
+        words[begin:end] for begin, end in split(shape)
     )
     tables = tables.view(shape.num_rows, shape.table_width)
     return StepInputs(shape, tokens, positions, token_rows, begins, lengths, contexts, outputs, tables, words)
@@ -83,12 +84,13 @@ class HostStep:
         self.buffer = buffer
         self.layout: object | None = None  # of what it was last filled with: see `staging.py`
         words: NDArray[np.int32] = self.buffer.numpy()
-        parts = [words[begin:end] for begin, end in _split(shape)]
+        parts = [words[begin:end] for begin, end in split(shape)]
         self.tokens, self.positions, self.token_rows, self.begins, self.lengths, self.contexts, self.outputs = parts[:7]
         self.tables = parts[7].reshape(shape.num_rows, shape.table_width)
 
 
-def _split(shape: StepShape) -> list[tuple[int, int]]:
+def split(shape: StepShape) -> list[tuple[int, int]]:
+    """Where the parts of a step's words begin and end: those of `StepInputs`, in order."""
     t, r = shape.num_tokens, shape.num_rows
     at, parts = 0, []
     for size in (t, t, t, r, r, r, shape.num_outputs, r * shape.table_width):

@@ -87,8 +87,8 @@ class Ops(Protocol):
         """silu(gate) * up of a fused [2 hidden, width] weight."""
         ...
 
-    def norm_logits(self, h: Hidden, norm: Tensor, epsilon: float, head: Tensor) -> Tensor:
-        """In float32."""
+    def norm_logits(self, h: Hidden, norm: Tensor, epsilon: float, head: Tensor, room: Tensor | None = None) -> Tensor:
+        """In float32; in `room`, if that is given."""
         ...
 
     def attend(

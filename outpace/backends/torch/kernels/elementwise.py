@@ -1,4 +1,4 @@
-"""RMSNorm and SwiGLU as kernels of their own, for steps of many tokens, whose products are the library's."""
+"""Embedding; RMSNorm and SwiGLU as kernels of their own, for steps of many tokens, whose products are the library's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def _embed_kernel(
+    tokens_ptr, embedding_ptr, out_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
+):  # fmt: skip
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    at, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.load(tokens_ptr + at).to(tl.int64)
+    tl.store(out_ptr + at * WIDTH + i, tl.load(embedding_ptr + token * WIDTH + i, i < WIDTH), i < WIDTH)
 
 
 @triton.jit
@@ -33,6 +45,15 @@ def _swiglu_kernel(gate_up_ptr, out_ptr, HIDDEN: tl.constexpr, BLOCK: tl.constex
     gate = tl.load(gate_up_ptr + token * 2 * HIDDEN + i, i < HIDDEN, 0.0).to(tl.float32)
     up = tl.load(gate_up_ptr + token * 2 * HIDDEN + HIDDEN + i, i < HIDDEN, 0.0).to(tl.float32)
     tl.store(out_ptr + token * HIDDEN + i, (gate * tl.sigmoid(gate) * up).to(out_ptr.dtype.element_ty), i < HIDDEN)
+
+
+def embed(tokens: Tensor, embedding: Tensor, *, dependent: bool = False) -> Tensor:
+    width, block = embedding.shape[1], 1024
+    out = torch.empty((len(tokens), width), dtype=embedding.dtype, device=embedding.device)
+    _embed_kernel[(len(tokens), triton.cdiv(width, block))](
+        tokens, embedding, out, width, block, dependent, **({"launch_pdl": True} if dependent else {})
+    )
+    return out
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float, *, dependent: bool = False) -> Tensor:

@@ -38,8 +38,9 @@ class ReferenceOps:
     def norm_swiglu(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
         return swiglu(functional.linear(rms_norm(h.residual, norm, epsilon), weight, bias))
 
-    def norm_logits(self, h: Hidden, norm: Tensor, epsilon: float, head: Tensor) -> Tensor:
-        return functional.linear(rms_norm(h.residual, norm, epsilon), head).float()
+    def norm_logits(self, h: Hidden, norm: Tensor, epsilon: float, head: Tensor, room: Tensor | None = None) -> Tensor:
+        logits = functional.linear(rms_norm(h.residual, norm, epsilon), head).float()
+        return logits if room is None else room.copy_(logits)
 
     def attend(
         self,

@@ -41,7 +41,7 @@ class TritonOps:
         self._configs = dict(configs or {})
 
     def embed(self, tokens: Tensor, embedding: Tensor) -> Hidden:
-        return Hidden(functional.embedding(tokens, embedding))
+        return Hidden(elementwise.embed(tokens, embedding, dependent=self._dependent))
 
     def norm_linear(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
         if config := self._config(len(h.residual), weight):
@@ -67,16 +67,20 @@ class TritonOps:
         gate_up = functional.linear(self._norm(h, norm, epsilon), weight, bias)
         return elementwise.swiglu(gate_up, dependent=self._dependent)
 
-    def norm_logits(self, h: Hidden, norm: Tensor, epsilon: float, head: Tensor) -> Tensor:
+    def norm_logits(self, h: Hidden, norm: Tensor, epsilon: float, head: Tensor, room: Tensor | None = None) -> Tensor:
         num_tokens = len(h.residual)
+        config = self._config(num_tokens, head) if num_tokens else None
+        if config or not num_tokens:
+            out = _room(h.residual, head.shape[0], torch.float32) if room is None else room
         if not num_tokens:
-            return _room(h.residual, head.shape[0], torch.float32)
-        if config := self._config(num_tokens, head):
-            out = _room(h.residual, head.shape[0], torch.float32)
+            return out
+        if config:
             self._multiply(self._normed(h, norm, epsilon), head, out, config, epsilon=epsilon)
             return out
         x = self._norm(h, norm, epsilon)
-        return torch.mm(x, head.T) if x.dtype == torch.float32 else torch.mm(x, head.T, out_dtype=torch.float32)
+        if x.dtype == torch.float32:
+            return torch.mm(x, head.T, out=room)
+        return torch.mm(x, head.T, out_dtype=torch.float32, out=room)
 
     def attend(
         self,
