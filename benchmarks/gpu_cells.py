@@ -11,12 +11,16 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise, product
 from typing import Any, cast
 
+import torch
+
 from outpace.backends.base import LoadedModel
+from outpace.backends.torch.graphs import PACKED_ROW_TOKENS, PACKED_TOKENS
 from outpace.backends.torch.runner import TorchRunner
 from outpace.config import EngineConfig, Method, SamplingParams, SpeculationParams
-from outpace.core import Request
+from outpace.core import Request, Row, StepPlan
 from outpace.engine.engine import Engine
 from outpace.speculation.base import NoDraft, Proposer
 from outpace.speculation.costs import Costs
@@ -182,6 +186,21 @@ def _traced(engine: Engine, seconds: float, *, has_prepared: bool) -> dict[str, 
 def _added(lists: Sequence[Sequence[int]]) -> list[int]:
     longest = max(map(len, lists), default=0)
     return [sum(each[i] for each in lists if i < len(each)) for i in range(longest)]
+
+
+def capture_packed(runner: TorchRunner, num_rows: int, *, greedy: bool) -> None:
+    """Steps of so many rows with drafts of different depths, which `auto` makes, before they are measured."""
+    for num_tokens, (shorter, longest) in product(PACKED_TOKENS, pairwise((1, *PACKED_ROW_TOKENS))):
+        lengths = [shorter + 1] + [1] * (num_rows - 1)
+        for i in range(num_rows):
+            lengths[i] += max(0, min(longest - lengths[i], num_tokens - sum(lengths)))
+        if sum(lengths) == num_tokens:
+            plan = StepPlan([Row(seq, 0, [0] * length, length) for seq, length in enumerate(lengths)])
+            runner.reserve_rows(plan.rows)
+            runner.launch(plan).draws("greedy" if greedy else "sampled")
+            torch.cuda.synchronize()
+            for row in plan.rows:
+                runner.free(row.seq)
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:

@@ -182,6 +182,8 @@ class Experiment:
                 engine = self.engine(setting, concurrency, temperature)
                 few = self.prompts[:concurrency]
                 gpu_cells.run(self.pair, engine, setting, few, concurrency, temperature, WARM_UP_TOKENS)
+        if more:
+            gpu_cells.capture_packed(self.pair.runners[0], concurrency, greedy=temperature == 0)
 
     def block(self, concurrency: int, temperature: float, block: int) -> None:
         """All settings once, beginning with another one each time."""
