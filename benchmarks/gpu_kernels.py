@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.gpu_models import shape_config
+from outpace.backends.torch import graphs, staging
 from outpace.backends.torch.device_noise import signed
 from outpace.backends.torch.kernels import attention as attention_kernels
 from outpace.backends.torch.kernels import drawing, elementwise
@@ -25,8 +27,9 @@ from outpace.backends.torch.kernels.reference import ReferenceOps, rms_norm, swi
 from outpace.backends.torch.kernels.rotation import Rotation
 from outpace.backends.torch.kernels.triton_ops import Config
 from outpace.backends.torch.kernels.vector import VectorConfig, vector_linear
-from outpace.backends.torch.step import PADDING, HostStep, StepInputs, StepShape, views
+from outpace.backends.torch.step import DRAFTED, PADDING, HostStep, StepInputs, StepShape, views
 from outpace.config import SamplingParams
+from outpace.core import Row
 from outpace.sampling import Shaper, choose
 
 REFERENCE = ReferenceOps()
@@ -137,6 +140,7 @@ def check_kernels(workers: int) -> list[dict[str, Any]]:
         cases += [("attention", *case, *heads) for case in itertools.product(dtypes, (True, False), rows)]
     cases += [("elementwise", *case) for case in itertools.product(dtypes, (576, 2048, 4096))]
     cases += [("drawing", torch.float32, features) for features in _FEATURES]
+    cases += [("take", torch.float32, is_packed) for is_packed in (False, True)]
     random.Random(0).shuffle(cases)
     return [check for found in spread(_check, cases, workers) for check in found]
 
@@ -151,6 +155,7 @@ def _check(case: tuple[Any, ...]) -> list[dict[str, Any]]:
     checks: dict[str, Callable[..., list[tuple[str, float]]]] = {
         "linear": _check_linear, "vector": _check_vector, "few": _check_few, "attention": _check_attention,
         "elementwise": _check_elementwise, "drawing": _check_drawing,
+        "take": _check_taking,
     }  # fmt: skip
     torch.backends.cuda.matmul.allow_tf32 = False
     try:
@@ -165,7 +170,7 @@ def _check(case: tuple[Any, ...]) -> list[dict[str, Any]]:
 
 
 def _check_linear(dtype: torch.dtype, dependent: bool, num_tokens: int, n: int, k: int) -> list[tuple[str, float]]:
-    config = LinearConfig(32, 64, 4, 3, 1 + num_tokens % 2, int(dependent), dependent)
+    config = LinearConfig(32, 64, 4, 3, num_tokens // 4 % 3, int(dependent), dependent)
     return _check_products("linear", config, dtype, num_tokens, n, k)
 
 
@@ -240,14 +245,30 @@ def _check_attention(
 
 def _check_elementwise(dtype: torch.dtype, width: int) -> list[tuple[str, float]]:
     x, weight = (torch.randn(shape, device="cuda", dtype=dtype) for shape in ((7, width), (width,)))
+    tokens = torch.randint(0, 7, (20,), device="cuda", dtype=torch.int32)
     found = []
     for dependent in (False, True):
         normed = elementwise.rms_norm(x, weight, 1e-5, dependent=dependent)
         found += [
             ("rms_norm", relative_error(normed, rms_norm(x, weight, 1e-5))),
             ("swiglu", relative_error(elementwise.swiglu(x, dependent=dependent), swiglu(x))),
+            ("embed", relative_error(elementwise.embed(tokens, x, dependent=dependent), x[tokens])),
         ]
     return found
+
+
+def _check_taking(dtype: torch.dtype, is_packed: bool) -> list[tuple[str, float]]:
+    """Words of the host read by the device, with drafts in them: what torch would make of the same."""
+    lengths = [3, 1, 9, 4] * 8
+    rows = [Row(i, 7 * i, [i] + [DRAFTED] * (length - 1), length) for i, length in enumerate(lengths)]
+    host = HostStep(StepShape(288, 32, 288, 9, 5, is_packed=is_packed), pinned=True)
+    host.tokens[:] = DRAFTED  # as an earlier step may have left it
+    staging.fill(host, rows, np.arange(160, dtype=np.int32).reshape(32, 5))
+    drafted = torch.randint(0, 2 * _VOCAB, (8, 32), dtype=torch.int32)
+    found, expected = (views(torch.zeros_like(host.buffer, device=where), host.shape) for where in ("cuda", "cpu"))
+    graphs.take(host.buffer, found, drafted.cuda(), _VOCAB - 1)
+    graphs.take(host.buffer, expected, drafted, _VOCAB - 1)
+    return [("take", 0.0 if torch.equal(found.words.cpu(), expected.words) else float("nan"))]
 
 
 def _check_drawing(dtype: torch.dtype, features: dict[str, Any]) -> list[tuple[str, float]]:

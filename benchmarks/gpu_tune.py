@@ -49,11 +49,13 @@ def candidates(product: Product, num_tokens: int) -> list[Config]:
                 found.append(VectorConfig(block_n, block_k, warps))
     else:
         for block_n, block_k, warps, stages, per_sm in itertools.product(
-            (16, 32, 64, 128), (64, 128, 256, 512), (2, 4, 8), (3, 4, 5, 6), (1, 2, 3)
+            (16, 32, 64, 128), (64, 128, 256, 512), (2, 4, 8), (3, 4, 5, 6), (0, 1, 2, 3)
         ):
             weights = block_n * width * block_k * 2
-            fits = ((weights + 16 * block_k * 2) * (stages - 1) + (2 << 10)) * per_sm <= SHARED_MEMORY
-            is_enough = 40 << 10 <= weights * (stages - 1) * per_sm <= 160 << 10  # bytes in flight
+            needed = (weights + 16 * block_k * 2) * (stages - 1) + (2 << 10)
+            at_once = per_sm or SHARED_MEMORY // needed
+            fits = 0 < needed * at_once <= SHARED_MEMORY
+            is_enough = 40 << 10 <= weights * (stages - 1) * at_once <= 160 << 10  # bytes in flight
             if fits and is_enough and product.k % block_k == 0 and block_n // 16 <= warps <= max(4, block_n // 16):
                 found.append(LinearConfig(block_n, block_k, warps, stages, per_sm, prefetch=1))
         few = _few_candidates(product, width) if num_tokens <= MAX_TOKENS else []

@@ -51,5 +51,5 @@ STREAMED = {
     (3072, 1024): LinearConfig(32, 256, num_warps=4, num_stages=6, prefetch=1),
     (12288, 1024): LinearConfig(16, 256, num_warps=2, num_stages=3, programs_per_sm=3, prefetch=1),
     (1024, 6144): LinearConfig(16, 256, num_warps=2, num_stages=4, programs_per_sm=3, prefetch=1),
-    (128256, 1024): LinearConfig(64, 128, num_warps=4, num_stages=5, programs_per_sm=2, prefetch=1),
+    (128256, 1024): LinearConfig(64, 128, num_warps=2, num_stages=3, programs_per_sm=0, prefetch=1),
 }
