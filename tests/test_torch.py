@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,6 +38,8 @@ from outpace.sampling import Shaper
 from outpace.speculation.base import NoDraft, Proposer
 from outpace.speculation.draft_model import DraftModelProposer
 from outpace.speculation.ngram import NgramProposer
+from outpace.speculation.policy import Policy
+from outpace.speculation.seats import Outcome, Step
 from outpace.verification import HostVerifier, matches_own_tokens
 from tests.fakes import ByteTokenizer
 from tests.numpy_reference import Floats, ReferenceModel
@@ -367,6 +369,32 @@ def test_what_can_be_done_meanwhile_is_done_once_while_a_step_runs(tiny):
     judged = runner.judge(plan, [Case(request, None)], lambda: calls.append(len(calls)))
     assert calls == [0] and judged.is_typical and not judged.hidden_seconds
     runner.close()
+
+
+def test_what_is_learned_late_is_what_would_be_learned_at_once(tiny, damaged, monkeypatch):
+    """Of steps by whose outcome nothing is decided: each as it was, though the next one has been decided since."""
+    observe, learn = Policy.observe, Engine._learn
+    seen: dict[bool, list[tuple[int, list[list[int]]]]] = {True: [], False: []}
+    num_late = 0
+    for postpones in seen:
+
+        def noted(policy: Policy, outcomes: Sequence[Outcome], step: Step | None, kept: Any = seen[postpones]) -> None:
+            nonlocal num_late
+            assert step is not None
+            num_late += step is not policy.latest
+            kept.append((step.number, [outcome.verdict.tokens for outcome in outcomes]))
+            observe(policy, outcomes, step)
+
+        def at_once(engine: Engine, *args: Any, **named: Any) -> None:
+            engine._can_postpone = False
+            learn(engine, *args, **named)
+
+        monkeypatch.setattr(Policy, "observe", noted)
+        if not postpones:
+            monkeypatch.setattr(Engine, "_learn", at_once)
+        stream_of_requests(tiny, damaged)
+    assert seen[True] == seen[False]
+    assert num_late > 50
 
 
 def test_nothing_is_learned_of_costs_from_a_step_that_waited_for_another_begun_in_vain(tiny, monkeypatch):
