@@ -28,6 +28,7 @@ from outpace.backends.torch.kernels.base import Normed, Operands
 from outpace.backends.torch.kernels.finishing import ask, finish
 
 _MIN_BLOCK_N = 16  # as few columns as the matrix units take
+_MOST_HELD = tl.constexpr(64)  # sums of squares that a thread keeps beside all else
 _MAX_UNEVEN = 0.04  # of the time, that some programs may wait for others before tiles are cut
 
 
@@ -57,14 +58,16 @@ def _stream_tile(
     x_ptr, weight_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr, next_norm_ptr, next_x_ptr, next_squares_ptr,
     M, num_squares, epsilon, tile, N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, SQUARES_BLOCK: tl.constexpr, HAS_SQUARES: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr, HAS_NEXT: tl.constexpr, IS_SWIGLU: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, HAS_NEXT: tl.constexpr, IS_SWIGLU: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
-    """The shortest loop there is; what the tile is finished with is on its way before it."""
+    """The shortest loop there is; what the tile is finished with is on its way before it, if there is room for that."""
     TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    squares, residual, norm = ask(
-        tile, residual_ptr, squares_ptr, next_norm_ptr, M, num_squares, N, BLOCK_M, BLOCK_N, SQUARES_BLOCK,
-        HAS_SQUARES, HAS_RESIDUAL, HAS_NEXT,
-    )  # fmt: skip
+    ASKS_FIRST: tl.constexpr = not HAS_SQUARES or BLOCK_M * SQUARES_BLOCK <= _MOST_HELD * THREADS
+    if ASKS_FIRST:
+        squares, residual, norm = ask(
+            tile, residual_ptr, squares_ptr, next_norm_ptr, M, num_squares, N, BLOCK_M, BLOCK_N, SQUARES_BLOCK,
+            HAS_SQUARES, HAS_RESIDUAL, HAS_NEXT,
+        )  # fmt: skip
     m, in_slice = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
     n = tl.minimum(tile * BLOCK_N + tl.arange(0, BLOCK_N), N - 1).to(tl.int64)
     xs, there = x_ptr + m[:, None] * K + in_slice[None, :], (m < M)[:, None]
@@ -78,6 +81,11 @@ def _stream_tile(
         if IS_SWIGLU:
             w_up = tl.load(rows + N * K + k, eviction_policy="evict_first")
             acc_up = tl.dot(x, w_up.T, acc_up, input_precision="ieee")
+    if not ASKS_FIRST:
+        squares, residual, norm = ask(
+            tile, residual_ptr, squares_ptr, next_norm_ptr, M, num_squares, N, BLOCK_M, BLOCK_N, SQUARES_BLOCK,
+            HAS_SQUARES, HAS_RESIDUAL, HAS_NEXT,
+        )  # fmt: skip
     finish(
         acc, acc_up, squares, residual, norm, tile, out_ptr, bias_ptr, next_x_ptr, next_squares_ptr, M, epsilon,
         N, K, BLOCK_M, BLOCK_N, TILES, HAS_SQUARES, HAS_BIAS, HAS_RESIDUAL, HAS_NEXT, IS_SWIGLU,
@@ -185,7 +193,7 @@ def _linear_kernel(
         _stream_tile(
             x_ptr, weight_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr, next_norm_ptr, next_x_ptr,
             next_squares_ptr, M, num_squares, epsilon, pid, N, K, BLOCK_M, BLOCK_N, BLOCK_K, SQUARES_BLOCK,
-            HAS_SQUARES, HAS_BIAS, HAS_RESIDUAL, HAS_NEXT, IS_SWIGLU,
+            HAS_SQUARES, HAS_BIAS, HAS_RESIDUAL, HAS_NEXT, IS_SWIGLU, THREADS,
         )  # fmt: skip
     else:
         _stream_tiles(
