@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise, product
 from typing import Any, cast
 
-import torch
-
 from outpace.backends.base import LoadedModel
 from outpace.backends.torch.graphs import PACKED_ROW_TOKENS, PACKED_TOKENS
 from outpace.backends.torch.runner import TorchRunner
@@ -197,8 +195,9 @@ def capture_packed(runner: TorchRunner, num_rows: int, *, greedy: bool) -> None:
         if sum(lengths) == num_tokens:
             plan = StepPlan([Row(seq, 0, [0] * length, length) for seq, length in enumerate(lengths)])
             runner.reserve_rows(plan.rows)
-            runner.launch(plan).draws("greedy" if greedy else "sampled")
-            torch.cuda.synchronize()
+            launched = runner.launch(plan)
+            launched.draws("greedy" if greedy else "sampled")
+            launched[:1]  # comes when all is done
             for row in plan.rows:
                 runner.free(row.seq)
 
