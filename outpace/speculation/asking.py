@@ -20,11 +20,13 @@ from outpace.speculation.seats import Outcome, Seat, Step
 _SHARE = 0.004  # of a plain step that goes into the purse with each
 _START = 0.5  # plain steps that are in it at first, and
 _MOST = 0.5  # that it can hold
-_NEWCOMER = 2  # times that asking about a new request in a batch is paid for: its text may be of another kind
+_NEWCOMER = 2  # times that asking about a new request is paid for, its text may be of another kind, where it is one of
+_FEW = 16  # and not alone
 _VALUE_RATE = 0.2
 _UNUSED_RATE = 0.02  # of guesses that were right, and not worth using
 _CONVINCING = 2  # tokens of an unused guess that were right: reason to ask again at once
-_PROVEN = 4  # and to use the next one even in debt
+_PROVEN = 4  # and to use the next one even in debt;
+_LONGEST_WAIT = 64  # steps, where such were asked for in debt and not used: each time twice as long as before
 _COMPARE_EVERY = 8  # guesses, of which one is asked of every guesser
 
 
@@ -33,17 +35,19 @@ class Asking:
         self._costs = costs
         self._purse: float | None = None  # seconds
         self._value = 0.0  # seconds that guesses have saved lately, each
+        self._proven_from = 0  # the step from which on, in debt, those who have proven right are asked about,
+        self._wait = 1  # and how long that is put off after the next time
 
-    def begin(self, seat: Seat, *, is_alone: bool) -> None:
-        """A new request is taken for one like the others; in a batch it brings something to find out whether it is."""
+    def begin(self, seat: Seat, num_running: int) -> None:
+        """A new request is taken for one like the others; among a few it brings something to find out whether it is."""
         seat.guess_value = self._value
-        if not is_alone and self._purse is not None and seat.guessers:
+        if self._purse is not None and seat.guessers and 1 < num_running <= _FEW:
             self._purse += _NEWCOMER * self.price(seat)
 
     def save(self, plain_seconds: float, num_steps: int = 1, *, thrift: float) -> None:
         """Time has passed."""
         known = self._purse if self._purse is not None else _START * plain_seconds
-        self._purse = min(known + num_steps * thrift * _SHARE * plain_seconds, max(known, _MOST * plain_seconds))
+        self._purse = min(known + num_steps * thrift * _SHARE * plain_seconds, _MOST * plain_seconds)
 
     def wanted(
         self, requests: Sequence[Request], seats: Sequence[Seat], number: int, *, in_debt: bool
@@ -54,6 +58,7 @@ class Asking:
         curious: list[int] = []
         price_of: dict[tuple[str, ...], float] = {}
         dearest = 0.0
+        with_proven = in_debt and number >= self._proven_from
         for i, seat in enumerate(seats):
             guessers = seat.guessers
             if not guessers or seat.mode != "auto":
@@ -62,10 +67,12 @@ class Asking:
             if price is None:
                 price = price_of[guessers] = self.price(seat)
                 dearest = max(dearest, price)
-            if is_proven(seat) if in_debt else seat.is_eager or seat.guess_value >= price:
+            if with_proven and is_proven(seat) if in_debt else seat.is_eager or seat.guess_value >= price:
                 asked.append(i)
             else:
                 curious.append(i)
+        if with_proven and asked:
+            self._proven_from, self._wait = number + self._wait, min(2 * self._wait, _LONGEST_WAIT)
         num_affordable = len(curious) if not dearest else int(self._purse / dearest)
         if curious and num_affordable > 0:
             if num_affordable < len(curious):
@@ -82,19 +89,24 @@ class Asking:
                     asks.setdefault(name, []).append(DraftAsk(request, depth))
         return asks
 
-    def steps_until_next(self, seats: Sequence[Seat], plain_seconds: float, *, in_debt: bool, thrift: float) -> int:
-        """For so many steps nobody will be asked about, nor is a guess being compared with what is said."""
+    def steps_until_next(self, step: Step, *, in_debt: bool, thrift: float) -> int:
+        """For so many steps nobody will be asked about, nor, out of debt, is a guess being compared with what is said."""
         assert self._purse is not None
         least = float("inf")
-        for seat in seats:
+        num_steps = 1 << 30
+        for seat in [step.seats[i] for i in step.weighed]:
             if seat.guessers and seat.mode == "auto":
                 price = self.price(seat)
-                if seat.unused or (is_proven(seat) if in_debt else seat.is_eager or seat.guess_value >= price):
+                if in_debt:
+                    if is_proven(seat):
+                        num_steps = max(0, self._proven_from - step.number - 1)
+                elif seat.is_eager or seat.unused or seat.guess_value >= price:
                     return 0
                 least = min(least, price)
         if least == float("inf"):
-            return 1 << 30
-        return max(0, ceil((least - self._purse) / (thrift * _SHARE * plain_seconds)) - 1)
+            return num_steps
+        until_saved = ceil((least - self._purse) / (thrift * _SHARE * step.plain_seconds)) - 1
+        return max(0, min(num_steps, until_saved))
 
     def learn(self, step: Step, seat: Seat, outcome: Outcome, guesses: Sequence[Draft]) -> None:
         """What guesses brought, in the time they saved.
@@ -107,6 +119,7 @@ class Asking:
             used, hits = outcome.verdict.num_drafted, outcome.verdict.num_accepted
             token_seconds = step.plain_seconds / step.rows - self._costs.judge_seconds  # judged it is in any case
             brought = max(0.0, hits * token_seconds - used * step.slot_seconds)
+            self._proven_from, self._wait = 0, 1
             if brought:
                 seat.num_right = num_right + hits
         elif not any(draft.tokens for draft in guesses):
@@ -117,16 +130,18 @@ class Asking:
             if right:
                 rate = _UNUSED_RATE
                 seat.unused, seat.num_right = right[0][len(said) :], num_right + len(said)
+                seat.unused_from = len(outcome.request.tokens)
         seat.guess_value += rate * (brought - seat.guess_value)
         self._value += rate / step.rows * (brought - self._value)
 
     @staticmethod
-    def compare(seat: Seat, said: Sequence[int]) -> None:
+    def compare(seat: Seat, request: Request) -> None:
         """A guess that was not used and turns out right, token after token, says that it is time to ask again."""
-        if list(seat.unused[: len(said)]) != list(said):
+        said = request.tokens[seat.unused_from :]
+        if list(seat.unused[: len(said)]) != said:
             seat.unused = ()
             return
-        seat.unused = seat.unused[len(said) :]
+        seat.unused, seat.unused_from = seat.unused[len(said) :], len(request.tokens)
         seat.num_right += len(said)
         seat.is_eager = seat.num_right >= _CONVINCING
 

@@ -210,7 +210,7 @@ class Policy:
         seat = new_seat(request, self._config, self._proposers, self._number, can_speculate=self._can_speculate)
         if self._parts is not None:
             seat.gain = self._parts.books.mean_gain
-            self._parts.asking.begin(seat, is_alone=self.ledger.num_running == 1)
+            self._parts.asking.begin(seat, self.ledger.num_running)
             self._parts.resting.welcome()
         return seat
 
@@ -291,7 +291,7 @@ class Policy:
                     learn_from_guesses(self.acceptance, seat, outcome, guesses)
                 self._parts.asking.learn(step, seat, outcome, guesses)
             elif seat.unused:
-                self._parts.asking.compare(seat, outcome.verdict.tokens)
+                self._parts.asking.compare(seat, outcome.request)
             if outcome.choice.ask is not None and (row + step.number) % every_draft == 0:
                 learn_from_draft(self.acceptance, seat, outcome)
 

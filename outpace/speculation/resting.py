@@ -69,11 +69,8 @@ class Resting:
 
     def _until_next(self, step: Step) -> int:
         """For how many steps there is nobody to ask about."""
-        weighed = [step.seats[i] for i in step.weighed]
-        num_steps = self._asking.steps_until_next(
-            weighed, step.plain_seconds, in_debt=self._books.forbid_guesses, thrift=self._books.thrift
-        )
-        by_model = self._costs.draft is not None and any(seat.may_draft for seat in weighed)
+        num_steps = self._asking.steps_until_next(step, in_debt=self._books.forbid_guesses, thrift=self._books.thrift)
+        by_model = self._costs.draft is not None and any(step.seats[i].may_draft for i in step.weighed)
         return min(num_steps, _FROM_MODEL if by_model else _LONGEST)
 
     def goes_on(self, requests: Sequence[Request]) -> bool:

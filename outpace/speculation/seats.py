@@ -63,7 +63,8 @@ class Seat:
     num_asked: int = 0  # guesses, the latest
     asked_at: int = -1  # this step
     is_eager: bool = False  # to be asked about at once
-    unused: Sequence[int] = ()  # what is left of the latest guess that was not used: right so far
+    unused: Sequence[int] = ()  # what is left of the latest guess that was not used: right so far,
+    unused_from: int = 0  # up to this place of the text
     num_right: int = 0  # tokens on end that were as guessed, whether the guess was used or only compared
     hits: dict[str, float] = field(default_factory=dict)  # tokens of each guesser that were right lately, a guess
     gain: float = 1.0  # over plain decoding, in its latest steps with drafts in them
