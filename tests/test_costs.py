@@ -305,3 +305,13 @@ def damaged(path: str, value: Any) -> dict[str, Any]:
 def test_damaged_costs_are_refused(path, value):
     with pytest.raises((ValueError, KeyError, TypeError, AttributeError)):
         Costs.from_dict(damaged(path, value))
+
+
+def test_what_rows_add_is_corrected_by_steps_of_many_rows():
+    """Calibration had rows four times too dear: steps of 32 rows put that right, and nothing else."""
+    truth = StepCosts({1: 1.0, 32: 1.2, 160: 1.6}, row_seconds=0.002, row_context_seconds=1e-6)
+    costs = StepCosts({1: 1.0, 32: 1.2, 160: 1.6}, row_seconds=0.008, row_context_seconds=4e-6)
+    for _ in range(60):
+        costs.observe(32, 32, 300.0, truth.seconds(32, 32, 300.0))
+    assert costs.seconds(32, 160, 300.0) == pytest.approx(truth.seconds(32, 160, 300.0), rel=0.03)
+    assert costs.seconds(1, 1, 300.0) == pytest.approx(truth.seconds(1, 1, 300.0), rel=0.05)

@@ -16,6 +16,9 @@ import numpy as np
 
 _DRIFT_RATE = 0.1  # how fast the machine as a whole is believed to have become faster or slower
 _POINT_RATE = 0.03  # how fast one size is believed to cost more or less than its neighbours say
+_ROW_RATE = 0.4  # and what each row adds, where that is much more than
+_ROW_NOISE = 0.1  # of a step
+_MOST_ROW_CHANGE = 0.2  # that one step can make
 _HOST_RATE = 0.05
 _STALE_POINTS = 16
 _MANY_SIZES = 256  # from which on an array is faster than a list, though its code is not at hand
@@ -72,12 +75,24 @@ class StepCosts:
         """A forward pass took this long."""
         if seconds <= 0:
             return
+        if rows > 1:
+            self._observe_rows(rows, tokens, context, seconds)
         surprise = math.log(seconds / self.seconds(rows, tokens, context))
         surprise = max(-_MOST_SURPRISE, min(_MOST_SURPRISE, surprise))
         self._drift *= math.exp(_DRIFT_RATE * surprise)
         if tokens <= 2 * max(self._points):  # a prompt's chunk is no size a draft is weighed at
             self._points[tokens] = self._at(tokens) * math.exp(_POINT_RATE * surprise)
             self._num_changed += 1
+
+    def _observe_rows(self, rows: int, tokens: int, context: float, seconds: float) -> None:
+        """What each row adds is believed by the same measure to be more or less, the more so the more it matters."""
+        for_rows = (rows - 1) * self.row_seconds + context * rows * self.row_context_seconds
+        believed = self._at(tokens) + self._extra(rows, tokens, context)
+        missed = seconds / self._drift - believed
+        change = _ROW_RATE * missed * for_rows / (for_rows**2 + (_ROW_NOISE * believed) ** 2)
+        factor = max(1.0 - _MOST_ROW_CHANGE, min(1.0 + _MOST_ROW_CHANGE, 1.0 + change))
+        self.row_seconds *= factor
+        self.row_context_seconds *= factor
 
     def as_dict(self) -> dict[str, Any]:
         return {
