@@ -149,9 +149,17 @@ class AcceptanceModel:
         return cautious / believed if believed else 0.0
 
     def observe(
-        self, method: str, prospects: Prospects, confidence: Sequence[float], num_hits: int, num_tried: int
+        self,
+        method: str,
+        prospects: Prospects,
+        confidence: Sequence[float],
+        num_hits: int,
+        num_tried: int,
+        *,
+        is_whole: bool = False,
     ) -> None:
-        """Of a draft, `num_tried` tokens met their fate and the first `num_hits` of them were accepted.
+        """Of a draft, `num_tried` tokens met their fate, where `is_whole` all there were, and the first `num_hits` of
+        them were accepted.
 
         `confidence` is of each token, or empty where the proposer was not asked for it.
         """
@@ -161,7 +169,7 @@ class AcceptanceModel:
             self.observe_guess(method, prospects, confidence, num_hits, num_tried)
         else:
             self._methods[method].num_trials += num_tried
-        self._learn_rate(method, prospects, 0, [float(i < num_hits) for i in range(num_tried)])
+        self._learn_rate(method, prospects, 0, [float(i < num_hits) for i in range(num_tried)], is_whole=is_whole)
 
     def observe_guess(
         self, method: str, prospects: Prospects, confidence: Sequence[float], num_hits: int, num_tried: int
@@ -188,15 +196,19 @@ class AcceptanceModel:
         [worth] = self.given_confidence(method, prospects, [confidence])
         self._learn_rate(method, prospects, position, [worth])
 
-    def _learn_rate(self, method: str, prospects: Prospects, start: int, fates: Sequence[float]) -> None:
+    def _learn_rate(
+        self, method: str, prospects: Prospects, start: int, fates: Sequence[float], *, is_whole: bool = False
+    ) -> None:
         self._forecasts.clear()
         state = self._methods[method]
         chances = self.forecast(method, prospects, start + len(fates))[start:]
-        surprise = information = 0.0
+        surprise = information = moved = 0.0
         for i, (chance, fate) in enumerate(zip(chances, fates, strict=True)):
-            state.learn_rate(prospects.temperature, start + i, fate - chance, chance * (1 - chance))
+            moved = state.learn_rate(prospects.temperature, start + i, fate - chance, chance * (1 - chance))
             surprise += fate - chance
             information += chance * (1 - chance)
+        if is_whole:
+            state.carry_on(prospects.temperature, start + len(fates) - 1, moved)
         self._rate(method, prospects).learn(surprise, information)
 
     def end(self, prospects: Prospects) -> None:
@@ -234,9 +246,21 @@ class _Method:
         share = max(_LEAST_SHARE, 1.0 / (1.0 + ended[temperature]))
         values[:] = [value + share * distance for value in values]
 
-    def learn_rate(self, temperature: int, position: int, surprise: float, information: float) -> None:
-        position = min(position, _NUM_POSITIONS - 1)
-        _newton(self.rates[temperature], self.rate_certainty[temperature], position, 1.0, surprise, information)
+    def learn_rate(self, temperature: int, position: int, surprise: float, information: float) -> float:
+        """Returns by how much the rate has moved."""
+        rates, position = self.rates[temperature], min(position, _NUM_POSITIONS - 1)
+        before = rates[position]
+        _newton(rates, self.rate_certainty[temperature], position, 1.0, surprise, information)
+        return rates[position] - before
+
+    def carry_on(self, temperature: int, position: int, moved: float) -> None:
+        """Positions behind the last of a draft are like it, as far as nothing is known of their own.
+
+        Else drafts of one token would say nothing of deeper ones, and nobody would try any.
+        """
+        rates, certainty = self.rates[temperature], self.rate_certainty[temperature]
+        for later in range(position + 1, _NUM_POSITIONS):
+            rates[later] += moved * _GENERAL_CERTAINTY / certainty[later]
 
 
 def _newton(
