@@ -86,3 +86,15 @@ def test_drafts_that_cost_what_they_were_meant_to_cost_are_not_excused():
     for _ in range(3):
         book(desk, who, said=2, num_prefill=0, seconds=4.0)
     assert desk.policy.ledger.is_in_debt
+
+
+def test_where_plain_steps_are_begun_ahead_a_lone_one_says_nothing_of_them():
+    """On a device a plain step after others waits for nothing but the model; one between drafts waits for the host."""
+    desk, who = Desk(COSTS, suffix=nothing), request_of()
+    for _ in range(40):
+        book(desk, who, said=1, num_prefill=0, seconds=0.8, hidden_seconds=0.1)
+    believed = desk.policy._plain_seconds([who])[0]
+    for _ in range(40):
+        book(desk, who, said=1, num_prefill=0, seconds=1.1)
+    assert believed == pytest.approx(0.8, rel=0.02)
+    assert desk.policy._plain_seconds([who])[0] == pytest.approx(believed, rel=0.01)

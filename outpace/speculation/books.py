@@ -35,6 +35,8 @@ class _Rest:
     num_steps: int = 0
     spent: float = 0.0
     policy_seconds: float = 0.0
+    num_begun: int = 0  # of them, those that a device began ahead,
+    begun_seconds: float = 0.0  # and what they took
 
 
 class Books:
@@ -47,6 +49,7 @@ class Books:
         self._plain = dict[
             int, tuple[float, int]
         ]()  # by rows: plain steps as they were over what costs say, and how many
+        self._begun_ahead = set[int]()  # rows of plain steps that a device began before they were asked for
         self.mean_gain = 1.0  # of requests in steps with drafts, lately
         # Plain steps that those with guesses, and with drafts of a model, have saved lately, texts they read aside.
         self._saved_by_guesses = 0.0
@@ -107,7 +110,7 @@ class Books:
             return 0.0
         if not stats.num_prefill_tokens:
             num_emitted = stats.num_emitted  # less, where a request ended in the midst of what was accepted
-            if not has_drafts:
+            if not has_drafts and self._is_one_of_many(rows, stats):
                 self._measure(rows, plain_step / step.plain_seconds)
         plain = plain_step * num_emitted / rows
         excused = self._disturbance(step, outcomes, stats) if has_drafts else 0.0
@@ -126,6 +129,12 @@ class Books:
         Every gain and loss is measured by them, and the curve follows slowly what is seen of one size.
         """
         return self._plain.get(rows, (1.0, 0))[0]
+
+    def _is_one_of_many(self, rows: int, stats: StepStats) -> bool:
+        """Whether it is such a step as plain decoding consists of: where those are begun ahead, a lone one is longer."""
+        if stats.hidden_seconds:
+            self._begun_ahead.add(rows)
+        return stats.hidden_seconds > 0.0 or rows not in self._begun_ahead
 
     def _measure(self, rows: int, surprise: float) -> None:
         ratio, num_seen = self._plain.get(rows, (1.0, 0))
@@ -157,6 +166,9 @@ class Books:
         rest.num_steps += 1
         rest.spent += stats.total_seconds
         rest.policy_seconds += stats.deciding_seconds
+        if stats.hidden_seconds:
+            rest.num_begun += 1
+            rest.begun_seconds += stats.total_seconds
 
     def end_rest(self, requests: Sequence[Request]) -> tuple[int, float]:
         """Book what has gathered, for these requests; returns how many steps that was, and what one took."""
@@ -173,6 +185,12 @@ class Books:
             seat.gain += (1.0 - (1.0 - _GAIN_RATE / 4) ** rest.num_steps) * (self.mean_gain - seat.gain)
             if seat.has_read:
                 paid += self._pay(request, seat, rest.num_steps, 0.0, drafted=False)
+        if rest.num_begun:
+            rows = len(requests)
+            context = sum([len(request.tokens) for request in requests]) / rows
+            believed = self._costs.plain_seconds(rows, context) * self.plain_ratio(rows)
+            self._begun_ahead.add(rows)
+            self._measure(rows, rest.begun_seconds / rest.num_begun / believed)
         step_seconds = plain / rest.num_steps
         self._ledger.add(rest.spent, plain, step_seconds, paid=paid, num_steps=rest.num_steps)
         self._rest = _Rest()
