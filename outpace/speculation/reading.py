@@ -20,7 +20,7 @@ from outpace.speculation.sweep import Plan, Table
 _CHEAP = 0.03  # of the time a request is expected to take: reading that costs no more is always allowed
 _SMALL = 0.3  # plain steps: nobody minds, where it is what was said since a text was last drafted for
 _STAKE_STEPS = 2.0  # plain steps that reading may cost for each bit of evidence that is enough to believe anything:
-_QUICK_STEPS = 8.0  # what costs more has to be made good so soon;
+_QUICK_STEPS = 12.0  # what costs more has to be made good so soon;
 _MADE_GOOD_STEPS = 30.0  # the rest, in so many steps; each by what drafts are sure to save, before the request ends,
 _WON_BACK_STEPS = 18.0  # and for each request in so many, beside
 _READING_SHARE, _READING_STEPS = 0.03, 0.4  # what it can bear to lose: of what it is expected to take, and plain steps
