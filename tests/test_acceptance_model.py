@@ -329,11 +329,11 @@ def test_drafts_of_one_token_speak_for_deeper_ones_until_those_speak_for_themsel
     beliefs, who = AcceptanceModel([NEURAL]), Prospects(temperature_class(1.0))
     before = beliefs.forecast(NEURAL, who, 3)
     for _ in range(40):
-        beliefs.observe(NEURAL, who, [], 1, 1, is_whole=True)
+        beliefs.observe(NEURAL, who, [], 1, 1, 1)
     first, second, third = beliefs.forecast(NEURAL, Prospects(temperature_class(1.0)), 3)
     assert first > before[0] + 0.2 and second == pytest.approx(first, abs=0.05) and third == pytest.approx(second)
     for _ in range(40):
-        beliefs.observe(NEURAL, who, [], 1, 2, is_whole=True)
+        beliefs.observe(NEURAL, who, [], 1, 2, 2)
     first, second, third = beliefs.forecast(NEURAL, Prospects(temperature_class(1.0)), 3)
     assert second < first - 0.2, "the second token was refused every time"
 
@@ -341,5 +341,5 @@ def test_drafts_of_one_token_speak_for_deeper_ones_until_those_speak_for_themsel
 def test_a_draft_refused_at_its_first_token_says_nothing_of_the_others():
     beliefs, who = AcceptanceModel([NEURAL]), Prospects(temperature_class(0.0))
     general = list(beliefs._methods[NEURAL].rates[0])
-    beliefs.observe(NEURAL, who, [], 0, 1)
+    beliefs.observe(NEURAL, who, [], 0, 1, 4)
     assert beliefs._methods[NEURAL].rates[0][1:] == general[1:]

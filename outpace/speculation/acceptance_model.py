@@ -26,7 +26,7 @@ _NUM_POSITIONS = 4  # the rate without confidence: of the first, second, third, 
 _LOW, _HIGH, _NUM_KNOTS = -3.0, 5.0, 9  # log-odds of confidence
 _WIDTH = (_HIGH - _LOW) / (_NUM_KNOTS - 1)
 _FINE = 1024  # steps in which confidence is read
-_ALIKE = 32  # steps of log-odds, in each one, within which requests are forecast alike
+_ALIKE = 8  # steps of log-odds, in each one, within which requests are forecast alike
 
 # What is believed before any traffic, in log-odds. A draft model is right four times in five on greedy text and less as
 # text gets freer; a confidence is taken for less than what it says, because proposers flatter themselves.
@@ -155,11 +155,9 @@ class AcceptanceModel:
         confidence: Sequence[float],
         num_hits: int,
         num_tried: int,
-        *,
-        is_whole: bool = False,
+        num_drafted: int | None = None,
     ) -> None:
-        """Of a draft, `num_tried` tokens met their fate, where `is_whole` all there were, and the first `num_hits` of
-        them were accepted.
+        """Of a draft, `num_tried` tokens met their fate and the first `num_hits` of them were accepted.
 
         `confidence` is of each token, or empty where the proposer was not asked for it.
         """
@@ -169,7 +167,7 @@ class AcceptanceModel:
             self.observe_guess(method, prospects, confidence, num_hits, num_tried)
         else:
             self._methods[method].num_trials += num_tried
-        self._learn_rate(method, prospects, 0, [float(i < num_hits) for i in range(num_tried)], is_whole=is_whole)
+        self._learn_rate(method, prospects, 0, [float(i < num_hits) for i in range(num_tried)], num_drafted)
 
     def observe_guess(
         self, method: str, prospects: Prospects, confidence: Sequence[float], num_hits: int, num_tried: int
@@ -197,7 +195,7 @@ class AcceptanceModel:
         self._learn_rate(method, prospects, position, [worth])
 
     def _learn_rate(
-        self, method: str, prospects: Prospects, start: int, fates: Sequence[float], *, is_whole: bool = False
+        self, method: str, prospects: Prospects, start: int, fates: Sequence[float], num_drafted: int | None = None
     ) -> None:
         self._forecasts.clear()
         state = self._methods[method]
@@ -207,7 +205,7 @@ class AcceptanceModel:
             moved = state.learn_rate(prospects.temperature, start + i, fate - chance, chance * (1 - chance))
             surprise += fate - chance
             information += chance * (1 - chance)
-        if is_whole:
+        if start + len(fates) == num_drafted:
             state.carry_on(prospects.temperature, start + len(fates) - 1, moved)
         self._rate(method, prospects).learn(surprise, information)
 

@@ -90,7 +90,7 @@ class Asking:
         return asks
 
     def steps_until_next(self, step: Step, *, in_debt: bool, thrift: float) -> int:
-        """For so many steps nobody will be asked about, nor, out of debt, is a guess being compared with what is said."""
+        """For so many steps nobody will be asked about, nor, out of debt, a guess be compared with what is said."""
         assert self._purse is not None
         least = float("inf")
         num_steps = 1 << 30

@@ -131,7 +131,7 @@ class Books:
         return self._plain.get(rows, (1.0, 0))[0]
 
     def _is_one_of_many(self, rows: int, stats: StepStats) -> bool:
-        """Whether it is such a step as plain decoding consists of: where those are begun ahead, a lone one is longer."""
+        """Whether it is like the steps of plain decoding: where those are begun ahead, a lone one is longer."""
         if stats.hidden_seconds:
             self._begun_ahead.add(rows)
         return stats.hidden_seconds > 0.0 or rows not in self._begun_ahead

@@ -190,14 +190,14 @@ class Stop:
     """Whether a draft goes on with its next token, decided on the distribution it will be drawn from.
 
     The token costs a slot in the verification, and drafting the one after it a pass of the draft model; both are
-    weighed at the speed the whole batch is expected to run at.
+    weighed at the speed the whole batch is expected to run at: so likely is it to survive `at_least`, or `to_go_on`.
     """
 
-    def __init__(self, acceptance: AcceptanceModel, seat: Seat, plan: Plan, draft_token_seconds: float) -> None:
+    def __init__(self, acceptance: AcceptanceModel, seat: Seat, at_least: float, to_go_on: float) -> None:
         self._acceptance = acceptance
         self._prospects = seat.prospects
-        self._least = plan.speed * plan.slot_seconds
-        self._least_to_go_on = plan.speed * (plan.slot_seconds + draft_token_seconds)
+        self._least = at_least
+        self._least_to_go_on = to_go_on
         self._survival = 1.0
         self._ended = False
 

@@ -31,6 +31,6 @@ def learn_from_draft(acceptance: AcceptanceModel, seat: Seat, outcome: Outcome) 
         return
     hits, num_drafted = outcome.verdict.num_accepted, len(drafted.tokens)
     tried = min(hits + 1, num_drafted)
-    acceptance.observe(drafted.proposer, seat.prospects, drafted.confidence, hits, tried, is_whole=tried == num_drafted)
+    acceptance.observe(drafted.proposer, seat.prospects, drafted.confidence, hits, tried, num_drafted)
     if hits == num_drafted < len(drafted.confidence):
         acceptance.observe_unsaid(drafted.proposer, seat.prospects, drafted.confidence[-1], num_drafted)

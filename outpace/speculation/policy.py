@@ -36,7 +36,8 @@ from outpace.speculation.weighing import Weigher
 
 _FIRST_PLAIN = 8  # steps with drafts after which one is plain, to measure it; after each, twice as many, up to
 _PLAIN_EVERY = 128
-_MOST_LEARNED = 48  # guesses and drafts learned from in a step; where there are more, requests take turns
+_MOST_LEARNED = 48  # guesses learned from in a step; where there are more, requests take turns; and so many
+_MOST_DRAFTS = 16  # drafts, once enough is known of them
 
 
 @dataclass(slots=True)
@@ -280,7 +281,7 @@ class Policy:
         if step is None or self._parts is None or self._parts.resting.is_now:
             return
         every = 1 + len(step.guesses) // _MOST_LEARNED
-        every_draft = 1 + len(outcomes) // _MOST_LEARNED
+        every_draft = 1 + len(outcomes) // (_MOST_DRAFTS if self._parts.probes.is_over else _MOST_LEARNED)
         for row, outcome in enumerate(outcomes):
             seat = self._seats.get(outcome.request.id)
             if seat is None or seat.mode == "off":

@@ -154,12 +154,13 @@ class Weigher:
         """Put a plan into choices."""
         plan, drafted = best.plan, best.plan.drafted
         token_seconds = self._drafting.token_seconds(step, plan) if drafted is not None else 0.0
+        least, to_go_on = plan.speed * plan.slot_seconds, plan.speed * (plan.slot_seconds + token_seconds)
         for row, (i, guess) in enumerate(zip(best.rows, best.guesses, strict=True)):
             depth, expected = plan.depths[row], 1.0 + plan.gains[row]
             if not depth:
                 continue
             if drafted is not None and drafted[row]:
-                stop = Stop(self._acceptance, step.seats[i], plan, token_seconds)
+                stop = Stop(self._acceptance, step.seats[i], least, to_go_on)
                 choices[i] = Choice(NEURAL, depth, ask=DraftAsk(step.requests[i], depth, stop), expected=expected)
             elif guess is not None:
                 choices[i] = Choice(guess.proposer, depth, draft=guess, expected=expected)
