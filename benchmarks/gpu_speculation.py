@@ -158,12 +158,12 @@ class Experiment:
 
         prompts = self._prompts_of(concurrency, block)
         engine = self.engine(setting, concurrency, temperature)
+        keeps_trace = self._traces is not None and setting == "auto"  # others would not learn behind the device then
         found = gpu_cells.run(
-            self.pair, engine, setting, prompts, concurrency, temperature, self.num_tokens,
-            keep_trace=self._traces is not None,
+            self.pair, engine, setting, prompts, concurrency, temperature, self.num_tokens, keep_trace=keeps_trace
         )  # fmt: skip
         cell = {"setting": setting, "concurrency": concurrency, "temperature": temperature, "block": block}
-        if self._traces is not None:
+        if self._traces is not None and keeps_trace:
             with self._traces.open("a") as file:
                 file.write(json.dumps(cell | {"costs": engine.costs.as_dict(), "steps": found.trace}) + "\n")
         return {**cell, **found.as_dict(), "texts": found.texts}
@@ -270,7 +270,7 @@ def main() -> int:
     running.add_argument("--transformers", type=int, default=2, help="prompts for transformers (default: %(default)s)")
     running.add_argument("--seconds", type=float, default=420, help="begin nothing after this (default: %(default)s)")
     running.add_argument("--traces", type=Path, metavar="FILE",
-                         help="also write there what every step took and why, one line of JSON for a run")  # fmt: skip
+                         help="also write there what steps of auto took and why, a line of JSON for a run")  # fmt: skip
     running.add_argument("--commit", help="of this code, where it is a copy without its history")
     options = parser.parse_args()
     if options.command == "prepare":
