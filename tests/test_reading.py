@@ -89,7 +89,7 @@ def test_passes_that_were_faster_than_usual_leave_nothing_for_reading():
 
 def ended(record: Record, *, lost: bool) -> None:
     record.begin()
-    record.end(lost=lost)
+    record.end(0.2 if lost else 0.0)
 
 
 def test_at_first_one_text_is_read_at_a_time():
@@ -97,7 +97,7 @@ def test_at_first_one_text_is_read_at_a_time():
     assert record.is_worth_trying
     record.begin()
     assert not record.is_worth_trying, "nobody knows yet how the first one fares"
-    record.end(lost=False)
+    record.end(0.0)
     assert record.is_worth_trying
 
 
@@ -126,16 +126,25 @@ def test_a_loser_keeps_others_from_trying_for_a_while_and_not_for_ever():
     assert others >= 20, "losers stay rare"
 
 
+def test_who_lost_little_frightens_nobody():
+    record = Record()
+    record.begin()
+    record.end(0.05)
+    record.begin()
+    record.end(0.0)
+    assert record.is_worth_trying
+
+
 def test_a_few_winners_speak_for_reading_again():
     record = Record()
     record.begin()
     record.begin()
     record.begin()
     record.begin()
-    record.end(lost=True)
+    record.end(0.2)
     for _ in range(3):
         assert not record.is_worth_trying
-        record.end(lost=False)
+        record.end(0.0)
     assert record.is_worth_trying
 
 

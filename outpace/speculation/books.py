@@ -25,7 +25,6 @@ _THRIFT = 0.25
 _PLAIN_RATE = 0.05
 _CALIBRATED = 2  # what calibration said of a plain step counts as so many
 _MOST_SURPRISE = 1.2  # what one that was disturbed says at most
-_LOST = 1.04  # a request that took so much longer than plain decoding has lost by speculation
 
 
 @dataclass(slots=True)
@@ -104,7 +103,7 @@ class Books:
                     self._stake(seat, lead)
                 elif seat.has_read and not seat.has_won and lead > seat.lead_seconds:
                     seat.has_won = True
-                    self._reading.record.end(lost=False)
+                    self._reading.record.end(0.0)
                 paid += self._pay(request, seat, num_said, reads, drafted=outcome.choice.method == NEURAL)
         if has_drafts and any(seat.mode == "on" for seat in step.seats):
             return 0.0
@@ -220,7 +219,8 @@ class Books:
     def close(self, request: Request, seat: Seat) -> None:
         """The request is over."""
         self._ledger.write_off(seat.unpaid_seconds)
-        self._reading.ended(request, seat, request.spec.decode_seconds > _LOST * request.spec.plain_seconds)
+        plain = request.spec.plain_seconds
+        self._reading.ended(request, seat, request.spec.decode_seconds / plain - 1.0 if plain else 0.0)
 
 
 def _num_drafted(outcomes: Sequence[Outcome]) -> int:

@@ -162,8 +162,8 @@ class Reading:
 
     # ---- learning
 
-    def ended(self, request: Request, seat: Seat, lost: bool) -> None:
-        """A request is over."""
+    def ended(self, request: Request, seat: Seat, lost: float) -> None:
+        """A request is over, and took that much longer than plain decoding, of its time."""
         self._mean_output += _RATE * (request.num_output - self._mean_output)
         if seat.mode != "auto":
             return  # nothing was weighed
@@ -175,7 +175,7 @@ class Reading:
         used = seat.num_said_drafting / max(seat.num_said, 1)
         self.drafted_share = max(0.1, self.drafted_share + _RATE * (used - self.drafted_share))
         if not seat.has_won:
-            self.record.end(lost=lost)
+            self.record.end(lost)
 
 
 class Record:
@@ -186,7 +186,9 @@ class Record:
     rare. At first one tries at a time.
     """
 
-    _LOSS = 0.15  # added to the risk by a loser
+    _LOSS = 0.15  # added to the risk by one that has lost
+    _MUCH = 0.2  # of its time, less by those that lost less,
+    _NOT_LOST = 0.04  # nothing by those that lost this at most
     _WON = 0.4  # of the risk taken away by a winner
     _FADE = 0.99  # per request that ends
     _MOST = 0.05  # risk at which it is still tried
@@ -203,11 +205,11 @@ class Record:
     def begin(self) -> None:
         self._num_open += 1
 
-    def end(self, *, lost: bool) -> None:
+    def end(self, lost: float) -> None:
         self._num_open -= 1
         self.pass_time()
-        if lost:
-            self._risk += self._LOSS * (1.0 - self._risk)
+        if lost > self._NOT_LOST:
+            self._risk += self._LOSS * min(1.0, lost / self._MUCH) * (1.0 - self._risk)
             self.num_won = 0
         else:
             self._risk *= 1.0 - self._WON
