@@ -51,6 +51,7 @@ def test_a_text_is_read_where_enough_is_left_to_say():
 def test_the_very_first_text_may_cost_only_so_much():
     assert _is_read(_reader(seconds_of_text=4.0), request_of(length=200))
     assert not _is_read(_reader(seconds_of_text=12.0), request_of(length=200))
+    assert not _is_read(_reader(seconds_of_text=4.0), request_of(length=200, max_length=206)), "nor for a short answer"
 
 
 @pytest.mark.parametrize(

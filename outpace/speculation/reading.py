@@ -111,7 +111,7 @@ class Reading:
     ) -> bool:
         """Whether what a plan saves pays soon for what has to be read first, and all can bear that: all have to wait.
 
-        In debt that has to be sooner. The very first is read to find out.
+        In debt that has to be sooner. The very first is read to find out, where it would be made good by a good draft.
         """
         if plan.drafted is None:
             return True
@@ -122,10 +122,10 @@ class Reading:
         small = _SMALL * step.plain_seconds
         if not behind or (reading <= small and all(step.seats[each.row].has_read for each in behind)):
             return True
-        if not self._acceptance.is_known(NEURAL):
-            return reading <= _FIRST_READING * step.plain_seconds
+        is_first = not self._acceptance.is_known(NEURAL)
         kinds = {seat.prospects.temperature for seat in step.seats}
-        if step.rows == 1 and self.record.num_won:  # nobody else waits, and it was worth it the last time
+        if is_first or (step.rows == 1 and self.record.num_won):
+            # It is read to find out; or nobody else waits, and it was worth it the last time.
             counted_on = dict.fromkeys(kinds, 1.0)
         else:
             counted_on = {kind: self._acceptance.cautious_share(NEURAL, kind, plan.num_passes) for kind in kinds}
@@ -136,6 +136,8 @@ class Reading:
         seconds = plan.seconds - plan.reading_seconds  # of the steps after this one
         saved = (table.expected + sum(gains)) / table.plain_speed - seconds
         served = sum([left[each.row] for each in behind]) / len(behind)
+        if is_first:
+            return reading <= min(_FIRST_READING * step.plain_seconds, served * saved)
         steps = _QUICK_STEPS if in_debt or reading > self._stake(step) else _MADE_GOOD_STEPS
         if reading > min(steps, served) * saved:
             return False
@@ -182,7 +184,7 @@ class Record:
     """Whether having a draft model read a whole text has been worth it lately, for requests where that is not cheap.
 
     It is a stake put down before anything is known of the request. As long as nobody lost by it, it is tried; what one
-    request loses keeps others from trying, until a few have won or a hundred have come and gone, so that losers stay
+    request loses keeps others from trying, until a few have won or some forty have come and gone, so that losers stay
     rare. At first one tries at a time.
     """
 
@@ -190,7 +192,7 @@ class Record:
     _MUCH = 0.2  # of its time, less by those that lost less,
     _NOT_LOST = 0.04  # nothing by those that lost this at most
     _WON = 0.4  # of the risk taken away by a winner
-    _FADE = 0.99  # per request that ends
+    _FADE = 0.97  # per request that ends
     _MOST = 0.05  # risk at which it is still tried
 
     def __init__(self) -> None:
