@@ -79,10 +79,10 @@ def engine_shares(backend: BackendName, rounds: int) -> dict[tuple[int, str], li
     seconds = 0.0
 
     def timed(call: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*arguments: Any) -> Any:
+        def run(*arguments: Any, **named: Any) -> Any:
             nonlocal seconds
             begin = perf_counter()
-            result = call(*arguments)
+            result = call(*arguments, **named)
             seconds += perf_counter() - begin
             return result
 
