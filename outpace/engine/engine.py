@@ -63,7 +63,8 @@ class Engine:
         self._runner = target.runner
         self._tokenizer = target.tokenizer
         self._judge = judge_of(target.runner)
-        self._can_postpone = target.runner.capabilities.judge is not None  # something to a time when a device works
+        # A runner that begins steps by itself leaves the host time to learn meanwhile; others would only wait for that.
+        self._can_postpone = target.runner.capabilities.follow is not None
         models = [target] if draft is None else [target, draft]
         prepared = [model.runner.capabilities.num_prepared for model in models]
         self._prepared = [count for count in prepared if count is not None]
@@ -417,7 +418,7 @@ class Engine:
             if self.costs is not None and not stats.has_prepared:
                 if is_typical and not stats.num_prefill_tokens and not self.policy.is_idle:
                     self._learn_costs(self.costs, plan, stats)
-                self.policy.account(outcomes, stats, 0.0 if self.policy.is_idle else reading_seconds, step)
+                self.policy.account(outcomes, stats, reading_seconds, step)
         if stats.num_finished:
             for outcome in outcomes:
                 if outcome.request.finish_reason is not None:
