@@ -122,12 +122,16 @@ class Books:
             self._saved_by_guesses += _SAVED_RATE * (saved - self._saved_by_guesses)
         return plain - spent if has_drafts else 0.0
 
-    def plain_ratio(self, rows: int) -> float:
-        """Plain steps of so many rows, as they were lately, over what the cost curve says of them.
+    def plain_seconds(self, requests: Sequence[Request]) -> tuple[float, float]:
+        """What a plain step of these requests takes, and their mean context.
 
-        Every gain and loss is measured by them, and the curve follows slowly what is seen of one size.
+        By what plain steps of so many rows took lately: every gain and loss is measured by them, and the cost curve
+        follows slowly what is seen of one size.
         """
-        return self._plain.get(rows, (1.0, 0))[0]
+        rows = len(requests)
+        context = sum([len(request.tokens) for request in requests]) / rows
+        ratio, _ = self._plain.get(rows, (1.0, 0))
+        return self._costs.plain_seconds(rows, context) * ratio, context
 
     def _is_one_of_many(self, rows: int, stats: StepStats) -> bool:
         """Whether it is like the steps of plain decoding: where those are begun ahead, a lone one is longer."""
@@ -185,11 +189,8 @@ class Books:
             if seat.has_read:
                 paid += self._pay(request, seat, rest.num_steps, 0.0, drafted=False)
         if rest.num_begun:
-            rows = len(requests)
-            context = sum([len(request.tokens) for request in requests]) / rows
-            believed = self._costs.plain_seconds(rows, context) * self.plain_ratio(rows)
-            self._begun_ahead.add(rows)
-            self._measure(rows, rest.begun_seconds / rest.num_begun / believed)
+            self._begun_ahead.add(len(requests))
+            self._measure(len(requests), rest.begun_seconds / rest.num_begun / self.plain_seconds(requests)[0])
         step_seconds = plain / rest.num_steps
         self._ledger.add(rest.spent, plain, step_seconds, paid=paid, num_steps=rest.num_steps)
         self._rest = _Rest()

@@ -167,9 +167,7 @@ class Policy:
         assert self._parts is not None
         rows = len(requests)
         if self._plain_of != (self._number, rows):
-            context = sum([len(request.tokens) for request in requests]) / rows
-            seconds = self._parts.costs.plain_seconds(rows, context) * self._parts.books.plain_ratio(rows)
-            self._plain_of, self._plain = (self._number, rows), (seconds, context)
+            self._plain_of, self._plain = (self._number, rows), self._parts.books.plain_seconds(requests)
         return self._plain
 
     def _begin(
