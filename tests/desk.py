@@ -109,6 +109,7 @@ class Desk:
         draft_seconds: float = 0.05,
         guess_seconds: float = 1e-4,
         can_speculate: bool = True,
+        begins_ahead: bool = False,
         **options: Any,
     ) -> None:
         told: list[Scripted] = []
@@ -128,6 +129,7 @@ class Desk:
             costs_of(points, draft=pass_seconds, guess=guess_seconds),
             self.proposers,
             can_speculate=can_speculate,
+            begins_ahead=begins_ahead,
             trace_steps=1000,
         )
 

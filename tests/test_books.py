@@ -88,13 +88,21 @@ def test_drafts_that_cost_what_they_were_meant_to_cost_are_not_excused():
     assert desk.policy.ledger.is_in_debt
 
 
-def test_where_plain_steps_are_begun_ahead_a_lone_one_says_nothing_of_them():
+@pytest.mark.parametrize("num_on_end", [0, 40])
+def test_where_plain_steps_are_begun_ahead_a_lone_one_that_takes_longer_says_nothing_of_them(num_on_end: int):
     """On a device a plain step after others waits for nothing but the model; one between drafts waits for the host."""
-    desk, who = Desk(COSTS, suffix=nothing), request_of()
-    for _ in range(40):
+    desk, who = Desk(COSTS, suffix=nothing, begins_ahead=True), request_of()
+    for _ in range(num_on_end):
         book(desk, who, said=1, num_prefill=0, seconds=0.8, hidden_seconds=0.1)
     believed = desk.policy._plain_seconds([who])[0]
+    assert believed == pytest.approx(0.8 if num_on_end else 1.0, rel=0.02)
     for _ in range(40):
         book(desk, who, said=1, num_prefill=0, seconds=1.1)
-    assert believed == pytest.approx(0.8, rel=0.02)
     assert desk.policy._plain_seconds([who])[0] == pytest.approx(believed, rel=0.01)
+
+
+def test_where_plain_steps_are_begun_ahead_a_lone_one_that_takes_less_than_they_were_thought_to_is_believed():
+    desk, who = Desk(COSTS, suffix=nothing, begins_ahead=True), request_of()
+    for _ in range(40):
+        book(desk, who, said=1, num_prefill=0, seconds=0.9)
+    assert desk.policy._plain_seconds([who])[0] == pytest.approx(0.9, rel=0.02)

@@ -78,7 +78,13 @@ class Engine:
         self._ids = count()
         self.stats = StepStats()  # of the latest step
         self._start()
-        self.policy = Policy(config, None, self._proposers, can_speculate=self._runner.capabilities.can_rewind)
+        self.policy = Policy(
+            config,
+            None,
+            self._proposers,
+            can_speculate=self._runner.capabilities.can_rewind,
+            begins_ahead=self._runner.capabilities.captured is not None,
+        )
 
     def _start(self) -> None:
         self._postponed: Callable[[], None] | None = None  # what the latest step taught, still to be learned

@@ -39,7 +39,9 @@ class _Rest:
 
 
 class Books:
-    def __init__(self, costs: Costs, ledger: Ledger, reading: Reading, seats: Mapping[int, Seat]) -> None:
+    def __init__(
+        self, costs: Costs, ledger: Ledger, reading: Reading, seats: Mapping[int, Seat], *, begins_ahead: bool = False
+    ) -> None:
         self._costs = costs
         self._ledger = ledger
         self._reading = reading
@@ -48,7 +50,7 @@ class Books:
         self._plain = dict[
             int, tuple[float, int]
         ]()  # by rows: plain steps as they were over what costs say, and how many
-        self._begun_ahead = set[int]()  # rows of plain steps that a device began before they were asked for
+        self._begins_ahead = begins_ahead  # plain steps on end, before each is asked for: a lone one takes longer
         self.mean_gain = 1.0  # of requests in steps with drafts, lately
         # Plain steps that those with guesses, and with drafts of a model, have saved lately, texts they read aside.
         self._saved_by_guesses = 0.0
@@ -109,8 +111,10 @@ class Books:
             return 0.0
         if not stats.num_prefill_tokens:
             num_emitted = stats.num_emitted  # less, where a request ended in the midst of what was accepted
-            if not has_drafts and self._is_one_of_many(rows, stats):
-                self._measure(rows, plain_step / step.plain_seconds)
+            if not has_drafts:
+                surprise = plain_step / step.plain_seconds
+                is_lone = self._begins_ahead and not stats.hidden_seconds
+                self._measure(rows, min(1.0, surprise) if is_lone else surprise)
         plain = plain_step * num_emitted / rows
         excused = self._disturbance(step, outcomes, stats) if has_drafts else 0.0
         self._ledger.add(spent, plain, step.plain_seconds, invested=reading_seconds, paid=paid, excused=excused)
@@ -132,12 +136,6 @@ class Books:
         context = sum([len(request.tokens) for request in requests]) / rows
         ratio, _ = self._plain.get(rows, (1.0, 0))
         return self._costs.plain_seconds(rows, context) * ratio, context
-
-    def _is_one_of_many(self, rows: int, stats: StepStats) -> bool:
-        """Whether it is like the steps of plain decoding: where those are begun ahead, a lone one is longer."""
-        if stats.hidden_seconds:
-            self._begun_ahead.add(rows)
-        return stats.hidden_seconds > 0.0 or rows not in self._begun_ahead
 
     def _measure(self, rows: int, surprise: float) -> None:
         ratio, num_seen = self._plain.get(rows, (1.0, 0))
@@ -189,7 +187,6 @@ class Books:
             if seat.has_read:
                 paid += self._pay(request, seat, rest.num_steps, 0.0, drafted=False)
         if rest.num_begun:
-            self._begun_ahead.add(len(requests))
             self._measure(len(requests), rest.begun_seconds / rest.num_begun / self.plain_seconds(requests)[0])
         step_seconds = plain / rest.num_steps
         self._ledger.add(rest.spent, plain, step_seconds, paid=paid, num_steps=rest.num_steps)

@@ -61,11 +61,14 @@ class Policy:
         proposers: Mapping[str, Proposer],
         *,
         can_speculate: bool,
+        begins_ahead: bool = False,
         trace_steps: int = 0,
     ) -> None:
+        """`begins_ahead`: the runner begins a plain step that follows others before it is asked for."""
         self._config = config
         self._proposers = proposers
         self._can_speculate = can_speculate
+        self._begins_ahead = begins_ahead
         self.acceptance = AcceptanceModel(list(proposers))
         self.ledger = Ledger(config.allowed_loss)
         self.trace: deque[StepTrace] = deque(maxlen=trace_steps)
@@ -84,7 +87,7 @@ class Policy:
         if costs is not None:
             drafting = DraftWeigher(costs, self.acceptance, self._proposers)
             weigher = Weigher(costs, self.acceptance, drafting, self._config.max_step_tokens)
-            books = Books(costs, self.ledger, drafting.reading, self._seats)
+            books = Books(costs, self.ledger, drafting.reading, self._seats, begins_ahead=self._begins_ahead)
             asking = Asking(costs)
             probes = Probes(costs, self.acceptance, drafting, self._proposers)
             resting = Resting(costs, asking, probes, books)
