@@ -28,6 +28,7 @@ from outpace.bench.simulation.world import (
     sliding,
     switching,
 )
+from outpace.errors import UsageError
 
 RATIOS = {"ratio_to_plain", "p99_tpot_ratio", "ratio_to_oracle"}
 
@@ -116,6 +117,37 @@ def test_what_is_on_file_is_not_simulated_again(tmp_path, monkeypatch, capsys):
     assert command.execute(options) == 0
     assert ran == [json.loads(lines[-1])["result"]["policy"]]
     assert capsys.readouterr().out == first
+
+
+def test_what_was_below_is_run_again_longer_without_the_rivals(tmp_path, monkeypatch, capsys, row):
+    monkeypatch.setattr(command, "quick_scenarios", lambda: [scenario(num=3), replace(scenario(num=3), name="other")])
+    ran: list[tuple[str, int]] = []
+
+    def counted(world: Scenario, policy: Any) -> Simulation:
+        ran.append((world.name, world.load.num_requests))
+        return Simulation(world, policy)
+
+    monkeypatch.setattr(command, "Simulation", counted)
+    good, bad = (json.loads(json.dumps(row)) | {"name": name} for name in ("short", "other"))
+    good["policies"][OURS] |= {"ratio_to_plain": 1.0, "p99_tpot_ratio": 1.0, "ratio_to_oracle": 1.0}
+    bad["policies"][OURS] |= {"ratio_to_plain": 0.97}
+    path, kept = tmp_path / "simulation.json", tmp_path / "kept.jsonl"
+    path.write_text(json.dumps(summarise([good, bad])))
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    wanted = ["--quick", "--jobs", "1", "--again", str(path), "--longer", "4", "--resume", str(kept)]
+    assert command.execute(parser.parse_args(wanted)) == 0
+    assert ran == 3 * [("other, 4 times as long", 12)]
+    assert "1 scenarios" in capsys.readouterr().out
+    assert command.execute(parser.parse_args(wanted)) == 0 and len(ran) == 3
+
+
+@pytest.mark.parametrize("wanted", [["--again", "missing.json"], ["--again", __file__], ["--longer", "0"]])
+def test_what_cannot_be_run_again_is_said(wanted):
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    with pytest.raises(UsageError, match=r"missing\.json|is not a report|--longer 0"):
+        command.execute(parser.parse_args(["--quick", *wanted]))
 
 
 def test_what_other_code_made_is_simulated_again(tmp_path):
