@@ -20,8 +20,9 @@ from outpace.speculation.seats import Outcome, Seat, Step
 _SHARE = 0.004  # of a plain step that goes into the purse with each
 _START = 0.5  # plain steps that are in it at first, and
 _MOST = 0.5  # that it can hold
-_NEWCOMER = 2  # times that asking about a new request is paid for, its text may be of another kind, where it is one of
-_FEW = 16  # and not alone
+_NEWCOMER = 24  # times that asking about a new request is paid for, its text may be of another kind: alone; else
+_LEAST_NEWCOMER = 2  # that shared by all who have to wait for it, no less than this, where they are
+_FEW = 16  # at most
 _VALUE_RATE = 0.2
 _UNUSED_RATE = 0.02  # of guesses that were right, and not worth using
 _CONVINCING = 2  # tokens of an unused guess that were right: reason to ask again at once
@@ -41,8 +42,8 @@ class Asking:
     def begin(self, seat: Seat, num_running: int) -> None:
         """A new request is taken for one like the others; among a few it brings something to find out whether it is."""
         seat.guess_value = self._value
-        if self._purse is not None and seat.guessers and 1 < num_running <= _FEW:
-            self._purse += _NEWCOMER * self.price(seat)
+        if self._purse is not None and seat.guessers and num_running <= _FEW:
+            self._purse += max(_LEAST_NEWCOMER, _NEWCOMER / num_running) * self.price(seat)
 
     def save(self, plain_seconds: float, num_steps: int = 1, *, thrift: float) -> None:
         """Time has passed."""

@@ -27,6 +27,7 @@ _MOST_WEIGHED = 1024  # tokens of guesses looked at in a step: the more requests
 _LEAST_EACH = 4
 _LEAST_WORTH = 0.4  # nor one that brings less than this part of what a token costs on average
 _FIRST_STAKE = 1.0  # plain steps that a batch may lose to proposers of which nothing is known
+_GUESS_STAKE = 0.35  # and to guesses, whatever is known; as much again for each token on end that was as guessed
 
 
 @dataclass(slots=True)
@@ -139,6 +140,8 @@ class Weigher:
             stake += certainty * sum(plan.gains) * token_seconds
         elif step.rows > 1:  # guesses can be compared with what is said without anybody waiting for it
             stake = min(stake, _FIRST_STAKE * step.plain_seconds)
+        if plan.drafted is None:
+            stake = min(stake, self._guess_stake(weighing, plan))
         longest = table.total(0, table.expected) + stake
         if plan.seconds > longest:
             plan.within(longest)
@@ -149,6 +152,17 @@ class Weigher:
             if not plan.count:
                 step.is_vetoed = True
         return plan if plan.count and plan.speed >= least_speed else None
+
+    @staticmethod
+    def _guess_stake(weighing: _Weighing, plan: Plan) -> float:
+        """Seconds that guesses may cost, were none of them right: little at first, then the more they have been right.
+
+        How sure a guesser is of itself says little where copying is about to begin or has just ended: a deep draft that
+        fails there costs more than a shallow one that is right brings. Where deep ones cost little, they are made.
+        """
+        step = weighing.step
+        right = sum([step.seats[i].num_right for i, depth in zip(weighing.rows, plan.depths, strict=True) if depth])
+        return _GUESS_STAKE * (1.0 + right / step.rows) * step.plain_seconds
 
     def take(self, step: Step, choices: list[Choice], best: Weighed) -> None:
         """Put a plan into choices."""
