@@ -35,15 +35,15 @@ def test_however_many_requests_run_looking_costs_a_small_share_of_the_time(num_r
 
 def test_those_asked_about_longest_ago_come_first():
     desk = Desk(FLAT, suffix=nothing, guess_seconds=PRICE)
-    batch = [request_of() for _ in range(4)]
+    batch = [request_of() for _ in range(20)]  # so many that a newcomer brings nothing of its own
     desk.run(batch, 200)
     newcomer = request_of()
     asked: list[int] = []
-    while len(asked) < 5:
+    while len(asked) < 21:
         wanted = desk.policy.wanted_guesses([*batch, newcomer])
         asked += [ask.request.id for asks in wanted.values() for ask in asks]
         desk.policy.decide([*batch, newcomer], {})
-    assert asked[0] == newcomer.id and len(set(asked)) == 5
+    assert asked[0] == newcomer.id and len(set(asked)) == 21
 
 
 def test_guesses_that_save_more_than_they_cost_are_asked_for_every_step():
@@ -108,14 +108,28 @@ def test_in_debt_a_guess_that_was_wrong_ends_that():
     assert not any(depth for [depth] in desk.run([who], 50))
 
 
-def test_a_new_request_in_a_batch_pays_for_being_asked_about():
-    desk, batch = Desk(USUAL, suffix=nothing, guess_seconds=PRICE), [request_of(), request_of()]
+@pytest.mark.parametrize(("num_running", "num_paid"), [(1, 24), (2, 12), (16, 2), (17, 0)])
+def test_among_a_few_a_new_request_pays_for_being_asked_about(num_running, num_paid):
+    """The fewer have to wait for it, the longer it is looked whether its text is of another kind."""
+    desk, batch = Desk(USUAL, suffix=nothing, guess_seconds=PRICE), [request_of() for _ in range(num_running)]
     desk.run(batch, 40)
     assert desk.policy._parts is not None
     asking = desk.policy._parts.asking
     before = asking._purse
     seat = desk.policy._seat(request_of())
-    assert before is not None and asking._purse == pytest.approx(before + 2 * asking.price(seat))
+    assert before is not None and asking._purse == pytest.approx(before + num_paid * asking.price(seat))
+
+
+def test_a_request_alone_that_soon_copies_is_noticed_although_those_before_it_did_not():
+    desk = Desk(USUAL, suffix=nothing, guess_seconds=PRICE)
+    for _ in range(20):
+        before = request_of()
+        desk.run([before], 30)
+        desk.policy.release(before)
+    who = request_of()
+    first = who.num_output
+    desk.proposers["suffix"].script = lambda request: always()(request) if request.num_output > first + 6 else ([], 0.0)
+    assert any(depth for [depth] in desk.run([who], 12))
 
 
 # ---- rests

@@ -16,6 +16,7 @@ from outpace.speculation.sweep import survival
 from tests.desk import FLAT, PROPORTIONAL, RIGHT, USUAL, WRONG, Desk, ScriptedModel, always, nothing, request_of
 
 NONE = Choice.plain()
+GUESS_STAKE = 0.35  # plain steps that may be staked on a guess, and again for each token on end that was as guessed
 
 
 def expected_of(desk: Desk, who: Request, depth: int, sure: float, method: str = "suffix") -> float:
@@ -46,7 +47,9 @@ def test_the_depth_taken_makes_expected_tokens_per_second_largest(right, sure):
     desk, who = Desk(USUAL, suffix=always(right, sure=sure), guess_seconds=0.0), request_of()
     for _ in range(12):
         [choice] = desk.decide([who])
-        speeds = [expected_of(desk, who, depth, sure) / (1 + 0.3 * depth) for depth in range(9)]
+        longest = 1.0 + GUESS_STAKE * (1 + desk.policy._seat(who).num_right)
+        allowed = [depth for depth in range(9) if 1 + 0.3 * depth <= longest]
+        speeds = [expected_of(desk, who, depth, sure) / (1 + 0.3 * depth) for depth in allowed]
         best = max(speeds)
         # A gain too small to be told from an error of measurement is left.
         # So is one that would stake more than may be lost; and a step may be plain to measure it, or to rest.
@@ -57,6 +60,16 @@ def test_the_depth_taken_makes_expected_tokens_per_second_largest(right, sure):
         if choice.depth:
             assert choice.expected == pytest.approx(expected_of(desk, who, choice.depth, sure))
         desk.step([who])
+
+
+def test_a_guess_is_deep_only_where_those_before_it_were_right_unless_that_costs_nothing():
+    """However sure of itself a guesser is: copying may have ended, or not begun."""
+    desk, who = Desk(USUAL, suffix=always(sure=0.99)), request_of()
+    depths = [depth for [depth] in desk.run([who], 6)]
+    assert depths[0] == 1 and depths[-1] == 8
+    wrong = Desk(USUAL, suffix=always(False, sure=0.99))
+    assert max(depth for [depth] in wrong.run([request_of()], 40)) == 1
+    assert Desk(FLAT, suffix=always(sure=0.99)).depths([request_of()]) == [8]
 
 
 def test_guesses_that_turn_wrong_are_soon_left():
@@ -314,7 +327,7 @@ def test_a_request_that_gains_nothing_is_not_stretched_beyond_its_allowance():
         suffix=lambda request: ([True] * 16, 0.95) if request is good else ([], 0.0),
     )
     alone = Desk({1: 1.0, 2: 1.0, 256: 1.0 + 254 * 0.08}, suffix=always(sure=0.95))
-    assert alone.depths([request_of()]) == [8]
+    assert alone.run([request_of()], 6)[-1] == [8]
     desk.run([good, bad], 600)
     lost = bad.spec.decode_seconds - bad.spec.plain_seconds
     assert lost < 0.05 * bad.spec.plain_seconds + 2.0
