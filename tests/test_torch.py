@@ -424,6 +424,24 @@ def test_steps_are_begun_early_where_that_is_worth_the_mistakes():
         assert foresight.is_worth(True), "nothing was learned of requests that are never drafted for"
 
 
+def test_plain_steps_on_end_are_begun_early_although_drafts_have_followed_upon_few():
+    foresight, now, expected = Foresight(), 0.0, False
+
+    def step(is_plain: bool) -> bool:
+        """Whether the step after this one would be begun."""
+        nonlocal now, expected
+        foresight.begin(now, is_plain)
+        if expected:
+            foresight.learn(False, was_right=is_plain)
+        foresight.end(now + 4e-3, 4e-3)
+        now, expected = now + 5e-3, is_plain
+        return is_plain and foresight.is_worth(False)
+
+    begun = [step(is_plain=i % 4 > 1) for i in range(200)]  # two with drafts, two without
+    assert not any(begun[-40:])
+    assert [step(is_plain=True) for _ in range(4)] == [False, True, True, True]  # the third on end, the fourth ...
+
+
 def counted(method: Callable[..., Any], name: str, count: Counter[str]) -> Callable[..., Any]:
     def wrapped(*args: Any) -> Any:
         count[name] += 1
