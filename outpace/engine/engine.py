@@ -88,6 +88,7 @@ class Engine:
 
     def _start(self) -> None:
         self._postponed: Callable[[], None] | None = None  # what the latest step taught, still to be learned
+        self._booking_seconds = 0.0  # what booking a step took, booked with the next
         can_rewind = self._runner.capabilities.can_rewind
         self._cache = SequenceCache(self._runner)
         self.scheduler = Scheduler(
@@ -282,7 +283,8 @@ class Engine:
         guessed = perf_counter()
         choices = self.policy.decide(decoding, guesses, stats.num_prefill_tokens)
         stats.guess_seconds = guessed - asked
-        stats.policy_seconds = perf_counter() - guessed + asked - begin
+        stats.policy_seconds = perf_counter() - guessed + asked - begin + self._booking_seconds
+        self._booking_seconds = 0.0
         return choices
 
     def _draft(self, turns: Sequence[_Turn]) -> bool:
@@ -420,11 +422,13 @@ class Engine:
         if any(outcome.request.may_speculate for outcome in outcomes):
             begin = perf_counter()
             self.policy.observe(outcomes, step)
-            stats.policy_seconds += perf_counter() - begin
+            observed = perf_counter()
+            stats.policy_seconds += observed - begin
             if self.costs is not None and not stats.has_prepared:
                 if is_typical and not stats.num_prefill_tokens and not self.policy.is_idle:
                     self._learn_costs(self.costs, plan, stats)
                 self.policy.account(outcomes, stats, reading_seconds, step)
+            self._booking_seconds += perf_counter() - observed
         if stats.num_finished:
             for outcome in outcomes:
                 if outcome.request.finish_reason is not None:

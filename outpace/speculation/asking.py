@@ -3,7 +3,8 @@
 A request whose guesses lately saved more than they cost is asked about at every step. What is spent on the others, to
 find out, comes out of one purse that a small share of the time fills: however many requests run, and whether anything
 is known yet or not, looking for something to copy costs no more than that share and what the purse held at first. Those
-asked about longest ago come first, new ones before all others.
+asked about longest ago come first, new ones before all others; and as a step in which anybody is asked about costs
+something whoever that is, it is put off until there is enough for several.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ _MOST = 0.5  # that it can hold
 _NEWCOMER = 24  # times that asking about a new request is paid for, its text may be of another kind: alone; else
 _LEAST_NEWCOMER = 2  # that shared by all who have to wait for it, no less than this, where they are
 _FEW = 16  # at most
+_TOGETHER = 8  # requests that are asked about in one step, where nobody else is, or all if they are fewer
 _VALUE_RATE = 0.2
 _UNUSED_RATE = 0.02  # of guesses that were right, and not worth using
 _CONVINCING = 2  # tokens of an unused guess that were right: reason to ask again at once
@@ -75,7 +77,7 @@ class Asking:
         if with_proven and asked:
             self._proven_from, self._wait = number + self._wait, min(2 * self._wait, _LONGEST_WAIT)
         num_affordable = len(curious) if not dearest else int(self._purse / dearest)
-        if curious and num_affordable > 0:
+        if curious and num_affordable >= (1 if asked else min(len(curious), _TOGETHER)):
             if num_affordable < len(curious):
                 curious = nsmallest(num_affordable, curious, key=lambda i: seats[i].asked_at)
             self._purse -= len(curious) * dearest
@@ -90,24 +92,26 @@ class Asking:
                     asks.setdefault(name, []).append(DraftAsk(request, depth))
         return asks
 
-    def steps_until_next(self, step: Step, *, in_debt: bool, thrift: float) -> int:
+    def steps_until_next(
+        self, seats: Sequence[Seat], number: int, plain_seconds: float, *, in_debt: bool, thrift: float
+    ) -> int:
         """For so many steps nobody will be asked about, nor, out of debt, a guess be compared with what is said."""
         assert self._purse is not None
-        least = float("inf")
+        dearest, num_curious = 0.0, 0
         num_steps = 1 << 30
-        for seat in [step.seats[i] for i in step.weighed]:
+        for seat in seats:
             if seat.guessers and seat.mode == "auto":
                 price = self.price(seat)
                 if in_debt:
                     if is_proven(seat):
-                        num_steps = max(0, self._proven_from - step.number - 1)
+                        num_steps = max(0, self._proven_from - number - 1)
                 elif seat.is_eager or seat.unused or seat.guess_value >= price:
                     return 0
-                least = min(least, price)
-        if least == float("inf"):
+                dearest, num_curious = max(dearest, price), num_curious + 1
+        if not num_curious:
             return num_steps
-        until_saved = ceil((least - self._purse) / (thrift * _SHARE * step.plain_seconds)) - 1
-        return max(0, min(num_steps, until_saved))
+        missing = min(num_curious, _TOGETHER) * dearest - self._purse
+        return max(0, min(num_steps, ceil(missing / (thrift * _SHARE * plain_seconds)) - 1))
 
     def learn(self, step: Step, seat: Seat, outcome: Outcome, guesses: Sequence[Draft]) -> None:
         """What guesses brought, in the time they saved.

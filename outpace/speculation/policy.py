@@ -136,9 +136,12 @@ class Policy:
         seats = [self._seat(request) for request in requests]
         if not any(seat.mode == "auto" for seat in seats):
             return {}
-        asking = self._parts.asking
-        asking.save(self._plain_seconds(requests)[0], thrift=self._parts.books.thrift)
-        return asking.wanted(requests, seats, self._number, in_debt=self._parts.books.forbid_guesses)
+        asking, books, plain_seconds = self._parts.asking, self._parts.books, self._plain_seconds(requests)[0]
+        asking.save(plain_seconds, thrift=books.thrift)
+        asks = asking.wanted(requests, seats, self._number, in_debt=books.forbid_guesses)
+        if not asks and self._parts.costs.draft is None and not any(seat.mode == "on" for seat in seats):
+            self._parts.resting.begin_now(requests, seats, self._number, plain_seconds)
+        return asks
 
     def decide(
         self, requests: Sequence[Request], guesses: Mapping[int, Sequence[Draft]], num_prefill: int = 0

@@ -15,7 +15,7 @@ from outpace.speculation.asking import Asking
 from outpace.speculation.books import Books
 from outpace.speculation.costs import Costs
 from outpace.speculation.probing import Probes
-from outpace.speculation.seats import Step
+from outpace.speculation.seats import Seat, Step
 
 _LONGEST = 8  # steps, where there is nobody to ask about, or
 _VETOES = 3  # steps in a row with a plan that some would lose by, until there is a rest of one step, then of more,
@@ -43,7 +43,8 @@ class Resting:
         """After a step that was decided in `own_seconds`, and whose drafts saved so much beside that, or lost it."""
         num_steps = self._pay(step, own_seconds, saved)
         if not num_steps and not has_drafts:
-            num_steps = self._until_next(step)
+            weighed = [step.seats[i] for i in step.weighed]
+            num_steps = self._until_next(weighed, step.number, step.plain_seconds)
             if step.is_vetoed and self._probes.is_over:
                 self._num_vetoed += 1
                 num_steps = max(num_steps, min(_AFTER_VETOES, 1 << self._num_vetoed >> _VETOES))
@@ -51,6 +52,12 @@ class Resting:
             self._num_vetoed = 0
         if num_steps > 0:
             self._requests, self._num_left = list(step.requests), num_steps
+
+    def begin_now(self, requests: Sequence[Request], seats: Sequence[Seat], number: int, plain_seconds: float) -> None:
+        """With this step, because there is nobody to ask about; unless a guess is to be compared with what is said."""
+        if self._books.forbid_guesses or not any(seat.unused for seat in seats):
+            num_left = self._until_next(seats, number, plain_seconds)
+            self._requests, self._num_left, self.is_now = list(requests), num_left, True
 
     def welcome(self) -> None:
         """A request has come."""
@@ -67,10 +74,12 @@ class Resting:
         self._purse = max(-_LONGEST * share, min(most, purse + share + saved - own_seconds))
         return max(0, ceil(-self._purse / share)) if share else 0
 
-    def _until_next(self, step: Step) -> int:
+    def _until_next(self, seats: Sequence[Seat], number: int, plain_seconds: float) -> int:
         """For how many steps there is nobody to ask about."""
-        num_steps = self._asking.steps_until_next(step, in_debt=self._books.forbid_guesses, thrift=self._books.thrift)
-        by_model = self._costs.draft is not None and any(step.seats[i].may_draft for i in step.weighed)
+        num_steps = self._asking.steps_until_next(
+            seats, number, plain_seconds, in_debt=self._books.forbid_guesses, thrift=self._books.thrift
+        )
+        by_model = self._costs.draft is not None and any(seat.may_draft for seat in seats)
         return min(num_steps, _FROM_MODEL if by_model else _LONGEST)
 
     def goes_on(self, requests: Sequence[Request]) -> bool:
