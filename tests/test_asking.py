@@ -46,6 +46,50 @@ def test_those_asked_about_longest_ago_come_first():
     assert asked[0] == newcomer.id and len(set(asked)) == 21
 
 
+def test_curiosity_waits_until_it_can_ask_about_all_of_a_few_at_once():
+    """A step in which somebody is asked about costs something whoever it is: four guesses in one, not one in four."""
+    desk = Desk(FLAT, suffix=nothing, guess_seconds=PRICE)
+    batch = [request_of() for _ in range(4)]
+    desk.run(batch, 200)
+    asked = []
+    for _ in range(400):
+        asked.append(num_asked(desk, batch))
+        desk.policy.decide(batch, {})
+    assert set(asked) == {0, 4}
+
+
+def test_where_somebody_is_asked_about_in_any_case_the_purse_pays_for_one_more():
+    desk = Desk(USUAL, suffix=nothing, guess_seconds=PRICE)
+    batch = [request_of() for _ in range(4)]
+    desk.run(batch, 200)
+    assert desk.policy._parts is not None
+    desk.policy._parts.resting.end()
+    desk.policy._parts.asking._purse = 1.5 * desk.policy._parts.asking.price(desk.policy._seat(batch[0]))
+    assert num_asked(desk, batch) == 0
+    desk.policy._parts.resting.end()
+    desk.policy._seat(batch[0]).is_eager = True
+    assert num_asked(desk, batch) == 2
+
+
+def test_a_step_without_anybody_to_ask_about_is_not_decided():
+    desk = Desk(FLAT, suffix=nothing, guess_seconds=PRICE)
+    batch = [request_of() for _ in range(4)]
+    desk.run(batch, 200)
+    for _ in range(100):
+        wanted = desk.policy.wanted_guesses(batch)
+        assert desk.policy.is_resting != bool(wanted)
+        desk.policy.decide(batch, {})
+
+
+def test_beside_a_request_that_insists_on_drafts_there_is_no_rest():
+    desk = Desk(FLAT, suffix=nothing, guess_seconds=PRICE)
+    batch = [request_of(), request_of(mode="on")]
+    for _ in range(100):
+        desk.policy.wanted_guesses(batch)
+        assert not desk.policy.is_resting
+        assert desk.policy.decide(batch, {})[1].depth
+
+
 def test_guesses_that_save_more_than_they_cost_are_asked_for_every_step():
     desk, who = Desk(USUAL, suffix=always(), guess_seconds=PRICE), request_of()
     desk.run([who], 20)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -243,6 +244,23 @@ def test_what_is_done_once_is_nobodys_loss_and_teaches_no_costs(captures):
         assert engine.stats.has_prepared == captures
     assert (engine.ledger.spent_seconds == 0.0) == captures
     assert (costs.target.as_dict() == before["target"]) == captures
+
+
+def test_what_booking_a_step_takes_is_booked_with_the_next():
+    engine = auto_engine(FakeModel(), ODD["flat"])
+    account, booked = engine.policy.account, list[float]()
+
+    def slow(outcomes: Sequence[Outcome], stats: StepStats, reading_seconds: float, step: Step | None = None) -> None:
+        booked.append(stats.policy_seconds)
+        until = perf_counter() + 0.05 * (len(booked) == 3)
+        while perf_counter() < until:
+            pass
+        account(outcomes, stats, reading_seconds, step)
+
+    engine.policy.account = slow  # type: ignore[method-assign]
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    run(engine, [engine.submit(prompt_of(random.Random(4), 20), params)])
+    assert [seconds >= 0.05 for seconds in booked[:5]] == [False, False, False, True, False]
 
 
 def test_the_ledger_has_an_estimate_after_decoding():

@@ -7,7 +7,7 @@ import pytest
 from outpace.core import Request
 from outpace.speculation.base import DraftTiming
 from outpace.speculation.costs import Costs, StepCosts
-from outpace.speculation.reading import Prospect, Record
+from outpace.speculation.reading import Prospect, Record, Returns
 from outpace.speculation.seats import Step
 from outpace.speculation.sweep import Table
 from tests.desk import FLAT, Desk, always, request_of
@@ -172,3 +172,54 @@ def test_after_a_loser_one_tries_at_a_time_again():
         record.pass_time()
     record.begin()
     assert not record.is_worth_trying
+
+
+# ---- what reading has brought to all of them
+
+
+def drafted(returns: Returns, numbers: range, *, gain: float) -> None:
+    for number in numbers:
+        returns.add(number, 1.0, gain)
+
+
+def test_texts_are_read_as_long_as_drafts_bring_what_they_take():
+    returns = Returns()
+    drafted(returns, range(1000), gain=1.0)
+    assert returns.is_worth_it(1000)
+
+
+def test_drafts_that_have_lost_time_pause_reading_each_time_for_longer():
+    returns, number, pauses = Returns(), 0, []
+    for _ in range(3):
+        while returns.is_worth_it(number):
+            returns.add(number, 1.0, 0.9)
+            number += 1
+        begun = number
+        while not returns.is_worth_it(number):
+            number += 1
+        pauses.append(number - begun)
+    assert pauses[0] > 50 and pauses[1] > 1.9 * pauses[0] and pauses[2] > 1.9 * pauses[1]
+
+
+def test_a_few_steps_that_lost_say_nothing_yet():
+    returns = Returns()
+    drafted(returns, range(32), gain=0.5)
+    assert returns.is_worth_it(32)
+
+
+@pytest.mark.parametrize("is_used", [True, False])
+def test_what_was_read_for_nothing_counts(is_used):
+    returns = Returns()
+    for number in range(200):
+        returns.add(number, 1.0, 1.1)
+        if not is_used:
+            returns.charge(0.3)
+    assert returns.is_worth_it(199) == is_used
+
+
+def test_drafts_that_pay_again_are_not_held_to_what_was():
+    returns = Returns()
+    drafted(returns, range(100), gain=0.9)
+    resumed = next(number for number in range(100, 1000) if returns.is_worth_it(number))
+    drafted(returns, range(resumed, resumed + 400), gain=1.3)
+    assert returns._pause == Returns._PAUSE

@@ -47,6 +47,7 @@ class Reading:
         self._acceptance = acceptance
         self._proposer = proposer
         self.record = Record()
+        self.returns = Returns()
         self._mean_output = _START_OUTPUT  # tokens that requests say, lately
         self._guessed_share = _GUESSED_SHARE  # of the tokens said, those in steps with a guess, lately
         self.drafted_share = 1.0  # of the tokens said after reading, those a draft was made for, lately
@@ -65,8 +66,10 @@ class Reading:
     # ---- whose
 
     def may_read(self, step: Step, i: int) -> bool:
-        """Reading a request's text has to be cheap, or worth it lately."""
+        """Reading a request's text has to be cheap, or worth it lately; and all of it worth what it took."""
         assert self._proposer is not None
+        if not self.returns.is_worth_it(step.number):
+            return False
         if self.record.is_worth_trying:
             return True
         seat, request = step.seats[i], step.requests[i]
@@ -219,3 +222,47 @@ class Record:
 
     def pass_time(self) -> None:
         self._risk *= self._FADE
+
+
+class Returns:
+    """What steps with drafts of a model have brought of late, with what was read for them, whoever it was for.
+
+    What one request wins or loses is for `Record`. This is about all of them: where guesses do the work, or texts end
+    soon, reading can cost more than drafts bring although each text seemed worth it.
+    """
+
+    _MEMORY = 128.0  # steps with drafts of a model
+    _ENOUGH = 48.0  # of them, older ones fading, to judge by
+    _LEAST = 0.99  # of plain decoding's speed, to go on; a little is forgiven, because texts are read beforehand
+    _PAUSE, _LONGEST_PAUSE = 96, 4096  # steps without reading; each time twice as many
+
+    def __init__(self) -> None:
+        self._pause = self._PAUSE
+        self._until = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self._spent = self._plain = self._num_steps = 0.0
+
+    def is_worth_it(self, number: int) -> bool:
+        """Whether texts are read in this step."""
+        return number >= self._until
+
+    def add(self, number: int, spent: float, plain: float) -> None:
+        """A step took so long, with its share of what was read, and would have taken so long plainly."""
+        fade = 1.0 - 1.0 / self._MEMORY
+        self._spent = self._spent * fade + spent
+        self._plain = self._plain * fade + plain
+        self._num_steps = self._num_steps * fade + 1.0
+        if self._num_steps < self._ENOUGH or number < self._until:
+            return
+        if self._plain >= self._LEAST * self._spent:
+            self._pause = self._PAUSE
+            return
+        self._until = number + self._pause
+        self._pause = min(2 * self._pause, self._LONGEST_PAUSE)
+        self._forget()
+
+    def charge(self, seconds: float) -> None:
+        """So much of what was read served nobody."""
+        self._spent += seconds
