@@ -58,6 +58,17 @@ def test_curiosity_waits_until_it_can_ask_about_all_of_a_few_at_once():
     assert set(asked) == {0, 4}
 
 
+def test_guesses_dearer_than_the_purse_for_several_are_asked_for_all_the_same():
+    desk = Desk(FLAT, suffix=nothing, guess_seconds=0.2)
+    batch = [request_of() for _ in range(16)]
+    desk.run(batch, 200)
+    asked = 0
+    for _ in range(2000):
+        asked += num_asked(desk, batch)
+        desk.policy.decide(batch, {})
+    assert asked >= 2
+
+
 def test_where_somebody_is_asked_about_in_any_case_the_purse_pays_for_one_more():
     desk = Desk(USUAL, suffix=nothing, guess_seconds=PRICE)
     batch = [request_of() for _ in range(4)]

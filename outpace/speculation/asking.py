@@ -36,7 +36,8 @@ _COMPARE_EVERY = 8  # guesses, of which one is asked of every guesser
 class Asking:
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
-        self._purse: float | None = None  # seconds
+        self._purse: float | None = None  # seconds,
+        self._most = 0.0  # of them, that it can hold
         self._value = 0.0  # seconds that guesses have saved lately, each
         self._proven_from = 0  # the step from which on, in debt, those who have proven right are asked about,
         self._wait = 1  # and how long that is put off after the next time
@@ -50,7 +51,8 @@ class Asking:
     def save(self, plain_seconds: float, num_steps: int = 1, *, thrift: float) -> None:
         """Time has passed."""
         known = self._purse if self._purse is not None else _START * plain_seconds
-        self._purse = min(known + num_steps * thrift * _SHARE * plain_seconds, _MOST * plain_seconds)
+        self._most = _MOST * plain_seconds
+        self._purse = min(known + num_steps * thrift * _SHARE * plain_seconds, self._most)
 
     def wanted(
         self, requests: Sequence[Request], seats: Sequence[Seat], number: int, *, in_debt: bool
@@ -77,7 +79,8 @@ class Asking:
         if with_proven and asked:
             self._proven_from, self._wait = number + self._wait, min(2 * self._wait, _LONGEST_WAIT)
         num_affordable = len(curious) if not dearest else int(self._purse / dearest)
-        if curious and num_affordable >= (1 if asked else min(len(curious), _TOGETHER)):
+        is_enough = bool(asked) or self._purse >= self._needed(len(curious), dearest)
+        if curious and num_affordable > 0 and is_enough:
             if num_affordable < len(curious):
                 curious = nsmallest(num_affordable, curious, key=lambda i: seats[i].asked_at)
             self._purse -= len(curious) * dearest
@@ -110,8 +113,12 @@ class Asking:
                 dearest, num_curious = max(dearest, price), num_curious + 1
         if not num_curious:
             return num_steps
-        missing = min(num_curious, _TOGETHER) * dearest - self._purse
+        missing = self._needed(num_curious, dearest) - self._purse
         return max(0, min(num_steps, ceil(missing / (thrift * _SHARE * plain_seconds)) - 1))
+
+    def _needed(self, num_curious: int, price: float) -> float:
+        """What has to be in the purse for a step in which only the curious are asked about."""
+        return min(min(num_curious, _TOGETHER) * price, self._most)
 
     def learn(self, step: Step, seat: Seat, outcome: Outcome, guesses: Sequence[Draft]) -> None:
         """What guesses brought, in the time they saved.
