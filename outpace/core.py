@@ -200,7 +200,8 @@ class StepStats:
     accepted: list[int] = field(default_factory=list)  # and accepted, in the same order
     drafts_by_method: dict[str, MethodCounts] = field(default_factory=dict)
     schedule_seconds: float = 0.0
-    policy_seconds: float = 0.0  # deciding and learning
+    policy_seconds: float = 0.0  # deciding and learning,
+    booking_seconds: float = 0.0  # and booking the step before
     guess_seconds: float = 0.0  # asking proposers that need no model, before deciding
     draft_seconds: float = 0.0
     forward_seconds: float = 0.0
@@ -227,13 +228,18 @@ class StepStats:
     @property
     def host_seconds(self) -> float:
         """Time outside model forwards; a draft model's own forwards count as drafting, not as host time."""
-        return self.schedule_seconds + self.policy_seconds + self.guess_seconds + self.verify_seconds
+        return self.schedule_seconds + self.speculation_seconds + self.verify_seconds
+
+    @property
+    def speculation_seconds(self) -> float:
+        """What speculation took of the host's time."""
+        return self.policy_seconds + self.booking_seconds + self.guess_seconds
 
     @property
     def deciding_seconds(self) -> float:
         """What speculation took of the host's time, as far as anybody waited for it: drafting waits for it."""
         is_hidden = self.hidden_seconds > 0.0 and not self.draft_seconds
-        return 0.0 if is_hidden else self.policy_seconds + self.guess_seconds
+        return 0.0 if is_hidden else self.speculation_seconds
 
     @property
     def total_seconds(self) -> float:

@@ -98,7 +98,7 @@ class EngineMetrics:
             total.num_accepted += counts.num_accepted
         seconds = self.step_seconds
         seconds["schedule"] += stats.schedule_seconds
-        seconds["policy"] += stats.policy_seconds
+        seconds["policy"] += stats.policy_seconds + stats.booking_seconds
         seconds["draft"] += stats.guess_seconds + stats.draft_seconds
         seconds["forward"] += stats.forward_seconds
         seconds["verify"] += stats.verify_seconds

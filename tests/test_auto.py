@@ -251,7 +251,7 @@ def test_what_booking_a_step_takes_is_booked_with_the_next():
     account, booked = engine.policy.account, list[float]()
 
     def slow(outcomes: Sequence[Outcome], stats: StepStats, reading_seconds: float, step: Step | None = None) -> None:
-        booked.append(stats.policy_seconds)
+        booked.append(stats.booking_seconds)
         until = perf_counter() + 0.05 * (len(booked) == 3)
         while perf_counter() < until:
             pass

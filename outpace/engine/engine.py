@@ -283,8 +283,8 @@ class Engine:
         guessed = perf_counter()
         choices = self.policy.decide(decoding, guesses, stats.num_prefill_tokens)
         stats.guess_seconds = guessed - asked
-        stats.policy_seconds = perf_counter() - guessed + asked - begin + self._booking_seconds
-        self._booking_seconds = 0.0
+        stats.policy_seconds = perf_counter() - guessed + asked - begin
+        stats.booking_seconds, self._booking_seconds = self._booking_seconds, 0.0
         return choices
 
     def _draft(self, turns: Sequence[_Turn]) -> bool:

@@ -73,8 +73,7 @@ class Books:
 
     def add(self, step: Step, outcomes: Sequence[Outcome], stats: StepStats, reading_seconds: float) -> float:
         """Book a step; returns the seconds it has saved, less than zero where it has lost some."""
-        deciding = stats.policy_seconds + stats.guess_seconds
-        spent = deciding + stats.draft_seconds + self._decoding_seconds(step, outcomes, stats)
+        spent = stats.speculation_seconds + stats.draft_seconds + self._decoding_seconds(step, outcomes, stats)
         own = stats.deciding_seconds  # of it, what plain decoding does not wait for
         rows = len(outcomes)
         has_drafts = any(outcome.choice.depth for outcome in outcomes)

@@ -319,6 +319,8 @@ class Policy:
                 has_drafts = any(outcome.choice.depth for outcome in outcomes)
                 own = stats.deciding_seconds
                 brought = saved + own + reading_seconds if has_drafts else 0.0  # reading serves later steps
+                if own:
+                    own -= stats.booking_seconds  # of the step before, whatever is decided in this one
                 self._parts.resting.begin(step, own, brought, has_drafts=has_drafts)
         if self.trace:
             self.trace[-1].seconds = stats.total_seconds
