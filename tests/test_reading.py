@@ -179,7 +179,7 @@ def test_after_a_loser_one_tries_at_a_time_again():
 
 def drafted(returns: Returns, numbers: range, *, gain: float) -> None:
     for number in numbers:
-        returns.add(number, 1.0, gain)
+        returns.add(number, 4, 1.0, gain)
 
 
 def test_texts_are_read_as_long_as_drafts_bring_what_they_take():
@@ -192,7 +192,7 @@ def test_drafts_that_have_lost_time_pause_reading_each_time_for_longer():
     returns, number, pauses = Returns(), 0, []
     for _ in range(3):
         while returns.is_worth_it(number):
-            returns.add(number, 1.0, 0.9)
+            returns.add(number, 4, 1.0, 0.9)
             number += 1
         begun = number
         while not returns.is_worth_it(number):
@@ -211,9 +211,9 @@ def test_a_few_steps_that_lost_say_nothing_yet():
 def test_what_was_read_for_nothing_counts(is_used):
     returns = Returns()
     for number in range(200):
-        returns.add(number, 1.0, 1.1)
+        returns.add(number, 4, 1.0, 1.1)
         if not is_used:
-            returns.charge(0.3)
+            returns.charge(4, 0.3)
     assert returns.is_worth_it(199) == is_used
 
 
@@ -223,3 +223,12 @@ def test_drafts_that_pay_again_are_not_held_to_what_was():
     resumed = next(number for number in range(100, 1000) if returns.is_worth_it(number))
     drafted(returns, range(resumed, resumed + 400), gain=1.3)
     assert returns._pause == Returns._PAUSE
+
+
+def test_what_a_request_alone_has_lost_is_not_held_against_a_batch():
+    returns = Returns()
+    for number in range(1000):
+        returns.add(number, 1, 1.0, 0.5)
+        returns.charge(1, 1.0)
+    drafted(returns, range(1000, 1200), gain=1.1)
+    assert returns.is_worth_it(1200)

@@ -120,11 +120,10 @@ class Books:
         saved = (plain - spent + reading_seconds) / step.plain_seconds
         if num_readers:
             if not step.is_probe:
-                if rows > 1:
-                    self._reading.returns.add(step.number, spent - reading_seconds + paid, plain)
+                self._reading.returns.add(step.number, rows, spent - reading_seconds + paid, plain)
                 self._saved_by_model += _SAVED_RATE * (saved - self._saved_by_model)
         else:
-            self._reading.returns.charge(paid)
+            self._reading.returns.charge(rows, paid)
             if has_drafts or step.guesses:  # guesses that were not used have cost their time all the same
                 self._saved_by_guesses += _SAVED_RATE * (saved - self._saved_by_guesses)
         return plain - spent if has_drafts else 0.0
@@ -191,7 +190,7 @@ class Books:
                 paid += self._pay(request, seat, rest.num_steps, 0.0, drafted=False)
         if rest.num_begun:
             self._measure(len(requests), rest.begun_seconds / rest.num_begun / self.plain_seconds(requests)[0])
-        self._reading.returns.charge(paid)
+        self._reading.returns.charge(len(requests), paid)
         step_seconds = plain / rest.num_steps
         self._ledger.add(rest.spent, plain, step_seconds, paid=paid, num_steps=rest.num_steps)
         self._rest = _Rest()
@@ -221,7 +220,7 @@ class Books:
     def close(self, request: Request, seat: Seat) -> None:
         """The request is over."""
         self._ledger.write_off(seat.unpaid_seconds)
-        self._reading.returns.charge(seat.unpaid_seconds)
+        self._reading.returns.charge(self._ledger.num_running, seat.unpaid_seconds)
         plain = request.spec.plain_seconds
         self._reading.ended(request, seat, request.spec.decode_seconds / plain - 1.0 if plain else 0.0)
 

@@ -227,8 +227,8 @@ class Record:
 class Returns:
     """What steps with drafts of a model have brought of late, with what was read for them, whoever it was for.
 
-    What one request wins or loses is for `Record`. This is about all of them: where guesses do the work, or texts end
-    soon, reading can cost more than drafts bring although each text seemed worth it.
+    What one request wins or loses, alone or not, is for `Record`. This is about all of a batch: where guesses do the
+    work, or texts end soon, reading can cost more than drafts bring although each text seemed worth it.
     """
 
     _MEMORY = 128.0  # steps with drafts of a model
@@ -248,8 +248,10 @@ class Returns:
         """Whether texts are read in this step."""
         return number >= self._until
 
-    def add(self, number: int, spent: float, plain: float) -> None:
+    def add(self, number: int, rows: int, spent: float, plain: float) -> None:
         """A step took so long, with its share of what was read, and would have taken so long plainly."""
+        if rows == 1:
+            return
         fade = 1.0 - 1.0 / self._MEMORY
         self._spent = self._spent * fade + spent
         self._plain = self._plain * fade + plain
@@ -263,6 +265,7 @@ class Returns:
         self._pause = min(2 * self._pause, self._LONGEST_PAUSE)
         self._forget()
 
-    def charge(self, seconds: float) -> None:
+    def charge(self, rows: int, seconds: float) -> None:
         """So much of what was read served nobody."""
-        self._spent += seconds
+        if rows > 1:
+            self._spent += seconds
