@@ -66,9 +66,9 @@ class Reading:
     # ---- whose
 
     def may_read(self, step: Step, i: int) -> bool:
-        """Reading a request's text has to be cheap, or worth it lately; and all of it worth what it took."""
+        """Reading a request's text has to be cheap, or worth it lately; in a batch all of it, what it took."""
         assert self._proposer is not None
-        if not self.returns.is_worth_it(step.number):
+        if step.rows > 1 and not self.returns.is_worth_it(step.number):
             return False
         if self.record.is_worth_trying:
             return True
