@@ -449,7 +449,8 @@ def test_where_a_draft_stopped_for_want_of_confidence_is_learned_from():
     """Drafts that stop at once say nothing that could be refused, and yet they are known to be short."""
     desk, who = Desk(USUAL, draft=always(sure=0.02), draft_seconds=0.05), request_of(length=2)
     desk.run([who], 300)
-    assert sum(depth > 0 for [depth] in desk.run([who], 100)) <= 8
+    for _ in range(5):
+        assert sum(depth for [depth] in desk.run([who], 20)) <= 4
 
 
 def test_a_step_that_only_measures_is_not_followed_by_a_rest():
