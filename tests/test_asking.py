@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from outpace.core import Request
-from tests.desk import FLAT, RIGHT, USUAL, Desk, always, nothing, request_of
+from tests.desk import FLAT, PROPORTIONAL, RIGHT, USUAL, Desk, Script, always, nothing, request_of
 
 PRICE = 0.05  # of a guess, in plain steps
 
@@ -17,20 +17,49 @@ def num_asked(desk: Desk, requests: list[Request]) -> int:
     return sum(map(len, desk.policy.wanted_guesses(requests).values()))
 
 
-@pytest.mark.parametrize("num_requests", [1, 8, 64])
-def test_however_many_requests_run_looking_costs_a_small_share_of_the_time(num_requests):
-    desk = Desk(FLAT, suffix=nothing, guess_seconds=PRICE)
-    batch = [request_of() for _ in range(num_requests)]
-    asked: list[int] = []
+def _seen_by(asked: list[int]) -> Script:
+    """Has no guess, and notes about whom it was asked."""
 
     def script(request: Request) -> tuple[Sequence[bool], float]:
         asked.append(request.id)
         return [], 0.0
 
-    desk.proposers["suffix"].script = script
-    desk.run(batch, 1000)
-    assert len(asked) * PRICE <= 0.5 + 0.005 * 1000
+    return script
+
+
+@pytest.mark.parametrize("num_requests", [1, 8, 64])
+def test_however_many_requests_run_looking_costs_a_small_share_of_the_time(num_requests):
+    desk = Desk(FLAT, suffix=nothing, guess_seconds=PRICE)
+    batch = [request_of() for _ in range(num_requests)]
+    asked: list[int] = []
+    desk.proposers["suffix"].script = _seen_by(asked)
+    desk.run(batch, 3000)
+    assert len(asked) * PRICE <= 0.5 + 0.005 * 3000
     assert set(asked) == {request.id for request in batch}, "and yet everybody is asked about"
+
+
+def test_looking_costs_less_where_a_good_guess_would_save_little():
+    """A batch that fills the machine: not even a guess that is right brings much more than asking for it costs."""
+    asked = list[int]()
+    for points, plain_seconds in ((FLAT, 1.0), (PROPORTIONAL, 8.0)):
+        seen: list[int] = []
+        desk = Desk(points, suffix=_seen_by(seen), guess_seconds=PRICE * plain_seconds)
+        desk.run([request_of() for _ in range(8)], 4000)
+        asked.append(len(seen))
+    in_flat, in_full = asked
+    assert in_full <= in_flat / 5, "a tenth, beside what is there at first"
+    assert in_full >= 20, "costs may be wrong: somebody is asked about all the same"
+
+
+def test_what_looking_is_worth_follows_the_number_of_requests():
+    desk = Desk(USUAL, suffix=nothing, guess_seconds=PRICE)
+    batch = [request_of() for _ in range(16)]
+    assert desk.policy._parts is not None
+    asking = desk.policy._parts.asking
+    desk.run(batch, 4)
+    among_many = asking.worth
+    desk.run(batch[:1], 1)
+    assert asking.worth == 1.0 > among_many
 
 
 def test_those_asked_about_longest_ago_come_first():
@@ -172,7 +201,8 @@ def test_among_a_few_a_new_request_pays_for_being_asked_about(num_running, num_p
     asking = desk.policy._parts.asking
     before = asking._purse
     seat = desk.policy._seat(request_of())
-    assert before is not None and asking._purse == pytest.approx(before + num_paid * asking.price(seat))
+    paid = num_paid * asking.worth * asking.price(seat)
+    assert before is not None and asking._purse == pytest.approx(before + paid)
 
 
 def test_a_request_alone_that_soon_copies_is_noticed_although_those_before_it_did_not():

@@ -2,9 +2,10 @@
 
 A request whose guesses lately saved more than they cost is asked about at every step. What is spent on the others, to
 find out, comes out of one purse that a small share of the time fills: however many requests run, and whether anything
-is known yet or not, looking for something to copy costs no more than that share and what the purse held at first. Those
-asked about longest ago come first, new ones before all others; and as a step in which anybody is asked about costs
-something whoever that is, it is put off until there is enough for several.
+is known yet or not, looking for something to copy costs no more than that share and what the purse held at first; where
+not even a good guess would save much beside what asking costs, as in a batch that fills the machine, it is a smaller
+one. Those asked about longest ago come first, new ones before all others; and as a step in which anybody is asked about
+costs something whoever that is, it is put off until there is enough for several.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ _NEWCOMER = 24  # times that asking about a new request is paid for, its text ma
 _LEAST_NEWCOMER = 2  # that shared by all who have to wait for it, no less than this, where they are
 _FEW = 16  # at most
 _TOGETHER = 8  # requests that are asked about in one step, where nobody else is, or all if they are fewer
+_GOOD, _DEPTHS = 0.9, (1, 2, 4, 8)  # acceptance of a good guess, and how deep it may go:
+_WORTH = 5.0  # times its price, and what such a guess saves is worth looking for; where it is less, one looks less,
+_LEAST_WORTH = 0.1  # down to this part, because costs may be wrong
+_HOPE_AGAIN = 64  # steps after which that is reckoned again
 _VALUE_RATE = 0.2
 _UNUSED_RATE = 0.02  # of guesses that were right, and not worth using
 _CONVINCING = 2  # tokens of an unused guess that were right: reason to ask again at once
@@ -38,6 +43,9 @@ class Asking:
         self._costs = costs
         self._purse: float | None = None  # seconds,
         self._most = 0.0  # of them, that it can hold
+        self.worth = 1.0  # of looking for something to copy, at most this
+        self._worth_of = 0  # rows that it was reckoned for,
+        self._worth_until = 0  # and the step in which it is again
         self._value = 0.0  # seconds that guesses have saved lately, each
         self._proven_from = 0  # the step from which on, in debt, those who have proven right are asked about,
         self._wait = 1  # and how long that is put off after the next time
@@ -46,13 +54,34 @@ class Asking:
         """A new request is taken for one like the others; among a few it brings something to find out whether it is."""
         seat.guess_value = self._value
         if self._purse is not None and seat.guessers and num_running <= _FEW:
-            self._purse += max(_LEAST_NEWCOMER, _NEWCOMER / num_running) * self.price(seat)
+            self._purse += self.worth * max(_LEAST_NEWCOMER, _NEWCOMER / num_running) * self.price(seat)
+
+    def reckon(self, rows: int, context: float, plain_seconds: float, number: int) -> None:
+        """What looking is worth in a batch of so many, where a plain step takes so long."""
+        if rows == self._worth_of and number < self._worth_until:
+            return
+        self._worth_of, self._worth_until = rows, number + _HOPE_AGAIN
+        prices = [seconds + self._costs.weigh_seconds for seconds in self._costs.guess_seconds.values()]
+        if prices and sum(prices):
+            hope = self._hope(rows, context, plain_seconds) / (_WORTH * sum(prices) / len(prices))
+            self.worth = max(_LEAST_WORTH, min(1.0, hope))
+
+    def _hope(self, rows: int, context: float, plain_seconds: float) -> float:
+        """Seconds that a good guess would save, for one request alone or for each of all, whichever is more."""
+        longer = self._costs.target.by_tokens(rows, rows, rows * (1 + _DEPTHS[-1]), context)
+        token_seconds = plain_seconds / rows - self._costs.judge_seconds
+        best = 0.0
+        for depth in _DEPTHS:
+            said = _GOOD * (1.0 - _GOOD**depth) / (1.0 - _GOOD)
+            slots = min(longer[depth] - longer[0], (longer[rows * depth] - longer[0]) / rows)
+            best = max(best, said * token_seconds - slots)
+        return best
 
     def save(self, plain_seconds: float, num_steps: int = 1, *, thrift: float) -> None:
         """Time has passed."""
         known = self._purse if self._purse is not None else _START * plain_seconds
         self._most = _MOST * plain_seconds
-        self._purse = min(known + num_steps * thrift * _SHARE * plain_seconds, self._most)
+        self._purse = min(known + num_steps * thrift * self.worth * _SHARE * plain_seconds, self._most)
 
     def wanted(
         self, requests: Sequence[Request], seats: Sequence[Seat], number: int, *, in_debt: bool
@@ -114,7 +143,7 @@ class Asking:
         if not num_curious:
             return num_steps
         missing = self._needed(num_curious, dearest) - self._purse
-        return max(0, min(num_steps, ceil(missing / (thrift * _SHARE * plain_seconds)) - 1))
+        return max(0, min(num_steps, ceil(missing / (thrift * self.worth * _SHARE * plain_seconds)) - 1))
 
     def _needed(self, num_curious: int, price: float) -> float:
         """What has to be in the purse for a step in which only the curious are asked about."""

@@ -136,7 +136,9 @@ class Policy:
         seats = [self._seat(request) for request in requests]
         if not any(seat.mode == "auto" for seat in seats):
             return {}
-        asking, books, plain_seconds = self._parts.asking, self._parts.books, self._plain_seconds(requests)[0]
+        asking, books = self._parts.asking, self._parts.books
+        plain_seconds, context = self._plain_seconds(requests)
+        asking.reckon(len(requests), context, plain_seconds, self._number)
         asking.save(plain_seconds, thrift=books.thrift)
         asks = asking.wanted(requests, seats, self._number, in_debt=books.forbid_guesses)
         if not asks and self._parts.costs.draft is None and not any(seat.mode == "on" for seat in seats):

@@ -68,7 +68,7 @@ class Resting:
         plain_seconds = step.plain_seconds
         share, most = self._books.thrift * _SHARE * plain_seconds, _MOST * plain_seconds
         purse = most if self._purse is None else self._purse
-        purse += self._num_new * _NEWCOMER * plain_seconds / step.rows
+        purse += self._num_new * self._asking.worth * _NEWCOMER * plain_seconds / step.rows
         self._num_new = 0
         saved = max(-plain_seconds, min(plain_seconds, saved))  # one step that was disturbed says no more
         self._purse = max(-_LONGEST * share, min(most, purse + share + saved - own_seconds))
