@@ -74,8 +74,8 @@ def execute(options: argparse.Namespace) -> int:
     records = RecordFile(Path(options.resume) if options.resume else None)
     scenarios = [each for each in _scenarios(options.quick) if options.only is None or options.only in each.name]
     if options.again is not None:
-        missed = _missed(Path(options.again))
-        scenarios = [each for each in scenarios if each.name in missed]
+        names = _missed_before(Path(options.again))
+        scenarios = [each for each in scenarios if each.name in names]
     scenarios = [_longer(each, options.longer) for each in scenarios]
     begin = perf_counter()
     try:
@@ -92,11 +92,11 @@ def execute(options: argparse.Namespace) -> int:
     return 0 if report["scenarios"] else 1
 
 
-def _missed(path: Path) -> set[str]:
+def _missed_before(path: Path) -> set[str]:
     """The scenarios that a report lists as below what is promised."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
-        return {row["name"] for row in report["scenarios"] if _broken(row)}
+        return {row["name"] for row in report["scenarios"] if missed(row)}
     except OSError as error:
         raise UsageError(f"Cannot read {path}: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError) as error:
@@ -113,7 +113,7 @@ def _longer(scenario: Scenario, times: int) -> Scenario:
 
 def simulate(scenario: Scenario) -> dict[str, Any]:
     """One scenario under every policy."""
-    return _compared(scenario, {name: Simulation(scenario, _policy(name)).run() for name in policy_names()})
+    return compared(scenario, {name: Simulation(scenario, _policy(name)).run() for name in policy_names()})
 
 
 _NEEDED = [PLAIN, OURS, ORACLE]
@@ -132,10 +132,10 @@ def _row(scenario: Scenario, quick: bool, records: RecordFile) -> dict[str, Any]
     """What a scenario came to; None where it has not ended plainly, with our policy and with the oracle."""
     results = {name: records.get(scenario.name, quick, name) for name in policy_names()}
     ended = {name: result for name, result in results.items() if result is not None}
-    return _compared(scenario, ended) if all(name in ended for name in _NEEDED) else None
+    return compared(scenario, ended) if all(name in ended for name in _NEEDED) else None
 
 
-def _compared(scenario: Scenario, results: dict[str, Result]) -> dict[str, Any]:
+def compared(scenario: Scenario, results: dict[str, Result]) -> dict[str, Any]:
     plain, oracle, ours = results[PLAIN], results[ORACLE], results[OURS]
     policies = {name: _ratios(result, plain, oracle) for name, result in results.items() if name != PLAIN}
     policies[OURS]["estimated_speedup"] = ours.estimated_speedup
@@ -205,7 +205,7 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "num_compared": len(whole),
         "geometric_mean": {name: _geometric_mean(values) for name, values in ratios.items() if values},
         "lowest": {name: min(values) for name, values in ratios.items() if values},
-        "below_promise": [row["name"] + ": " + "; ".join(broken) for row in rows if (broken := _broken(row))],
+        "below_promise": [row["name"] + ": " + "; ".join(broken.values()) for row in rows if (broken := missed(row))],
     }
 
 
@@ -226,18 +226,18 @@ def _worst(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _broken(row: dict[str, Any]) -> list[str]:
-    """What was promised of ours and does not hold in this scenario."""
-    ours, broken = row["policies"][OURS], []
+def missed(row: dict[str, Any]) -> dict[str, str]:
+    """What was promised of ours and does not hold in this scenario: which promise, and a sentence."""
+    ours, found = row["policies"][OURS], dict[str, str]()
     if ours["ratio_to_plain"] < LEAST_OF_PLAIN:
-        broken.append(f"{ours['ratio_to_plain']:.3f} of plain")
+        found["plain"] = f"{ours['ratio_to_plain']:.3f} of plain"
     if ours["p99_tpot_ratio"] > MOST_P99:
         oracle = row["policies"][ORACLE]["p99_tpot_ratio"]
-        broken.append(f"P99 {ours['p99_tpot_ratio']:.3f} of plain, the oracle's {oracle:.3f}")
+        found["p99"] = f"P99 {ours['p99_tpot_ratio']:.3f} of plain, the oracle's {oracle:.3f}"
     least = LEAST_OF_ORACLE_DRIFTING if row["drifts"] else LEAST_OF_ORACLE
     if not row["adversarial"] and ours["ratio_to_oracle"] < least:
-        broken.append(f"{ours['ratio_to_oracle']:.3f} of the oracle")
-    return broken
+        found["oracle"] = f"{ours['ratio_to_oracle']:.3f} of the oracle"
+    return found
 
 
 def _geometric_mean(ratios: Iterable[float]) -> float:
