@@ -174,3 +174,10 @@ def runner_of(engine: Engine) -> FakeRunner:
     runner = engine._runner
     assert isinstance(runner, FakeRunner)
     return runner
+
+
+def draft_runner_of(engine: Engine) -> FakeRunner:
+    assert engine._draft_model is not None
+    runner = engine._draft_model.runner
+    assert isinstance(runner, FakeRunner)
+    return runner

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from outpace.backends.base import Capacity
 from outpace.config import SamplingParams
-from outpace.core import StepPlan
+from outpace.core import Row, StepPlan
 from outpace.engine.engine import Engine
 from outpace.speculation import calibration
 from outpace.speculation import cost_file as kept
@@ -25,7 +25,7 @@ from outpace.speculation.calibration import SIZES, measure, measure_steps
 from outpace.speculation.cost_file import CostFile
 from outpace.speculation.costs import Costs, StepCosts
 from outpace.speculation.suffix import SuffixProposer
-from tests.fakes import FakeModel, FakeRunner, fake_config, fake_engine, runner_of
+from tests.fakes import FakeModel, FakeRunner, draft_runner_of, fake_config, fake_engine, runner_of
 from tests.requests_helper import make_request
 
 ROOMY = Capacity(max_sequences=16, cache_tokens=4096, max_context=2048, max_step_tokens=512)
@@ -341,6 +341,9 @@ def test_what_steps_taught_is_kept_for_the_next_start(tmp_path):
     again._cost_file = engine._cost_file
     again.calibrate()
     assert runner_of(again).num_forwards == 0, "nothing was measured"
+    draft = draft_runner_of(again)
+    assert draft.num_forwards == 1, "its first pass is the slowest: nobody has to wait for it"
+    assert draft.forward(StepPlan([Row(0, 0, [97], 1)])) is not None, "and has left nothing behind"
     assert again.costs is not None and again.costs.target.points == pytest.approx(engine.costs.target.points)
 
 

@@ -26,7 +26,7 @@ from outpace.errors import UsageError
 from outpace.kv.cache import SequenceCache
 from outpace.sampling import Shaper, token_logprob
 from outpace.speculation.base import DraftTiming, Proposer
-from outpace.speculation.calibration import measure
+from outpace.speculation.calibration import measure, wake
 from outpace.speculation.cost_file import CostFile
 from outpace.speculation.costs import Costs
 from outpace.speculation.ledger import Ledger
@@ -148,14 +148,17 @@ class Engine:
     def calibrate(self, *, again: bool = False) -> None:
         """Learn what steps cost, from the last time or, `again`, by measuring. Only while nothing runs."""
         costs = self._cost_file.load() if self._cost_file is not None and not again else None
+        draft = self._draft_model.runner if self._draft_model is not None else None
         if costs is None:
             self.scheduler.forget_kept()
-            draft = self._draft_model.runner if self._draft_model is not None else None
             guessers = [p for name, p in self._proposers.items() if p.guesses_from_text and name != "none"]
             costs = measure(self._runner, draft, guessers, self._request([0], SamplingParams(), 0))
             self._num_prepared = self._count_prepared()
             if self._cost_file is not None:
                 self._cost_file.save(costs)
+        elif draft is not None:
+            wake(draft)
+            self._num_prepared = self._count_prepared()
         self.policy.use_costs(costs)
 
     def keep_costs(self) -> None:

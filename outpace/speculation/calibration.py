@@ -54,6 +54,14 @@ def measure(target: Runner, draft: Runner | None, guessers: Sequence[Proposer], 
     return costs
 
 
+def wake(runner: Runner) -> None:
+    """One pass, where nothing has to be measured: the first touches all weights and can take many times as long.
+
+    A draft model's would else be the first request's loss, and all later ones would be held to make it good.
+    """
+    _timed(runner, _plan(runner, [1], 0))
+
+
 def measure_steps(runner: Runner, budget: float) -> StepCosts:
     start, room = _start(runner), runner.capacity
     largest = min(room.max_step_tokens, room.max_context - 1, room.cache_tokens - start * room.max_sequences)
