@@ -69,7 +69,8 @@ class Policy:
         self._proposers = proposers
         self._can_speculate = can_speculate
         self._begins_ahead = begins_ahead
-        self.acceptance = AcceptanceModel(list(proposers))
+        models = [name for name, proposer in proposers.items() if not proposer.guesses_from_text]
+        self.acceptance = AcceptanceModel(list(proposers), models=models)
         self.ledger = Ledger(config.allowed_loss)
         self.trace: deque[StepTrace] = deque(maxlen=trace_steps)
         self._seats: dict[int, Seat] = {}
