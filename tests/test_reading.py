@@ -10,7 +10,7 @@ from outpace.speculation.costs import Costs, StepCosts
 from outpace.speculation.reading import Prospect, Record, Returns
 from outpace.speculation.seats import Step
 from outpace.speculation.sweep import Table
-from tests.desk import FLAT, Desk, always, request_of
+from tests.desk import FLAT, RIGHT, Desk, always, request_of
 
 # ---- what it costs
 
@@ -52,6 +52,25 @@ def test_the_very_first_text_may_cost_only_so_much():
     assert _is_read(_reader(seconds_of_text=4.0), request_of(length=200))
     assert not _is_read(_reader(seconds_of_text=12.0), request_of(length=200))
     assert not _is_read(_reader(seconds_of_text=4.0), request_of(length=200, max_length=206)), "nor for a short answer"
+
+
+@pytest.mark.parametrize(("num_tokens", "is_read"), [(16, False), (48, True)])
+def test_the_very_first_text_is_not_that_of_a_request_that_says_little(num_tokens, is_read):
+    """Whoever tries a server with a few tokens is not to pay a seventh of them for all who come after."""
+    assert _is_read(_reader(seconds_of_text=2.2), request_of(length=200, max_length=200 + num_tokens)) == is_read
+
+
+@pytest.mark.parametrize(("num_said", "is_tried_again"), [(5, True), (64, False)])
+def test_a_loss_of_one_that_ended_sooner_than_expected_keeps_nobody_from_trying(num_said, is_tried_again):
+    desk = _reader(seconds_of_text=2.0)
+    assert desk.policy._parts is not None
+    reading, request = desk.policy._parts.drafting.reading, request_of(length=200)
+    seat = desk.policy._seat(request)
+    seat.has_read, seat.expected_output = True, 64.0
+    reading.record.begin()
+    request.tokens += [RIGHT] * (num_said - request.num_output)
+    reading.ended(request, seat, lost=0.4)
+    assert reading.record.is_worth_trying == is_tried_again
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ class Books:
             if num_readers or seat.has_read:
                 reads = reading_seconds / num_readers if outcome.choice.method == NEURAL else 0.0
                 if reads and not seat.has_read:
-                    self._stake(seat, lead)
+                    self._stake(request, seat, lead)
                 elif seat.has_read and not seat.has_won and lead > seat.lead_seconds:
                     seat.has_won = True
                     self._reading.record.end(0.0)
@@ -196,9 +196,10 @@ class Books:
         self._rest = _Rest()
         return rest.num_steps, step_seconds
 
-    def _stake(self, seat: Seat, lead: float) -> None:
+    def _stake(self, request: Request, seat: Seat, lead: float) -> None:
         """The draft model has read a request's text; that is won once the request is as far ahead as it was."""
         seat.has_read = True
+        seat.expected_output = self._reading.expected_output(request)
         seat.lead_seconds = lead
         self._reading.record.begin()
 

@@ -86,9 +86,10 @@ class Probes:
             of_request = step.plain_seconds * self._drafting.reading.expected_output(step.requests[unread[0][1]])
             rows, price = self._affordable(step, unread[:1], min(at_hand, _OF_REQUEST * of_request))
         else:
-            rows, price = self._affordable(step, unread, max(_AT_ONCE * at_hand, step.plain_seconds / 2))
+            most = self._drafting.reading.most_at_first(step)
+            rows, price = self._affordable(step, unread, min(most, max(_AT_ONCE * at_hand, step.plain_seconds / 2)))
             if not rows:
-                rows, price = self._affordable(step, unread[:1], at_hand)
+                rows, price = self._affordable(step, unread[:1], min(most, at_hand))
         if not rows:
             return
         from_start = min(price, self._start or 0.0)

@@ -28,7 +28,8 @@ _LOOK_AGAIN = 8  # steps after which a text that was too dear to read is looked 
 _START_OUTPUT = 64.0  # tokens a request is expected to say, until some have
 _RATE = 0.05
 _GUESSED_SHARE, _GUESSED_WEIGHT = 0.3, 8.0  # of tokens said by guesses, until some have been; as of so many tokens
-_FIRST_READING = 10.0  # plain steps that the very first text may cost
+_FIRST_READING = 10.0  # plain steps that the very first text may cost,
+_FIRST_SHARE = 0.08  # and of the time that anybody who waits for it is expected to take
 
 
 @dataclass(slots=True)
@@ -100,6 +101,11 @@ class Reading:
         """Seconds that reading may cost, without having to be made good at once."""
         return _STAKE_STEPS * step.plain_seconds * self._acceptance.evidence(NEURAL)
 
+    def most_at_first(self, step: Step) -> float:
+        """Seconds that all may wait, while nothing is known of drafts, for something to be."""
+        shortest = min([self.expected_output(request) for request in step.requests])
+        return min(_FIRST_READING, _FIRST_SHARE * shortest) * step.plain_seconds
+
     # ---- whether it is worth it
 
     def is_made_good(
@@ -140,7 +146,7 @@ class Reading:
         saved = (table.expected + sum(gains)) / table.plain_speed - seconds
         served = sum([left[each.row] for each in behind]) / len(behind)
         if is_first:
-            return reading <= min(_FIRST_READING * step.plain_seconds, served * saved)
+            return reading <= min(self.most_at_first(step), served * saved)
         steps = _QUICK_STEPS if in_debt or reading > self._stake(step) else _MADE_GOOD_STEPS
         if reading > min(steps, served) * saved:
             return False
@@ -180,7 +186,8 @@ class Reading:
         used = seat.num_said_drafting / max(seat.num_said, 1)
         self.drafted_share = max(0.1, self.drafted_share + _RATE * (used - self.drafted_share))
         if not seat.has_won:
-            self.record.end(lost)
+            # Of one that ended sooner than anybody could expect, it says little that reading was not made good.
+            self.record.end(lost * min(1.0, request.num_output / max(seat.expected_output, 1.0)))
 
 
 class Record:

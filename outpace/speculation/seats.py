@@ -69,7 +69,8 @@ class Seat:
     hits: dict[str, float] = field(default_factory=dict)  # tokens of each guesser that were right lately, a guess
     gain: float = 1.0  # over plain decoding, in its latest steps with drafts in them
     reading_seconds: float = 0.0  # that the draft model has read texts in, its own and others', while this waited
-    has_read: bool = False  # the draft model has read its text
+    has_read: bool = False  # the draft model has read its text,
+    expected_output: float = 0.0  # when it was expected to say so many tokens in all
     too_dear_until: int = 0  # to read: looked at again in that step
     probed_at: int = -(1 << 30)  # the step of its latest probe
     num_guessed: int = 0  # tokens said in steps with a guess, for which no draft model is needed
