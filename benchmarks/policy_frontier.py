@@ -24,9 +24,8 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.report import provenance, write_json
-from outpace.bench.simulate import PLAIN, compared, missed, summarise
+from outpace.bench.simulate import PLAIN, compared, missed, policy_named, summarise
 from outpace.bench.simulation.records import ORACLE, OURS
-from outpace.bench.simulation.rivals import Fixed
 from outpace.bench.simulation.runner import Simulation
 from outpace.bench.simulation.scenarios import all_scenarios
 from outpace.bench.simulation.world import Result
@@ -94,7 +93,7 @@ def _begin(factor: float) -> None:
 
 def _simulate(wanted: tuple[str, int]) -> tuple[str, int, Result]:
     name, i = wanted
-    return name, i, Simulation(all_scenarios()[i], Fixed(0) if name == PLAIN else name).run()
+    return name, i, Simulation(all_scenarios()[i], policy_named(name)).run()
 
 
 def figures(factor: float, chosen: Sequence[int], found: dict[tuple[str, int], Result]) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def _longer(scenario: Scenario, times: int) -> Scenario:
 
 def simulate(scenario: Scenario) -> dict[str, Any]:
     """One scenario under every policy."""
-    return compared(scenario, {name: Simulation(scenario, _policy(name)).run() for name in policy_names()})
+    return compared(scenario, {name: Simulation(scenario, policy_named(name)).run() for name in policy_names()})
 
 
 _NEEDED = [PLAIN, OURS, ORACLE]
@@ -123,7 +123,7 @@ def policy_names() -> list[str]:
     return [PLAIN, OURS, ORACLE, *(rival.name for rival in all_rivals())]
 
 
-def _policy(name: str) -> str | Rival:
+def policy_named(name: str) -> str | Rival:
     """A rival remembers what it has seen: every simulation has its own."""
     return next((rival for rival in (Fixed(0), *all_rivals()) if rival.name == name), name)
 
@@ -187,7 +187,7 @@ def _simulate_named(wanted: tuple[bool, int, str, str]) -> Record:
     """Scenarios hold functions, which do not travel between processes; their names do."""
     quick, times, scenario, policy = wanted
     world = next(each for each in (_longer(each, times) for each in _scenarios(quick)) if each.name == scenario)
-    return Record(scenario, quick, code_of(policy), Simulation(world, _policy(policy)).run())
+    return Record(scenario, quick, code_of(policy), Simulation(world, policy_named(policy)).run())
 
 
 def _scenarios(quick: bool) -> list[Scenario]:

@@ -10,7 +10,7 @@ costs something whoever that is, it is put off until there is enough for several
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from heapq import nsmallest
 from math import ceil
 
@@ -18,6 +18,7 @@ from outpace.core import Draft, Request
 from outpace.speculation.base import DraftAsk
 from outpace.speculation.costs import Costs
 from outpace.speculation.seats import Outcome, Seat, Step
+from outpace.speculation.sweep import GOOD_DRAFT
 
 _SHARE = 0.004  # of a plain step that goes into the purse with each
 _START = 0.5  # plain steps that are in it at first, and
@@ -26,8 +27,7 @@ _NEWCOMER = 24  # times that asking about a new request is paid for, its text ma
 _LEAST_NEWCOMER = 2  # that shared by all who have to wait for it, no less than this, where they are
 _FEW = 16  # at most
 _TOGETHER = 8  # requests that are asked about in one step, where nobody else is, or all if they are fewer
-_GOOD, _DEPTHS = 0.9, (1, 2, 4, 8)  # acceptance of a good guess, and how deep it may go:
-_WORTH = 5.0  # times its price, and what such a guess saves is worth looking for; where it is less, one looks less,
+_WORTH = 5.0  # times its price, and what a good guess saves is worth looking for; where it is less, one looks less,
 _LEAST_WORTH = 0.1  # down to this part, because costs may be wrong
 _HOPE_AGAIN = 64  # steps after which that is reckoned again
 _VALUE_RATE = 0.2
@@ -61,27 +61,29 @@ class Asking:
         if rows == self._worth_of and number < self._worth_until:
             return
         self._worth_of, self._worth_until = rows, number + _HOPE_AGAIN
-        prices = [seconds + self._costs.weigh_seconds for seconds in self._costs.guess_seconds.values()]
-        if prices and sum(prices):
-            hope = self._hope(rows, context, plain_seconds) / (_WORTH * sum(prices) / len(prices))
-            self.worth = max(_LEAST_WORTH, min(1.0, hope))
+        price = self._price(self._costs.guess_seconds) if self._costs.guess_seconds else 0.0
+        if price:
+            self.worth = max(_LEAST_WORTH, min(1.0, self._hope(rows, context, plain_seconds) / (_WORTH * price)))
 
     def _hope(self, rows: int, context: float, plain_seconds: float) -> float:
         """Seconds that a good guess would save, for one request alone or for each of all, whichever is more."""
-        longer = self._costs.target.by_tokens(rows, rows, rows * (1 + _DEPTHS[-1]), context)
+        longer = self._costs.target.by_tokens(rows, rows, rows * (1 + max(GOOD_DRAFT)), context)
         token_seconds = plain_seconds / rows - self._costs.judge_seconds
         best = 0.0
-        for depth in _DEPTHS:
-            said = _GOOD * (1.0 - _GOOD**depth) / (1.0 - _GOOD)
+        for depth, accepted in GOOD_DRAFT.items():
             slots = min(longer[depth] - longer[0], (longer[rows * depth] - longer[0]) / rows)
-            best = max(best, said * token_seconds - slots)
+            best = max(best, accepted * token_seconds - slots)
         return best
 
     def save(self, plain_seconds: float, num_steps: int = 1, *, thrift: float) -> None:
         """Time has passed."""
         known = self._purse if self._purse is not None else _START * plain_seconds
         self._most = _MOST * plain_seconds
-        self._purse = min(known + num_steps * thrift * self.worth * _SHARE * plain_seconds, self._most)
+        self._purse = min(known + num_steps * self._income(plain_seconds, thrift), self._most)
+
+    def _income(self, plain_seconds: float, thrift: float) -> float:
+        """What goes into the purse with each plain step."""
+        return thrift * self.worth * _SHARE * plain_seconds
 
     def wanted(
         self, requests: Sequence[Request], seats: Sequence[Seat], number: int, *, in_debt: bool
@@ -143,7 +145,7 @@ class Asking:
         if not num_curious:
             return num_steps
         missing = self._needed(num_curious, dearest) - self._purse
-        return max(0, min(num_steps, ceil(missing / (thrift * self.worth * _SHARE * plain_seconds)) - 1))
+        return max(0, min(num_steps, ceil(missing / self._income(plain_seconds, thrift)) - 1))
 
     def _needed(self, num_curious: int, price: float) -> float:
         """What has to be in the purse for a step in which only the curious are asked about."""
@@ -188,7 +190,11 @@ class Asking:
 
     def price(self, seat: Seat) -> float:
         """Of asking about a request once: the guesser's part and the policy's."""
-        each = [self._costs.guess_seconds.get(name, 0.0) for name in seat.guessers]
+        return self._price(seat.guessers)
+
+    def _price(self, guessers: Collection[str]) -> float:
+        """The same, where any of these guessers is asked."""
+        each = [self._costs.guess_seconds.get(name, 0.0) for name in guessers]
         return self._costs.weigh_seconds + sum(each) / len(each)
 
 

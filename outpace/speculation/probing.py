@@ -14,14 +14,14 @@ from outpace.speculation.base import DraftAsk, Proposer
 from outpace.speculation.costs import Costs
 from outpace.speculation.drafting import DraftWeigher
 from outpace.speculation.seats import NEURAL, Choice, Step
+from outpace.speculation.sweep import GOOD_DRAFT
 
 _SHARE = 0.003  # of the time spent decoding plainly is saved up for probes,
 _SHARE_AT_FIRST = 0.008  # more of it until enough is known,
 _GAIN = 0.1  # and of what speculation has saved
 _MOST = 3.0  # plain steps that can be saved up
 _ENOUGH = 4.0  # times what is needed to believe anything of a draft model at all
-_GOOD = 0.9  # acceptance of a draft as good as one can hope for:
-_LEAST_HOPE = 1.15  # times plain speed: where not even that would gain so much, there is nothing to find out;
+_LEAST_HOPE = 1.15  # times plain speed: where not even a good draft would gain so much, there is nothing to find out;
 _START_PER_HOPE = 3.0  # else so many plain steps may be spent at first for each plain speed it would gain
 _BEYOND = 1.1  # beyond this,
 _MOST_START = 2.5  # and never more
@@ -119,12 +119,10 @@ class Probes:
     def _hope(self, step: Step) -> float:
         """What a good draft for everybody would gain, over plain decoding."""
         rows, costs = step.rows, self._costs
-        best, said, chance, depth = 0.0, 1.0, 1.0, 0
-        for deeper in (1, 2, 4, 8):
-            while depth < deeper:
-                depth, chance = depth + 1, chance * _GOOD
-                said += chance
+        best = 0.0
+        for depth, accepted in GOOD_DRAFT.items():
             verify = costs.target.seconds(rows, rows * (1 + depth), step.context)
-            host = costs.schedule_seconds + rows * said * costs.judge_seconds
-            best = max(best, said / (verify + host + costs.draft_seconds(rows, rows, depth, step.context)))
+            host = costs.schedule_seconds + rows * (1.0 + accepted) * costs.judge_seconds
+            seconds = verify + host + costs.draft_seconds(rows, rows, depth, step.context)
+            best = max(best, (1.0 + accepted) / seconds)
         return best * step.plain_seconds
