@@ -4,8 +4,10 @@
     python -m benchmarks.policy_time --engine [--backend NAME]      # in real steps of the embedded model
 
 The policy is the engine's own; only models and the clock are simulated, on a machine whose plain step takes 4 ms. Timed
-are the calls an engine makes in a step: which guesses are wanted, the decision, what came of it, the books. Sizes take
-turns in one process, so that a noisy machine hits all alike; medians and quartiles over steps.
+are the calls an engine makes in a step: which guesses are wanted, the decision, what came of it, the books. Between two
+steps the processor's caches are filled with something else, as a model's weights do. Sizes take turns in one process,
+so that a noisy machine hits all alike; medians and quartiles over steps, by what a step did. The last lines are the
+constants of `outpace/bench/simulation/policy_time.py`: seconds of a step and of each row, fitted to these medians.
 
 With `--engine` a story is told at temperature 1, where there is nothing to copy: what `auto` adds to steps that say one
 token, all of it (guessing, deciding, learning and the books, with the processor's caches full of the model's weights),
@@ -22,6 +24,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, get_args
 
+import numpy as np
 from tqdm import tqdm
 
 from benchmarks.report import provenance, spread, write_json
@@ -32,21 +35,27 @@ from outpace.config import BackendName
 
 SIZES = (1, 8, 64, 256)
 PLAIN_STEP_MS = 4.0
+LEAST_STEPS = 20  # for a median
 CALLS = ("wanted_guesses", "decide", "observe_drafting", "observe", "account")
 KINDS: dict[str, dict[str, Any]] = {
+    "nothing to copy": {"text": Proposing(constant(0.05), guess_share=0.3)},
     "text": {"text": Proposing(either((0.1, 0.9)))},
     "text and model": {"text": Proposing(constant(0.7), guess_share=0.4), "model": Proposing(constant(0.75))},
 }
 
 
+WEIGHTS = np.ones(1 << 23)  # 64 MiB: more than the processor's caches hold
+
+
 class Stopwatch:
     """Adds up the policy's calls; every `account` ends a step."""
 
-    def __init__(self, simulation: Simulation) -> None:
-        self.steps: list[float] = []
+    def __init__(self, decider: Any) -> None:
+        self.steps: list[tuple[str, float]] = []  # what it did, seconds
         self._seconds = 0.0
+        self._policy = decider.policy
         for name in CALLS:
-            setattr(simulation._policy, name, self._timed(name, getattr(simulation._policy, name)))
+            setattr(self._policy, name, self._timed(name, getattr(self._policy, name)))
 
     def _timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any) -> Any:
@@ -54,21 +63,32 @@ class Stopwatch:
             result = call(*arguments)
             self._seconds += perf_counter() - begin
             if name == "account":
-                self.steps.append(self._seconds)
+                has_drafts = any(outcome.choice.depth for outcome in arguments[0])
+                kind = "drafted" if has_drafts else "idle" if self._policy.is_resting else "decided"
+                self.steps.append((kind, self._seconds))
                 self._seconds = 0.0
+                WEIGHTS.sum()
             return result
 
         return timed
 
 
-def measure(kind: str, concurrency: int, seed: int) -> list[float]:
-    """Milliseconds of every step but the first few, in which nothing is warm."""
-    load = Load(concurrency, max(20, 2 * concurrency))
-    scenario = Scenario(f"{kind} c{concurrency}", "gpu-flat", load, seed, mean_output=64, **KINDS[kind])
+def measure(kind: str, concurrency: int, seed: int) -> list[tuple[str, float]]:
+    """Every step but the first few, in which nothing is warm: what it did, and milliseconds."""
+    load = Load(concurrency, max(8, 2 * concurrency))
+    scenario = Scenario(f"{kind} c{concurrency}", "h200", load, seed, mean_output=64, **KINDS[kind])
     simulation = Simulation(scenario, "ours")
-    watch = Stopwatch(simulation)
+    watch = Stopwatch(simulation.decider)
     simulation.run()
-    return [1e3 * seconds for seconds in watch.steps[5:]]
+    return [(did, 1e3 * seconds) for did, seconds in watch.steps[5:]]
+
+
+def fitted(medians: dict[int, float]) -> tuple[float, float]:
+    """Milliseconds of a step and of each row, by least squares of relative errors."""
+    sizes, values = np.array(list(medians)), np.array(list(medians.values()))
+    table = np.stack([np.ones(sizes.size), sizes]).T / values[:, None]
+    step, row = np.linalg.lstsq(table, np.ones(sizes.size), rcond=None)[0]
+    return max(0.0, float(step)), max(0.0, float(row))
 
 
 def engine_shares(backend: BackendName, rounds: int) -> dict[tuple[int, str], list[float]]:
@@ -123,20 +143,28 @@ def main() -> None:
     if options.engine:
         print_engine(options.backend, options.rounds)
         return
-    steps: dict[tuple[str, int], list[float]] = {(kind, size): [] for kind in KINDS for size in SIZES}
+    steps: dict[tuple[str, int], list[float]] = {}
     for seed in tqdm(range(options.rounds), unit="round"):
-        for kind, size in steps:
-            steps[kind, size] += measure(kind, size, seed)
-    print(f"{'proposers':16} {'requests':>8} {'steps':>7} {'median ms':>10} {'quartiles':>18} {'of a plain step':>16}")
+        for kind, size in product(KINDS, SIZES):
+            for did, milliseconds in measure(kind, size, seed):
+                steps.setdefault((did, size), []).append(milliseconds)
+    print(f"{'step':8} {'requests':>8} {'steps':>7} {'median ms':>10} {'quartiles':>18} {'of a plain step':>16}")
     results: list[dict[str, Any]] = []
-    for (kind, size), values in steps.items():
-        median = statistics.median(values)
+    medians: dict[str, dict[int, float]] = {}
+    for (did, size), values in sorted(steps.items()):
+        if len(values) < LEAST_STEPS:
+            continue
+        median = medians.setdefault(did, {})[size] = statistics.median(values)
         share = median / PLAIN_STEP_MS
-        print(f"{kind:16} {size:8} {len(values):7} {median:10.3f} {spread(values, '.3f'):>18} {share:16.1%}")
+        print(f"{did:8} {size:8} {len(values):7} {median:10.3f} {spread(values, '.3f'):>18} {share:16.1%}")
         quartiles = statistics.quantiles(values, n=4)
-        results.append({"proposers": kind, "requests": size, "steps": len(values), "quartiles_ms": quartiles})
+        results.append({"step": did, "requests": size, "steps": len(values), "quartiles_ms": quartiles})
+    constants = {did: fitted(by_size) for did, by_size in medians.items()}
+    for did, (step, row) in constants.items():
+        print(f"{did:8} {1e3 * step:6.1f} us a step, {1e3 * row:6.2f} us a row")
     if options.json:
-        write_json(options.json, {"provenance": provenance([]), "plain_step_ms": PLAIN_STEP_MS, "sizes": results})
+        found = {"plain_step_ms": PLAIN_STEP_MS, "sizes": results, "constants_ms": constants}
+        write_json(options.json, {"provenance": provenance([])} | found)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def provenance(command: Sequence[str], models: Sequence[Path]) -> dict[str, Any]
     return {
         "command": shlex.join(map(shortened, command)),
         "outpace": outpace.__version__,
-        "commit": _commit(),
+        "commit": commit_name(),
         "python": platform.python_version(),
         **{name: found for name in _PACKAGES if (found := _version(name))},
         "system": f"{platform.system()} {platform.machine()}",
@@ -50,7 +50,7 @@ def shortened(argument: str) -> str:
     return Path(argument).name if os.sep in argument and Path(argument).is_absolute() else argument
 
 
-def _commit() -> str | None:
+def commit_name() -> str | None:
     """Of the checkout this package runs from; None where it was installed."""
     commit = _git("rev-parse", "--short", "HEAD")
     return commit + ("+changes" if _git("status", "--porcelain") else "") if commit else None

@@ -1,7 +1,7 @@
 """What simulations came to, kept on file as they end, so that a long run can be interrupted and taken up again.
 
-A record holds for the code that made it: one made by other sources of the simulated world, or, for our policy and the
-oracle, of the policy, is not taken.
+A record holds for the code that made it: one made by other sources of the simulated world or, for our policy, of the
+policy is not taken.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from functools import cache
 from pathlib import Path
 
 import outpace.speculation
+from outpace.bench.simulation.runner import OURS
 from outpace.bench.simulation.world import Result
-
-OURS, ORACLE = "ours", "oracle"
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One policy in one scenario."""
+    """One policy in one scenario with one seed."""
 
     scenario: str
     quick: bool
+    seed: int
     code: str
     result: Result
 
@@ -33,7 +33,7 @@ class RecordFile:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._known: dict[tuple[str, bool, str], Result] = {}
+        self._known: dict[tuple[str, bool, int, str], Result] = {}
         if path is not None and path.exists():
             for line in path.read_text(encoding="utf-8").splitlines():
                 self._read(line)
@@ -42,16 +42,17 @@ class RecordFile:
         try:
             saved = json.loads(line)
             result = Result(**saved["result"])
+            result.tpots = [(length, seconds) for length, seconds in result.tpots]
             if saved["code"] == code_of(result.policy):
-                self._known[saved["scenario"], saved["quick"], result.policy] = result
+                self._known[saved["scenario"], saved["quick"], saved["seed"], result.policy] = result
         except (ValueError, KeyError, TypeError):
             return  # the last line of a run that was killed while writing it
 
-    def get(self, scenario: str, quick: bool, policy: str) -> Result | None:
-        return self._known.get((scenario, quick, policy))
+    def get(self, scenario: str, quick: bool, seed: int, policy: str) -> Result | None:
+        return self._known.get((scenario, quick, seed, policy))
 
     def add(self, record: Record) -> None:
-        self._known[record.scenario, record.quick, record.result.policy] = record.result
+        self._known[record.scenario, record.quick, record.seed, record.result.policy] = record.result
         if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(record)) + "\n")
@@ -61,10 +62,10 @@ class RecordFile:
 def code_of(policy: str) -> str:
     """Which sources a policy's figures depend on, as a fingerprint."""
     folders = [Path(__file__).parent]
-    if policy in (OURS, ORACLE):
+    if policy == OURS:
         folders.append(Path(outpace.speculation.__file__).parent)
     digest = hashlib.sha256()
     for folder in folders:
-        for path in sorted(folder.glob("*.py")):
+        for path in sorted(folder.rglob("*.py")):
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]

@@ -1,12 +1,18 @@
 """What others do, as policies: fixed depths, a table by batch size, an average per bucket, switching off for good.
 
-Each is asked for one depth for the whole batch. Ours, and the oracle, are in `runner.py`, because they choose per
-request.
+Each is asked for one depth for the whole batch, and takes no time to decide.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Protocol
+
+from outpace.bench.simulation.deciders import LOOKUP_SECONDS
+from outpace.bench.simulation.proposers import TEXT, Running
+from outpace.core import StepStats
+from outpace.speculation.base import DraftAsk, NoDraft
+from outpace.speculation.seats import NEURAL, Choice, Outcome
 
 
 class Rival(Protocol):
@@ -94,3 +100,40 @@ FIXED_DEPTHS = (1, 2, 3, 4, 5, 6, 8, 12)
 
 def all_rivals() -> list[Rival]:
     return [*(Fixed(depth) for depth in FIXED_DEPTHS), TableByBatch(), AveragePerBucket(), SwitchOff()]
+
+
+class FixedDecider:
+    """A rival at work: a draft model where there is one, else a lookup; for everybody alike."""
+
+    estimated_speedup: float | None = None
+
+    def __init__(self, rival: Rival, proposers: Mapping[str, NoDraft]) -> None:
+        self.name = rival.name
+        self._rival, self._proposers = rival, proposers
+
+    def choose(self, running: list[Running], context: float, stats: StepStats) -> list[Choice]:
+        depth = self._rival.depth(len(running))
+        choices = []
+        for item in running:
+            room = min(depth, item.request.max_useful_depth)
+            if not room:
+                choices.append(Choice.plain())
+            elif NEURAL in self._proposers:
+                choices.append(Choice(NEURAL, room, ask=DraftAsk(item.request, room)))
+            else:
+                stats.guess_seconds += LOOKUP_SECONDS
+                [draft] = self._proposers[TEXT].propose([DraftAsk(item.request, room)])
+                choices.append(Choice(TEXT, len(draft.tokens), draft=draft))
+        return choices
+
+    def own_seconds(self, choices: Sequence[Choice]) -> float:
+        return 0.0
+
+    def learn(self, outcomes: Sequence[Outcome], stats: StepStats, num_tokens: int, context: float) -> None:
+        verdicts = [outcome.verdict for outcome in outcomes]
+        self._rival.observe(
+            len(outcomes),
+            sum(verdict.num_drafted > 0 for verdict in verdicts),
+            sum(verdict.num_drafted for verdict in verdicts),
+            sum(verdict.num_accepted for verdict in verdicts),
+        )

@@ -1,4 +1,4 @@
-"""What is true in the simulation and no policy may see: what steps cost, and which draft tokens will be accepted.
+"""What is true in the simulation and no policy may see: which draft tokens will be accepted, and when requests come.
 
 A request is a row of coins, one per position and proposer, drawn before anything runs: every policy meets the same
 ones. The draft token at a position is accepted where its coin falls below the position's rate.
@@ -12,46 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from outpace.bench.simulation.machines import DRAFTS, MACHINES, StepLaw
+
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class StepLaw:
-    """Seconds of a forward pass by its tokens: straight between points, then straight on; stairs where asked for."""
-
-    sizes: tuple[int, ...]
-    seconds: tuple[float, ...]
-    stair: int = 0  # tokens are rounded up to a multiple of this
-    row_context_seconds: float = 0.0
-
-    def of(self, rows: int, tokens: int, context: float = 0.0) -> float:
-        if self.stair:
-            tokens = -(-tokens // self.stair) * self.stair
-        last, before = self.sizes[-1], self.sizes[-2]
-        if tokens > last:
-            slope = (self.seconds[-1] - self.seconds[-2]) / (last - before)
-            base = self.seconds[-1] + slope * (tokens - last)
-        else:
-            base = float(np.interp(tokens, self.sizes, self.seconds))
-        return base + rows * context * self.row_context_seconds
-
-    def scaled(self, factor: float) -> StepLaw:
-        return StepLaw(
-            self.sizes, tuple(factor * s for s in self.seconds), self.stair, factor * self.row_context_seconds
-        )
-
-
-# Shapes of real machines; seconds of the first point are the cost of one token alone.
-MACHINES: dict[str, StepLaw] = {
-    # Measured on two cores with benchmarks.native for SmolLM2: the native backend and llama.cpp.
-    "cpu-native": StepLaw((1, 2, 4, 8, 16, 64), (4.2e-3, 4.5e-3, 5.3e-3, 7.3e-3, 12.5e-3, 44e-3)),
-    "cpu-llamacpp": StepLaw((1, 2, 4, 8, 16, 64), (9e-3, 14e-3, 25e-3, 42e-3, 70e-3, 250e-3)),
-    # A large GPU with an 8B model: the weights are read in any case, arithmetic shows beyond about 64 tokens.
-    "gpu-flat": StepLaw((1, 64, 256, 2048), (4.0e-3, 4.3e-3, 7.5e-3, 46e-3), row_context_seconds=3e-8),
-    "gpu-stairs": StepLaw((16, 64, 256, 2048), (4.0e-3, 4.4e-3, 8.0e-3, 50e-3), stair=16),
-    "compute-bound": StepLaw((1, 64), (1e-3, 60e-3)),
-    "stairs-of-8": StepLaw((8, 16, 24, 64), (5e-3, 9e-3, 13e-3, 33e-3), stair=8),
-}
 
 
 @dataclass(slots=True)
@@ -169,7 +132,7 @@ class Scenario:
     seed: int
     text: Proposing | None = None
     model: Proposing | None = None
-    draft_share: float = 0.15  # cost of a draft model's pass, as a share of the target's
+    draft_share: float | None = 0.12  # cost of a draft model's pass over the target's; None: the machine's own draft
     temperature: float = 0.0
     mean_output: int = 128
     noise: float = 0.03  # of a step's time
@@ -182,7 +145,9 @@ class Scenario:
 
     @property
     def draft_law(self) -> StepLaw | None:
-        return self.law.scaled(self.draft_share) if self.model is not None else None
+        if self.model is None:
+            return None
+        return DRAFTS[self.machine] if self.draft_share is None else self.law.scaled(self.draft_share)
 
     def requests(self) -> list[SimulatedRequest]:
         rng = np.random.default_rng(self.seed)
@@ -216,14 +181,12 @@ class Scenario:
 
 @dataclass(slots=True)
 class Result:
-    """What one policy made of one scenario."""
+    """What one policy made of one scenario with one seed."""
 
     policy: str
     tokens_per_second: float
-    p99_tpot: float
-    mean_tpot: float
+    tpots: list[tuple[int, float]]  # of every request that ended: its output tokens, seconds for each of them
     estimated_speedup: float | None = None
-    policy_ms: float = 0.0  # deciding and learning, of the median step
 
 
 def jitter(rng: np.random.Generator, size: float) -> float:

@@ -1,0 +1,105 @@
+"""The simple rival: the best plan by one acceptance rate for each proposer, and one budget. Nothing else.
+
+Every request is looked up at every step. A plan runs where it beats plain decoding and the budget covers what it would
+lose if nothing were accepted. It is charged the same time for a decision as ours. What our policy adds to this has to
+earn its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from outpace.bench.simulation.deciders import (
+    HOST_SECONDS,
+    LOOKUP_SECONDS,
+    MAX_STEP_TOKENS,
+    TOKEN_SECONDS,
+    measured_costs,
+)
+from outpace.bench.simulation.policy_time import policy_seconds
+from outpace.bench.simulation.proposers import TEXT, Running
+from outpace.bench.simulation.world import Scenario
+from outpace.config import DEFAULT_AUTO_DEPTH
+from outpace.core import Draft, StepStats
+from outpace.speculation.base import DraftAsk, NoDraft
+from outpace.speculation.seats import NEURAL, Choice, Outcome
+
+_DEPTHS = (1, 2, 3, 4, 6, 8)
+_ALLOWED_LOSS = 0.02
+_GRANT_STEPS = 2.0
+_PRIOR, _PRIOR_WEIGHT = 0.7, 10.0
+_FADE = 0.99
+
+
+class PlanAndBudget:
+    estimated_speedup: float | None = None
+
+    def __init__(
+        self, name: str, scenario: Scenario, proposers: Mapping[str, NoDraft], rng: np.random.Generator
+    ) -> None:
+        self.name = name
+        self._costs = measured_costs(scenario, rng)
+        self._proposers = proposers
+        self._counts = {method: [_PRIOR * _PRIOR_WEIGHT, _PRIOR_WEIGHT] for method in proposers}  # accepted, tried
+        self._balance: float | None = None
+        self._plain_seconds = 0.0
+
+    def choose(self, running: list[Running], context: float, stats: StepStats) -> list[Choice]:
+        rows = len(running)
+        self._plain_seconds = self._costs.plain_seconds(rows, context)
+        if self._balance is None:
+            self._balance = _GRANT_STEPS * self._plain_seconds
+        drafts = self._look_up(running, stats)
+        best_speed, best = rows / self._plain_seconds, [Choice.plain()] * rows
+        for method in self._proposers:
+            accepted, tried = self._counts[method]
+            rate = accepted / tried
+            for depth in _DEPTHS:
+                choices = [self._choice(method, item, depth, drafts) for item in running]
+                asked = [choice.ask.request for choice in choices if choice.ask is not None]
+                num_unread = sum(self._proposers[method].num_unread(request) for request in asked)
+                tokens = sum(choice.depth for choice in choices)
+                if not tokens or rows + tokens > MAX_STEP_TOKENS:
+                    continue
+                emitted = rows + sum(sum(rate ** (k + 1) for k in range(choice.depth)) for choice in choices)
+                seconds = HOST_SECONDS + TOKEN_SECONDS * emitted
+                seconds += self._costs.target.seconds(rows, rows + tokens, context)
+                seconds += self._costs.draft_seconds(len(asked), num_unread, depth, context)
+                if emitted / seconds > best_speed and seconds - self._plain_seconds <= self._balance:
+                    best_speed, best = emitted / seconds, choices
+        return best
+
+    def _look_up(self, running: list[Running], stats: StepStats) -> dict[int, Draft]:
+        if TEXT not in self._proposers:
+            return {}
+        asks = [DraftAsk(item.request, DEFAULT_AUTO_DEPTH) for item in running]
+        stats.guess_seconds += LOOKUP_SECONDS * len(asks)
+        drafts = self._proposers[TEXT].propose(asks)
+        return {ask.request.id: draft for ask, draft in zip(asks, drafts, strict=True)}
+
+    @staticmethod
+    def _choice(method: str, item: Running, depth: int, drafts: Mapping[int, Draft]) -> Choice:
+        depth = min(depth, item.request.max_useful_depth)
+        if method == NEURAL and depth:
+            return Choice(method, depth, ask=DraftAsk(item.request, depth))
+        tokens = drafts[item.request.id].tokens[:depth] if method == TEXT else []
+        return Choice(method, len(tokens), draft=Draft(tokens, method)) if tokens else Choice.plain()
+
+    def own_seconds(self, choices: Sequence[Choice]) -> float:
+        return policy_seconds(len(choices), is_idle=False, has_drafts=any(choice.depth for choice in choices))
+
+    def learn(self, outcomes: Sequence[Outcome], stats: StepStats, num_tokens: int, context: float) -> None:
+        assert self._balance is not None
+        self._costs.target.observe(len(outcomes), num_tokens, context, stats.forward_seconds)
+        has_drafts = any(outcome.verdict.num_drafted for outcome in outcomes)
+        plain_step = self._plain_seconds if has_drafts else stats.total_seconds - stats.speculation_seconds
+        plain = plain_step * stats.num_emitted / len(outcomes)
+        self._balance += plain - stats.total_seconds + _ALLOWED_LOSS * plain
+        for outcome in outcomes:
+            verdict = outcome.verdict
+            if verdict.num_drafted:
+                counts = self._counts[outcome.choice.method]
+                counts[0] = _FADE * counts[0] + verdict.num_accepted
+                counts[1] = _FADE * counts[1] + verdict.num_accepted + (verdict.num_accepted < verdict.num_drafted)
