@@ -104,7 +104,7 @@ class Measured:
         }  # fmt: skip
 
 
-_PARTS = ("schedule", "policy", "guess", "draft", "forward", "verify")
+_PARTS = ("schedule", "policy", "lookup", "draft", "forward", "verify")
 
 
 def run(
@@ -177,7 +177,7 @@ def _traced(engine: Engine, seconds: float, *, has_prepared: bool) -> dict[str, 
         "ms": 1e3 * seconds, "prepared": has_prepared, "prefill": stats.num_prefill_tokens,
         "rows": stats.num_decode_rows, "drafted": stats.num_drafted, "accepted": stats.num_accepted,
         "emitted": stats.num_emitted, "ms_in": {name: 1e3 * getattr(stats, f"{name}_seconds") for name in _PARTS},
-        "in_debt": engine.ledger.is_in_debt, "policy": why.popleft().as_dict() if why else None,
+        "balance": engine.budget.balance, "policy": why.popleft().as_dict() if why else None,
     }  # fmt: skip
 
 

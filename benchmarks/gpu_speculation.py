@@ -131,7 +131,7 @@ class Experiment:
         begin = time.perf_counter()
         self.costs = self.pair.engine(max(self.settings), None).costs
         self.report.figures["costs"] = self.costs.as_dict()
-        target, draft = self.costs.target.points, self.costs.draft.points
+        target, draft = self.costs.target.points, self.costs.drafts["draft"].passes.points
         self.report.say(
             f"costs measured in {time.perf_counter() - begin:.1f} s: target "
             + ", ".join(f"{size}: {1e3 * s:.2f}" for size, s in target.items())

@@ -36,7 +36,7 @@ from outpace.backends.torch.model import Model
 from outpace.backends.torch.runner import TorchRunner
 from outpace.backends.torch.step import StepInputs
 from outpace.config import SamplingParams
-from outpace.speculation.costs import Costs, StepCosts
+from outpace.speculation.costs import Costs, DraftCosts, StepCosts
 
 VOCAB_SIZE = 97
 CONTEXT = 1408
@@ -167,7 +167,7 @@ class Cell:
             return StepCosts({size: 1e-3 * each for size, each in milliseconds.items()})
 
         pair = Pair(started(0.0, requests), started(DRAFT_NOISE, requests))
-        engine = pair.engine(requests, Costs(costs(TARGET_COSTS), costs(DRAFT_COSTS)))
+        engine = pair.engine(requests, Costs(costs(TARGET_COSTS), {"draft": DraftCosts(costs(DRAFT_COSTS))}))
         random = torch.Generator().manual_seed(2)
         for i in range(requests):
             prompt = torch.randint(0, VOCAB_SIZE, (PROMPT,), generator=random).tolist()

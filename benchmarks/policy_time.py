@@ -4,10 +4,12 @@
     python -m benchmarks.policy_time --engine [--backend NAME]      # in real steps of the embedded model
 
 The policy is the engine's own; only models and the clock are simulated, on a machine whose plain step takes 4 ms. Timed
-are the calls an engine makes in a step: which guesses are wanted, the decision, what came of it, the books. Between two
-steps the processor's caches are filled with something else, as a model's weights do. Sizes take turns in one process,
+are the two calls an engine makes in a step, the decision and what came of it, less what proposers take. Half of the
+runs fill the processor's caches with something else between two steps, as a model's weights do where the CPU computes
+(cold); with a GPU they stay as they are (warm). Sizes take turns in one process,
 so that a noisy machine hits all alike; medians and quartiles over steps, by what a step did. The last lines are the
-constants of `outpace/bench/simulation/policy_time.py`: seconds of a step and of each row, fitted to these medians.
+constants of `outpace/bench/simulation/policy_time.py`: what a step takes, each of its rows, and each row with a lookup
+or a draft, fitted to all steps.
 
 With `--engine` a story is told at temperature 1, where there is nothing to copy: what `auto` adds to steps that say one
 token, all of it (guessing, deciding, learning and the books, with the processor's caches full of the model's weights),
@@ -18,25 +20,28 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from time import perf_counter
 from typing import Any, get_args
 
 import numpy as np
+from scipy.optimize import nnls
 from tqdm import tqdm
 
 from benchmarks.report import provenance, spread, write_json
 from outpace import LLM, SamplingParams, SpeculationParams
-from outpace.bench.simulation.runner import Simulation
+from outpace.bench.simulation.deciders import Ours
+from outpace.bench.simulation.runner import OURS, Simulation
 from outpace.bench.simulation.world import Load, Proposing, Scenario, constant, either
 from outpace.config import BackendName
 
 SIZES = (1, 8, 64, 256)
 PLAIN_STEP_MS = 4.0
+DID = ("idle", "decided", "drafted")
 LEAST_STEPS = 20  # for a median
-CALLS = ("wanted_guesses", "decide", "observe_drafting", "observe", "account")
 KINDS: dict[str, dict[str, Any]] = {
     "nothing to copy": {"text": Proposing(constant(0.05), guess_share=0.3)},
     "text": {"text": Proposing(either((0.1, 0.9)))},
@@ -47,48 +52,72 @@ KINDS: dict[str, dict[str, Any]] = {
 WEIGHTS = np.ones(1 << 23)  # 64 MiB: more than the processor's caches hold
 
 
+@dataclass(slots=True)
+class Timed:
+    """A step: what it did, and what the policy took."""
+
+    did: str  # "idle", "decided" or "drafted"
+    rows: int
+    num_touched: int  # rows with a lookup or a draft
+    milliseconds: float
+
+
 class Stopwatch:
-    """Adds up the policy's calls; every `account` ends a step."""
+    """Adds up the policy's calls."""
 
-    def __init__(self, decider: Any) -> None:
-        self.steps: list[tuple[str, float]] = []  # what it did, seconds
-        self._seconds = 0.0
-        self._policy = decider.policy
-        for name in CALLS:
-            setattr(self._policy, name, self._timed(name, getattr(self._policy, name)))
+    def __init__(self, policy: Any, *, cold: bool) -> None:
+        self._cold = cold
+        self.steps: list[Timed] = []
+        self._decide, self._learn = policy.decide, policy.learn
+        self._seconds = self._looking_up = 0.0
+        policy.decide, policy.learn = self.decide, self.learn
 
-    def _timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*arguments: Any) -> Any:
+    def decide(self, requests: Any, look_up: Callable[[Any], Any], num_prefill: int) -> Any:
+        def timed_look_up(asks: Any) -> Any:
             begin = perf_counter()
-            result = call(*arguments)
-            self._seconds += perf_counter() - begin
-            if name == "account":
-                has_drafts = any(outcome.choice.depth for outcome in arguments[0])
-                kind = "drafted" if has_drafts else "idle" if self._policy.is_resting else "decided"
-                self.steps.append((kind, self._seconds))
-                self._seconds = 0.0
-                WEIGHTS.sum()
-            return result
+            found = look_up(asks)
+            self._looking_up += perf_counter() - begin
+            return found
 
-        return timed
+        begin = perf_counter()
+        decision = self._decide(requests, timed_look_up, num_prefill)
+        self._seconds = perf_counter() - begin - self._looking_up
+        self._looking_up = 0.0
+        return decision
+
+    def learn(self, decision: Any, *rest: Any) -> None:
+        begin = perf_counter()
+        self._learn(decision, *rest)
+        seconds = self._seconds + perf_counter() - begin
+        did = "drafted" if decision.has_drafts else "idle" if decision.is_idle else "decided"
+        drafted = {row for row, choice in enumerate(decision.choices) if choice.depth}
+        self.steps.append(Timed(did, len(decision.choices), len(drafted | set(decision.found)), 1e3 * seconds))
+        if self._cold:
+            WEIGHTS.sum()
 
 
-def measure(kind: str, concurrency: int, seed: int) -> list[tuple[str, float]]:
-    """Every step but the first few, in which nothing is warm: what it did, and milliseconds."""
+def measure(kind: str, concurrency: int, seed: int, *, cold: bool) -> list[Timed]:
+    """Every step but the first few, in which nothing is warm."""
     load = Load(concurrency, max(8, 2 * concurrency))
     scenario = Scenario(f"{kind} c{concurrency}", "h200", load, seed, mean_output=64, **KINDS[kind])
-    simulation = Simulation(scenario, "ours")
-    watch = Stopwatch(simulation.decider)
+    simulation = Simulation(scenario, OURS)
+    assert isinstance(simulation.decider, Ours)
+    watch = Stopwatch(simulation.decider.session.policy, cold=cold)
     simulation.run()
-    return [(did, 1e3 * seconds) for did, seconds in watch.steps[5:]]
+    return watch.steps[5:]
 
 
-def fitted(medians: dict[int, float]) -> tuple[float, float]:
-    """Milliseconds of a step and of each row, by least squares of relative errors."""
-    sizes, values = np.array(list(medians)), np.array(list(medians.values()))
-    table = np.stack([np.ones(sizes.size), sizes]).T / values[:, None]
-    step, row = np.linalg.lstsq(table, np.ones(sizes.size), rcond=None)[0]
-    return max(0.0, float(step)), max(0.0, float(row))
+def fitted(steps: Sequence[Timed]) -> list[float]:
+    """Milliseconds of a step, of each row and of each row touched, by least squares of relative errors of the medians
+    of steps alike."""
+    groups: dict[tuple[int, int], list[float]] = {}
+    for step in steps:
+        groups.setdefault((step.rows, 4 * step.num_touched // step.rows), []).append(step.milliseconds)
+    alike = {key: values for key, values in groups.items() if len(values) >= LEAST_STEPS}
+    medians = np.array([statistics.median(values) for values in alike.values()])
+    table = np.array([(1.0, rows, rows * quarters / 4) for rows, quarters in alike])
+    found, _ = nnls(table / medians[:, None], np.ones(medians.size))
+    return [float(each) for each in found]
 
 
 def engine_shares(backend: BackendName, rounds: int) -> dict[tuple[int, str], list[float]]:
@@ -108,8 +137,8 @@ def engine_shares(backend: BackendName, rounds: int) -> dict[tuple[int, str], li
 
         return run
 
-    setattr(engine, "_choose", timed(engine._choose))  # noqa: B010
-    setattr(engine, "_learn", timed(engine._learn))  # noqa: B010
+    for name in ("choose", "learn"):
+        setattr(engine._session, name, timed(getattr(engine._session, name)))
     prompt = llm.tokenizer.encode("Tell me a long story about a lighthouse keeper who finds a map.")
     for seed, (size, mode) in product(range(rounds), shares):
         wishes = SpeculationParams(mode="off" if mode == "off" else "auto")
@@ -143,28 +172,40 @@ def main() -> None:
     if options.engine:
         print_engine(options.backend, options.rounds)
         return
-    steps: dict[tuple[str, int], list[float]] = {}
+    steps: dict[str, list[Timed]] = {"cold": [], "warm": []}
     for seed in tqdm(range(options.rounds), unit="round"):
-        for kind, size in product(KINDS, SIZES):
-            for did, milliseconds in measure(kind, size, seed):
-                steps.setdefault((did, size), []).append(milliseconds)
-    print(f"{'step':8} {'requests':>8} {'steps':>7} {'median ms':>10} {'quartiles':>18} {'of a plain step':>16}")
-    results: list[dict[str, Any]] = []
-    medians: dict[str, dict[int, float]] = {}
-    for (did, size), values in sorted(steps.items()):
-        if len(values) < LEAST_STEPS:
-            continue
-        median = medians.setdefault(did, {})[size] = statistics.median(values)
-        share = median / PLAIN_STEP_MS
-        print(f"{did:8} {size:8} {len(values):7} {median:10.3f} {spread(values, '.3f'):>18} {share:16.1%}")
-        quartiles = statistics.quantiles(values, n=4)
-        results.append({"step": did, "requests": size, "steps": len(values), "quartiles_ms": quartiles})
-    constants = {did: fitted(by_size) for did, by_size in medians.items()}
-    for did, (step, row) in constants.items():
-        print(f"{did:8} {1e3 * step:6.1f} us a step, {1e3 * row:6.2f} us a row")
+        for kind, size, caches in product(KINDS, SIZES, steps):
+            steps[caches] += measure(kind, size, seed, cold=caches == "cold")
+    results = [each for caches, timed in steps.items() for each in show(caches, timed)]
+    constants = {caches: show_constants(caches, timed) for caches, timed in steps.items()}
     if options.json:
         found = {"plain_step_ms": PLAIN_STEP_MS, "sizes": results, "constants_ms": constants}
         write_json(options.json, {"provenance": provenance([])} | found)
+
+
+def show(caches: str, steps: Sequence[Timed]) -> list[dict[str, Any]]:
+    print(f"{caches:13} {'requests':>8} {'steps':>7} {'median ms':>10} {'quartiles':>18} {'of a plain step':>16}")
+    results = []
+    for did, size in product(DID, SIZES):
+        values = [step.milliseconds for step in steps if (step.did, step.rows) == (did, size)]
+        if len(values) < LEAST_STEPS:
+            continue
+        median = statistics.median(values)
+        share = median / PLAIN_STEP_MS
+        print(f"  {did:11} {size:8} {len(values):7} {median:10.3f} {spread(values, '.3f'):>18} {share:16.1%}")
+        quartiles = statistics.quantiles(values, n=4)
+        found = {"caches": caches, "step": did, "requests": size, "steps": len(values), "quartiles_ms": quartiles}
+        results.append(found)
+    return results
+
+
+def show_constants(caches: str, steps: Sequence[Timed]) -> dict[str, list[float]]:
+    constants = {did: fitted([step for step in steps if step.did == did]) for did in DID}
+    for did, values in constants.items():
+        each, row, touched = (1e3 * value for value in values)
+        line = f"{each:6.1f} us a step, {row:5.2f} us a row, {touched:5.2f} us a row with a lookup or draft"
+        print(f"{caches} {did:8} {line}")
+    return constants
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def step_times(llm: LLM, verifier: Verifier, num: int, setting: dict[str, Any], num_tokens: int) -> list[list[float]]:
     """(host, forward) seconds of every pure decoding step."""
     engine = llm.engine
-    engine._judge = HostJudge(llm._target.runner, verifier)
+    engine._forward_and_verify = HostJudge(llm._target.runner, verifier)
     prompt = llm.tokenizer.encode(PROMPT)
     params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, seed=1, **setting)
     for i in range(num):  # different first tokens, so that no prompt is shared

@@ -200,9 +200,9 @@ class StepStats:
     accepted: list[int] = field(default_factory=list)  # and accepted, in the same order
     drafts_by_method: dict[str, MethodCounts] = field(default_factory=dict)
     schedule_seconds: float = 0.0
-    policy_seconds: float = 0.0  # deciding and learning,
-    booking_seconds: float = 0.0  # and booking the step before
-    guess_seconds: float = 0.0  # asking proposers that need no model, before deciding
+    policy_seconds: float = 0.0  # deciding,
+    learning_seconds: float = 0.0  # and learning from the step before
+    lookup_seconds: float = 0.0  # asking proposers that need no model, before deciding
     draft_seconds: float = 0.0
     forward_seconds: float = 0.0
     verify_seconds: float = 0.0
@@ -233,13 +233,13 @@ class StepStats:
     @property
     def speculation_seconds(self) -> float:
         """What speculation took of the host's time."""
-        return self.policy_seconds + self.booking_seconds + self.guess_seconds
+        return self.policy_seconds + self.learning_seconds + self.lookup_seconds
 
     @property
     def deciding_seconds(self) -> float:
-        """What speculation took of the host's time, as far as anybody waited for it: drafting waits for it."""
-        is_hidden = self.hidden_seconds > 0.0 and not self.draft_seconds
-        return 0.0 if is_hidden else self.speculation_seconds
+        """What speculation took of the host's time, as far as anybody waited for it: drafting waits for all of it."""
+        hidden = 0.0 if self.draft_seconds else self.hidden_seconds
+        return max(0.0, self.speculation_seconds - hidden)
 
     @property
     def total_seconds(self) -> float:

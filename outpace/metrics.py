@@ -98,8 +98,8 @@ class EngineMetrics:
             total.num_accepted += counts.num_accepted
         seconds = self.step_seconds
         seconds["schedule"] += stats.schedule_seconds
-        seconds["policy"] += stats.policy_seconds + stats.booking_seconds
-        seconds["draft"] += stats.guess_seconds + stats.draft_seconds
+        seconds["policy"] += stats.policy_seconds + stats.learning_seconds
+        seconds["draft"] += stats.lookup_seconds + stats.draft_seconds
         seconds["forward"] += stats.forward_seconds
         seconds["verify"] += stats.verify_seconds
 
@@ -129,7 +129,7 @@ class EngineMetrics:
         self.num_running, self.num_waiting = len(scheduler.running), len(scheduler.waiting)
         used = sum(request.num_computed for request in scheduler.running)
         self.cache_usage = min(1.0, used / engine.capacity.cache_tokens)
-        self.spent_seconds, self.plain_seconds = engine.ledger.spent_seconds, engine.ledger.plain_seconds
+        self.spent_seconds, self.plain_seconds = engine.budget.spent_seconds, engine.budget.plain_seconds
 
     @property
     def num_drafts(self) -> int:
@@ -145,7 +145,7 @@ class EngineMetrics:
 
     @property
     def estimated_speedup(self) -> float | None:
-        """By the engine's ledger; None before anything was drafted."""
+        """By the engine's budget; None before anything was drafted."""
         return self.plain_seconds / self.spent_seconds if self.spent_seconds and self.num_drafted else None
 
     @property

@@ -1,29 +1,35 @@
-"""A policy at work without an engine: proposers that say what they are told, a target that always says 1.
+"""A policy at work without an engine: proposers that draft what they are told, a target that always says 1.
 
-`Desk.step` does what the engine does in a step and in the same order; time is what the desk's own costs say.
+A thin world around `Session`, which has the protocol of a step: the desk only judges drafts and lets time pass, on a
+clock of its own, as long as its costs say.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outpace.config import SamplingParams, SpeculationParams
 from outpace.core import Draft, Request, StepStats, Verdict
-from outpace.speculation.base import DraftAsk, DraftTiming, NoDraft
-from outpace.speculation.costs import Costs, StepCosts
-from outpace.speculation.policy import Policy
-from outpace.speculation.seats import Choice, Outcome
+from outpace.speculation.base import DraftAsk, NoDraft
+from outpace.speculation.costs import Costs, DraftCosts, StepCosts
+from outpace.speculation.policy.policy import Decision, Policy
+from outpace.speculation.policy.state import Choice, Outcome
+from outpace.speculation.session import Session, StepShape
+from outpace.speculation.timing import DraftTiming
 from tests.fakes import fake_config
 from tests.requests_helper import make_request
 
-RIGHT, WRONG = 1, 2
+RIGHT, WRONG, OTHER = 1, 2, 3
 
 FLAT = {1: 1.0, 256: 1.0}  # further tokens are free: a step waits for the weights
 PROPORTIONAL = {1: 1.0, 256: 256.0}  # a second token costs as much as a second step
 USUAL = {1: 1.0, 256: 1.0 + 255 * 0.3}  # a further token costs a third of a step
 
-Script = Callable[[Request], tuple[Sequence[bool], float]]  # which tokens will be right, and how sure it claims to be
+# Which tokens will be right, and how sure it claims to be: of all of them alike, or of each.
+Script = Callable[[Request], tuple[Sequence[bool], float | Sequence[float]]]
 
 
 def always(right: bool = True, *, sure: float = 0.9, length: int = 16) -> Script:
@@ -34,61 +40,111 @@ def nothing(request: Request) -> tuple[Sequence[bool], float]:
     return [], 0.0
 
 
-class Scripted(NoDraft):
-    """Guesses from text, as told."""
+@dataclass(slots=True)
+class Clock:
+    now: float = 0.0
 
-    def __init__(self, name: str, script: Script) -> None:
+    def __call__(self) -> float:
+        return self.now
+
+
+class Scripted(NoDraft):
+    """Looks drafts up, as told; `asked` has the requests of every call."""
+
+    def __init__(self, name: str, script: Script, costs: DraftCosts, clock: Clock) -> None:
         self.name = name
         self.script = script
+        self.costs = costs  # what its drafts take in truth
+        self._clock = clock
+        self.asked: list[list[Request]] = []
+
+    @property
+    def num_asked(self) -> int:
+        return sum(map(len, self.asked))
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
+        self.asked.append([ask.request for ask in asks])
+        self._clock.now += self.costs.lookup_seconds * len(asks)
         return [self._draft(ask) for ask in asks]
 
     def _draft(self, ask: DraftAsk) -> Draft:
-        right, sure = self.script(ask.request)
+        right, sure = self._scripted(ask.request)
         tokens = [RIGHT if hit else WRONG for hit in right[: ask.depth]]
-        return Draft(tokens, self.name, confidence=[sure] * len(tokens))
+        return Draft(tokens, self.name, confidence=sure[: len(tokens)])
+
+    def _scripted(self, request: Request) -> tuple[Sequence[bool], list[float]]:
+        right, sure = self.script(request)
+        return right, [sure] * len(right) if isinstance(sure, float) else list(sure)
 
 
 class ScriptedModel(Scripted):
-    """A draft model: it reads what it has not read, and asks before every token whether to go on."""
+    """A draft model of any name: it catches up with texts, and asks before every token whether to go on.
 
-    guesses_from_text = False
+    One that drafts in one pass asks nobody and claims no confidence.
+    """
 
-    def __init__(self, script: Script) -> None:
-        super().__init__("draft", script)
-        self.num_read: dict[int, int] = {}
+    is_lookup = False
 
-    def num_unread(self, request: Request) -> int:
-        return len(request.tokens) - self.num_read.get(request.id, 0)
+    def __init__(self, name: str, script: Script, costs: DraftCosts, clock: Clock) -> None:
+        super().__init__(name, script, costs, clock)
+        self.num_cached: dict[int, int] = {}
+
+    def num_uncached(self, request: Request) -> int:
+        return len(request.tokens) - self.num_cached.get(request.id, 0)
+
+    def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
+        self.asked.append([ask.request for ask in asks])
+        self.timing = DraftTiming()
+        context = sum(len(ask.request.tokens) for ask in asks) / len(asks)
+        behind = [self.num_uncached(ask.request) for ask in asks]
+        drafts = [self._draft(ask) for ask in asks]
+        depth = max(len(draft.confidence or draft.tokens) for draft in drafts)
+        self._catch_up(len(asks), behind)
+        for seconds, tokens in self._passes(len(asks), depth, context):
+            self.timing.forwards.append((len(asks), tokens, context, seconds))
+            self._clock.now += seconds
+        for ask, draft in zip(asks, drafts, strict=True):
+            self.num_cached[ask.request.id] = len(ask.request.tokens) + max(0, len(draft.tokens) - 1)
+        return drafts
+
+    def _catch_up(self, rows: int, behind: Sequence[int]) -> None:
+        assert self.timing is not None
+        if max(behind) > 2:
+            seconds = self.costs.catch_up_seconds(sum(behind) - rows, rows)
+            self.timing.catch_up_seconds, self.timing.num_caught_up = seconds, sum(behind)
+            self._clock.now += seconds
+
+    def _passes(self, rows: int, depth: int, context: float) -> list[tuple[float, int]]:
+        assert self.costs.passes is not None
+        if self.costs.one_pass:
+            return [(self.costs.passes.seconds(rows, rows * depth, context), rows * depth)] * (depth > 0)
+        return [(self.costs.passes.seconds(rows, rows, context), rows)] * depth
 
     def _draft(self, ask: DraftAsk) -> Draft:
-        right, sure = self.script(ask.request)
+        right, sure = self._scripted(ask.request)
         draft = Draft([], self.name)
-        for hit in right[: ask.depth]:
-            if ask.goes_on is not None:
-                draft.confidence.append(sure)
-                if not ask.goes_on(sure):
+        for hit, confidence in list(zip(right, sure, strict=True))[: ask.depth]:
+            if ask.goes_on is not None and not self.costs.one_pass:
+                draft.confidence.append(confidence)
+                if not ask.goes_on(confidence):
                     break
             draft.tokens.append(RIGHT if hit else WRONG)
-        self.num_read[ask.request.id] = len(ask.request.tokens) + max(0, len(draft.tokens) - 1)
         return draft
 
     def observe(self, request: Request, verdict: Verdict) -> None:
-        self.num_read[request.id] = min(self.num_read[request.id], len(request.tokens) - 1)
-
-    def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
-        self.timing = DraftTiming()
-        return super().propose(asks)
+        self.num_cached[request.id] = min(self.num_cached[request.id], len(request.tokens) - 1)
 
 
-def costs_of(points: Mapping[int, float], *, draft: float | None = None, guess: float = 1e-4) -> Costs:
-    """`draft` is what a pass of the draft model takes, whatever its size."""
-    return Costs(
-        target=StepCosts(points),
-        draft=StepCosts({1: draft, 256: draft * 1.5}) if draft is not None else None,
-        guess_seconds={"suffix": guess, "ngram": guess},
-    )
+def model_costs(seconds: float, *, one_pass: bool = False) -> DraftCosts:
+    """A pass takes so long for one token, and half as much again for 256."""
+    return DraftCosts(StepCosts({1: seconds, 256: 1.5 * seconds}), one_pass=one_pass)
+
+
+def costs_of(
+    points: Mapping[int, float], *, lookup_seconds: float = 1e-4, models: Mapping[str, DraftCosts] | None = None
+) -> Costs:
+    lookups = {name: DraftCosts(lookup_seconds=lookup_seconds) for name in ("suffix", "ngram")}
+    return Costs(target=StepCosts(points), drafts=lookups | deepcopy(dict(models or {})))
 
 
 def request_of(*, length: int = 3, max_length: int = 10**6, temperature: float = 0.0, **wishes: Any) -> Request:
@@ -107,90 +163,117 @@ class Desk:
         ngram: Script | None = None,
         draft: Script | None = None,
         draft_seconds: float = 0.05,
-        guess_seconds: float = 1e-4,
+        models: Mapping[str, tuple[Script, DraftCosts]] | None = None,
+        lookup_seconds: float = 1e-4,
         can_speculate: bool = True,
         begins_ahead: bool = False,
         **options: Any,
     ) -> None:
-        told: list[Scripted] = []
-        if suffix is not None:
-            told.append(Scripted("suffix", suffix))
-        if ngram is not None:
-            told.append(Scripted("ngram", ngram))
+        """`draft` is a model whose passes take `draft_seconds`; `models` are others, under any name."""
+        scripts = {name: script for name, script in (("suffix", suffix), ("ngram", ngram)) if script is not None}
+        drafting = dict(models or {})
         if draft is not None:
-            told.append(ScriptedModel(draft))
-        self.proposers = {proposer.name: proposer for proposer in told}
+            drafting["draft"] = draft, model_costs(draft_seconds)
+        costs = costs_of(
+            points, lookup_seconds=lookup_seconds, models={name: each for name, (_, each) in drafting.items()}
+        )
+        self.truth = deepcopy(costs)
+        self.clock = Clock()
+        self.proposers: dict[str, Scripted] = {
+            name: Scripted(name, script, self.truth.drafts[name], self.clock) for name, script in scripts.items()
+        }
+        for name, (script, _) in drafting.items():
+            self.proposers[name] = ScriptedModel(name, script, self.truth.drafts[name], self.clock)
         settings: dict[str, Any] = {"speculation": "auto", "depth": 8, "max_step_tokens": 512, **options}
         config = fake_config(draft="fake" if draft is not None else None, **settings)
-        pass_seconds = draft_seconds if draft is not None else None
-        self.truth = costs_of(points, draft=pass_seconds, guess=guess_seconds)
+        if "method" not in options:  # then all compete, those too that no configuration has heard of
+            unheard: Any = [name for name in drafting if name not in config.methods]
+            config = replace(config, methods=(*config.methods, *unheard))
         self.policy = Policy(
-            config,
-            costs_of(points, draft=pass_seconds, guess=guess_seconds),
-            self.proposers,
-            can_speculate=can_speculate,
-            begins_ahead=begins_ahead,
-            trace_steps=1000,
+            config, costs, self.proposers, can_speculate=can_speculate, begins_ahead=begins_ahead, trace_steps=1000
         )
+        self.session = Session(self.policy, self.proposers, self.clock)
+        self.accepts: Callable[[Sequence[int]], int] = _num_right  # of a draft's tokens, so many
 
-    def decide(self, requests: Sequence[Request]) -> list[Choice]:
-        guesses: dict[int, list[Draft]] = {}
-        for name, asks in self.policy.wanted_guesses(requests).items():
-            for ask, draft in zip(asks, self.proposers[name].propose(asks), strict=True):
-                guesses.setdefault(ask.request.id, []).append(draft)
-        return self.policy.decide(requests, guesses)
+    @property
+    def costs(self) -> Costs:
+        """What the policy believes."""
+        assert self.policy.costs is not None
+        return self.policy.costs
 
-    def depths(self, requests: Sequence[Request]) -> list[int]:
-        return [choice.depth for choice in self.decide(requests)]
+    def model(self, name: str = "draft") -> ScriptedModel:
+        found = self.proposers[name]
+        assert isinstance(found, ScriptedModel)
+        return found
 
-    def step(self, requests: Sequence[Request], *, policy_seconds: float = 0.0) -> list[Outcome]:
-        choices = self.decide(requests)
-        rows, drafting, reading = len(requests), 0.0, 0.0
+    def gain(self, steps: float) -> None:
+        """As if so many plain steps had been gained before."""
+        self.policy.budget.book(0.0, steps, 1.0)
+
+    def lose(self, steps: float) -> None:
+        """As if so many plain steps had been lost before."""
+        self.policy.budget.book(steps, 0.0, 1.0)
+
+    def decision(self, requests: Sequence[Request], *, num_prefill: int = 0) -> Decision:
+        return self.session.choose(requests, StepStats(num_prefill_tokens=num_prefill))
+
+    def decide(self, requests: Sequence[Request], *, num_prefill: int = 0) -> list[Choice]:
+        return self.decision(requests, num_prefill=num_prefill).choices
+
+    def depths(self, requests: Sequence[Request], *, num_prefill: int = 0) -> list[int]:
+        return [choice.depth for choice in self.decide(requests, num_prefill=num_prefill)]
+
+    def step(
+        self,
+        requests: Sequence[Request],
+        *,
+        policy_seconds: float = 0.0,
+        num_prefill: int = 0,
+        forward_seconds: float | None = None,
+        hidden_seconds: float = 0.0,
+        has_prepared: bool = False,
+    ) -> list[Outcome]:
+        """One step. `forward_seconds` is what the target's pass takes, where that is not what such passes take."""
+        rows = len(requests)
+        stats = StepStats(num_decode_rows=rows, num_prefill_tokens=num_prefill, has_prepared=has_prepared)
         context = sum(len(request.tokens) for request in requests) / rows
-        asked = [choice for choice in choices if choice.ask is not None]
-        by_model = [choice for choice in asked if choice.method == "draft"]
-        if by_model:
-            model = self.proposers["draft"]
-            assert isinstance(model, ScriptedModel)
-            unread = [model.num_unread(choice.ask.request) for choice in by_model if choice.ask is not None]
-            depth = max(choice.depth for choice in by_model)
-            drafting = self.truth.draft_seconds(len(by_model), sum(unread), depth, context)
-            if max(unread) > 2:
-                assert self.truth.draft is not None
-                reading = self.truth.draft.seconds(len(by_model), sum(unread), context)
-        for choice in asked:
-            assert choice.ask is not None
-            [choice.draft] = self.proposers[choice.method].propose([choice.ask])
-        outcomes = [self._judge(request, choice) for request, choice in zip(requests, choices, strict=True)]
+        decision = self.session.choose(requests, stats)
+        stats.policy_seconds += policy_seconds
+        for choice in decision.choices:
+            if choice.depth:
+                choice.shorten(choice.depth)
+        self.session.draft(decision, stats)
+        catch_up_seconds = self.session.learn_drafting(decision, is_typical=True)
+        outcomes = [self._judge(request, choice) for request, choice in zip(requests, decision.choices, strict=True)]
         for outcome in outcomes:
-            if outcome.choice.ask is not None:
-                self.proposers[outcome.choice.method].observe(outcome.request, outcome.verdict)
-        num_tokens = rows + sum(outcome.verdict.num_drafted for outcome in outcomes)
-        stats = StepStats(
-            num_decode_rows=rows,
-            num_emitted=sum(len(outcome.verdict.tokens) for outcome in outcomes),
-            policy_seconds=policy_seconds,
-            draft_seconds=drafting,
-            forward_seconds=self.truth.target.seconds(rows, num_tokens, context),
-        )
-        self.policy.observe(outcomes)
-        self.policy.account(outcomes, stats, reading)
-        for outcome in outcomes:
-            if outcome.request.finish_reason is not None:
-                self.policy.release(outcome.request)
+            self.session.observe(outcome.request, outcome.choice, outcome.verdict)
+        num_tokens = rows + num_prefill + sum(outcome.verdict.num_drafted for outcome in outcomes)
+        usual = self.truth.target.seconds(rows, num_tokens, context)
+        stats.forward_seconds = usual if forward_seconds is None else forward_seconds
+        stats.hidden_seconds = hidden_seconds
+        stats.num_emitted = sum(len(outcome.verdict.tokens) for outcome in outcomes)
+        stats.num_finished = sum(outcome.request.finish_reason is not None for outcome in outcomes)
+        self.clock.now += stats.forward_seconds + policy_seconds
+        self.session.learn(decision, outcomes, stats, StepShape(num_tokens, context), catch_up_seconds)
         return outcomes
 
-    def run(self, requests: Sequence[Request], steps: int) -> list[list[int]]:
+    def run(self, requests: Sequence[Request], steps: int, *, policy_seconds: float = 0.0) -> list[list[int]]:
         """Depths verified, step by step."""
-        return [[outcome.verdict.num_drafted for outcome in self.step(requests)] for _ in range(steps)]
+        return [
+            [outcome.verdict.num_drafted for outcome in self.step(requests, policy_seconds=policy_seconds)]
+            for _ in range(steps)
+        ]
 
-    @staticmethod
-    def _judge(request: Request, choice: Choice) -> Outcome:
-        choice.shorten(choice.depth)
+    def _judge(self, request: Request, choice: Choice) -> Outcome:
         drafted = choice.draft.tokens if choice.draft is not None else []
-        num_accepted = next((i for i, token in enumerate(drafted) if token != RIGHT), len(drafted))
-        said = [RIGHT] * (num_accepted + 1)
+        num_accepted = self.accepts(drafted)
+        is_refused = num_accepted < len(drafted)
+        said = [*drafted[:num_accepted], OTHER if is_refused and drafted[num_accepted] == RIGHT else RIGHT]
         request.tokens += said
         if len(request.tokens) >= request.max_length:
             request.finish_reason = "length"
         return Outcome(request, choice, Verdict(said, len(drafted), num_accepted))
+
+
+def _num_right(drafted: Sequence[int]) -> int:
+    return next((i for i, token in enumerate(drafted) if token != RIGHT), len(drafted))

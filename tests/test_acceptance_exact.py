@@ -21,6 +21,7 @@ import pytest
 from outpace import acceptance
 from outpace.acceptance import Chance, Distribution, TargetProbs
 from outpace.core import Verdict
+from outpace.speculation.policy.planner import Stop
 from tests.desk import Desk, always, request_of
 from tests.enumeration import (
     Context,
@@ -143,7 +144,7 @@ class PolicysStop:
         desk = Desk({1: 1.0, 256: 1.0 + 255 * cost}, draft=always(sure=0.5), draft_seconds=0.01)
         who = request_of(length=2)
         [choice] = desk.decide([who])
-        assert choice.ask is not None and choice.ask.goes_on is not None
+        assert choice.ask is not None and isinstance(choice.ask.goes_on, Stop)
         self._goes_on = choice.ask.goes_on
 
     def fresh(self) -> Callable[[float], bool]:

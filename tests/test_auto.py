@@ -14,9 +14,10 @@ from outpace.config import SamplingParams, SpeculationParams
 from outpace.core import Case, Draft, Request, StepPlan, StepStats
 from outpace.engine.engine import Engine
 from outpace.speculation.base import DraftAsk
-from outpace.speculation.costs import Costs, StepCosts
+from outpace.speculation.costs import Costs, DraftCosts, StepCosts
 from outpace.speculation.draft_model import DraftModelProposer
-from outpace.speculation.seats import Outcome, Step
+from outpace.speculation.policy.policy import Decision
+from outpace.speculation.policy.state import Outcome
 from outpace.speculation.suffix import SuffixProposer
 from tests.fakes import FakeModel, fake_engine, runner_of
 from tests.test_engine import check_law, plainly, prompt_of, run
@@ -39,16 +40,17 @@ class Unchanging(StepCosts):
 def auto_engine(model: FakeModel, points: dict[int, float], *, draft_seconds: float = 0.01, **options: Any) -> Engine:
     """An engine that believes in these costs, and books every step at what they say."""
     engine = fake_engine(model, speculation="auto", **options)
-    costs = Costs(target=Unchanging(points), draft=Unchanging({1: draft_seconds}))
+    drafts = {"draft": DraftCosts(Unchanging({1: draft_seconds})), "suffix": DraftCosts(), "ngram": DraftCosts()}
+    costs = Costs(target=Unchanging(points), drafts=drafts)
     engine.policy.use_costs(costs)
-    account = engine.policy.account
+    learn = engine.policy.learn
 
-    def booked(outcomes: Sequence[Outcome], stats: StepStats, reading_seconds: float, step: Step | None = None) -> None:
+    def booked(decision: Decision, outcomes: Sequence[Outcome], stats: StepStats, catch_up_seconds: float) -> None:
         tokens = sum(1 + outcome.verdict.num_drafted for outcome in outcomes)
         seconds = costs.target.seconds(len(outcomes), tokens)
-        account(outcomes, StepStats(num_emitted=stats.num_emitted, forward_seconds=seconds), 0.0)
+        learn(decision, outcomes, StepStats(num_emitted=stats.num_emitted, forward_seconds=seconds), 0.0)
 
-    engine.policy.account = booked  # type: ignore[method-assign]
+    engine.policy.learn = booked  # type: ignore[method-assign]
     return engine
 
 
@@ -187,31 +189,31 @@ def test_a_draft_that_stops_was_not_drawn_any_further():
     assert len(draft.confidence) == 3, "the figure that stopped it is kept, to learn from"
 
 
-# ---- the engine's part in the books
+# ---- the engine's part in what is learned
 
 
-def test_reading_is_booked_in_the_step_that_read_and_in_no_other():
-    """A draft model reads a prompt for one request; later steps without it have nothing to do with that."""
+def test_catching_up_is_booked_in_the_step_that_caught_up_and_in_no_other():
+    """A draft model takes in a prompt for one request; later steps without it have nothing to do with that."""
     engine = fake_engine(speculation="off", prefix_reuse=False)
     engine.calibrate()
     booked: list[float] = []
-    account = engine.policy.account
+    learn = engine.policy.learn
 
-    def noted(outcomes: Sequence[Outcome], stats: StepStats, reading_seconds: float, step: Step | None = None) -> None:
-        booked.append(reading_seconds)
-        account(outcomes, stats, reading_seconds, step)
+    def noted(decision: Decision, outcomes: Sequence[Outcome], stats: StepStats, catch_up_seconds: float) -> None:
+        booked.append(catch_up_seconds)
+        learn(decision, outcomes, stats, catch_up_seconds)
 
-    engine.policy.account = noted  # type: ignore[method-assign]
+    engine.policy.learn = noted  # type: ignore[method-assign]
     drafting = SamplingParams(
         temperature=0.0, max_tokens=3, ignore_eos=True, speculation=SpeculationParams(mode="on", method="draft")
     )
     run(engine, [engine.submit(prompt_of(random.Random(1), 30), drafting)])
     assert booked[0] > 0
     booked.clear()
-    guessing = SamplingParams(
+    copying = SamplingParams(
         temperature=0.0, max_tokens=8, speculation=SpeculationParams(mode="on", method="ngram", max_depth=2)
     )
-    run(engine, [engine.submit(prompt_of(random.Random(2), 30), guessing)])
+    run(engine, [engine.submit(prompt_of(random.Random(2), 30), copying)])
     assert booked and not any(booked)
 
 
@@ -220,12 +222,12 @@ def test_the_policy_forgets_requests_that_end_are_aborted_or_lost():
     requests = [engine.submit(prompt_of(random.Random(i), 20), SamplingParams(max_tokens=20)) for i in range(4)]
     for _ in range(4):
         engine.step()
-    assert len(engine.policy._seats) > 0
+    assert len(engine.policy._states) > 0
     engine.abort(requests[0])
     engine.reset()
-    assert engine.policy._seats == {}
+    assert engine.policy._states == {}
     run(engine, [engine.submit([97, 98], SamplingParams(max_tokens=5))])
-    assert engine.policy._seats == {}
+    assert engine.policy._states == {}
 
 
 @pytest.mark.parametrize("captures", [False, True])
@@ -236,52 +238,54 @@ def test_what_is_done_once_is_nobodys_loss_and_teaches_no_costs(captures):
     engine._prepared = [lambda: runner.num_forwards if captures else 0]
     engine.calibrate()
     costs = engine.costs
-    assert costs is not None and costs.draft is not None
+    assert costs is not None and costs.drafts["draft"].passes is not None
     before = costs.as_dict()
     engine.submit([1, 2, 3], SamplingParams(max_tokens=8, temperature=0.0))
     while engine.has_requests:
         engine.step()
         assert engine.stats.has_prepared == captures
-    assert (engine.ledger.spent_seconds == 0.0) == captures
+    assert (engine.budget.spent_seconds == 0.0) == captures
     assert (costs.target.as_dict() == before["target"]) == captures
 
 
-def test_what_booking_a_step_takes_is_booked_with_the_next():
+def test_what_learning_from_a_step_takes_is_counted_with_the_next():
     engine = auto_engine(FakeModel(), ODD["flat"])
-    account, booked = engine.policy.account, list[float]()
+    learn, counted = engine.policy.learn, list[float]()
 
-    def slow(outcomes: Sequence[Outcome], stats: StepStats, reading_seconds: float, step: Step | None = None) -> None:
-        booked.append(stats.booking_seconds)
-        until = perf_counter() + 0.05 * (len(booked) == 3)
+    def slow(decision: Decision, outcomes: Sequence[Outcome], stats: StepStats, catch_up_seconds: float) -> None:
+        counted.append(stats.learning_seconds)
+        until = perf_counter() + 0.05 * (len(counted) == 3)
         while perf_counter() < until:
             pass
-        account(outcomes, stats, reading_seconds, step)
+        learn(decision, outcomes, stats, catch_up_seconds)
 
-    engine.policy.account = slow  # type: ignore[method-assign]
+    engine.policy.learn = slow  # type: ignore[method-assign]
     params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
     run(engine, [engine.submit(prompt_of(random.Random(4), 20), params)])
-    assert [seconds >= 0.05 for seconds in booked[:5]] == [False, False, False, True, False]
+    assert [seconds >= 0.05 for seconds in counted[:5]] == [False, False, False, True, False]
 
 
-def test_the_ledger_has_an_estimate_after_decoding():
+def test_the_budget_has_an_estimate_after_decoding():
     engine = fake_engine(speculation="auto")
-    assert engine.ledger.estimated_speedup is None
+    assert engine.budget.estimated_speedup is None
     run(engine, [engine.submit(prompt_of(random.Random(3), 20), SamplingParams(temperature=0.0, max_tokens=20))])
-    assert engine.ledger.estimated_speedup is not None and engine.ledger.estimated_speedup > 0
+    assert engine.budget.estimated_speedup is not None and engine.budget.estimated_speedup > 0
 
 
-def test_guessers_read_a_prompt_once_while_a_device_computes_it(monkeypatch):
-    read: list[tuple[int, int]] = []
-    monkeypatch.setattr(SuffixProposer, "read", lambda _, request: read.append((request.id, len(request.tokens))))
+def test_lookups_take_a_prompt_in_once_while_a_device_computes_it(monkeypatch):
+    prepared: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        SuffixProposer, "prepare", lambda _, request: prepared.append((request.id, len(request.tokens)))
+    )
     engine = auto_engine(FakeModel(), ODD["flat"])
-    judge = engine._judge
+    forward_and_verify = engine._forward_and_verify
 
     def on_a_device(plan: StepPlan, cases: Sequence[Case], meanwhile: Callable[[], None] | None = None) -> Judged:
         if meanwhile is not None:
             meanwhile()
-        return judge(plan, cases)
+        return forward_and_verify(plan, cases)
 
-    engine._judge = on_a_device
+    engine._forward_and_verify = on_a_device
     prompt = prompt_of(random.Random(1), 100)  # more than one chunk
     drafted_for = engine.submit(prompt, SamplingParams(max_tokens=5))
     engine.submit(
@@ -289,4 +293,4 @@ def test_guessers_read_a_prompt_once_while_a_device_computes_it(monkeypatch):
     )
     while engine.has_requests:
         engine.step()
-    assert read == [(drafted_for.id, len(prompt))]
+    assert prepared == [(drafted_for.id, len(prompt))]

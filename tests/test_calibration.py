@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from outpace.backends.base import Capacity
-from outpace.config import SamplingParams
+from outpace.backends.base import Capacity, LoadedModel
+from outpace.config import SamplingParams, SpeculationParams
 from outpace.core import Row, StepPlan
 from outpace.engine.engine import Engine
 from outpace.speculation import calibration
@@ -23,9 +23,10 @@ from outpace.speculation import cost_file as kept
 from outpace.speculation.base import DraftAsk
 from outpace.speculation.calibration import SIZES, measure, measure_steps
 from outpace.speculation.cost_file import CostFile
-from outpace.speculation.costs import Costs, StepCosts
+from outpace.speculation.costs import Costs, DraftCosts, StepCosts
+from outpace.speculation.draft_model import DraftModelProposer
 from outpace.speculation.suffix import SuffixProposer
-from tests.fakes import FakeModel, FakeRunner, draft_runner_of, fake_config, fake_engine, runner_of
+from tests.fakes import ByteTokenizer, FakeModel, FakeRunner, draft_runner_of, fake_config, fake_engine, runner_of
 from tests.requests_helper import make_request
 
 ROOMY = Capacity(max_sequences=16, cache_tokens=4096, max_context=2048, max_step_tokens=512)
@@ -260,8 +261,9 @@ def test_a_backend_that_cannot_rewind_is_measured_without_rewinding(monkeypatch)
 
 def test_measuring_leaves_no_trace():
     target, draft = FakeRunner(FakeModel(), ROOMY), FakeRunner(FakeModel(), ROOMY)
-    costs = measure(target, draft, [], make_request([0]))
-    assert costs.draft is not None
+    proposer = DraftModelProposer(LoadedModel(draft, ByteTokenizer(), "fake", 0, 0), target.vocab_size)
+    costs = measure(target, [proposer], make_request([0]))
+    assert costs.drafts["draft"].passes is not None and costs.drafts["draft"].catch_up is not None
     for runner in (target, draft):
         assert runner.num_forwards > 0
         assert runner.sequences == {} and runner.num_cells == 0
@@ -285,10 +287,10 @@ def test_an_interrupted_measurement_leaves_no_trace(monkeypatch, number):
     assert runner.sequences == {} and runner.num_cells == 0
 
 
-def test_what_a_guesser_was_timed_on_is_no_text_it_learned_from():
+def test_what_a_lookup_was_timed_on_is_no_text_it_learned_from():
     proposer, scratch = SuffixProposer(4096), make_request([0])
-    costs = measure(FakeRunner(FakeModel(), ROOMY), None, [proposer], scratch)
-    assert costs.guess_seconds["suffix"] > 0
+    costs = measure(FakeRunner(FakeModel(), ROOMY), [proposer], scratch)
+    assert costs.drafts["suffix"].lookup_seconds > 0 and costs.drafts["suffix"].passes is None
     assert scratch.tokens == [0]
     other = make_request([1, 2, 3, 4, 5])  # the timed text counts up
     assert proposer.propose([DraftAsk(other, 4)])[0].tokens == []
@@ -299,19 +301,30 @@ def test_what_a_guesser_was_timed_on_is_no_text_it_learned_from():
 
 def test_an_engine_measures_once_and_before_its_first_request_only():
     engine = fake_engine(speculation="auto")
-    assert engine.costs is None
     engine.submit([97] * 20, SamplingParams(max_tokens=4))
+    assert engine.costs is None and runner_of(engine).num_forwards == 0, "whoever submits does not wait for it"
+    engine.step()
     num_forwards = runner_of(engine).num_forwards
     assert engine.costs is not None and num_forwards > len(SIZES)
-    assert engine.costs.draft is not None and set(engine.costs.guess_seconds) == {"ngram", "suffix"}
+    assert engine.costs.drafts.keys() == {"ngram", "suffix", "draft"}
+    assert [name for name, draft in engine.costs.drafts.items() if draft.passes is not None] == ["draft"]
     engine.submit([97] * 20, SamplingParams(max_tokens=4))
-    assert runner_of(engine).num_forwards == num_forwards
+    engine.step()
+    assert runner_of(engine).num_forwards == num_forwards + 1
 
 
 def test_an_engine_with_speculation_off_measures_nothing():
     engine = fake_engine(speculation="off")
     engine.submit([97] * 20, SamplingParams(max_tokens=4))
-    assert runner_of(engine).num_forwards == 0
+    engine.step()
+    assert runner_of(engine).num_forwards == 1 and engine.costs is None
+
+
+def test_an_engine_with_speculation_off_measures_for_the_first_request_that_turns_it_on():
+    engine = fake_engine(speculation="off")
+    engine.submit([97] * 20, SamplingParams(max_tokens=4, speculation=SpeculationParams(mode="auto")))
+    engine.step()
+    assert engine.costs is not None
 
 
 def test_measuring_again_beside_kept_prefixes_disturbs_no_later_request():
@@ -347,6 +360,15 @@ def test_what_steps_taught_is_kept_for_the_next_start(tmp_path):
     assert again.costs is not None and again.costs.target.points == pytest.approx(engine.costs.target.points)
 
 
+def test_costs_that_were_measured_with_other_proposers_are_measured_again(tmp_path):
+    engine = fake_engine(speculation="auto")
+    engine._cost_file = CostFile.for_config(fake_config(draft="fake"), tmp_path)
+    engine._cost_file.save(Costs(target=StepCosts({1: 9.0}), drafts={"suffix": DraftCosts(lookup_seconds=1e-5)}))
+    engine.calibrate()
+    assert runner_of(engine).num_forwards > 0
+    assert engine.costs is not None and engine.costs.drafts.keys() == {"ngram", "suffix", "draft"}
+
+
 # ---- the file
 
 
@@ -362,7 +384,8 @@ def cost_file(model: Path, **options: Any) -> CostFile:
 
 
 def some_costs() -> Costs:
-    return Costs(target=StepCosts({1: 1.0, 8: 2.0}), guess_seconds={"suffix": 1e-5}, schedule_seconds=1e-4)
+    drafts = {"suffix": DraftCosts(lookup_seconds=1e-5), "draft": DraftCosts(StepCosts({1: 0.1}), draw_seconds=1e-4)}
+    return Costs(target=StepCosts({1: 1.0, 8: 2.0}), drafts=drafts, schedule_seconds=1e-4)
 
 
 def logged(caplog: pytest.LogCaptureFixture, level: int, *words: str) -> bool:

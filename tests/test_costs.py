@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outpace.speculation.costs import Costs, StepCosts
+from outpace.speculation.costs import Costs, DraftCosts, StepCosts
+from outpace.speculation.timing import DraftTiming
 
 POINTS = st.dictionaries(st.integers(1, 300), st.floats(1e-4, 10.0), min_size=1, max_size=8)
 
@@ -179,12 +180,15 @@ def test_costs_do_not_share_the_points_they_were_made_of():
 
 
 def whole() -> Costs:
+    passes = StepCosts({1: 0.2, 16: 0.5}, row_seconds=0.01, context_seconds=1e-3, row_context_seconds=1e-4)
     return Costs(
         target=StepCosts({1: 1.0, 16: 4.0}, row_seconds=0.1),
-        draft=StepCosts({1: 0.2, 16: 0.5}, row_seconds=0.01, context_seconds=1e-3, row_context_seconds=1e-4),
-        guess_seconds={"suffix": 2e-5, "ngram": 1e-5},
-        weigh_seconds=4e-5,
-        draw_seconds=0.003,
+        drafts={
+            "draft": DraftCosts(passes, StepCosts({1: 0.2, 64: 0.6}), draw_seconds=0.003),
+            "other": DraftCosts(StepCosts({1: 0.3, 16: 0.4}), one_pass=True),
+            "suffix": DraftCosts(lookup_seconds=2e-5),
+            "ngram": DraftCosts(lookup_seconds=1e-5),
+        },
         judge_seconds=0.02,
         schedule_seconds=0.05,
     )
@@ -195,40 +199,90 @@ def test_a_plain_step_is_the_models_part_and_the_hosts():
     assert costs.plain_seconds(4, 30.0) == pytest.approx(costs.target.seconds(4, 4, 30.0) + 0.05 + 4 * 0.02)
 
 
-def test_drafting_is_one_pass_over_what_is_unread_and_one_for_every_further_token():
-    costs = whole()
-    assert costs.draft is not None
-    first, further = costs.draft.seconds(3, 7, 30.0), costs.draft.seconds(3, 3, 30.0)
-    assert costs.draft_seconds(3, 7, 1, 30.0) == pytest.approx(first + 3 * 0.003)
-    assert costs.draft_seconds(3, 7, 4, 30.0) == pytest.approx(first + 3 * further + 12 * 0.003)
+def test_drafting_is_one_pass_for_every_token():
+    draft = whole().drafts["draft"]
+    assert draft.passes is not None
+    each = draft.passes.seconds(3, 3, 30.0)
+    assert draft.seconds(3, 1, 30.0) == pytest.approx(each + 3 * 0.003)
+    assert draft.seconds(3, 4, 30.0) == pytest.approx(4 * each + 12 * 0.003)
 
 
-def test_no_draft_costs_nothing():
-    costs = whole()
-    assert costs.draft_seconds(0, 0, 4, 0.0) == 0.0
-    assert costs.draft_seconds(2, 5, 0, 0.0) == 0.0
-    costs.draft = None
-    assert costs.draft_seconds(2, 5, 4, 0.0) == 0.0
+def test_drafting_in_one_pass_is_one_over_all_tokens():
+    draft = whole().drafts["other"]
+    assert draft.passes is not None
+    for depth in (1, 4):
+        assert draft.seconds(3, depth, 30.0) == pytest.approx(draft.passes.seconds(3, 3 * depth, 30.0))
+
+
+def test_a_lookup_costs_the_same_for_each_request_however_deep():
+    lookup = whole().drafts["suffix"]
+    assert lookup.seconds(3, 1, 30.0) == lookup.seconds(3, 16, 900.0) == pytest.approx(3 * 2e-5)
+    assert lookup.catch_up_seconds(500) == 0.0
+
+
+def test_catching_up_is_priced_by_its_own_curve():
+    """A pass that verifies asks for logits of every token, one that catches up for those of the last."""
+    passes, catch_up = StepCosts({1: 1.0, 101: 21.0}), StepCosts({1: 1.0, 101: 6.0})
+    assert DraftCosts(passes, catch_up).catch_up_seconds(100) == pytest.approx(5.0)
+    assert DraftCosts(passes, catch_up).catch_up_seconds(90, 11) == pytest.approx(4.5), "beside eleven of other rows"
+    assert DraftCosts(passes).catch_up_seconds(100) == pytest.approx(20.0), "the best that is known"
+    assert DraftCosts(passes, catch_up).catch_up_seconds(0) == 0.0
 
 
 def test_the_first_sight_of_a_host_cost_sets_it_and_later_ones_move_it():
-    costs = Costs(target=StepCosts({1: 1.0}))
-    costs.observe_guesses("suffix", 4, 0.8)
-    costs.observe_weighing(4, 0.4)
-    costs.observe_draws(2, 0.4)
-    costs.observe_host(schedule_seconds=0.3, verify_seconds=0.6, num_said=3)
-    assert costs.guess_seconds == {"suffix": pytest.approx(0.2)}
-    assert (costs.weigh_seconds, costs.draw_seconds) == pytest.approx((0.1, 0.2))
+    costs = Costs(target=StepCosts({1: 1.0}), drafts={"suffix": DraftCosts(), "draft": DraftCosts(StepCosts({1: 1.0}))})
+    suffix, draft = costs.drafts["suffix"], costs.drafts["draft"]
+    suffix.observe_lookups(4, 0.8)
+    draft.observe(DraftTiming(draw_seconds=0.4, num_drawn=2))
+    costs.observe_host(schedule_seconds=0.3, verify_seconds=0.6, num_emitted=3)
+    assert (suffix.lookup_seconds, draft.draw_seconds) == pytest.approx((0.2, 0.2))
     assert (costs.schedule_seconds, costs.judge_seconds) == pytest.approx((0.3, 0.2))
-    costs.observe_guesses("suffix", 1, 0.3)
-    assert 0.2 < costs.guess_seconds["suffix"] < 0.3
+    suffix.observe_lookups(1, 0.3)
+    draft.observe(DraftTiming(draw_seconds=0.3, num_drawn=1))
+    assert 0.2 < suffix.lookup_seconds < 0.3 and 0.2 < draft.draw_seconds < 0.3
 
 
 def test_one_interrupted_moment_does_not_set_a_host_cost():
-    costs = Costs(target=StepCosts({1: 1.0}), guess_seconds={"suffix": 1e-5}, schedule_seconds=1e-4)
-    costs.observe_guesses("suffix", 1, 10.0)
-    costs.observe_host(schedule_seconds=10.0, verify_seconds=0.0, num_said=0)
-    assert costs.guess_seconds["suffix"] < 2e-5 and costs.schedule_seconds < 2e-4
+    costs = Costs(target=StepCosts({1: 1.0}), drafts={"suffix": DraftCosts(lookup_seconds=1e-5)}, schedule_seconds=1e-4)
+    costs.drafts["suffix"].observe_lookups(1, 10.0)
+    costs.observe_host(schedule_seconds=10.0, verify_seconds=0.0, num_emitted=0)
+    assert costs.drafts["suffix"].lookup_seconds < 2e-5 and costs.schedule_seconds < 2e-4
+
+
+# ---- where a draft's time went
+
+
+def test_passes_and_catching_up_are_learned_apart():
+    draft = DraftCosts(StepCosts({1: 1.0, 16: 1.0}), StepCosts({1: 1.0, 100: 2.0}))
+    for _ in range(60):
+        draft.observe(DraftTiming(forwards=[(1, 1, 0.0, 1.5)] * 4))
+    assert draft.seconds(1, 4, 0.0) == pytest.approx(4 * 1.5, rel=0.02)
+    assert draft.catch_up_seconds(99) == pytest.approx(1.0)
+    for _ in range(60):
+        draft.observe(DraftTiming(catch_up_seconds=4.0, num_caught_up=100))
+    assert draft.catch_up_seconds(99) > 1.5
+    assert draft.seconds(1, 4, 0.0) == pytest.approx(4 * 1.5, rel=0.02)
+
+
+def test_a_lookup_has_no_passes_to_learn_of():
+    lookup = DraftCosts(lookup_seconds=1e-5)
+    before = lookup.as_dict()
+    lookup.observe(DraftTiming(forwards=[(1, 1, 0.0, 1.5)], draw_seconds=1.0, num_drawn=1))
+    assert lookup.as_dict() == before
+
+
+def test_what_catching_up_in_one_go_took_is_what_its_passes_do_not_usually_take():
+    timing = DraftTiming(undivided=(8, 3, 100.0, 1.0), num_caught_up=500)
+    assert timing.divide(lambda rows, tokens, context: 0.1) == pytest.approx(0.1)
+    assert timing.catch_up_seconds == pytest.approx(1.0 - 3 * 0.1)
+    assert timing.divide(lambda rows, tokens, context: 0.1) == 0.0
+    assert timing.catch_up_seconds == pytest.approx(0.7)
+
+
+def test_passes_that_were_faster_than_usual_leave_nothing_for_catching_up():
+    timing = DraftTiming(undivided=(8, 4, 100.0, 0.2), num_caught_up=500)
+    assert timing.divide(lambda rows, tokens, context: 0.1) == pytest.approx(0.05)
+    assert timing.catch_up_seconds == pytest.approx(0.0)
 
 
 # ---- kept on disk
@@ -246,13 +300,15 @@ def test_saved_costs_come_back_as_they_were():
         )
     assert back.target.points == pytest.approx(costs.target.points)
     assert back.plain_seconds(4, 10.0) == pytest.approx(costs.plain_seconds(4, 10.0))
-    assert back.draft_seconds(2, 5, 3, 10.0) == pytest.approx(costs.draft_seconds(2, 5, 3, 10.0))
-    assert (back.guess_seconds, back.weigh_seconds) == (costs.guess_seconds, costs.weigh_seconds)
+    assert back.drafts.keys() == costs.drafts.keys()
+    for name, draft in costs.drafts.items():
+        assert back.drafts[name].seconds(2, 3, 10.0) == pytest.approx(draft.seconds(2, 3, 10.0))
+        assert back.drafts[name].catch_up_seconds(50) == pytest.approx(draft.catch_up_seconds(50))
 
 
-def test_costs_without_a_draft_model_come_back_without_one():
+def test_costs_without_proposers_come_back_without_any():
     costs = Costs(target=StepCosts({1: 1.0}))
-    assert Costs.from_dict(json.loads(json.dumps(costs.as_dict()))).draft is None
+    assert Costs.from_dict(json.loads(json.dumps(costs.as_dict()))).drafts == {}
 
 
 def damaged(path: str, value: Any) -> dict[str, Any]:
@@ -289,14 +345,19 @@ def damaged(path: str, value: Any) -> dict[str, Any]:
         ("target.context_seconds", -0.1),
         ("target.context_seconds", KeyError),
         ("target.token_context_seconds", math.nan),
-        ("draft", KeyError),
-        ("draft.points.1", -1.0),
-        ("guess_seconds", None),
-        ("guess_seconds.suffix", -1.0),
-        ("guess_seconds.suffix", math.nan),
-        ("weigh_seconds", KeyError),
-        ("weigh_seconds", -1.0),
-        ("draw_seconds", math.inf),
+        ("drafts", KeyError),
+        ("drafts", None),
+        ("drafts.draft", None),
+        ("drafts.draft.passes", KeyError),
+        ("drafts.draft.passes.points.1", -1.0),
+        ("drafts.draft.catch_up", KeyError),
+        ("drafts.draft.catch_up.points.1", math.nan),
+        ("drafts.draft.one_pass", KeyError),
+        ("drafts.draft.draw_seconds", math.inf),
+        ("drafts.suffix.lookup_seconds", None),
+        ("drafts.suffix.lookup_seconds", -1.0),
+        ("drafts.suffix.lookup_seconds", math.nan),
+        ("drafts.suffix.lookup_seconds", KeyError),
         ("judge_seconds", "quick"),
         ("schedule_seconds", KeyError),
     ],

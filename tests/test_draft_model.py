@@ -176,6 +176,42 @@ def test_a_verdict_on_an_unknown_request_is_ignored():
     assert drafting.runner.num_forwards == 0
 
 
+# ---- what it has to catch up with, and where its time went
+
+
+def test_it_knows_what_it_has_to_catch_up_with():
+    drafting, who = Drafting(), request(20)
+    assert drafting.proposer.num_uncached(who) == 20
+    [draft] = drafting.propose((who, 3))
+    drafting.judge(who, draft, num_accepted=3)
+    assert drafting.proposer.num_uncached(who) == 2, "its last token was not fed, and the target said another"
+    [draft] = drafting.propose((who, 3))
+    drafting.judge(who, draft, num_accepted=0)
+    assert drafting.proposer.num_uncached(who) == 1
+    drafting.proposer.release(who)
+    assert drafting.proposer.num_uncached(who) == len(who.tokens)
+
+
+def test_catching_up_is_timed_apart_from_passes_that_draft():
+    drafting, who, other = Drafting(), request(20), request(7)
+    draft, _ = drafting.propose((who, 3), (other, 3))
+    timing = drafting.proposer.timing
+    assert timing is not None and timing.catch_up_seconds > 0 and timing.num_caught_up == 27
+    assert [(rows, tokens) for rows, tokens, *_ in timing.forwards] == [(2, 2)] * 2
+    assert timing.num_drawn == 6 and timing.draw_seconds > 0
+    drafting.judge(who, draft, num_accepted=1)
+    drafting.propose((who, 1))
+    later = drafting.proposer.timing
+    assert later is not None and later is not timing and later.num_caught_up == 0 and later.catch_up_seconds == 0
+    assert len(later.forwards) == 1
+
+
+def test_time_to_take_a_text_in_is_not_used_before_it_is_weighed():
+    drafting, who = Drafting(), request(20)
+    drafting.proposer.prepare(who)
+    assert drafting.runner.num_forwards == 0
+
+
 # ---- out of room
 
 

@@ -21,8 +21,9 @@ from benchmarks.gpu_speculation import Experiment, Report
 from benchmarks.gpu_summary import summary
 from outpace.backends.base import Capacity
 from outpace.core import StepStats
-from outpace.speculation.costs import Costs, StepCosts
-from outpace.speculation.seats import Outcome, Step
+from outpace.speculation.costs import Costs, DraftCosts, StepCosts
+from outpace.speculation.policy.policy import Decision
+from outpace.speculation.policy.state import Outcome
 from tests.test_gpu_padding import LARGE, SMALL, random_weights
 
 SETTINGS = {2: ("plain", "ngram:2", "suffix:2", "draft:3", "auto")}
@@ -161,25 +162,27 @@ def test_auto_uses_a_draft_model_where_steps_cost_what_they_do_on_a_gpu(monkeypa
     """Drafts made in one go on the device say nothing of their confidence; what becomes of them is enough."""
     room = Capacity(max_sequences=2, cache_tokens=1024, max_context=256, max_step_tokens=256)
     pair = PaddedPair.start(SMALL, random_weights(), torch.float32, (LARGE, LARGE), Rounding(8, 16), room).pair
-    costs = Costs(Unchanging({1: 4.0e-3, 16: 4.5e-3, 64: 5.2e-3}), Unchanging({1: 0.9e-3, 16: 1.4e-3, 256: 2.1e-3}))
+    drafts = {name: DraftCosts(lookup_seconds=1e-5) for name in ("ngram", "suffix")}
+    drafts["draft"] = DraftCosts(Unchanging({1: 0.9e-3, 16: 1.4e-3, 256: 2.1e-3}))
+    costs = Costs(Unchanging({1: 4.0e-3, 16: 4.5e-3, 64: 5.2e-3}), drafts)
     engine = pair.engine(1, costs)
     engine.policy.use_costs(costs)
-    account, spent = engine.policy.account, list[float]()
+    learn, spent = engine.policy.learn, list[float]()
 
-    def booked(outcomes: Sequence[Outcome], stats: StepStats, reading_seconds: float, step: Step | None = None) -> None:
+    def booked(decision: Decision, outcomes: Sequence[Outcome], stats: StepStats, catch_up_seconds: float) -> None:
         [outcome] = outcomes
         is_drafted = outcome.choice.method == "draft"
         drafting = 0.9e-3 * outcome.choice.depth * is_drafted
-        reading = 2.1e-3 * (reading_seconds > 0)
+        catching_up = 2.1e-3 * (catch_up_seconds > 0)
         forward = costs.target.seconds(1, 1 + outcome.verdict.num_drafted)
-        spent.append(forward + drafting + reading)
+        spent.append(forward + drafting + catching_up)
         taken = StepStats(
-            num_emitted=stats.num_emitted, forward_seconds=forward, draft_seconds=drafting + reading
+            num_emitted=stats.num_emitted, forward_seconds=forward, draft_seconds=drafting + catching_up
         )  # fmt: skip
-        account(outcomes, taken, reading, step)
+        learn(decision, outcomes, taken, catching_up)
 
-    engine.policy.account = booked  # type: ignore[method-assign]
-    monkeypatch.setattr(engine.policy, "observe_drafting", lambda timing, *, is_typical: None)
+    engine.policy.learn = booked  # type: ignore[method-assign]
+    monkeypatch.setattr(DraftCosts, "observe", lambda self, timing: timing.divide(self.passes.seconds))
     rng = random.Random(0)
     prompts = [[rng.randrange(90) for _ in range(60)] for _ in range(4)]
     found = run(pair, engine, "auto", prompts, 1, 0.0, 60)

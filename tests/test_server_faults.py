@@ -319,10 +319,10 @@ def test_a_request_that_breaks_steps_fails_alone(monkeypatch, where):
     elif where == "draft":
         before(engine._proposers["ngram"], "propose", lambda asks: [ask.request.tokens for ask in asks])
     elif where == "verify":
-        assert isinstance(engine._judge, HostJudge)
-        before(engine._judge.verifier, "verify", lambda cases: [case.request.tokens for case in cases])
+        assert isinstance(engine._forward_and_verify, HostJudge)
+        before(engine._forward_and_verify.verifier, "verify", lambda cases: [case.request.tokens for case in cases])
     else:
-        before(engine.policy, "observe", lambda outcomes: [outcome.request.tokens for outcome in outcomes])
+        before(engine.policy, "learn", lambda decision: [request.tokens for request in decision.requests])
     prompts = [*(f"prompt {i}" for i in range(5)), "with ! in it"]
     with live(engine, ByteTokenizer(), 512) as server:
         replies = ask_all(server, prompts)

@@ -38,8 +38,8 @@ from outpace.sampling import Shaper
 from outpace.speculation.base import NoDraft, Proposer
 from outpace.speculation.draft_model import DraftModelProposer
 from outpace.speculation.ngram import NgramProposer
-from outpace.speculation.policy import Policy
-from outpace.speculation.seats import Outcome, Step
+from outpace.speculation.policy.policy import Decision, LookUp, Policy
+from outpace.speculation.policy.state import Choice, Outcome
 from outpace.verification import HostVerifier, matches_own_tokens
 from tests.fakes import ByteTokenizer
 from tests.numpy_reference import Floats, ReferenceModel
@@ -372,24 +372,32 @@ def test_what_can_be_done_meanwhile_is_done_once_while_a_step_runs(tiny):
 
 
 def test_what_is_learned_late_is_what_would_be_learned_at_once(tiny, damaged, monkeypatch):
-    """Of steps by whose outcome nothing is decided: each as it was, though the next one has been decided since."""
-    observe, learn = Policy.observe, Engine._learn
+    """Of steps in which nothing is looked at: each as it was, though the next one has been decided since."""
+    learn_of_policy, learn = Policy.learn, Engine._learn
     seen: dict[bool, list[tuple[int, list[list[int]]]]] = {True: [], False: []}
-    num_late = 0
+    decided, num_late = [0], 0
+
+    def idle(policy: Policy, requests: Sequence[Request], look_up: LookUp, num_prefill: int = 0) -> Decision:
+        decided[0] += 1
+        return Decision(decided[0], requests, [Choice.plain()] * len(requests), "idle", is_idle=True)
+
+    monkeypatch.setattr(Policy, "decide", idle)
     for postpones in seen:
+        decided[0] = 0
 
-        def noted(policy: Policy, outcomes: Sequence[Outcome], step: Step | None, kept: Any = seen[postpones]) -> None:
+        def noted(
+            policy: Policy, decision: Decision, outcomes: Sequence[Outcome], *rest: Any, kept: Any = seen[postpones]
+        ) -> None:
             nonlocal num_late
-            assert step is not None
-            num_late += step is not policy.latest
-            kept.append((step.number, [outcome.verdict.tokens for outcome in outcomes]))
-            observe(policy, outcomes, step)
+            num_late += decision.step != decided[0]
+            kept.append((decision.step, [outcome.verdict.tokens for outcome in outcomes]))
+            learn_of_policy(policy, decision, outcomes, *rest)
 
-        def at_once(engine: Engine, *args: Any, **named: Any) -> None:
+        def at_once(engine: Engine, *args: Any) -> None:
             engine._can_postpone = False
-            learn(engine, *args, **named)
+            learn(engine, *args)
 
-        monkeypatch.setattr(Policy, "observe", noted)
+        monkeypatch.setattr(Policy, "learn", noted)
         if not postpones:
             monkeypatch.setattr(Engine, "_learn", at_once)
         stream_of_requests(tiny, damaged)
@@ -564,15 +572,15 @@ def test_verification_begun_behind_a_draft_changes_nothing(tiny, damaged, monkey
     assert not taken[False]["_take_ahead"]
 
 
-@pytest.mark.parametrize("num_unread", [1, 2, 9])
-def test_a_draft_loop_says_what_single_steps_say(tiny, num_unread):
-    """Rows of different depths, one of which is done after its first token, that have read all but a few."""
+@pytest.mark.parametrize("num_uncached", [1, 2, 9])
+def test_a_draft_loop_says_what_single_steps_say(tiny, num_uncached):
+    """Rows of different depths, one of which is done after its first token, that have all but a few in the cache."""
     resolved = SamplingParams(max_tokens=50, temperature=0.0)
     drafting, stepping = start(tiny), start(tiny)
     requests = [fake_request(i, random_tokens(10 + 3 * i, seed=i), resolved) for i in range(3)]
     tasks = []
     for i, (request, depth) in enumerate(zip(requests, (4, 1, 6), strict=True)):
-        begin = len(request.tokens) - max(num_unread - i % 2, 1)
+        begin = len(request.tokens) - max(num_uncached - i % 2, 1)
         step(drafting, i, 0, request.tokens[:begin])
         tasks.append(DraftTask(Row(i, begin, request.tokens[begin:], 1), request, depth))
     said = drafting.draft(tasks)

@@ -6,11 +6,14 @@ import json
 
 import pytest
 
-from tests.desk import FLAT, PROPORTIONAL, Desk, always, nothing, request_of
+from outpace.core import Request
+from outpace.speculation.costs import DraftCosts, StepCosts
+from tests.desk import FLAT, PROPORTIONAL, USUAL, Desk, always, nothing, request_of
 
 
 def test_a_record_says_why_what_was_expected_and_what_came():
-    desk, one, other = Desk(FLAT, suffix=lambda request: ([request is one] * 4, 0.9)), request_of(), request_of()
+    one, other = request_of(), request_of()
+    desk = Desk(FLAT, suffix=lambda request: ([request is one] * 4, 0.9), lookup_seconds=0.0)
     outcomes = desk.step([one, other])
     [step] = desk.policy.trace
     assert "of plain" in step.reason
@@ -23,8 +26,14 @@ def test_a_record_says_why_what_was_expected_and_what_came():
     assert [(row.num_accepted, row.num_said) for row in step.rows] == [(4, 5), (0, 1)]
 
 
+def test_a_record_has_all_that_a_step_took():
+    desk = Desk(FLAT, suffix=always(), lookup_seconds=0.1)
+    desk.step([request_of(), request_of()], policy_seconds=0.05)
+    assert desk.policy.trace[-1].seconds == pytest.approx(1.0 + 2 * 0.1 + 0.05)
+
+
 def test_the_expected_gain_is_named():
-    desk = Desk(FLAT, suffix=always(sure=0.9), guess_seconds=0.0)
+    desk = Desk(FLAT, suffix=always(sure=0.9), lookup_seconds=0.0)
     desk.step([who := request_of()])
     [step] = desk.policy.trace
     [row] = step.rows
@@ -35,31 +44,53 @@ def test_the_expected_gain_is_named():
 @pytest.mark.parametrize(
     ("desk", "reason"),
     [
-        (Desk(FLAT, suffix=nothing), "no guess"),
+        (Desk(FLAT, suffix=nothing), "nothing beats plain decoding"),
         (Desk(PROPORTIONAL, suffix=always()), "nothing beats plain decoding"),
+        (Desk(PROPORTIONAL, draft=always()), "nothing looked up"),
         (Desk(FLAT, suffix=always(), speculation="on"), "nothing to weigh"),
-        (Desk(FLAT, suffix=always(), disable_by_batch_size=1), "nothing to weigh"),
     ],
-    ids=["no guess", "too dear", "on", "crowded"],
+    ids=["nothing found", "too dear", "a model that is too dear", "on"],
 )
 def test_plain_decoding_has_its_reasons_too(desk, reason):
-    desk.step([request_of()])
+    desk.step([request_of(length=2)])
     assert desk.policy.trace[-1].reason == reason
 
 
-def test_a_debt_and_a_probe_are_named():
-    desk, who = Desk(FLAT, draft=always(False), draft_seconds=0.02), request_of(length=2)
-    desk.policy.ledger.write_off(100.0)
-    desk.run([who], 200)
-    reasons = {step.reason for step in desk.policy.trace}
-    assert "the ledger is below the allowed loss" in reasons
-    assert any("a probe of the draft model" in reason for reason in reasons)
-    for step in desk.policy.trace:
-        if "ledger" in step.reason:
-            assert ("probe" in step.reason) == any(row.depth for row in step.rows)
+def test_a_full_batch_has_its_reason_too():
+    desk = Desk(FLAT, suffix=always(), disable_by_batch_size=1)
+    desk.step([request_of()])
+    assert desk.policy.trace[-1].reason == "nothing to weigh"
 
 
-def test_records_are_json():
+def test_an_idle_step_and_one_that_measures_are_named():
+    idle, measured = Desk(USUAL, suffix=nothing, lookup_seconds=0.1), Desk(USUAL, suffix=always())
+    for desk, reason in ((idle, "idle"), (measured, "a plain step, to measure it")):
+        desk.run([request_of()], 100)
+        steps = [step for step in desk.policy.trace if step.reason == reason]
+        assert steps and all(row.depth == 0 for step in steps for row in step.rows)
+
+
+def behind() -> tuple[Desk, list[Request]]:
+    """A model nothing is known of, and texts it has to catch up with first: eight plain steps for all of them."""
+    costs = DraftCosts(StepCosts({1: 0.05, 256: 0.08}), StepCosts({1: 0.05, 200: 1.05, 1600: 8.05}))
+    return Desk(FLAT, models={"draft": (always(sure=0.9), costs)}), [request_of(length=200) for _ in range(8)]
+
+
+def test_a_plan_that_no_budget_covers_is_named():
+    desk, batch = behind()
+    desk.lose(100.0)
+    desk.run(batch, 40)
+    assert any(step.reason == "no budget covers the best plan" for step in desk.policy.trace)
+
+
+def test_a_trial_is_named():
+    desk, batch = behind()
+    desk.run(batch, 40)
+    trials = [step for step in desk.policy.trace if step.reason.endswith(", a trial")]
+    assert trials and all(0 < sum(row.depth > 0 for row in step.rows) < 8 for step in trials)
+
+
+def test_a_record_is_json():
     desk = Desk(FLAT, suffix=always())
     desk.step([request_of()])
     record = json.loads(json.dumps(desk.policy.trace[-1].as_dict()))
@@ -75,13 +106,21 @@ def test_records_are_json():
     }
 
 
+def test_a_record_is_a_line_for_people():
+    desk = Desk(FLAT, suffix=always(length=4), lookup_seconds=0.0)
+    desk.step([request_of(), request_of(mode="off")])
+    line = desk.policy.trace[-1].as_line()
+    assert line.startswith("1000.00 ms (plain 1000.00 ms); expected ")
+    assert "suffix 4: 4 accepted, 5 said" in line and line.endswith("| plain, 1 said")
+
+
 def test_only_as_many_are_kept_as_were_asked_for():
     desk, who = Desk(FLAT, suffix=always()), request_of()
     desk.run([who], 1100)
     assert len(desk.policy.trace) == 1000
 
 
-def test_where_nobody_asked_nothing_is_kept():
+def test_nothing_is_kept_where_nobody_asked():
     desk, who = Desk(FLAT, suffix=always()), request_of()
     desk.policy.keep_trace(0)
     desk.run([who], 5)

@@ -39,7 +39,7 @@ LEAST_OF_PLAIN = 0.98  # of every run
 LONG = 256  # output tokens from which on a request is long
 MOST_P99 = {"long": 1.05, "short": 1.15}
 LEAST_MEAN = 1.16  # geometric means over all scenarios,
-LEAST_OF_ORACLE = 0.93  # and over the stationary ones
+LEAST_OF_ORACLE = 0.93  # and over those in which acceptance changes neither in time nor by what is drafted
 
 _DESCRIPTION = """\
 Compare speculation policies in a simulated world: machines from measured cost curves, drafts of known quality, closed
@@ -206,7 +206,9 @@ def _p99_ratio(ours: Sequence[Result], theirs: Sequence[Result], kind: str) -> f
 
 def summarise(rows: list[dict[str, Any]], policies: Sequence[str]) -> dict[str, Any]:
     by_policy = {
-        name: _summary([row["policies"][name] for row in rows], [not row["drifts"] for row in rows])
+        name: _summary(
+            [row["policies"][name] for row in rows], [not row["drifts"] and not row["adversarial"] for row in rows]
+        )
         for name in policies
         if name != PLAIN and rows
     }

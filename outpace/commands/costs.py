@@ -1,4 +1,4 @@
-"""`outpace costs`: what steps, drafts and guesses cost on this machine, as the policy reckons with them."""
+"""`outpace costs`: what steps and drafts cost on this machine, as the policy uses them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outpace.speculation.costs import Costs, StepCosts
 
 _DESCRIPTION = """\
 Print the costs that `--speculation auto` decides by: a step of the target (and of a draft model) by its number of
-tokens, what rows and context add, and what a guess costs. They are measured in about two seconds at the first start,
+tokens, what rows and context add, and what a lookup costs. They are measured in about two seconds at the first start,
 kept in the cache directory, and corrected by every step that runs.
 
 examples:
@@ -47,16 +47,17 @@ def execute(options: argparse.Namespace) -> int:
 
 def as_text(costs: Costs) -> str:
     lines = ["target", *_table(costs.target)]
-    if costs.draft is not None:
-        lines += ["", "draft model", *_table(costs.draft)]
+    for name, draft in costs.drafts.items():
+        if draft.passes is not None:
+            lines += ["", f"passes of {name}", *_table(draft.passes)]
     lines.append("")
-    for name, seconds in costs.guess_seconds.items():
-        lines.append(f"{'a guess by ' + name:28} {1e6 * seconds:9.1f} us")
-    lines.append(f"{'weighing a guess':28} {1e6 * costs.weigh_seconds:9.1f} us")
+    for name, draft in costs.drafts.items():
+        if draft.passes is None:
+            lines.append(f"{'a lookup by ' + name:28} {1e6 * draft.lookup_seconds:9.1f} us")
+        else:
+            lines.append(f"{'host, a token of ' + name:28} {1e6 * draft.draw_seconds:9.1f} us")
     lines.append(f"{'host, a step':28} {1e6 * costs.schedule_seconds:9.1f} us")
-    lines.append(f"{'host, a token said':28} {1e6 * costs.judge_seconds:9.1f} us")
-    if costs.draft is not None:
-        lines.append(f"{'host, a token drafted':28} {1e6 * costs.draw_seconds:9.1f} us")
+    lines.append(f"{'host, a token emitted':28} {1e6 * costs.judge_seconds:9.1f} us")
     return "\n".join(lines)
 
 

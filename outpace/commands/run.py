@@ -118,6 +118,8 @@ def execute(options: argparse.Namespace) -> int:
     with LLM(**engine) as llm:
         if options.trace:
             llm.engine.policy.keep_trace(options.max_tokens)
+        if llm.config.speculation != "off":
+            llm.engine.calibrate()  # now, so that nothing is shown yet where somebody interrupts it
         if options.verbose:
             _print_costs(llm)
         request, interrupted = _stream(llm, prompt, options, params)
@@ -180,7 +182,8 @@ def _stream(llm: LLM, prompt: str, options: argparse.Namespace, params: Sampling
 def _print_costs(llm: LLM) -> None:
     from outpace.commands.costs import as_text
 
-    llm.engine.calibrate()
+    if llm.engine.costs is None:
+        llm.engine.calibrate()
     if llm.engine.costs is not None:
         print(as_text(llm.engine.costs), file=sys.stderr)
 

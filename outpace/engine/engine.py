@@ -1,4 +1,4 @@
-"""The visible loop. One step: schedule, decide, draft, run the target once, verify, commit, write.
+"""The visible loop. One step: schedule, decide, reserve, draft, run the target once, verify, commit, learn.
 
 The engine knows requests, not texts or files: tokens come in, deltas come out. It is driven by calling `step` from one
 thread for as long as `has_requests`.
@@ -25,13 +25,14 @@ from outpace.engine.scheduler import Scheduler, Work
 from outpace.errors import UsageError
 from outpace.kv.cache import SequenceCache
 from outpace.sampling import Shaper, token_logprob
-from outpace.speculation.base import DraftTiming, Proposer
-from outpace.speculation.calibration import measure, wake
+from outpace.speculation.base import Proposer
+from outpace.speculation.calibration import measure
 from outpace.speculation.cost_file import CostFile
 from outpace.speculation.costs import Costs
-from outpace.speculation.ledger import Ledger
-from outpace.speculation.policy import Policy
-from outpace.speculation.seats import Choice, Outcome, Step
+from outpace.speculation.policy.budget import Budget
+from outpace.speculation.policy.policy import Decision, Policy
+from outpace.speculation.policy.state import Choice, Outcome
+from outpace.speculation.session import Session, StepShape
 from outpace.verification import judge_of
 
 
@@ -62,7 +63,7 @@ class Engine:
         self._target = target
         self._runner = target.runner
         self._tokenizer = target.tokenizer
-        self._judge = judge_of(target.runner)
+        self._forward_and_verify = judge_of(target.runner)
         # A runner that begins steps by itself leaves the host time to learn meanwhile; others would only wait for that.
         self._can_postpone = target.runner.capabilities.follow is not None
         models = [target] if draft is None else [target, draft]
@@ -85,10 +86,10 @@ class Engine:
             can_speculate=self._runner.capabilities.can_rewind,
             begins_ahead=self._runner.capabilities.captured is not None,
         )
+        self._session = Session(self.policy, self._proposers)
 
     def _start(self) -> None:
         self._postponed: Callable[[], None] | None = None  # what the latest step taught, still to be learned
-        self._booking_seconds = 0.0  # what booking a step took, booked with the next
         can_rewind = self._runner.capabilities.can_rewind
         self._cache = SequenceCache(self._runner)
         self.scheduler = Scheduler(
@@ -104,8 +105,9 @@ class Engine:
         return self.policy.costs
 
     @property
-    def ledger(self) -> Ledger:
-        return self.policy.ledger
+    def budget(self) -> Budget:
+        """What speculation has spent and saved since the start."""
+        return self.policy.budget
 
     @property
     def capacity(self) -> Capacity:
@@ -126,8 +128,6 @@ class Engine:
         if seed is None:
             seed = params.seed if params.seed is not None else secrets.randbits(64)
         request = self._request(prompt, params, seed)
-        if request.may_speculate and self.costs is None and not self.has_requests:
-            self.calibrate()
         self.scheduler.add(request)
         return request
 
@@ -148,17 +148,16 @@ class Engine:
     def calibrate(self, *, again: bool = False) -> None:
         """Learn what steps cost, from the last time or, `again`, by measuring. Only while nothing runs."""
         costs = self._cost_file.load() if self._cost_file is not None and not again else None
-        draft = self._draft_model.runner if self._draft_model is not None else None
-        if costs is None:
+        proposers = [proposer for name, proposer in self._proposers.items() if name != "none"]
+        if costs is not None and costs.drafts.keys() == {proposer.name for proposer in proposers}:
+            for proposer in proposers:
+                proposer.warm_up()
+        else:
             self.scheduler.forget_kept()
-            guessers = [p for name, p in self._proposers.items() if p.guesses_from_text and name != "none"]
-            costs = measure(self._runner, draft, guessers, self._request([0], SamplingParams(), 0))
-            self._num_prepared = self._count_prepared()
+            costs = measure(self._runner, proposers, self._request([0], SamplingParams(), 0))
             if self._cost_file is not None:
                 self._cost_file.save(costs)
-        elif draft is not None:
-            wake(draft)
-            self._num_prepared = self._count_prepared()
+        self._num_prepared = self._count_prepared()
         self.policy.use_costs(costs)
 
     def keep_costs(self) -> None:
@@ -207,60 +206,57 @@ class Engine:
             proposer.forget()
 
     def step(self) -> list[Delta]:
-        """Advance every scheduled request by a prompt chunk or by one token and what its draft adds to it."""
+        """Advance every scheduled request by a prompt chunk or by one token and what its draft adds to it.
+
+        The first step of a request that may speculate measures what steps cost, where that is not known.
+        """
+        if self.costs is None and not self.scheduler.running:
+            if any(request.may_speculate for request in self.scheduler.waiting):
+                self.calibrate()
         with PausedCollection():
             return self._step()
 
     def _step(self) -> list[Delta]:
         stats = self.stats = StepStats()
-        turns = self._schedule(stats)
-        if not turns:
+        work = self._schedule(stats)
+        if not work:
             return []
-        begin = perf_counter()
-        has_asked = self._draft(turns)
+        decision = self._session.choose([item.request for item in work if item.is_decoding], stats)
+        turns = self._reserve(work, decision, stats)
+        self._session.draft(decision, stats)
         drafted = perf_counter()
-        drafts = [turn.draft for turn in turns]
-        plan = StepPlan([_row(turn.work, draft) for turn, draft in zip(turns, drafts, strict=True)])
-        cases = [
-            Case(turn.work.request, draft) for turn, draft in zip(turns, drafts, strict=True) if turn.work.completes
-        ]
-        judged = self._judge(plan, cases, self._meanwhile(turns))
+        plan, cases = _plan(turns)
+        judged = self._forward_and_verify(plan, cases, self._meanwhile(turns))
         self._learn_postponed()  # where there was no time for it meanwhile
-        reading = self._observe_drafting(turns, judged)
-        deltas, outcomes = self._conclude(turns, plan, judged, stats)
-        concluded = perf_counter()
-        stats.draft_seconds = drafted - begin if has_asked else 0.0
+        catch_up_seconds = self._learn_drafting(decision, judged)
+        deltas, outcomes = self._commit(turns, plan, judged, stats)
         stats.forward_seconds, stats.hidden_seconds = judged.forward_seconds, judged.hidden_seconds
-        stats.verify_seconds = concluded - drafted - judged.forward_seconds
-        num_prepared = self._count_prepared()
-        stats.has_prepared = num_prepared > self._num_prepared
-        self._num_prepared = num_prepared
-        self._postponed = partial(
-            self._learn, plan, outcomes, stats, self.policy.latest, reading, is_typical=judged.is_typical
-        )  # fmt: skip
-        if not self._can_postpone or stats.num_finished or self.policy.is_weighing or self.policy.trace.maxlen:
-            self._learn_postponed()
+        stats.verify_seconds = perf_counter() - drafted - judged.forward_seconds
+        self._learn(decision, plan, judged, outcomes, stats, catch_up_seconds)
         return deltas
 
     def _count_prepared(self) -> int:
         return sum([count() for count in self._prepared])
 
-    def _schedule(self, stats: StepStats) -> list[_Turn]:
-        """Pick the work, choose drafts and depths, and take cache room for them."""
+    def _schedule(self, stats: StepStats) -> list[Work]:
+        """Pick the work of a step."""
         begin = perf_counter()
         work = self.scheduler.schedule()
         for request in self.scheduler.take_preempted():
             stats.num_preempted += 1
             for proposer in self._proposers.values():
                 proposer.release(request)
-        decoding = [item.request for item in work if item.is_decoding]
-        stats.num_decode_rows = len(decoding)
+        stats.num_decode_rows = sum([item.is_decoding for item in work])
         stats.num_prefill_tokens = sum([item.num_tokens for item in work if not item.is_decoding])
         stats.schedule_seconds = perf_counter() - begin
-        choices = iter(self._choose(decoding, stats))
+        return work
+
+    def _reserve(self, work: Sequence[Work], decision: Decision, stats: StepStats) -> list[_Turn]:
+        """Take cache room for drafts before any is made; where there is less, drafts are shorter."""
         begin = perf_counter()
+        choices = iter(decision.choices)
         turns = [_Turn(item, next(choices) if item.is_decoding else Choice.plain()) for item in work]
-        budget = self._config.max_step_tokens - len(decoding) - stats.num_prefill_tokens
+        budget = self._config.max_step_tokens - stats.num_decode_rows - stats.num_prefill_tokens
         for turn in turns:
             if turn.choice.depth:
                 depth = self.scheduler.reserve_draft(turn.work.request, min(turn.choice.depth, budget))
@@ -269,43 +265,9 @@ class Engine:
         stats.schedule_seconds += perf_counter() - begin
         return turns
 
-    def _choose(self, decoding: Sequence[Request], stats: StepStats) -> list[Choice]:
-        """Guess where that is free, then decide. Where nobody may speculate there is nothing to decide or to learn."""
-        if not any(request.may_speculate for request in decoding):
-            return [Choice.plain()] * len(decoding)
-        begin = perf_counter()
-        asks = self.policy.wanted_guesses(decoding)
-        asked = perf_counter()
-        guesses: dict[int, list[Draft]] = {}
-        for method, of_method in asks.items():
-            started = perf_counter()
-            for ask, draft in zip(of_method, self._proposers[method].propose(of_method), strict=True):
-                guesses.setdefault(ask.request.id, []).append(draft)
-            if self.costs is not None:
-                self.costs.observe_guesses(method, len(of_method), perf_counter() - started)
-        guessed = perf_counter()
-        choices = self.policy.decide(decoding, guesses, stats.num_prefill_tokens)
-        stats.guess_seconds = guessed - asked
-        stats.policy_seconds = perf_counter() - guessed + asked - begin
-        stats.booking_seconds, self._booking_seconds = self._booking_seconds, 0.0
-        return choices
-
-    def _draft(self, turns: Sequence[_Turn]) -> bool:
-        """Ask for the drafts that are not there yet; whether there was anybody to ask."""
-        by_method: dict[str, list[_Turn]] = {}
-        for turn in turns:
-            if turn.choice.depth and turn.choice.ask is not None:
-                by_method.setdefault(turn.choice.method, []).append(turn)
-        for method, group in by_method.items():
-            proposer = self._proposers[method]
-            drafts = proposer.propose([turn.choice.ask for turn in group if turn.choice.ask is not None])
-            for turn, draft in zip(group, drafts, strict=True):
-                turn.choice.draft = draft
-        return bool(by_method)
-
     def _meanwhile(self, turns: Sequence[_Turn]) -> Callable[[], None] | None:
         """What can be done while a device is at work: what the last step taught is learned, where nothing had to be
-        decided by it before, and texts that begin are read by those who guess from them."""
+        decided by it before, and texts that begin are taken in by those who look drafts up in them."""
         waiting: list[Request] = []
         if self.stats.num_prefill_tokens and self.costs is not None:
             begun = [turn.work.request for turn in turns if turn.work.completes and not turn.work.is_decoding]
@@ -313,40 +275,26 @@ class Engine:
         if self._postponed is None and not waiting:
             return None
 
-        def learn_and_read() -> None:
+        def learn_and_prepare() -> None:
             self._learn_postponed()
             for request in waiting:
-                for name in self.policy.guessers(request):
-                    self._proposers[name].read(request)
+                for name in self.policy.lookups(request):
+                    self._proposers[name].prepare(request)
 
-        return learn_and_read
+        return learn_and_prepare
 
-    def _learn_postponed(self) -> None:
-        if self._postponed is not None:
-            learn, self._postponed = self._postponed, None
-            learn()
-
-    def _observe_drafting(self, turns: Sequence[_Turn], judged: Judged) -> float:
+    def _learn_drafting(self, decision: Decision, judged: Judged) -> float:
         """What drafting took; nothing is learned of costs where something else was done in that time.
 
         Returns the seconds of it that went into catching up with texts.
         """
-        timings = self._timings([turn.choice for turn in turns])
-        is_typical = judged.is_typical and (not timings or self._count_prepared() == self._num_prepared)
-        for timing in timings:
-            self.policy.observe_drafting(timing, is_typical=is_typical)
-        return sum([timing.reading_seconds for timing in timings])
+        is_typical = judged.is_typical and self._count_prepared() == self._num_prepared
+        return self._session.learn_drafting(decision, is_typical=is_typical)
 
-    def _timings(self, choices: Sequence[Choice]) -> list[DraftTiming]:
-        """Of those who were asked to draft in this step; what others have is of earlier calls."""
-        asked = {choice.method for choice in choices if choice.depth and choice.ask is not None}
-        timings = [self._proposers[method].timing for method in asked]
-        return [timing for timing in timings if timing is not None]
-
-    def _conclude(
+    def _commit(
         self, turns: Sequence[_Turn], plan: StepPlan, judged: Judged, stats: StepStats
     ) -> tuple[list[Delta], list[Outcome]]:
-        """Commit and say what was judged."""
+        """Emit what was judged, keep its cache and drop the rest."""
         deltas: list[Delta] = []
         outcomes: list[Outcome] = []
         verdicts = iter(judged.verdicts)
@@ -359,14 +307,14 @@ class Engine:
                 verdict = next(verdicts)
                 if turn.work.is_decoding:
                     outcomes.append(Outcome(request, turn.choice, verdict))
-                deltas.append(self._commit(turn, row, verdict, logits, stats))
+                deltas.append(self._emit(turn, row, verdict, logits, stats))
             else:
                 self._cache.commit(row.seq, len(row.tokens), len(row.tokens))
                 request.num_computed += len(row.tokens)
             at += row.num_logits
         return deltas, outcomes
 
-    def _commit(
+    def _emit(
         self, turn: _Turn, row: Row, verdict: Verdict, logits: NDArray[np.float32] | None, stats: StepStats
     ) -> Delta:
         """Say the verdict's tokens, one by one until something ends the request; keep their cache, drop the rest."""
@@ -394,8 +342,7 @@ class Engine:
         if turn.work.is_decoding:
             request.spec.add(verdict, choice.method)
             stats.add_draft(choice.method, verdict)
-        if choice.draft is not None:
-            self._proposers[choice.method].observe(request, verdict)
+        self._session.observe(request, choice, verdict)
         if request.finish_reason:
             stats.num_finished += 1
             self._end(request, keep_prefix=True)
@@ -410,41 +357,29 @@ class Engine:
 
     def _learn(
         self,
+        decision: Decision,
         plan: StepPlan,
+        judged: Judged,
         outcomes: Sequence[Outcome],
         stats: StepStats,
-        step: Step | None,
-        reading_seconds: float,
-        *,
-        is_typical: bool,
+        catch_up_seconds: float,
     ) -> None:
-        """Tell the policy what came of its choices. Of a step of pure decoding, costs are learned too.
-
-        What a step did for the first and last time, such as capturing a graph, is nobody's loss.
-        """
-        if any(outcome.request.may_speculate for outcome in outcomes):
-            begin = perf_counter()
-            self.policy.observe(outcomes, step)
-            observed = perf_counter()
-            stats.policy_seconds += observed - begin
-            if self.costs is not None and not stats.has_prepared:
-                if is_typical and not stats.num_prefill_tokens and not self.policy.is_idle:
-                    self._learn_costs(self.costs, plan, stats)
-                self.policy.account(outcomes, stats, reading_seconds, step)
-            self._booking_seconds += perf_counter() - observed
-        if stats.num_finished:
-            for outcome in outcomes:
-                if outcome.request.finish_reason is not None:
-                    self.policy.release(outcome.request)
-
-    @staticmethod
-    def _learn_costs(costs: Costs, plan: StepPlan, stats: StepStats) -> None:
+        """Tell the session what came of the step: at once where the next decision depends on it, else meanwhile."""
+        num_prepared = self._count_prepared()
+        stats.has_prepared = num_prepared > self._num_prepared
+        self._num_prepared = num_prepared
         context = sum([row.start for row in plan.rows]) / len(plan.rows)
-        seconds = stats.forward_seconds + stats.hidden_seconds
-        costs.target.observe(len(plan.rows), plan.num_tokens, context, seconds)
-        costs.observe_host(
-            schedule_seconds=stats.schedule_seconds, verify_seconds=stats.verify_seconds, num_said=stats.num_emitted
-        )
+        shape = StepShape(plan.num_tokens, context, judged.is_typical)
+        learn = partial(self._session.learn, decision, outcomes, stats, shape, catch_up_seconds)
+        if self._can_postpone and not (stats.num_finished or decision.is_weighed or self.policy.trace.maxlen):
+            self._postponed = learn
+        else:
+            learn()
+
+    def _learn_postponed(self) -> None:
+        if self._postponed is not None:
+            learn, self._postponed = self._postponed, None
+            learn()
 
     def check(self, prompt: Sequence[int], params: SamplingParams) -> None:
         """Refuse what cannot run here. Reads nothing that changes, so any thread may ask before it submits."""
@@ -469,6 +404,14 @@ class Engine:
             raise UsageError(
                 f"speculation method {method!r} is not loaded here; loaded: {', '.join(sorted(self._proposers))}"
             )
+
+
+def _plan(turns: Sequence[_Turn]) -> tuple[StepPlan, list[Case]]:
+    """What the target computes, and which of its rows want a verdict."""
+    drafts = [turn.draft for turn in turns]
+    plan = StepPlan([_row(turn.work, draft) for turn, draft in zip(turns, drafts, strict=True)])
+    cases = [Case(turn.work.request, draft) for turn, draft in zip(turns, drafts, strict=True) if turn.work.completes]
+    return plan, cases
 
 
 def _row(work: Work, draft: Draft | None) -> Row:

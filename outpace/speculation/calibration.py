@@ -7,7 +7,7 @@ timed on sequences that have begun: to begin one takes time, which a running req
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import combinations
 from time import perf_counter
@@ -15,9 +15,9 @@ from time import perf_counter
 import numpy as np
 
 from outpace.backends.base import Runner
-from outpace.core import Draft, Request, Row, StepPlan
-from outpace.speculation.base import DraftAsk, Proposer
-from outpace.speculation.costs import Costs, StepCosts
+from outpace.core import Request, Row, StepPlan
+from outpace.speculation.base import Proposer
+from outpace.speculation.costs import Costs, DraftCosts, StepCosts
 from outpace.verification import judge_of
 
 _log = logging.getLogger("outpace.costs")
@@ -28,8 +28,8 @@ _TURNS = 5  # of two steps that are compared, while that takes less than
 _TURNS_BUDGET = 0.1
 _TARGET_BUDGET = 1.4  # seconds; the draft gets less, because it is smaller
 _DRAFT_BUDGET = 0.6
-_READING_BUDGET = 0.4
-_READING_SIZES = (16, 64, 128, 256, 512, 1024)
+_CATCH_UP_BUDGET = 0.4
+CATCH_UP_SIZES = (16, 64, 128, 256, 512, 1024)
 _CONTEXT_BUDGET = 0.4  # of the above, for reading a context in to see what it adds
 _MAX_CONTEXT = 1024
 _MIN_CONTEXT = 48  # a shorter one adds too little to be told from noise
@@ -37,24 +37,25 @@ _MANY_ROWS = (3, 32)  # at least, and at most, for seeing what context adds in m
 _MANY_CONTEXT = (128, 256)  # of each of them: per token, shorter ones add less than those of real requests
 _AT_ONCE = (8, 0.4)  # from so many rows on, where they add less than this share of as many times one
 _SEVERAL = 8  # tokens of one row, to tell what each adds
-_GUESS_TEXT = 256  # tokens a proposer is timed on
-_GUESS_REPEATS = 8
 
 _Seen = tuple[int, int, int, float]  # rows, tokens, context, and the seconds which that added
 
 
-def measure(target: Runner, draft: Runner | None, guessers: Sequence[Proposer], scratch: Request) -> Costs:
+def measure(target: Runner, proposers: Iterable[Proposer], scratch: Request) -> Costs:
     """Time everything once. Only while nothing runs: all sequences are borrowed and given back empty."""
     costs = Costs(target=measure_steps(target, _TARGET_BUDGET))
-    if draft is not None:
-        costs.draft = measure_steps(draft, _DRAFT_BUDGET)
-        costs.reading = _measure_reading(draft, costs.draft.seconds(1, 1))
-    for proposer in guessers:
-        costs.guess_seconds[proposer.name] = _measure_guesses(proposer, scratch)
+    for proposer in proposers:
+        costs.drafts[proposer.name] = proposer.measure_costs(scratch)
     return costs
 
 
-def wake(runner: Runner) -> None:
+def measure_draft_model(runner: Runner) -> DraftCosts:
+    """Of a model that drafts one token in each pass."""
+    passes = measure_steps(runner, _DRAFT_BUDGET)
+    return DraftCosts(passes, _measure_catch_up(runner, passes.seconds(1, 1)))
+
+
+def warm_up(runner: Runner) -> None:
     """One pass, where nothing has to be measured: the first touches all weights and can take many times as long.
 
     A draft model's would else be the first request's loss, and all later ones would be held to make it good.
@@ -88,12 +89,12 @@ def measure_steps(runner: Runner, budget: float) -> StepCosts:
     return costs
 
 
-def _measure_reading(runner: Runner, step_seconds: float) -> StepCosts | None:
+def _measure_catch_up(runner: Runner, step_seconds: float) -> StepCosts | None:
     """Texts in one pass each, of which only the last logits are wanted; the better of two, while time allows."""
     room = runner.capacity
     largest = min(room.max_step_tokens, room.max_context - 1, room.cache_tokens)
-    points, left = {1: step_seconds}, _READING_BUDGET
-    for size in _READING_SIZES:
+    points, left = {1: step_seconds}, _CATCH_UP_BUDGET
+    for size in CATCH_UP_SIZES:
         last = max(points)
         if size > largest or (last > 1 and 2 * points[last] * size / last > left):
             break
@@ -270,19 +271,3 @@ def _run(runner: Runner, plan: StepPlan) -> None:
 
 def _some_tokens(runner: Runner, count: int) -> list[int]:
     return [(i * 131 + 7) % runner.vocab_size for i in range(count)]
-
-
-def _measure_guesses(proposer: Proposer, scratch: Request) -> float:
-    """A guess in a text that repeats itself, after it was read: as costly as guesses come."""
-    scratch.tokens = [i % 37 for i in range(_GUESS_TEXT)]
-    try:
-        proposer.propose([DraftAsk(scratch, 8)])
-        begin = perf_counter()
-        for i in range(_GUESS_REPEATS):
-            scratch.tokens.append(i)
-            drafts: list[Draft] = proposer.propose([DraftAsk(scratch, 8)])
-            assert len(drafts) == 1
-        return (perf_counter() - begin) / _GUESS_REPEATS
-    finally:
-        scratch.tokens = list(scratch.prompt)  # what was said in it is no text to learn from
-        proposer.release(scratch)

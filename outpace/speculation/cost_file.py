@@ -23,7 +23,7 @@ from outpace.speculation.costs import Costs
 
 _log = logging.getLogger("outpace.costs")
 
-_FORMAT = 6
+_FORMAT = 7
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""What things cost on this machine: steps of the target and of a draft model, guesses, and the host's own work.
+"""What things cost on this machine: steps of the target, drafts of each proposer, and the host's own work.
 
 Everything here is measured, first by a short calibration, then by every step that runs. `StepCosts` answers what a
-forward pass over so many rows and tokens takes; `Costs` holds one for each model and what the rest of a step adds, so
-that the policy, the ledger and the advice given to people reckon with the same figures.
+forward pass over so many rows and tokens takes, `DraftCosts` what a proposer's drafts take; `Costs` holds one for the
+target and one for each proposer, so that the policy and the advice given to people use the same figures.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+from outpace.speculation.timing import DraftTiming
 
 _DRIFT_RATE = 0.1  # how fast the machine as a whole is believed to have become faster or slower
 _POINT_RATE = 0.03  # how fast one size is believed to cost more or less than its neighbours say
@@ -137,62 +139,101 @@ class StepCosts:
         return self._dense
 
 
+class DraftCosts:
+    """What drafts of one proposer cost, by rows and depth, and what it costs it to catch up with a text.
+
+    A lookup has a price for each request. A model has a price for each pass: one for each token of a draft, or one for
+    the whole draft (`one_pass`). Drawing tokens on the host is priced by the token.
+    """
+
+    def __init__(
+        self,
+        passes: StepCosts | None = None,
+        catch_up: StepCosts | None = None,
+        *,
+        one_pass: bool = False,
+        lookup_seconds: float = 0.0,
+        draw_seconds: float = 0.0,
+    ) -> None:
+        self.passes = passes
+        self.catch_up = catch_up  # passes over texts that were not followed, of which only the last logits matter
+        self.one_pass = one_pass
+        self.lookup_seconds = lookup_seconds  # for each request,
+        self.draw_seconds = draw_seconds  # and for each token drafted by a model
+
+    def seconds(self, rows: int, depth: int, context: float) -> float:
+        """Drafting `depth` tokens for each of `rows` requests whose texts it has followed."""
+        if self.passes is None:
+            return rows * self.lookup_seconds
+        if self.one_pass:
+            forward = self.passes.seconds(rows, rows * depth, context)
+        else:
+            forward = depth * self.passes.seconds(rows, rows, context)
+        return forward + rows * depth * self.draw_seconds
+
+    def catch_up_seconds(self, num_tokens: int, rows: int = 1) -> float:
+        """What so many tokens of texts it has not followed add to a pass that has `rows` tokens in any case."""
+        curve = self.catch_up or self.passes
+        if curve is None or num_tokens <= 0:
+            return 0.0
+        return curve.seconds(1, rows + num_tokens) - curve.seconds(1, rows)
+
+    def observe_lookups(self, num_requests: int, seconds: float) -> None:
+        self.lookup_seconds = _followed(self.lookup_seconds, seconds / num_requests)
+
+    def observe(self, timing: DraftTiming) -> None:
+        """A model drafted, and this is where its time went."""
+        if self.passes is None:
+            return
+        first_seconds = timing.divide(self.passes.seconds)
+        for rows, tokens, context, seconds in timing.forwards:
+            self.passes.observe(rows, tokens, context, seconds)
+        if timing.num_caught_up and self.catch_up is not None:
+            self.catch_up.observe(1, timing.num_caught_up, 0.0, timing.catch_up_seconds + first_seconds)
+        if timing.num_drawn:
+            self.draw_seconds = _followed(self.draw_seconds, timing.draw_seconds / timing.num_drawn)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "passes": None if self.passes is None else self.passes.as_dict(),
+            "catch_up": None if self.catch_up is None else self.catch_up.as_dict(),
+            "one_pass": self.one_pass,
+            "lookup_seconds": self.lookup_seconds,
+            "draw_seconds": self.draw_seconds,
+        }
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> DraftCosts:
+        return cls(
+            None if saved["passes"] is None else StepCosts.from_dict(saved["passes"]),
+            None if saved["catch_up"] is None else StepCosts.from_dict(saved["catch_up"]),
+            one_pass=bool(saved["one_pass"]),
+            lookup_seconds=_seconds(saved["lookup_seconds"]),
+            draw_seconds=_seconds(saved["draw_seconds"]),
+        )
+
+
 @dataclass(slots=True)
 class Costs:
     """All that deciding about a step needs to know."""
 
     target: StepCosts
-    draft: StepCosts | None = None
-    reading: StepCosts | None = None  # the draft's passes over texts it has not followed, of which only the end matters
-    guess_seconds: dict[str, float] = field(default_factory=dict)  # one guess, by proposer that needs no model
-    weigh_seconds: float = 0.0  # the policy's part of one guess: weighing it and learning from it
-    draw_seconds: float = 0.0  # the host's part of one token drafted by a model: shaping and drawing
-    judge_seconds: float = 0.0  # the host's part of one token said: sampling, detokenising
+    drafts: dict[str, DraftCosts] = field(default_factory=dict)  # by proposer
+    judge_seconds: float = 0.0  # the host's part of one token emitted: sampling, detokenising
     schedule_seconds: float = 0.0  # the host's part of a step, whatever its size
 
     def plain_seconds(self, rows: int, context: float) -> float:
         """A whole step of plain decoding: the model's part and the host's."""
         return self.target.seconds(rows, rows, context) + self.schedule_seconds + rows * self.judge_seconds
 
-    def draft_seconds(self, rows: int, num_unread: int, depth: int, context: float) -> float:
-        """Drafting `depth` tokens for each of `rows` requests that have so many unread tokens in all."""
-        if self.draft is None or not rows or not depth:
-            return 0.0
-        if num_unread > 2 * rows:  # more than what drafts that were accepted whole leave
-            first = self.draft.seconds(rows, rows, context) + self.reading_seconds(num_unread - rows, rows)
-        else:
-            first = self.draft.seconds(rows, num_unread, context)
-        further = self.draft.seconds(rows, rows, context) if depth > 1 else 0.0
-        return first + (depth - 1) * further + rows * depth * self.draw_seconds
-
-    def reading_seconds(self, num_tokens: int, beside: int = 1) -> float:
-        """What so many tokens of texts add to a pass of the draft model that has some tokens in any case."""
-        curve = self.reading or self.draft
-        if curve is None or num_tokens <= 0:
-            return 0.0
-        return curve.seconds(1, beside + num_tokens) - curve.seconds(1, beside)
-
-    def observe_guesses(self, method: str, num_asked: int, seconds: float) -> None:
-        self.guess_seconds[method] = _followed(self.guess_seconds.get(method, 0.0), seconds / num_asked)
-
-    def observe_weighing(self, num_guesses: int, seconds: float) -> None:
-        self.weigh_seconds = _followed(self.weigh_seconds, seconds / num_guesses)
-
-    def observe_draws(self, num_tokens: int, seconds: float) -> None:
-        self.draw_seconds = _followed(self.draw_seconds, seconds / num_tokens)
-
-    def observe_host(self, *, schedule_seconds: float, verify_seconds: float, num_said: int) -> None:
+    def observe_host(self, *, schedule_seconds: float, verify_seconds: float, num_emitted: int) -> None:
         self.schedule_seconds = _followed(self.schedule_seconds, schedule_seconds)
-        self.judge_seconds = _followed(self.judge_seconds, verify_seconds / max(num_said, 1))
+        self.judge_seconds = _followed(self.judge_seconds, verify_seconds / max(num_emitted, 1))
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "target": self.target.as_dict(),
-            "draft": None if self.draft is None else self.draft.as_dict(),
-            "reading": None if self.reading is None else self.reading.as_dict(),
-            "guess_seconds": dict(self.guess_seconds),
-            "weigh_seconds": self.weigh_seconds,
-            "draw_seconds": self.draw_seconds,
+            "drafts": {name: costs.as_dict() for name, costs in self.drafts.items()},
             "judge_seconds": self.judge_seconds,
             "schedule_seconds": self.schedule_seconds,
         }
@@ -201,11 +242,7 @@ class Costs:
     def from_dict(cls, saved: Mapping[str, Any]) -> Costs:
         return cls(
             target=StepCosts.from_dict(saved["target"]),
-            draft=None if saved["draft"] is None else StepCosts.from_dict(saved["draft"]),
-            reading=None if saved["reading"] is None else StepCosts.from_dict(saved["reading"]),
-            guess_seconds={str(name): _seconds(value) for name, value in saved["guess_seconds"].items()},
-            weigh_seconds=_seconds(saved["weigh_seconds"]),
-            draw_seconds=_seconds(saved["draw_seconds"]),
+            drafts={str(name): DraftCosts.from_dict(each) for name, each in saved["drafts"].items()},
             judge_seconds=_seconds(saved["judge_seconds"]),
             schedule_seconds=_seconds(saved["schedule_seconds"]),
         )

@@ -21,7 +21,10 @@ from outpace.core import Draft, Request, Row, StepPlan, Verdict
 from outpace.errors import ModelError
 from outpace.kv.cache import SequenceCache
 from outpace.randomness import Purpose, key, uniform
-from outpace.speculation.base import DraftAsk, DraftTiming
+from outpace.speculation.base import DraftAsk
+from outpace.speculation.calibration import measure_draft_model, warm_up
+from outpace.speculation.costs import DraftCosts
+from outpace.speculation.timing import DraftTiming
 from outpace.verification import HostVerifier, draw_weighted, matches_own_tokens
 
 FloatRow = NDArray[np.float32]
@@ -42,7 +45,7 @@ class _Drafting:
 
 class DraftModelProposer:
     name = "draft"
-    guesses_from_text = False
+    is_lookup = False
 
     def __init__(self, model: LoadedModel, target_vocab_size: int, verifier: Verifier | None = None) -> None:
         """`verifier` is the target's: both draw in the same way."""
@@ -91,12 +94,18 @@ class DraftModelProposer:
         if seq is not None:
             self._cache.close(seq)
 
-    def num_unread(self, request: Request) -> int:
+    def num_uncached(self, request: Request) -> int:
         seq = self._sequences.get(request.id)
         return len(request.tokens) - (self._cache.length(seq) if seq is not None else 0)
 
-    def read(self, request: Request) -> None:
-        pass  # it reads when it drafts: whether that is worth it is weighed
+    def prepare(self, request: Request) -> None:
+        pass  # it catches up when it drafts: whether that is worth it is weighed
+
+    def measure_costs(self, scratch: Request) -> DraftCosts:
+        return measure_draft_model(self._runner)
+
+    def warm_up(self) -> None:
+        warm_up(self._runner)
 
     def forget(self) -> None:
         pass  # the draft's cache holds running requests only
@@ -145,7 +154,7 @@ class DraftModelProposer:
                     rows.append(self._row(drafting, chunk, num_logits=0))
                     drafting.to_feed = drafting.to_feed[len(chunk) :]
                     budget -= len(chunk)
-            self._forward(rows, is_reading=True)
+            self._forward(rows, is_catching_up=True)
 
     def _draft_in_one_go(self, group: list[_Drafting], drafter: Drafter) -> None:
         """By a backend that draws where it computes: the depth is what was asked for, whatever is drawn on the way."""
@@ -158,7 +167,7 @@ class DraftModelProposer:
         context = sum(task.row.start for task in tasks) / len(tasks)
         if any(len(drafting.to_feed) > 2 for drafting in group):
             self.timing.undivided = (len(tasks), depth, context, seconds)
-            self.timing.num_read += sum(len(drafting.to_feed) for drafting in group)
+            self.timing.num_caught_up += sum(len(drafting.to_feed) for drafting in group)
         else:
             self.timing.forwards += [(len(tasks), len(tasks), context, seconds / depth)] * depth
         for drafting, said in zip(group, drafts, strict=True):
@@ -174,21 +183,21 @@ class DraftModelProposer:
     def _feed(self, group: list[_Drafting]) -> list[FloatRow]:
         rows = [self._row(d, d.to_feed, num_logits=1) for d in group]
         # A draft that was accepted whole leaves two tokens to feed; more than that is a text not followed before.
-        logits = self._forward(rows, is_reading=any(len(row.tokens) > 2 for row in rows))
+        logits = self._forward(rows, is_catching_up=any(len(row.tokens) > 2 for row in rows))
         return [self._fit(row) for row in logits]
 
     def _row(self, drafting: _Drafting, tokens: list[int], *, num_logits: int) -> Row:
         return Row(drafting.seq, self._cache.length(drafting.seq), tokens, num_logits)
 
-    def _forward(self, rows: list[Row], *, is_reading: bool) -> NDArray[np.float32]:
+    def _forward(self, rows: list[Row], *, is_catching_up: bool) -> NDArray[np.float32]:
         plan = StepPlan(rows)
         begin = perf_counter()
         logits = self._runner.forward(plan)
         seconds = perf_counter() - begin
         assert self.timing is not None
-        if is_reading:
-            self.timing.reading_seconds += seconds
-            self.timing.num_read += plan.num_tokens
+        if is_catching_up:
+            self.timing.catch_up_seconds += seconds
+            self.timing.num_caught_up += plan.num_tokens
         else:
             context = sum(row.start for row in rows) / len(rows)
             self.timing.forwards.append((len(rows), plan.num_tokens, context, seconds))

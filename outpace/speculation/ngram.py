@@ -25,7 +25,7 @@ class NgramProposer(NoDraft):
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
         return [self._draft(ask.request, ask.depth) for ask in asks]
 
-    def read(self, request: Request) -> None:
+    def prepare(self, request: Request) -> None:
         self._find(request)
 
     def release(self, request: Request) -> None:

@@ -31,7 +31,7 @@ class SuffixProposer(NoDraft):
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
         return [self._draft(ask.request, ask.depth) for ask in asks]
 
-    def read(self, request: Request) -> None:
+    def prepare(self, request: Request) -> None:
         self._reading(request)
 
     def release(self, request: Request) -> None:

@@ -8,19 +8,19 @@ from typing import Protocol
 
 import numpy as np
 
-from outpace.bench.simulation.machines import StepLaw
+from outpace.bench.simulation.machines import GPUS, StepLaw
 from outpace.bench.simulation.policy_time import policy_seconds
-from outpace.bench.simulation.proposers import TEXT, Running
+from outpace.bench.simulation.proposers import LOOKUP_SECONDS, MODEL, TEXT, Clock, Running
 from outpace.bench.simulation.world import Scenario, jitter
 from outpace.config import EngineConfig, ResolvedConfig
-from outpace.core import Draft, StepStats
+from outpace.core import StepStats
 from outpace.speculation.base import NoDraft
-from outpace.speculation.calibration import SIZES
-from outpace.speculation.costs import Costs, StepCosts
-from outpace.speculation.policy import Policy
-from outpace.speculation.seats import NEURAL, Choice, Outcome
+from outpace.speculation.calibration import CATCH_UP_SIZES, SIZES
+from outpace.speculation.costs import Costs, DraftCosts, StepCosts
+from outpace.speculation.policy.policy import Decision, Policy
+from outpace.speculation.policy.state import Choice, Outcome
+from outpace.speculation.session import Session, StepShape
 
-LOOKUP_SECONDS = 15e-6  # of a proposer that runs no model, for each request
 HOST_SECONDS = 50e-6  # of a step, and
 TOKEN_SECONDS = 30e-6  # of a token emitted
 MAX_STEP_TOKENS = 8192
@@ -36,7 +36,7 @@ class Decider(Protocol):
         ...
 
     def choose(self, running: list[Running], context: float, stats: StepStats) -> list[Choice]:
-        """One choice for each running request; what lookups take is added to `stats`."""
+        """One choice for each running request, with its draft; what that takes passes on the clock."""
         ...
 
     def own_seconds(self, choices: Sequence[Choice]) -> float:
@@ -46,11 +46,22 @@ class Decider(Protocol):
     def learn(self, outcomes: Sequence[Outcome], stats: StepStats, num_tokens: int, context: float) -> None: ...
 
 
+def make_drafts(choices: Sequence[Choice], proposers: Mapping[str, NoDraft]) -> None:
+    """Have the model draft what was chosen."""
+    asked = [choice for choice in choices if choice.ask is not None]
+    if asked:
+        drafts = proposers[MODEL].propose([choice.ask for choice in asked if choice.ask is not None])
+        for choice, draft in zip(asked, drafts, strict=True):
+            choice.draft = draft
+
+
 def measured_costs(scenario: Scenario, rng: np.random.Generator) -> Costs:
     """As a calibration would find them: each size with an error of its own."""
 
-    def measured(law: StepLaw, most: int) -> StepCosts:
-        sizes = [size for size in (*SIZES, 384, 512, 768, 1024, 1536, 2048) if size <= most]
+    def measured(
+        law: StepLaw, most: int, sizes: Sequence[int] = (*SIZES, 384, 512, 768, 1024, 1536, 2048)
+    ) -> StepCosts:
+        sizes = [size for size in sizes if size <= most]
         return StepCosts(
             {size: law.of(1, size) * jitter(rng, scenario.noise / 2) for size in sizes},
             row_seconds=law.row_seconds,
@@ -62,8 +73,12 @@ def measured_costs(scenario: Scenario, rng: np.random.Generator) -> Costs:
     draft = scenario.draft_law
     return Costs(
         target=measured(scenario.law, max(64, min(2048, 16 * scenario.load.concurrency))),
-        draft=measured(draft, 256) if draft is not None else None,
-        guess_seconds={TEXT: LOOKUP_SECONDS},
+        drafts={TEXT: DraftCosts(lookup_seconds=LOOKUP_SECONDS)}
+        | (
+            {MODEL: DraftCosts(measured(draft, 256), measured(draft, 1024, CATCH_UP_SIZES))}
+            if draft is not None
+            else {}
+        ),
         judge_seconds=TOKEN_SECONDS,
         schedule_seconds=HOST_SECONDS,
     )
@@ -76,47 +91,41 @@ def simulated_config(scenario: Scenario) -> ResolvedConfig:
 
 
 class Ours:
-    """The engine's own policy."""
+    """The engine's own policy, through the session that the engine uses."""
 
     def __init__(
-        self, name: str, scenario: Scenario, proposers: Mapping[str, NoDraft], rng: np.random.Generator
+        self, name: str, scenario: Scenario, proposers: Mapping[str, NoDraft], rng: np.random.Generator, clock: Clock
     ) -> None:
         self.name = name
-        self._proposers = proposers
         costs = measured_costs(scenario, rng)
-        self.policy = Policy(simulated_config(scenario), costs, proposers, can_speculate=True)
+        policy = Policy(simulated_config(scenario), costs, proposers, can_speculate=True)
+        self.session = Session(policy, proposers, clock)
+        self._decision: Decision | None = None
+        self._is_cold = scenario.machine not in GPUS
 
     @property
     def estimated_speedup(self) -> float | None:
-        return self.policy.ledger.estimated_speedup
+        return self.session.policy.budget.estimated_speedup
 
     def choose(self, running: list[Running], context: float, stats: StepStats) -> list[Choice]:
-        requests = [item.request for item in running]
-        guesses: dict[int, list[Draft]] = {}
-        for method, asks in self.policy.wanted_guesses(requests).items():
-            stats.guess_seconds += LOOKUP_SECONDS * len(asks)
-            for ask, draft in zip(asks, self._proposers[method].propose(asks), strict=True):
-                guesses.setdefault(ask.request.id, []).append(draft)
-        choices = self.policy.decide(requests, guesses)
-        for choice in choices:
+        decision = self._decision = self.session.choose([item.request for item in running], stats)
+        for choice in decision.choices:
             if choice.depth:
                 choice.shorten(choice.depth)
-        return choices
+        self.session.draft(decision, stats)
+        return decision.choices
 
     def own_seconds(self, choices: Sequence[Choice]) -> float:
+        decision = self._decision
+        assert decision is not None
+        drafted = {row for row, choice in enumerate(choices) if choice.depth}
+        num_touched = len(drafted | decision.found.keys())
         return policy_seconds(
-            len(choices), is_idle=self.policy.is_resting, has_drafts=any(choice.depth for choice in choices)
+            len(choices), num_touched, is_cold=self._is_cold, is_idle=decision.is_idle, has_drafts=bool(drafted)
         )
 
     def learn(self, outcomes: Sequence[Outcome], stats: StepStats, num_tokens: int, context: float) -> None:
-        timing = self._proposers[NEURAL].timing if stats.draft_seconds else None
-        if timing is not None:
-            self.policy.observe_drafting(timing)
-        self.policy.observe(outcomes)
-        costs = self.policy.costs
-        assert costs is not None
-        costs.target.observe(len(outcomes), num_tokens, context, stats.forward_seconds)
-        self.policy.account(outcomes, stats, timing.reading_seconds if timing is not None else 0.0)
-        for outcome in outcomes:
-            if outcome.request.finish_reason is not None:
-                self.policy.release(outcome.request)
+        decision = self._decision
+        assert decision is not None
+        catch_up_seconds = self.session.learn_drafting(decision, is_typical=True)
+        self.session.learn(decision, outcomes, stats, StepShape(num_tokens, context), catch_up_seconds)

@@ -1,7 +1,7 @@
 """The machines of the simulator: what a forward pass takes by rows, tokens and context.
 
-Three are measured: two cores of an AMD EPYC with AVX-512 (`outpace costs --measure --json`, native backend; SmolLM2-135M,
-and the pair Qwen2.5-Coder 1.5B and 0.5B) and one H200 (an 8B with a 1B as draft, the costs in
+Three are measured: two cores of an AMD EPYC with AVX-512 (`outpace costs --measure --json`, native backend;
+SmolLM2-135M, and the pair Qwen2.5-Coder 1.5B and 0.5B) and one H200 (an 8B with a 1B as draft, the costs in
 `benchmarks/results/gpu_speculation_h200.json`). The others have the shape of something a policy must not be fooled by.
 """
 
@@ -93,3 +93,5 @@ DRAFTS: dict[str, StepLaw] = {
         row_seconds=1.4e-6, context_seconds=3.3e-8, row_context_seconds=1.1e-9,
     ),
 }  # fmt: skip
+
+GPUS = ("h200", "gpu-stairs")

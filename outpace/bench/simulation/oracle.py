@@ -1,7 +1,8 @@
-"""The oracle: it knows every rate, cost and length, and makes each step as fast as it can. No rule of ours binds it.
+"""The oracle: it knows every rate, cost and length, and maximises tokens per second. No rule of ours binds it.
 
 It does not know the coins: whether a token with a chance of 0.8 will be accepted. What it looks up or decides takes no
-time. Catching up with a text is spread over the steps that the request still has.
+time. Catching up with a text is spread over the steps that the request still has. A draft of the model has to be worth
+its seconds at the speed that steps without it have: it may take the place of a lookup that is much faster.
 """
 
 from __future__ import annotations
@@ -11,21 +12,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outpace.bench.simulation.deciders import HOST_SECONDS, MAX_STEP_TOKENS, TOKEN_SECONDS
-from outpace.bench.simulation.proposers import TEXT, Running
+from outpace.bench.simulation.deciders import HOST_SECONDS, MAX_STEP_TOKENS, TOKEN_SECONDS, make_drafts
+from outpace.bench.simulation.proposers import MODEL, TEXT, Running
 from outpace.bench.simulation.world import Floats, Rates, Scenario
 from outpace.config import DEFAULT_AUTO_DEPTH
-from outpace.core import StepStats
+from outpace.core import Draft, StepStats
 from outpace.speculation.base import DraftAsk, NoDraft
-from outpace.speculation.seats import NEURAL, Choice, Outcome
+from outpace.speculation.policy.state import Choice, Outcome
 
 _DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 _NONE = np.zeros(0)
+_RATE = 0.02
 
 
 @dataclass(slots=True)
 class _Plan:
-    speed: float
+    speed: float  # expected tokens per second
+    value: float  # tokens, less those that steps without the model say in that time
     depths: list[int]
     by_model: list[bool]
 
@@ -37,31 +40,36 @@ class Oracle:
     def __init__(self, scenario: Scenario, proposers: Mapping[str, NoDraft]) -> None:
         self._scenario = scenario
         self._proposers = proposers
+        self._speedup = 1.0  # of steps without the model over plain decoding, lately
+        self._rate = 0.0  # tokens that they say in a second
 
     def choose(self, running: list[Running], context: float, stats: StepStats) -> list[Choice]:
+        self._rate = max(1.0, self._speedup) * len(running) / self._plain_seconds(len(running), context)
         text = [self._survival(item, item.world.text, lookup=True) for item in running]
         model = [self._survival(item, item.world.model) for item in running]
         best = self._best(text, [False] * len(running), context, 0.0)
+        plain = len(running) - self._rate * self._plain_seconds(len(running), context)
         slower = 0
-        for depth in _DEPTHS if NEURAL in self._proposers else ():
+        for depth in _DEPTHS if MODEL in self._proposers else ():
             plan = self._with_model(running, text, model, context, depth)
-            if plan is not None and plan.speed > best.speed:
+            if plan is not None and plan.value > plain and plan.speed > best.speed:
                 best, slower = plan, 0
             else:
                 slower += 1
                 if slower > 3:
                     break
         rows = zip(running, best.depths, best.by_model, strict=True)
-        return [self._choice(item, depth, by_model=by_model) for item, depth, by_model in rows]
+        choices = [self._choice(item, depth, by_model=by_model) for item, depth, by_model in rows]
+        make_drafts(choices, self._proposers)
+        return choices
 
     def _choice(self, item: Running, depth: int, *, by_model: bool) -> Choice:
         if not depth:
             return Choice.plain()
-        ask = DraftAsk(item.request, depth)
         if by_model:
-            return Choice(NEURAL, depth, ask=ask)
-        [draft] = self._proposers[TEXT].propose([ask])
-        return Choice(TEXT, depth, draft=draft)
+            return Choice(MODEL, depth, ask=DraftAsk(item.request, depth))
+        assert item.world.text is not None
+        return Choice(TEXT, depth, draft=Draft(item.tokens(item.world.text, depth), TEXT))
 
     def _survival(self, item: Running, rates: Rates | None, *, lookup: bool = False) -> Floats:
         """The chance of each draft token from here to be reached and accepted."""
@@ -71,24 +79,23 @@ class Oracle:
         if lookup and (at >= rates.rate.size or not rates.has_guess[at]):
             return _NONE
         depth = min(DEFAULT_AUTO_DEPTH, item.request.max_useful_depth)
-        return np.cumprod(rates.rate[at : at + depth])
+        return np.cumprod(rates.rate[at : at + depth], dtype=np.float64)
 
     def _with_model(
         self, running: list[Running], text: list[Floats], model: list[Floats], context: float, depth: int
     ) -> _Plan | None:
         """The best plan in which the draft model drafts so many tokens, for all requests that gain by that."""
-        scenario, proposer = self._scenario, self._proposers[NEURAL]
+        scenario, proposer = self._scenario, self._proposers[MODEL]
         law = scenario.draft_law
         assert law is not None
         rows = len(running)
-        token_seconds = scenario.law.of(rows, rows, context) / rows
         chances, by_model, share, num_drafting = list(text), [False] * rows, 0.0, 0
         for i, item in enumerate(running):
             gain, instead = float(model[i][:depth].sum()), float(text[i].sum())
-            behind = max(0, proposer.num_unread(item.request) - 2)
+            behind = max(0, proposer.num_uncached(item.request) - 2)
             catch_up = law.of(1, 1 + behind) - law.of(1, 1) if behind else 0.0
             steps_left = max(1.0, (item.world.output_length - item.position) / (1.0 + gain))
-            if (gain - instead) * token_seconds > catch_up / steps_left:
+            if gain - instead > self._rate * catch_up / steps_left:
                 chances[i], by_model[i] = model[i][:depth], True
                 share += catch_up / steps_left
                 num_drafting += 1
@@ -104,13 +111,22 @@ class Oracle:
         order = np.argsort(-slots, kind="stable")[: MAX_STEP_TOKENS - rows]
         emitted = rows + np.concatenate([[0.0], np.cumsum(slots[order])])
         seconds = self._scenario.law.by_tokens(rows, rows, rows + order.size, context)
-        speeds = emitted / (before + seconds + HOST_SECONDS + TOKEN_SECONDS * emitted)
+        taken = before + seconds + HOST_SECONDS + TOKEN_SECONDS * emitted
+        speeds = emitted / taken
         count = int(speeds.argmax())
         depths = np.bincount(row_of[order[:count]], minlength=rows).tolist()
-        return _Plan(float(speeds[count]), depths, by_model)
+        value = float(emitted[count] - self._rate * taken[count])
+        return _Plan(float(speeds[count]), value, depths, by_model)
 
     def own_seconds(self, choices: Sequence[Choice]) -> float:
         return 0.0
 
+    def _plain_seconds(self, rows: int, context: float) -> float:
+        return self._scenario.law.of(rows, rows, context) + HOST_SECONDS + rows * TOKEN_SECONDS
+
     def learn(self, outcomes: Sequence[Outcome], stats: StepStats, num_tokens: int, context: float) -> None:
-        pass
+        if any(outcome.choice.ask is not None for outcome in outcomes):
+            return
+        rows = len(outcomes)
+        plain = self._plain_seconds(rows, context) * stats.num_emitted / rows
+        self._speedup += _RATE * (plain / stats.total_seconds - self._speedup)

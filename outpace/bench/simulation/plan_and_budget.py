@@ -13,18 +13,19 @@ import numpy as np
 
 from outpace.bench.simulation.deciders import (
     HOST_SECONDS,
-    LOOKUP_SECONDS,
     MAX_STEP_TOKENS,
     TOKEN_SECONDS,
+    make_drafts,
     measured_costs,
 )
+from outpace.bench.simulation.machines import GPUS
 from outpace.bench.simulation.policy_time import policy_seconds
-from outpace.bench.simulation.proposers import TEXT, Running
+from outpace.bench.simulation.proposers import MODEL, TEXT, Running
 from outpace.bench.simulation.world import Scenario
 from outpace.config import DEFAULT_AUTO_DEPTH
 from outpace.core import Draft, StepStats
 from outpace.speculation.base import DraftAsk, NoDraft
-from outpace.speculation.seats import NEURAL, Choice, Outcome
+from outpace.speculation.policy.state import Choice, Outcome
 
 _DEPTHS = (1, 2, 3, 4, 6, 8)
 _ALLOWED_LOSS = 0.02
@@ -45,13 +46,14 @@ class PlanAndBudget:
         self._counts = {method: [_PRIOR * _PRIOR_WEIGHT, _PRIOR_WEIGHT] for method in proposers}  # accepted, tried
         self._balance: float | None = None
         self._plain_seconds = 0.0
+        self._is_cold = scenario.machine not in GPUS
 
     def choose(self, running: list[Running], context: float, stats: StepStats) -> list[Choice]:
         rows = len(running)
         self._plain_seconds = self._costs.plain_seconds(rows, context)
         if self._balance is None:
             self._balance = _GRANT_STEPS * self._plain_seconds
-        drafts = self._look_up(running, stats)
+        drafts = self._look_up(running)
         best_speed, best = rows / self._plain_seconds, [Choice.plain()] * rows
         for method in self._proposers:
             accepted, tried = self._counts[method]
@@ -59,36 +61,41 @@ class PlanAndBudget:
             for depth in _DEPTHS:
                 choices = [self._choice(method, item, depth, drafts) for item in running]
                 asked = [choice.ask.request for choice in choices if choice.ask is not None]
-                num_unread = sum(self._proposers[method].num_unread(request) for request in asked)
+                behind = sum(max(0, self._proposers[method].num_uncached(request) - 1) for request in asked)
                 tokens = sum(choice.depth for choice in choices)
                 if not tokens or rows + tokens > MAX_STEP_TOKENS:
                     continue
                 emitted = rows + sum(sum(rate ** (k + 1) for k in range(choice.depth)) for choice in choices)
                 seconds = HOST_SECONDS + TOKEN_SECONDS * emitted
                 seconds += self._costs.target.seconds(rows, rows + tokens, context)
-                seconds += self._costs.draft_seconds(len(asked), num_unread, depth, context)
+                if asked:
+                    drafting = self._costs.drafts[method]
+                    seconds += drafting.seconds(len(asked), depth, context)
+                    seconds += drafting.catch_up_seconds(behind, len(asked))
                 if emitted / seconds > best_speed and seconds - self._plain_seconds <= self._balance:
                     best_speed, best = emitted / seconds, choices
+        make_drafts(best, self._proposers)
         return best
 
-    def _look_up(self, running: list[Running], stats: StepStats) -> dict[int, Draft]:
+    def _look_up(self, running: list[Running]) -> dict[int, Draft]:
         if TEXT not in self._proposers:
             return {}
         asks = [DraftAsk(item.request, DEFAULT_AUTO_DEPTH) for item in running]
-        stats.guess_seconds += LOOKUP_SECONDS * len(asks)
         drafts = self._proposers[TEXT].propose(asks)
         return {ask.request.id: draft for ask, draft in zip(asks, drafts, strict=True)}
 
     @staticmethod
     def _choice(method: str, item: Running, depth: int, drafts: Mapping[int, Draft]) -> Choice:
         depth = min(depth, item.request.max_useful_depth)
-        if method == NEURAL and depth:
+        if method == MODEL and depth:
             return Choice(method, depth, ask=DraftAsk(item.request, depth))
         tokens = drafts[item.request.id].tokens[:depth] if method == TEXT else []
         return Choice(method, len(tokens), draft=Draft(tokens, method)) if tokens else Choice.plain()
 
     def own_seconds(self, choices: Sequence[Choice]) -> float:
-        return policy_seconds(len(choices), is_idle=False, has_drafts=any(choice.depth for choice in choices))
+        num_touched = len(choices) if TEXT in self._proposers else sum(choice.depth > 0 for choice in choices)
+        has_drafts = any(choice.depth for choice in choices)
+        return policy_seconds(len(choices), num_touched, is_cold=self._is_cold, is_idle=False, has_drafts=has_drafts)
 
     def learn(self, outcomes: Sequence[Outcome], stats: StepStats, num_tokens: int, context: float) -> None:
         assert self._balance is not None

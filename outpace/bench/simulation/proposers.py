@@ -1,6 +1,6 @@
 """Proposers of the simulated world: they draft what the world says will be accepted, or not.
 
-A guess from text is there at once; a draft model's passes take the time its own law of costs says, reading included.
+A lookup takes a fixed time; a draft model's passes take the time its own law of costs says, catching up included.
 """
 
 from __future__ import annotations
@@ -12,11 +12,20 @@ import numpy as np
 
 from outpace.bench.simulation.world import Rates, Scenario, SimulatedRequest, jitter
 from outpace.core import Draft, Request, Verdict
-from outpace.speculation.base import DraftAsk, DraftTiming, NoDraft
-from outpace.speculation.seats import NEURAL
+from outpace.speculation.base import DraftAsk, NoDraft
+from outpace.speculation.timing import DraftTiming
 
-TEXT = "suffix"
+TEXT, MODEL = "suffix", "draft"
+LOOKUP_SECONDS = 15e-6  # for each request
 RIGHT, WRONG = 1, 2  # the target always says 1
+
+
+@dataclass(slots=True)
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 @dataclass(slots=True)
@@ -25,7 +34,7 @@ class Running:
     world: SimulatedRequest
     started: float
     drafted_last: bool = False
-    num_read: int = 0  # by the draft model
+    num_cached: int = 0  # by the draft model
 
     @property
     def position(self) -> int:
@@ -42,10 +51,11 @@ class Running:
 class TextProposer(NoDraft):
     name = TEXT
 
-    def __init__(self, running: dict[int, Running]) -> None:
-        self._running = running
+    def __init__(self, running: dict[int, Running], clock: Clock) -> None:
+        self._running, self._clock = running, clock
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
+        self._clock.now += LOOKUP_SECONDS * len(asks)
         return [self._draft(self._running[ask.request.id], ask.depth) for ask in asks]
 
     def _draft(self, running: Running, depth: int) -> Draft:
@@ -58,15 +68,14 @@ class TextProposer(NoDraft):
 
 
 class ModelProposer(NoDraft):
-    name = NEURAL
-    guesses_from_text = False
+    name = MODEL
+    is_lookup = False
 
-    def __init__(self, running: dict[int, Running], scenario: Scenario, rng: np.random.Generator) -> None:
-        self._running, self._scenario, self._rng = running, scenario, rng
-        self.seconds = 0.0  # simulated, of the latest call
+    def __init__(self, running: dict[int, Running], clock: Clock, scenario: Scenario, rng: np.random.Generator) -> None:
+        self._running, self._clock, self._scenario, self._rng = running, clock, scenario, rng
 
-    def num_unread(self, request: Request) -> int:
-        return len(request.tokens) - self._running[request.id].num_read
+    def num_uncached(self, request: Request) -> int:
+        return len(request.tokens) - self._running[request.id].num_cached
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
         law = self._scenario.draft_law
@@ -74,23 +83,23 @@ class ModelProposer(NoDraft):
         self.timing = DraftTiming()
         group = [(ask, self._running[ask.request.id], Draft([], self.name)) for ask in asks]
         drafts = [draft for _, _, draft in group]
-        unread = sum(self.num_unread(ask.request) for ask in asks)
-        is_reading = any(self.num_unread(ask.request) > 2 for ask in asks)
-        self.seconds, tokens = 0.0, unread
+        tokens = sum(self.num_uncached(ask.request) for ask in asks)
+        is_catching_up = any(self.num_uncached(ask.request) > 2 for ask in asks)
         offset = 0
         while group:
             context = sum(len(ask.request.tokens) for ask, _, _ in group) / len(group)
             seconds = law.of(len(group), tokens, context) * jitter(self._rng, self._scenario.noise)
-            self.seconds += seconds
-            if is_reading:
-                self.timing.reading_seconds += seconds
+            self._clock.now += seconds
+            if is_catching_up:
+                self.timing.catch_up_seconds += seconds
+                self.timing.num_caught_up += tokens
             else:
                 self.timing.forwards.append((len(group), tokens, context, seconds))
-            is_reading = False
+            is_catching_up = False
             group = [item for item in group if self._extend(*item, offset)]
             offset, tokens = offset + 1, len(group)
         for ask, draft in zip(asks, drafts, strict=True):
-            self._running[ask.request.id].num_read = len(ask.request.tokens) + max(0, len(draft.tokens) - 1)
+            self._running[ask.request.id].num_cached = len(ask.request.tokens) + max(0, len(draft.tokens) - 1)
         return drafts
 
     def _extend(self, ask: DraftAsk, running: Running, draft: Draft, offset: int) -> bool:
@@ -107,4 +116,4 @@ class ModelProposer(NoDraft):
 
     def observe(self, request: Request, verdict: Verdict) -> None:
         running = self._running[request.id]
-        running.num_read = min(running.num_read, len(request.tokens) - 1)
+        running.num_cached = min(running.num_cached, len(request.tokens) - 1)

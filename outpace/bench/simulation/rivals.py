@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from outpace.bench.simulation.deciders import LOOKUP_SECONDS
-from outpace.bench.simulation.proposers import TEXT, Running
+from outpace.bench.simulation.deciders import make_drafts
+from outpace.bench.simulation.proposers import MODEL, TEXT, Running
 from outpace.core import StepStats
 from outpace.speculation.base import DraftAsk, NoDraft
-from outpace.speculation.seats import NEURAL, Choice, Outcome
+from outpace.speculation.policy.state import Choice, Outcome
 
 
 class Rival(Protocol):
@@ -118,12 +118,12 @@ class FixedDecider:
             room = min(depth, item.request.max_useful_depth)
             if not room:
                 choices.append(Choice.plain())
-            elif NEURAL in self._proposers:
-                choices.append(Choice(NEURAL, room, ask=DraftAsk(item.request, room)))
+            elif MODEL in self._proposers:
+                choices.append(Choice(MODEL, room, ask=DraftAsk(item.request, room)))
             else:
-                stats.guess_seconds += LOOKUP_SECONDS
                 [draft] = self._proposers[TEXT].propose([DraftAsk(item.request, room)])
                 choices.append(Choice(TEXT, len(draft.tokens), draft=draft))
+        make_drafts(choices, self._proposers)
         return choices
 
     def own_seconds(self, choices: Sequence[Choice]) -> float:

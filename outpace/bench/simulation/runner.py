@@ -6,7 +6,6 @@ constants that were measured (`policy_time.py`), so that a seed gives the same f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -14,13 +13,13 @@ import numpy as np
 from outpace.bench.simulation.deciders import HOST_SECONDS, TOKEN_SECONDS, Decider, Ours
 from outpace.bench.simulation.oracle import Oracle
 from outpace.bench.simulation.plan_and_budget import PlanAndBudget
-from outpace.bench.simulation.proposers import RIGHT, TEXT, ModelProposer, Running, TextProposer
+from outpace.bench.simulation.proposers import MODEL, RIGHT, TEXT, Clock, ModelProposer, Running, TextProposer
 from outpace.bench.simulation.rivals import FixedDecider, Rival
 from outpace.bench.simulation.world import Result, Scenario, SimulatedRequest, jitter
 from outpace.config import SamplingParams
 from outpace.core import Request, StepStats, Verdict
 from outpace.speculation.base import NoDraft
-from outpace.speculation.seats import NEURAL, Choice, Outcome
+from outpace.speculation.policy.state import Choice, Outcome
 
 OURS, ORACLE, BUDGET = "ours", "oracle", "plan+budget"
 
@@ -32,14 +31,14 @@ class Simulation:
         self._scenario = scenario
         self._rng = np.random.default_rng(scenario.seed + 1)
         self._running: dict[int, Running] = {}
-        self._now = 0.0
+        self._clock = Clock()
         self._num_tokens = 0
         self._tpots: list[tuple[int, float]] = []
         proposers: dict[str, NoDraft] = {}
         if scenario.text is not None:
-            proposers[TEXT] = TextProposer(self._running)
+            proposers[TEXT] = TextProposer(self._running, self._clock)
         if scenario.model is not None:
-            proposers[NEURAL] = ModelProposer(self._running, scenario, self._rng)
+            proposers[MODEL] = ModelProposer(self._running, self._clock, scenario, self._rng)
         self._proposers = proposers
         self.decider = self._decider(policy)
 
@@ -50,7 +49,7 @@ class Simulation:
             return Oracle(self._scenario, self._proposers)
         if policy == BUDGET:
             return PlanAndBudget(policy, self._scenario, self._proposers, self._rng)
-        return Ours(policy, self._scenario, self._proposers, self._rng)
+        return Ours(policy, self._scenario, self._proposers, self._rng, self._clock)
 
     def run(self) -> Result:
         waiting = list(reversed(self._scenario.requests()))
@@ -61,16 +60,16 @@ class Simulation:
             if is_closed and not waiting and len(self._running) < self._scenario.load.concurrency:
                 break
             while waiting and len(self._running) < self._scenario.load.concurrency:
-                if waiting[-1].arrival > self._now:
+                if waiting[-1].arrival > self._clock.now:
                     if self._running:
                         break
-                    self._now = waiting[-1].arrival
+                    self._clock.now = waiting[-1].arrival
                 self._admit(next_id, waiting.pop())
                 next_id += 1
             self._step()
         return Result(
             policy=self.decider.name,
-            tokens_per_second=self._num_tokens / self._now,
+            tokens_per_second=self._num_tokens / self._clock.now,
             tpots=self._tpots,
             estimated_speedup=self.decider.estimated_speedup,
         )
@@ -87,41 +86,33 @@ class Simulation:
             max_length=world.prompt_length + world.output_length + 1,
         )
         request.tokens.append(RIGHT)
-        self._running[identity] = Running(request, world, self._now)
+        self._running[identity] = Running(request, world, self._clock.now)
 
     def _step(self) -> None:
         running = list(self._running.values())
         rows, scenario = len(running), self._scenario
         stats = StepStats(num_decode_rows=rows)
         context = sum(len(item.request.tokens) for item in running) / rows
+        begin = self._clock.now
         choices = self.decider.choose(running, context, stats)
-        stats.draft_seconds = self._draft(choices)
+        if not stats.speculation_seconds + stats.draft_seconds:  # not every decider looks at the clock itself
+            stats.lookup_seconds = self._clock.now - begin
         num_tokens = rows + sum(len(c.draft.tokens) for c in choices if c.draft is not None)
         stats.forward_seconds = scenario.law.of(rows, num_tokens, context) * jitter(self._rng, scenario.noise)
         outcomes = [self._judge(item, choice) for item, choice in zip(running, choices, strict=True)]
         stats.num_emitted = sum(len(outcome.verdict.tokens) for outcome in outcomes)
+        stats.num_finished = sum(outcome.request.finish_reason is not None for outcome in outcomes)
         stats.schedule_seconds = HOST_SECONDS
         stats.verify_seconds = TOKEN_SECONDS * stats.num_emitted
         stats.policy_seconds = self.decider.own_seconds(choices)
-        self._now += stats.total_seconds
+        self._clock.now = begin + stats.total_seconds
         self._num_tokens += stats.num_emitted
         self.decider.learn(outcomes, stats, num_tokens, context)
         for item in running:
             if item.request.finish_reason is not None:
                 del self._running[item.request.id]
                 length = item.request.num_output - 1  # the first token comes from the prompt's own pass
-                self._tpots.append((length, (self._now - item.started) / max(length, 1)))
-
-    def _draft(self, choices: Sequence[Choice]) -> float:
-        asked = [choice for choice in choices if choice.ask is not None]
-        if not asked:
-            return 0.0
-        proposer = self._proposers[NEURAL]
-        assert isinstance(proposer, ModelProposer)
-        drafts = proposer.propose([choice.ask for choice in asked if choice.ask is not None])
-        for choice, draft in zip(asked, drafts, strict=True):
-            choice.draft = draft
-        return proposer.seconds
+                self._tpots.append((length, (self._clock.now - item.started) / max(length, 1)))
 
     def _judge(self, item: Running, choice: Choice) -> Outcome:
         drafted = choice.draft.tokens if choice.draft is not None else []
@@ -135,6 +126,6 @@ class Simulation:
             request.finish_reason = "length"
         item.drafted_last = bool(drafted)
         verdict = Verdict([RIGHT] * said, len(drafted), min(accepted, said))
-        if choice.ask is not None and choice.draft is not None:
-            self._proposers[NEURAL].observe(request, verdict)
+        if choice.draft is not None:
+            self._proposers[choice.method].observe(request, verdict)
         return Outcome(request, choice, verdict)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
-from outpace.bench.simulation.machines import DRAFTS, MACHINES
+from outpace.bench.simulation.machines import DRAFTS, GPUS, MACHINES
 from outpace.bench.simulation.world import (
     Load,
     Proposing,
@@ -23,14 +23,13 @@ from outpace.bench.simulation.world import (
 _STATIONARY = (0.1, 0.4, 0.6, 0.8, 0.95)
 _CPU_LOADS = (1, 4, 8)
 _GPU_LOADS = (1, 8, 32, 128, 256)
-_GPUS = ("h200", "gpu-stairs")
 
 
 def all_scenarios() -> list[Scenario]:
     """A few hundred; `quick_scenarios` is every so-manieth of them."""
     made: list[Scenario] = []
     for machine in MACHINES:
-        for concurrency in _GPU_LOADS if machine in _GPUS else _CPU_LOADS:
+        for concurrency in _GPU_LOADS if machine in GPUS else _CPU_LOADS:
             made += _of_machine(machine, concurrency)
     return made
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from outpace.core import Request, Verdict
 
 if TYPE_CHECKING:
-    from outpace.speculation.seats import Choice
+    from outpace.speculation.policy.state import Choice
 
 
 @dataclass(slots=True)

@@ -1,0 +1,73 @@
+"""What plain decoding takes now: the cost curve, corrected by plain steps as they are seen.
+
+Every gain and loss is measured by this, and the cost curve follows slowly what is seen of one size.
+"""
+
+from __future__ import annotations
+
+from outpace.core import StepStats
+from outpace.speculation.costs import Costs
+from outpace.speculation.policy.planner import Situation
+from outpace.speculation.policy.state import IdleTime
+
+_RATE = 0.05
+_CALIBRATED = 2  # what calibration said of a plain step counts as so many
+_MOST_SURPRISE = 1.2  # what one that was disturbed says at most
+_DISTURBED = 2.0  # times what a pass should have taken: something else was done in that time
+
+
+class Baseline:
+    def __init__(self, costs: Costs, *, begins_ahead: bool) -> None:
+        self._costs = costs
+        self._begins_ahead = begins_ahead  # plain steps on end, before each is asked for: a lone one takes longer
+        self._seen: dict[int, tuple[float, int]] = {}  # by rows: plain steps over what costs say, and how many
+        self.idle_time = IdleTime()
+        self._num_begun = 0  # idle steps that a device began ahead, since they were last looked at,
+        self._begun_seconds = 0.0  # and what they took
+
+    def ratio(self, rows: int) -> float:
+        """A plain step of so many rows over what the costs of its parts say."""
+        return self._seen.get(rows, (1.0, 0))[0]
+
+    def plain_seconds(self, rows: int, context: float) -> float:
+        return self._costs.plain_seconds(rows, context) * self.ratio(rows)
+
+    def observe(self, rows: int, context: float, seconds: float, stats: StepStats) -> None:
+        """A plain step took so long, beside what deciding took."""
+        if self._begins_ahead and not stats.hidden_seconds:
+            return  # a lone one waits for the host
+        self._follow(rows, seconds / self.plain_seconds(rows, context))
+
+    def _follow(self, rows: int, surprise: float) -> None:
+        ratio, num_seen = self._seen.get(rows, (1.0, 0))
+        surprise = max(1.0 / _MOST_SURPRISE, min(_MOST_SURPRISE, surprise))
+        self._seen[rows] = ratio * surprise ** max(_RATE, 1.0 / (_CALIBRATED + num_seen)), num_seen + 1
+
+    def decoding_seconds(self, situation: Situation, num_drafted: int, stats: StepStats) -> tuple[float, float]:
+        """What a step took, less the share of it that the cost curve gives to prompts; and what of that was due to a
+        disturbance. Prompts would have been read in any case."""
+        seconds = stats.schedule_seconds + stats.forward_seconds + stats.verify_seconds
+        rows, target, context = situation.rows, self._costs.target, situation.context
+        usual = target.seconds(rows, rows + num_drafted, context)
+        if stats.num_prefill_tokens:
+            whole = target.seconds(rows, rows + num_drafted + stats.num_prefill_tokens, context)
+            seconds *= usual / whole
+            usual = whole
+        excused = max(0.0, stats.forward_seconds - _DISTURBED * usual) if num_drafted else 0.0
+        return stats.speculation_seconds + stats.draft_seconds + seconds, excused
+
+    def idle(self, stats: StepStats) -> None:
+        """A plain step in which nothing was looked at."""
+        if stats.num_prefill_tokens or stats.has_prepared:
+            return  # mostly of prompts or of what is done once, and as it would have been in any case
+        known, seconds = self.idle_time, stats.total_seconds
+        self.idle_time = IdleTime(known.spent + seconds, known.plain + seconds - stats.deciding_seconds)
+        if stats.hidden_seconds:
+            self._num_begun += 1
+            self._begun_seconds += seconds
+
+    def end_idling(self, rows: int, context: float) -> None:
+        """Steps of this size were idle: what those took that a device began ahead says what a plain one takes."""
+        if self._num_begun:
+            self._follow(rows, self._begun_seconds / self._num_begun / self.plain_seconds(rows, context))
+            self._num_begun, self._begun_seconds = 0, 0.0

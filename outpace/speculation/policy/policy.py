@@ -1,0 +1,592 @@
+"""Whether to speculate, for whom, with which proposer and how deep; depth 0 is an ordinary answer.
+
+`on` drafts to the depth asked for, `off` never. `auto` is a conservative bandit. Plain decoding is the safe arm, whose
+cost is known. A step runs the plan that is expected to be fastest (`planner.py`), if what it would lose at the lower
+bound of acceptance (`acceptance.py`) is covered by the engine's budget and by that of every request in it
+(`budget.py`). Where it is not, the plan is tried on a smaller scale; and what was refused or lost is tried again at
+doubling intervals. A plain step now and then keeps the baseline true.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, takewhile
+
+from outpace.acceptance import common_length
+from outpace.config import ResolvedConfig
+from outpace.core import Draft, Request, StepStats
+from outpace.speculation.base import DraftAsk, Proposer
+from outpace.speculation.costs import Costs
+from outpace.speculation.policy.acceptance import Acceptance
+from outpace.speculation.policy.baseline import Baseline
+from outpace.speculation.policy.budget import Backoff, Budget
+from outpace.speculation.policy.planner import Plan, Planner, Situation, Stop
+from outpace.speculation.policy.state import Choice, IdleTime, Lookup, Mean, Outcome, RequestState, Wishes
+from outpace.speculation.policy.trace import StepTrace
+from outpace.speculation.policy.tunables import TUNABLES
+
+_FIRST_PLAIN = 8  # steps with drafts after which the first is plain; then twice as many, up to `plain_every`
+_MOST_CURIOUS = 0.25  # of a plain step that goes into lookups that have not paid lately
+_MOST_WEIGHED = 512  # tokens of lookups weighed in a step: the more requests, the fewer of each
+_MOST_LEARNED = 8  # requests that teach general acceptance in a step; where there are more, they take turns
+_RECENT = 0.98  # the speed of steps without a model is a mean over some fifty of them
+_SHRINKS = 3  # times that a plan is made smaller before it is given up
+
+LookUp = Callable[[Mapping[str, list[DraftAsk]]], Mapping[int, Sequence[Draft]]]  # drafts by request id
+
+
+@dataclass(slots=True)
+class Decision:
+    """What was decided for a step, and all that has to be remembered of it until its outcome is known."""
+
+    step: int
+    requests: Sequence[Request]
+    choices: list[Choice]
+    reason: str = "nothing to weigh"
+    is_idle: bool = False  # nothing was looked at
+    situation: Situation | None = None  # None where nobody could be decided about
+    found: Mapping[int, Sequence[Draft]] = field(default_factory=dict)  # what was looked up, by row
+    plan: Plan | None = None
+    is_trial: bool = False  # of a model, for fewer requests than would pay
+    is_refused: bool = False  # there was a faster plan, and no budget covered it
+    trace: StepTrace | None = None
+
+    @property
+    def has_drafts(self) -> bool:
+        return any([choice.depth for choice in self.choices])
+
+    @property
+    def is_weighed(self) -> bool:
+        """There is something to learn from its outcome."""
+        return self.situation is not None
+
+
+class Policy:
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        costs: Costs | None,
+        proposers: Mapping[str, Proposer],
+        *,
+        can_speculate: bool,
+        begins_ahead: bool = False,
+        trace_steps: int = 0,
+    ) -> None:
+        """`begins_ahead`: the runner begins a plain step that follows others before it is asked for."""
+        self._config = config
+        self._proposers = proposers
+        self._can_speculate = can_speculate
+        self._begins_ahead = begins_ahead
+        self.acceptances = {name: Acceptance(is_lookup=each.is_lookup) for name, each in proposers.items()}
+        self.budget = Budget(TUNABLES.engine_grant, config.allowed_loss)
+        self.trace: deque[StepTrace] = deque(maxlen=trace_steps)
+        self._states: dict[int, RequestState] = {}
+        self._step = 0
+        self._values = {name: Mean() for name, each in proposers.items() if each.is_lookup and name != "none"}
+        """Seconds that a lookup has saved lately, by proposer."""
+        self._gain = Mean()  # draft tokens accepted in a step with drafts, for each request
+        self._models = {name: Backoff() for name, each in proposers.items() if not each.is_lookup}
+        self._in_debt = Backoff()
+        self._recent_spent = self._recent_plain = 0.0  # seconds of steps without a model, older ones fading
+        self._own_seconds = 0.0  # what deciding and learning have taken lately, where anything was looked at
+        self._steps_without_plain, self._plain_after = 0, _FIRST_PLAIN
+        self._idle_requests: list[Request] = []
+        self._idle_until = 0  # the first step in which something is looked at again, as far as is known
+        self._is_broke = False  # because there was no budget: new requests change nothing
+        self._booked_idle_time = IdleTime()
+        self._plain_step = 1.0  # seconds, when it was last known
+        self._num_running = 1
+        self.use_costs(costs)
+
+    def use_costs(self, costs: Costs | None) -> None:
+        """Without costs there is nothing to weigh with: `auto` decodes plainly."""
+        self.costs = costs
+        if costs is not None:
+            self._planner = Planner(costs, self.acceptances, self._proposers)
+            self._baseline = Baseline(costs, begins_ahead=self._begins_ahead)
+
+    def keep_trace(self, num_steps: int) -> None:
+        """From now on, remember why the latest steps did what they did."""
+        self.trace = deque(maxlen=num_steps)
+
+    def lookups(self, request: Request) -> tuple[str, ...]:
+        """Which proposers may be asked for lookups, sooner or later."""
+        wishes = self._state(request).wishes
+        return wishes.lookups if wishes.mode == "auto" else ()
+
+    # ---- deciding
+
+    def decide(self, requests: Sequence[Request], look_up: LookUp, num_prefill: int = 0) -> Decision:
+        """One choice for each decoding request. `look_up` is asked for drafts that cost no model."""
+        self._step += 1
+        self._num_running = len(requests)
+        if self._step < self._idle_until and self._stays_idle(requests):
+            decision = Decision(self._step, requests, [Choice.plain()] * len(requests), "idle", is_idle=True)
+        else:
+            self._idle_until = 0
+            decision = Decision(self._step, requests, self._forced(requests))
+            situation = decision.situation = self._situation(decision, num_prefill)
+            if situation is not None and situation.auto:
+                self._weigh(decision, situation, look_up)
+            self._steps_without_plain = self._steps_without_plain + 1 if decision.plan is not None else 0
+        if self.trace.maxlen:
+            plain_seconds = decision.situation.plain_seconds if decision.situation is not None else 0.0
+            decision.trace = StepTrace.of(requests, decision.choices, plain_seconds, decision.reason)
+            self.trace.append(decision.trace)
+        return decision
+
+    def _state(self, request: Request) -> RequestState:
+        state = self._states.get(request.id)
+        if state is None:
+            wishes = Wishes.of(request, self._config, self._proposers, self._can_speculate)
+            budget = Budget(TUNABLES.request_grant, self._config.allowed_loss)
+            lookups = {name: Lookup() for name in wishes.lookups}
+            state = RequestState(wishes, budget, lookups, self._gain.value, self._idle_time)
+            self._states[request.id] = state
+            if wishes.mode == "auto":
+                self.budget.grant(TUNABLES.newcomer_grant / self._num_running)
+            for backoff in self._models.values():
+                backoff.due = 0  # a text of another kind, perhaps
+        return state
+
+    def _is_crowded(self, num_running: int) -> bool:
+        limit = self._config.disable_by_batch_size
+        return limit is not None and num_running >= limit
+
+    def _forced(self, requests: Sequence[Request]) -> list[Choice]:
+        """What is done without weighing: the depth asked for, or nothing."""
+        choices = [Choice.plain()] * len(requests)
+        states = [self._state(request) for request in requests]
+        if self._is_crowded(len(requests)):
+            return choices
+        for i, (request, state) in enumerate(zip(requests, states, strict=True)):
+            wishes = state.wishes
+            if wishes.mode == "on" and wishes.method != "none":
+                depth = min(wishes.max_depth, request.max_useful_depth)
+                if depth:
+                    choices[i] = Choice(wishes.method, depth, ask=DraftAsk(request, depth))
+        return choices
+
+    def _situation(self, decision: Decision, num_prefill: int) -> Situation | None:
+        """What is known before deciding; None where all requests decode plainly by their own wish."""
+        costs, requests = self.costs, decision.requests
+        states = [self._states[request.id] for request in requests]
+        if costs is None or all(state.wishes.mode == "off" for state in states):
+            return None
+        rows = len(requests)
+        context = sum([len(request.tokens) for request in requests]) / rows
+        self._plain_step = costs.plain_seconds(rows, context)
+        self._settle_idle_time(requests, states, self._plain_step)
+        self._baseline.end_idling(rows, context)
+        auto = []
+        if not self._is_crowded(rows):
+            auto = [i for i, s in enumerate(states) if s.wishes.mode == "auto" and requests[i].max_useful_depth]
+        fixed = sum([choice.depth for choice in decision.choices])
+        emitted = rows + (self._expected_of_forced(decision.choices, states) if fixed else 0.0)
+        least = rows + num_prefill + fixed
+        host = costs.schedule_seconds + costs.judge_seconds * emitted
+        forward = costs.target.seconds(rows, least - num_prefill, context)
+        plain_seconds = host + forward
+        if num_prefill:  # prompts are read in any case: what they take is nobody's
+            host -= costs.target.seconds(rows, least, context) - forward
+        # Plain steps may be faster than the costs of their parts say, where the host's part is done meanwhile.
+        plain_seconds *= min(1.0, self._baseline.ratio(rows))
+        return Situation(
+            self._step, requests, states, context, plain_seconds, auto, least, host, emitted, costs.judge_seconds,
+            self._own_seconds, self._speedup() * emitted / plain_seconds,
+        )  # fmt: skip
+
+    def _price_tokens(self, situation: Situation, found: Mapping[int, Sequence[Draft]]) -> None:
+        """What the target takes for every number of draft tokens that may be taken."""
+        assert self.costs is not None
+        most = 0
+        if found:
+            each = max(4, _MOST_WEIGHED // len(found))
+            most = sum([min(each, max([len(draft.tokens) for draft in drafts])) for drafts in found.values()])
+        depth = max([self._planner.deepest(name) for name in self._models], default=0)
+        most = max(most, situation.rows, depth * len(situation.auto) if self._models else 0)
+        least = situation.num_tokens
+        most = least + min(max(0, self._config.max_step_tokens - least), most)
+        by_tokens = self.costs.target.by_tokens(situation.rows, least, most, situation.context)
+        situation.seconds = [situation.host_seconds + each for each in by_tokens]
+
+    def _speedup(self) -> float:
+        """Of steps without a model over plain decoding, lately; not below it."""
+        if not self._recent_spent:
+            return 1.0
+        return max(1.0, self._recent_plain / self._recent_spent)
+
+    def _expected_of_forced(self, choices: Sequence[Choice], states: Sequence[RequestState]) -> float:
+        total = 0.0
+        for state, choice in zip(states, choices, strict=True):
+            if choice.depth:
+                acceptance, wishes = self.acceptances[choice.method], state.wishes
+                gain = acceptance.forecast(wishes.temperature, choice.depth, wishes.log_odds)[-1]
+                choice.expected = 1.0 + gain
+                total += gain
+        return total
+
+    def _weigh(self, decision: Decision, situation: Situation, look_up: LookUp) -> None:
+        if self._steps_without_plain >= self._plain_after:
+            decision.reason = "a plain step, to measure it"
+            self._plain_after = min(TUNABLES.plain_every, 2 * self._plain_after)
+            return
+        asks = self._due_lookups(situation)
+        if asks:
+            by_id = look_up(asks)
+            decision.found = {row: by_id[r.id] for row, r in enumerate(situation.requests) if r.id in by_id}
+        self._price_tokens(situation, decision.found)
+        decision.reason = "nothing looked up" if not decision.found else "nothing beats plain decoding"
+        plan = self._best(decision, situation)
+        if plan is not None:
+            decision.plan = plan
+            self._planner.taken(plan)
+            self._take(decision, situation, plan)
+
+    def _due_lookups(self, situation: Situation) -> dict[str, list[DraftAsk]]:
+        """A request is looked up where that has lately saved more than it costs; else at doubling intervals, and only
+        while the budget lasts."""
+        asks: dict[str, list[DraftAsk]] = {}
+        has_budget = self.budget.balance > 0.0
+        if not has_budget and self._in_debt.due > self._step:
+            return asks
+        assert self.costs is not None
+        price = max([self.costs.drafts[name].lookup_seconds for name in self._values], default=0.0)
+        num_curious = int(_MOST_CURIOUS * situation.plain_seconds / price) + 1 if has_budget and price else 1 << 30
+        for row in situation.auto:
+            state, request = situation.states[row], situation.requests[row]
+            for name, lookup in state.lookups.items():
+                if lookup.backoff.due <= self._step and (has_budget or lookup.backoff.due == 0):
+                    if lookup.backoff.due:
+                        num_curious -= 1
+                        if num_curious < 0:
+                            continue
+                    depth = min(state.wishes.max_depth, request.max_useful_depth)
+                    asks.setdefault(name, []).append(DraftAsk(request, depth))
+        return asks
+
+    def _best(self, decision: Decision, situation: Situation) -> Plan | None:
+        """The fastest plan that is covered; None where nothing is faster than plain decoding and covered."""
+        least = TUNABLES.margin * situation.emitted / situation.plain_seconds
+        base = self._planner.with_lookups(situation, decision.found) if decision.found else Plan()
+        best = self._covered_lookups(situation, base) if base.speed >= least else None
+        decision.is_refused = base.speed >= least and best is None
+        for name, backoff in self._models.items():
+            if backoff.due > self._step:
+                continue
+            plans = islice(self._planner.with_model(situation, name, best or Plan()), _SHRINKS)
+            faster = list(takewhile(lambda plan: plan.speed >= least, plans))
+            covered = next((plan for plan in faster if self._is_covered(situation, plan)), None)
+            if covered is not None:
+                backoff.succeed()
+                if best is None or covered.speed > best.speed:
+                    best = covered
+                continue
+            backoff.fail(self._step)
+            self.acceptances[name].forget()
+            if faster and best is None:
+                for trial in self._planner.smaller(situation, faster[0]):
+                    if self._is_covered(situation, trial):
+                        decision.is_trial = True
+                        return trial
+                decision.is_refused = True
+        if best is None and decision.is_refused:
+            decision.reason = "no budget covers the best plan"
+        return best
+
+    def _covered_lookups(self, situation: Situation, plan: Plan) -> Plan | None:
+        """The plan, or less of it, that every budget covers."""
+        least = TUNABLES.margin * situation.emitted / situation.plain_seconds
+        for _ in range(_SHRINKS):
+            if not plan.depths or plan.speed < least:
+                return None
+            longest = self._longest(situation, plan)
+            if plan.seconds <= longest:
+                return plan
+            plan = self._planner.within(situation, plan, longest)
+        return None
+
+    def _longest(self, situation: Situation, plan: Plan) -> float:
+        """Seconds that a step may take, so that nobody loses more than its budget holds."""
+        plain = situation.plain_seconds
+        lengthening = plan.seconds / plain - 1.0  # in plain steps
+        spare = self._allowance(self.budget)
+        if lengthening > spare:  # else it is covered were nothing accepted
+            spare += self._lower_gain(situation, plan)
+        for row in situation.auto if situation.rows > 1 else ():
+            state = situation.states[row]
+            left = max(0.0, state.budget.balance)
+            of_request = left + state.trusted_gain
+            if of_request < spare and of_request < lengthening:
+                spare = max(of_request, left + self._planner.low(situation, plan, row))
+        return plain * (1.0 + spare)
+
+    def _lower_gain(self, situation: Situation, plan: Plan) -> float:
+        """Draft tokens accepted at the lower bound, for each token emitted without drafts."""
+        count = len(plan.depths)
+        return sum([self._planner.low(situation, plan, row, count) for row in plan.depths]) / situation.emitted
+
+    def _is_covered(self, situation: Situation, plan: Plan) -> bool:
+        """Whether at the lower bound neither the engine nor any request loses more than its budget holds.
+
+        A request that gains by most steps with drafts may lose in some: its usual gain counts, too.
+        """
+        plain, allowance = situation.plain_seconds, self._allowance(self.budget)
+        if plan.catch_up_seconds > max(0.0, allowance) * plain and not self._may_catch_up(situation, plan):
+            return False
+        needed = plan.needed_gain(plain, allowance)
+        if needed > 0.0 and self._lower_gain(situation, plan) < needed:
+            return False
+        for row in situation.auto:
+            state = situation.states[row]
+            needed = plan.needed_gain(plain, max(0.0, state.budget.balance))
+            if needed > state.trusted_gain and needed > self._planner.low(situation, plan, row):
+                return False
+        return True
+
+    def _may_catch_up(self, situation: Situation, plan: Plan) -> bool:
+        """Whether a model may catch up with texts for more than the budget holds: not in debt, never for more than any
+        budget can hold, and not before it was tried on some requests. One alone is the trial."""
+        most = TUNABLES.most_balance * situation.plain_seconds
+        if self.budget.balance <= 0.0 or plan.model is None or plan.catch_up_seconds > most:
+            return False
+        acceptance = self.acceptances[plan.model]
+        if all([acceptance.is_tried(situation.states[row].wishes.temperature) for row in plan.depths]):
+            return True
+        return situation.rows == 1
+
+    def _allowance(self, budget: Budget) -> float:
+        """Plain steps that may be lost. In debt nothing may be, and what should gain is tried at intervals."""
+        if budget.balance > 0.0:
+            return budget.balance
+        return 0.0 if self._in_debt.due <= self._step else -float("inf")
+
+    def _take(self, decision: Decision, situation: Situation, plan: Plan) -> None:
+        """Put a plan into choices."""
+        speed = (situation.emitted + sum(plan.gains.values())) / plan.seconds
+        gain = speed * situation.plain_seconds / situation.emitted
+        decision.reason = f"expected {gain:.2f} of plain" + (", a trial" if decision.is_trial else "")
+        at_least = plan.speed * plan.slot_seconds
+        to_go_on = at_least
+        if plan.model is not None:
+            assert self.costs is not None
+            drafting = len(plan.depths) - len(plan.lookups)
+            passes = self.costs.drafts[plan.model]
+            further = passes.seconds(drafting, 2, situation.context) - passes.seconds(drafting, 1, situation.context)
+            to_go_on = plan.speed * (plan.slot_seconds + further / drafting)
+        for row, depth in plan.depths.items():
+            request, state = situation.requests[row], situation.states[row]
+            draft = plan.lookups.get(row)
+            if draft is not None:
+                choice = Choice(draft.proposer, depth, draft=draft)
+            else:
+                assert plan.model is not None
+                wishes = state.wishes
+                acceptance = self.acceptances[plan.model]
+                own = acceptance.own(state.own, plan.model, wishes.log_odds, decision.step)
+                stop = Stop(acceptance, wishes.temperature, own.mean, at_least, to_go_on)
+                choice = Choice(plan.model, depth, ask=DraftAsk(request, depth, stop))
+            choice.expected = 1.0 + plan.gains[row]
+            decision.choices[row] = choice
+
+    # ---- learning
+
+    def learn(self, decision: Decision, outcomes: Sequence[Outcome], stats: StepStats, catch_up_seconds: float) -> None:
+        """What the target said in a step and what it took; `catch_up_seconds` is what of drafting was catching up."""
+        if decision.trace is not None:
+            decision.trace.add_outcomes([outcome.verdict for outcome in outcomes])
+            decision.trace.seconds = stats.total_seconds
+        if decision.is_idle:
+            self._baseline.idle(stats)
+            return
+        if decision.situation is None or self.costs is None:
+            return
+        every = 1 + len(outcomes) // _MOST_LEARNED
+        for row, outcome in enumerate(outcomes):
+            self._learn_acceptance(decision, row, outcome, in_general=(row + decision.step) % every == 0)
+        self._own_seconds += TUNABLES.smoothing * (stats.deciding_seconds - self._own_seconds)
+        self._learn_values(decision, outcomes)
+        if not stats.has_prepared:
+            self._book(decision, decision.situation, outcomes, stats, catch_up_seconds)
+        self._begin_idling(decision, decision.situation)
+
+    def _learn_acceptance(self, decision: Decision, row: int, outcome: Outcome, *, in_general: bool) -> None:
+        situation = decision.situation
+        assert situation is not None
+        state, said = situation.states[row], outcome.verdict.tokens
+        if state.wishes.mode == "off":
+            return
+        temperature, shift = state.wishes.temperature, state.wishes.log_odds
+        for draft in decision.found.get(row, ()):  # compared with what was said, used or not: that costs no slot
+            if draft.tokens:
+                acceptance = self.acceptances[draft.proposer]
+                own = acceptance.own(state.own, draft.proposer, shift, decision.step)
+                hits = common_length(draft.tokens, said)
+                tried = min(hits + 1, len(draft.tokens), len(said))
+                acceptance.learn(temperature, own, draft.confidence, hits, tried, in_general=in_general)
+        drafted = outcome.choice.draft
+        if outcome.choice.ask is None or drafted is None:
+            return
+        acceptance = self.acceptances[drafted.proposer]
+        hits, num_drafted = outcome.verdict.num_accepted, len(drafted.tokens)
+        tried = min(hits + 1, num_drafted)
+        fates = [float(i < hits) for i in range(tried)]
+        if drafted.confidence:
+            own = acceptance.own(state.own, drafted.proposer, shift, decision.step)
+            if hits == num_drafted < len(drafted.confidence):  # it stopped before a token it was not sure of
+                fates.append(acceptance.chance(temperature, drafted.confidence[-1], own.mean))
+            acceptance.learn(temperature, own, drafted.confidence, hits, tried, in_general=in_general)
+        if fates:
+            own = acceptance.own(state.own_forecasts, drafted.proposer, shift, decision.step)
+            acceptance.learn_positions(temperature, own, fates, num_drafted, in_general=in_general)
+
+    def _learn_values(self, decision: Decision, outcomes: Sequence[Outcome]) -> None:
+        """What lookups brought, in the time they saved; and when to look again."""
+        situation = decision.situation
+        if situation is None or not decision.found:
+            return
+        assert self.costs is not None
+        rows = situation.rows
+        token_seconds = situation.plain_seconds / situation.emitted - situation.judge_seconds
+        width = min(rows, len(situation.seconds) - 1)
+        slot_seconds = max(0.0, situation.seconds[width] - situation.seconds[0]) / max(width, 1)
+        totals: dict[str, float] = {}
+        for row, drafts in decision.found.items():
+            outcome, state = outcomes[row], situation.states[row]
+            used = outcome.choice.draft if outcome.choice.ask is None else None
+            for draft in drafts:
+                lookup = state.lookups[draft.proposer]
+                if decision.is_refused or (used is not None and used.proposer != draft.proposer):
+                    saved = 0.0  # it cannot be used, or adds nothing to the other
+                else:
+                    hits = common_length(draft.tokens, outcome.verdict.tokens)
+                    saved = hits * (token_seconds - slot_seconds)
+                    if used is not None:
+                        saved -= (outcome.verdict.num_drafted - hits) * slot_seconds
+                saved = max(0.0, saved)
+                lookup.add(saved)
+                totals[draft.proposer] = totals.get(draft.proposer, 0.0) + saved
+        for name, total in totals.items():
+            self._values[name].add(total / len(decision.found))
+        for row in decision.found:
+            for name, lookup in situation.states[row].lookups.items():
+                if lookup.value(self._values[name].value) >= self._lookup_price(name, rows):
+                    lookup.backoff.succeed()
+                elif lookup.backoff.due <= self._step:
+                    lookup.backoff.fail(self._step)
+
+    def _lookup_price(self, name: str, rows: int) -> float:
+        assert self.costs is not None
+        return self.costs.drafts[name].lookup_seconds + self._own_seconds / rows
+
+    def _book(
+        self,
+        decision: Decision,
+        situation: Situation,
+        outcomes: Sequence[Outcome],
+        stats: StepStats,
+        catch_up_seconds: float,
+    ) -> None:
+        """Who spent how much, and what plain decoding of the same tokens would have taken."""
+        rows = len(outcomes)
+        num_drafted = sum([outcome.verdict.num_drafted for outcome in outcomes])
+        spent, excused = self._baseline.decoding_seconds(situation, num_drafted, stats)
+        has_drafts = decision.has_drafts
+        plain_step = (
+            self._baseline.plain_seconds(rows, situation.context) if has_drafts else spent - stats.deciding_seconds
+        )
+        num_emitted = 0
+        has_forced = False
+        gains = decision.plan.gains if decision.plan is not None else {}
+        if gains:
+            self._gain.add(sum(gains.values()) / rows)
+        for row, (state, outcome) in enumerate(zip(situation.states, outcomes, strict=True)):
+            count = len(outcome.verdict.tokens)
+            num_emitted += count
+            spec = outcome.request.spec
+            spec.decode_seconds += spent
+            spec.plain_seconds += plain_step * count
+            if state.wishes.mode == "on":
+                has_forced = has_forced or outcome.choice.depth > 0
+            else:
+                state.budget.book(spent, plain_step * count, plain_step, excused=excused, invested=catch_up_seconds)
+                if gains:
+                    state.gain += TUNABLES.smoothing * (gains.get(row, 0.0) - state.gain)
+        if has_forced:
+            return  # what they insist on is nobody's merit or fault
+        if not has_drafts and not stats.num_prefill_tokens:
+            self._baseline.observe(rows, situation.context, plain_step, stats)
+        plain = plain_step * num_emitted / rows
+        if decision.plan is None or decision.plan.model is None:
+            self._recent_spent = _RECENT * self._recent_spent + spent
+            self._recent_plain = _RECENT * self._recent_plain + plain
+        was_in_debt = self.budget.balance <= 0.0
+        self.budget.book(spent, plain, plain_step, excused=excused, invested=catch_up_seconds)
+        if was_in_debt and (has_drafts or decision.found):
+            if has_drafts and spent - excused - catch_up_seconds <= plain:
+                self._in_debt.succeed()
+            else:
+                self._in_debt.fail(decision.step)
+
+    # ---- steps in which nothing is looked at
+
+    def _begin_idling(self, decision: Decision, situation: Situation) -> None:
+        """Until something is due, steps are plain without a look: deciding takes time, too."""
+        if decision.has_drafts or any([state.wishes.mode == "on" for state in situation.states]):
+            return
+        self._is_broke = self.budget.balance <= 0.0
+        due = [backoff.due for backoff in self._models.values()]
+        lookups = [lookup for row in situation.auto for lookup in situation.states[row].lookups.values()]
+        if not self._is_broke:
+            due += [lookup.backoff.due for lookup in lookups]
+        elif self._in_debt.due > self._step or not any([lookup.backoff.due == 0 for lookup in lookups]):
+            due = [max(each, self._in_debt.due) for each in due]
+            due.append(self._step + min(self.budget.steps_to_recover, TUNABLES.longest_backoff))
+        else:
+            return
+        self._idle_until, self._idle_requests = min(due, default=1 << 60), list(decision.requests)
+
+    def _stays_idle(self, requests: Sequence[Request]) -> bool:
+        """Whether a batch can be idle that was to be; another one only where there is no budget for a look at it."""
+        if requests == self._idle_requests:
+            return True
+        if not self._is_broke:
+            return False
+        new = [self._state(request) for request in requests if request.id not in self._states]
+        self._idle_requests = list(requests)
+        return not any(state.wishes.mode == "on" for state in new)
+
+    @property
+    def _idle_time(self) -> IdleTime:
+        return self._baseline.idle_time if self.costs is not None else IdleTime()
+
+    def _settle_idle_time(self, requests: Sequence[Request], states: Sequence[RequestState], plain_step: float) -> None:
+        """Book what idle steps took: for the engine, and for the requests that had part in them."""
+        now, booked = self._idle_time, self._booked_idle_time
+        if now is not booked:
+            self.budget.book(now.spent - booked.spent, now.plain - booked.plain, plain_step)
+            kept = _RECENT ** ((now.spent - booked.spent) / plain_step)
+            self._recent_spent = kept * self._recent_spent + now.spent - booked.spent
+            self._recent_plain = kept * self._recent_plain + now.plain - booked.plain
+            self._booked_idle_time = now
+        for request, state in zip(requests, states, strict=True):
+            if state.idle is not now:
+                spent, plain = now.spent - state.idle.spent, now.plain - state.idle.plain
+                state.idle = now
+                request.spec.decode_seconds += spent
+                request.spec.plain_seconds += plain
+                state.budget.book(spent, plain, plain_step)
+
+    def release(self, request: Request) -> None:
+        """The request is over, or has lost its place."""
+        state = self._states.pop(request.id, None)
+        if state is None:
+            return
+        if self.costs is not None:
+            self._settle_idle_time([request], [state], self._plain_step)
+            self._planner.mean_output += 0.05 * (request.num_output - self._planner.mean_output)
+        for owns in (state.own, state.own_forecasts):
+            for name, own in owns.items():
+                self.acceptances[name].end(own)

@@ -1,0 +1,144 @@
+"""The protocol of one speculative step, once for the engine, the simulator and the tests:
+
+decision = session.choose(requests, stats)      look drafts up and decide; then the caller takes cache room
+session.draft(decision, stats)                  models draft what was decided
+...                                             the target runs once, and every request has a verdict
+session.observe(request, choice, verdict)       the proposer hears it and rewinds its own cache
+session.learn(decision, outcomes, stats, step)  costs, acceptance and budgets follow what was seen
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+from outpace.core import Draft, Request, StepStats, Verdict
+from outpace.speculation.base import DraftAsk, Proposer
+from outpace.speculation.costs import Costs, DraftCosts
+from outpace.speculation.policy.policy import Decision, Policy
+from outpace.speculation.policy.state import Choice, Outcome
+
+
+@dataclass(slots=True)
+class StepShape:
+    """What the target computed in a step, and whether that took as long as such steps take."""
+
+    num_tokens: int
+    context: float  # tokens a row had before, on average
+    is_typical: bool = True
+
+
+class Session:
+    def __init__(
+        self, policy: Policy, proposers: Mapping[str, Proposer], clock: Callable[[], float] = perf_counter
+    ) -> None:
+        """`clock` tells seconds; a simulator has its own."""
+        self.policy = policy
+        self._proposers = proposers
+        self._clock = clock
+        self._lookup_seconds = 0.0  # of the decision under way
+        self._learning_seconds = 0.0  # since the last decision
+
+    @property
+    def costs(self) -> Costs | None:
+        return self.policy.costs
+
+    def choose(self, requests: Sequence[Request], stats: StepStats) -> Decision:
+        """Decide about the decoding requests of a step, after looking drafts up where the policy wants that."""
+        if not any([request.may_speculate for request in requests]):
+            return Decision(0, requests, [Choice.plain()] * len(requests))
+        begin = self._clock()
+        self._lookup_seconds = 0.0
+        decision = self.policy.decide(requests, self._look_up, stats.num_prefill_tokens)
+        stats.lookup_seconds = self._lookup_seconds
+        stats.policy_seconds = self._clock() - begin - self._lookup_seconds
+        stats.learning_seconds, self._learning_seconds = self._learning_seconds, 0.0
+        return decision
+
+    def _look_up(self, asks: Mapping[str, list[DraftAsk]]) -> dict[int, list[Draft]]:
+        found: dict[int, list[Draft]] = {}
+        for name, of_proposer in asks.items():
+            begin = self._clock()
+            drafts = self._proposers[name].propose(of_proposer)
+            seconds = self._clock() - begin
+            for ask, draft in zip(of_proposer, drafts, strict=True):
+                found.setdefault(ask.request.id, []).append(draft)
+            self._lookup_seconds += seconds
+            if self.costs is not None:
+                self.costs.drafts[name].observe_lookups(len(of_proposer), seconds)
+        return found
+
+    def draft(self, decision: Decision, stats: StepStats) -> None:
+        """Have the drafts made that were decided about and are not there yet."""
+        begin = self._clock()
+        for name, choices in _by_proposer(decision).items():
+            drafts = self._proposers[name].propose([choice.ask for choice in choices if choice.ask is not None])
+            for choice, draft in zip(choices, drafts, strict=True):
+                choice.draft = draft
+            stats.draft_seconds = self._clock() - begin
+
+    def observe(self, request: Request, choice: Choice, verdict: Verdict) -> None:
+        """What became of a request's draft, after its tokens were added."""
+        if choice.draft is not None:
+            self._proposers[choice.method].observe(request, verdict)
+
+    def learn_drafting(self, decision: Decision, *, is_typical: bool) -> float:
+        """What drafting took; returns the seconds of it that went into catching up with texts.
+
+        Where something else was done in that time, it is not typical, and no cost is learned.
+        """
+        total = 0.0
+        for name in _by_proposer(decision):
+            timing, costs = self._proposers[name].timing, self._costs_of(name)
+            if timing is None or costs is None:
+                continue
+            if is_typical:
+                costs.observe(timing)
+            elif costs.passes is not None:
+                timing.divide(costs.passes.seconds)
+            total += timing.catch_up_seconds
+        return total
+
+    def _costs_of(self, name: str) -> DraftCosts | None:
+        return self.costs.drafts.get(name) if self.costs is not None else None
+
+    def learn(
+        self,
+        decision: Decision,
+        outcomes: Sequence[Outcome],
+        stats: StepStats,
+        shape: StepShape,
+        catch_up_seconds: float = 0.0,
+    ) -> None:
+        """What came of a decision; then the policy forgets the requests that ended.
+
+        Costs are learned from steps of pure decoding that were looked at. What a step did for the first and last time,
+        such as capturing a graph, says nothing about costs and is nobody's loss.
+        """
+        begin = self._clock()
+        if decision.is_weighed or decision.is_idle:
+            costs = self.costs
+            is_pure = shape.is_typical and not stats.num_prefill_tokens and not stats.has_prepared
+            if costs is not None and is_pure and not decision.is_idle:
+                seconds = stats.forward_seconds + stats.hidden_seconds
+                costs.target.observe(len(outcomes), shape.num_tokens, shape.context, seconds)
+                costs.observe_host(
+                    schedule_seconds=stats.schedule_seconds,
+                    verify_seconds=stats.verify_seconds,
+                    num_emitted=stats.num_emitted,
+                )
+            self.policy.learn(decision, outcomes, stats, catch_up_seconds)
+        if stats.num_finished:
+            for outcome in outcomes:
+                if outcome.request.finish_reason is not None:
+                    self.policy.release(outcome.request)
+        self._learning_seconds += self._clock() - begin
+
+
+def _by_proposer(decision: Decision) -> dict[str, list[Choice]]:
+    found: dict[str, list[Choice]] = {}
+    for choice in decision.choices:
+        if choice.depth and choice.ask is not None:
+            found.setdefault(choice.method, []).append(choice)
+    return found

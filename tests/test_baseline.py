@@ -1,0 +1,191 @@
+"""What plain decoding takes now: steps mixed with prompts, plain ones that costs had wrong, and passes disturbed."""
+
+from __future__ import annotations
+
+import pytest
+
+from outpace.core import StepStats
+from outpace.speculation.policy.tunables import TUNABLES
+from tests.desk import Desk, always, nothing, request_of
+
+COSTS = {1: 1.0, 2: 1.1, 4: 1.3, 101: 11.0, 104: 11.3}  # a prompt of a hundred tokens takes ten steps
+DEPTH = 3
+
+
+def drafting() -> Desk:
+    """A draft of three that is accepted whole, in 1.3 seconds: what plainly takes four."""
+    return Desk(COSTS, suffix=always(length=DEPTH), lookup_seconds=0.0)
+
+
+def plain(*, begins_ahead: bool = False) -> Desk:
+    """Every step is decided, and none drafts: nothing is found, and looking costs nothing."""
+    return Desk(COSTS, suffix=nothing, lookup_seconds=0.0, begins_ahead=begins_ahead)
+
+
+def believed(desk: Desk, num_rows: int = 1) -> float:
+    return desk.policy._baseline.plain_seconds(num_rows, 10.0)
+
+
+def test_a_step_mixed_with_a_prompt_counts_with_its_share_of_decoding():
+    mixed, pure = drafting(), drafting()
+    # What a prompt adds leaves room in the pass: the same draft is worth it beside one.
+    [beside] = mixed.step([request_of()], num_prefill=100)
+    [alone] = pure.step([request_of()])
+    assert beside.verdict.num_drafted == alone.verdict.num_drafted == DEPTH
+    assert pure.policy.budget.estimated_speedup == pytest.approx(4 / 1.3)
+    assert mixed.policy.budget.estimated_speedup == pytest.approx(4 / 1.3)
+
+
+def test_a_plain_step_beside_a_prompt_neither_gains_nor_loses_however_long_it_took():
+    desk, who = plain(), request_of()
+    desk.step([who], num_prefill=100, forward_seconds=30.0)
+    assert desk.policy.budget.estimated_speedup == pytest.approx(1.0)
+    assert who.spec.decode_seconds == pytest.approx(who.spec.plain_seconds)
+
+
+def test_a_plain_step_beside_a_prompt_says_nothing_of_plain_steps():
+    desk, who = plain(), request_of()
+    for _ in range(20):
+        desk.step([who], num_prefill=100, forward_seconds=30.0)
+    assert believed(desk) == pytest.approx(1.0)
+
+
+def test_gains_are_measured_by_plain_steps_as_they_were_where_costs_have_them_wrong():
+    """Costs say 1.0, plain steps take 0.9: a step with drafts saves less than costs would have it."""
+    desk, who = plain(), request_of()
+    for _ in range(60):
+        desk.step([who], forward_seconds=0.9)
+    assert believed(desk) == pytest.approx(0.9, rel=0.03)
+    desk.proposers["suffix"].script = always(length=DEPTH)
+    before, num_before = who.spec.plain_seconds, who.num_output
+    while not desk.step([who], forward_seconds=1.0)[0].verdict.num_drafted:
+        before, num_before = who.spec.plain_seconds, who.num_output
+    num_said = who.num_output - num_before
+    assert num_said > 1
+    assert who.spec.plain_seconds - before == pytest.approx(num_said * 0.9, rel=0.03)
+
+
+def test_each_number_of_rows_has_a_baseline_of_its_own():
+    desk, batch = plain(), [request_of() for _ in range(2)]
+    for _ in range(40):
+        desk.step(batch, forward_seconds=1.1)
+        desk.step(batch[:1], forward_seconds=0.8)
+    assert believed(desk, 1) == pytest.approx(0.8, rel=0.05)
+    assert believed(desk, 2) == pytest.approx(1.1, rel=0.05)
+
+
+def test_one_plain_step_that_something_disturbed_hardly_moves_the_baseline():
+    desk, who = plain(), request_of()
+    for _ in range(20):
+        desk.step([who], forward_seconds=1.0)
+    desk.step([who], forward_seconds=50.0)
+    assert believed(desk) < 1.2
+
+
+def test_deciding_while_the_device_is_at_work_costs_nothing():
+    """A step begun before it was asked for takes a second from the one before, whatever the host does meanwhile."""
+    waiting, hiding = plain(), plain()
+    for _ in range(20):
+        waiting.step([request_of()], forward_seconds=0.8, policy_seconds=0.2)
+        hiding.step([request_of()], forward_seconds=0.8, policy_seconds=0.2, hidden_seconds=0.2)
+    assert waiting.policy.budget.estimated_speedup == pytest.approx(0.8)
+    assert hiding.policy.budget.estimated_speedup == pytest.approx(1.0)
+
+
+def test_deciding_before_a_draft_is_waited_for_even_if_verifying_was_begun_behind_it():
+    stats = StepStats(policy_seconds=0.2, draft_seconds=0.5, forward_seconds=0.8, hidden_seconds=0.1)
+    assert stats.deciding_seconds == 0.2
+
+
+def test_a_pass_that_was_disturbed_forbids_nothing_and_is_not_denied():
+    desk, who = drafting(), request_of()
+    [outcome] = desk.step([who], forward_seconds=50.0)
+    assert outcome.verdict.num_drafted == DEPTH
+    assert desk.policy.budget.balance > 0.0
+    assert desk.policy.budget.estimated_speedup == pytest.approx((1 + DEPTH) / 50, rel=0.15)
+
+
+def test_drafts_that_cost_what_they_were_meant_to_cost_are_not_excused():
+    desk, who = Desk({1: 1.0, 4: 1.9}, suffix=nothing), request_of()
+    desk.step([who])
+    desk.proposers["suffix"].script = always(False, sure=0.99, length=DEPTH)
+    before, num_drafted = desk.policy.budget.balance, 0
+    while not num_drafted:
+        [[num_drafted]] = desk.run([who], 1)
+    assert num_drafted == DEPTH
+    assert desk.policy.budget.balance == pytest.approx(before - 0.9, abs=0.2)
+
+
+def test_a_step_that_did_something_once_is_nobodys_loss():
+    """Capturing a graph, say: it took long, and will not again."""
+    desk, who = drafting(), request_of()
+    desk.step([who])
+    balance, spent, costs = desk.policy.budget.balance, who.spec.decode_seconds, desk.costs.as_dict()
+    [outcome] = desk.step([who], forward_seconds=50.0, has_prepared=True)
+    assert outcome.verdict.num_drafted == DEPTH
+    assert desk.policy.budget.balance == balance and desk.policy.budget.spent_seconds == spent
+    assert desk.costs.as_dict() == costs
+    assert who.spec.decode_seconds == spent
+
+
+# ---- where plain steps on end are begun before each is asked for
+
+
+@pytest.mark.parametrize("num_on_end", [0, 60])
+def test_where_plain_steps_are_begun_ahead_a_lone_one_that_takes_longer_says_nothing_of_them(num_on_end: int):
+    """On a device a plain step after others waits for nothing but the model; one between drafts waits for the host."""
+    desk, who = plain(begins_ahead=True), request_of()
+    for _ in range(num_on_end):
+        desk.step([who], forward_seconds=0.8, hidden_seconds=0.1)
+    before, ratio = believed(desk), desk.policy._baseline.ratio(1)
+    assert before == pytest.approx(0.8 if num_on_end else 1.0, rel=0.05)
+    for _ in range(40):
+        desk.step([who], forward_seconds=1.1)
+    assert desk.policy._baseline.ratio(1) == pytest.approx(ratio, rel=0.02), "what costs say is another matter"
+
+
+@pytest.mark.parametrize("seconds", [0.9, 0.7])
+def test_where_plain_steps_are_begun_ahead_a_lone_one_that_takes_less_is_believed(seconds):
+    """Costs follow the same steps: what both have learned is not to be counted twice."""
+    desk, who = plain(begins_ahead=True), request_of()
+    for _ in range(200):
+        desk.step([who], forward_seconds=seconds)
+    assert believed(desk) == pytest.approx(seconds, rel=0.04)
+
+
+# ---- idle steps
+
+
+def test_idle_steps_that_were_begun_ahead_say_what_a_plain_one_takes():
+    """Looking costs a tenth of a step and finds nothing: most steps are idle."""
+    desk, who = Desk(COSTS, suffix=nothing, lookup_seconds=0.1, begins_ahead=True), request_of()
+    idle = 0
+    for _ in range(400):
+        desk.step([who], forward_seconds=0.8, hidden_seconds=0.1)
+        idle += desk.policy.trace[-1].reason == "idle"
+    assert idle > 200
+    assert believed(desk) == pytest.approx(0.8, rel=0.1)
+
+
+def test_what_idle_steps_took_is_booked_when_something_is_looked_at_again_and_at_the_end():
+    desk = Desk(COSTS, suffix=nothing, lookup_seconds=0.1)
+    who = request_of(length=3, max_length=103)
+    while who.finish_reason is None:
+        desk.step([who], policy_seconds=0.01)
+    num_lookups = desk.proposers["suffix"].num_asked
+    assert num_lookups < 50
+    assert who.spec.plain_seconds == pytest.approx(100.0)
+    assert who.spec.decode_seconds == pytest.approx(101.0 + 0.1 * num_lookups)
+    budget = desk.policy.budget
+    assert [budget.spent_seconds, budget.plain_seconds] == pytest.approx([101.0 + 0.1 * num_lookups, 100.0])
+    assert budget.balance < TUNABLES.most_balance
+
+
+def test_an_idle_step_that_did_something_once_is_in_no_figure():
+    desk, who = Desk(COSTS, suffix=nothing, lookup_seconds=0.1, begins_ahead=True), request_of()
+    desk.run([who], 100)
+    for _ in range(40):
+        desk.step([who], forward_seconds=50.0, hidden_seconds=0.1, has_prepared=True)
+    desk.policy.release(who)
+    assert desk.policy.budget.spent_seconds < 200.0
+    assert believed(desk) == pytest.approx(1.0, rel=0.05)

@@ -1,0 +1,249 @@
+"""When a draft model catches up with a text: what that costs, what it may bring, and what it may lose."""
+
+from __future__ import annotations
+
+import pytest
+
+from outpace.core import Request
+from outpace.speculation.costs import DraftCosts, StepCosts
+from outpace.speculation.policy.tunables import TUNABLES
+from tests.desk import FLAT, Desk, Script, always, request_of
+
+LENGTH = 200  # tokens of a text
+
+
+def catching_up(seconds: float, script: Script | None = None) -> Desk:
+    """A cheap draft model that takes so many plain steps to catch up with a text, and as many times that for more."""
+    passes = StepCosts({1: 0.05, 2: 0.05, LENGTH: 0.05 + seconds, 16 * LENGTH: 0.05 + 16 * seconds})
+    costs = DraftCosts(StepCosts({1: 0.05, 256: 0.08}), passes)
+    return Desk(FLAT, models={"draft": (script or always(sure=0.9), costs)})
+
+
+def drafts_in(desk: Desk, who: Request, steps: int = 10) -> int:
+    """Steps with a draft."""
+    return sum(depth > 0 for [depth] in desk.run([who], steps))
+
+
+def test_a_text_is_caught_up_with_where_enough_is_left_to_say():
+    desk = catching_up(2.0)
+    desk.run([request_of(length=2)], 40)  # something is known of the draft
+    assert drafts_in(desk, request_of(length=LENGTH, max_length=LENGTH + 100))
+    assert not drafts_in(desk, request_of(length=LENGTH, max_length=LENGTH + 3), 2), "for three tokens it is not"
+
+
+def test_a_text_too_long_for_what_is_left_to_say_is_not_caught_up_with():
+    """Catching up takes eight steps of the target; as many tokens are wanted."""
+    desk = catching_up(8.0)
+    assert desk.depths([request_of(length=LENGTH, max_length=LENGTH + 8)]) == [0]
+    known = request_of(length=LENGTH, max_length=LENGTH + 8)
+    desk = catching_up(8.0)
+    desk.model().num_cached[known.id] = LENGTH - 1
+    assert desk.depths([known])[0] > 0, "what is in its cache costs nothing more"
+
+
+def test_the_very_first_text_may_cost_only_so_much():
+    """Nothing is known of the model yet: should it be wrong, what was spent on it is lost."""
+    most = TUNABLES.engine_grant + TUNABLES.request_grant
+    assert drafts_in(catching_up(0.25 * most), request_of(length=LENGTH))
+    assert not drafts_in(catching_up(2.0 * most), request_of(length=LENGTH))
+    assert not drafts_in(catching_up(0.5 * most), request_of(length=LENGTH, max_length=LENGTH + 5)), "a short answer"
+
+
+def test_the_dearer_a_text_the_more_has_to_be_left_to_say():
+    def least_left(seconds: float) -> int:
+        lengths = (4, 8, 16, 32, 64, 128, 256)
+        found = (
+            n for n in lengths if drafts_in(catching_up(seconds), request_of(length=LENGTH, max_length=LENGTH + n), 1)
+        )
+        return next(found, 10**6)
+
+    least = [least_left(seconds) for seconds in (0.2, 2.0, 5.0, 300.0)]
+    assert least == sorted(least) and least[0] < least[-1] == 10**6
+
+
+def test_two_tokens_that_an_accepted_draft_leaves_are_no_catching_up():
+    desk, who = catching_up(5.0), request_of(length=2)
+    desk.run([who], 30)
+    assert desk.model().num_uncached(who) <= 2
+    [plan] = [desk.decision([who]).plan]
+    assert plan is None or plan.catch_up_seconds == 0.0
+
+
+# ---- paid back
+
+
+def test_catching_up_is_paid_back_by_drafts_that_are_right():
+    desk, who = catching_up(1.5), request_of(length=LENGTH)
+    desk.run([who], 100)
+    assert who.spec.decode_seconds < 0.8 * who.spec.plain_seconds
+    assert desk.policy.budget.estimated_speedup is not None and desk.policy.budget.estimated_speedup > 1.25
+
+
+def test_what_was_caught_up_with_once_is_not_paid_for_again():
+    desk, who = catching_up(1.5), request_of(length=LENGTH)
+    desk.run([who], 3)
+    assert desk.model().num_uncached(who) < 3
+    begin, num_before = desk.clock.now, len(who.tokens)
+    desk.run([who], 20)
+    steps_of_plain = len(who.tokens) - num_before
+    assert desk.clock.now - begin < 0.8 * steps_of_plain
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1.5, 6.0, 12.0, 24.0])
+@pytest.mark.parametrize("num_rows", [1, 4])
+def test_catching_up_for_drafts_that_are_wrong_loses_no_more_than_the_grants(seconds, num_rows):
+    desk = catching_up(seconds, always(False, sure=0.9))
+    batch = [request_of(length=LENGTH, max_length=LENGTH + 300) for _ in range(num_rows)]
+    desk.run(batch, 290)
+    for who in batch:
+        lost = who.spec.decode_seconds - who.spec.plain_seconds
+        assert lost <= TUNABLES.request_grant + TUNABLES.engine_grant + 0.02 * who.spec.plain_seconds
+    budget = desk.policy.budget
+    lost = budget.spent_seconds - budget.plain_seconds
+    assert lost <= TUNABLES.request_grant + TUNABLES.engine_grant + 0.02 * budget.plain_seconds
+
+
+def test_texts_are_caught_up_with_less_and_less_where_drafts_are_always_wrong():
+    """The model is no better for the next request than it was for the last."""
+    desk, caught_up = catching_up(1.0, always(False, sure=0.9)), list[bool]()
+    for _ in range(60):
+        who = request_of(length=LENGTH, max_length=LENGTH + 60)
+        while who.finish_reason is None:
+            desk.step([who])
+        caught_up.append(who.id in desk.model().num_cached)
+    assert sum(caught_up[-20:]) < sum(caught_up[:20])
+    budget = desk.policy.budget
+    allowed = TUNABLES.engine_grant + TUNABLES.request_grant + 60 * 0.5 + 0.02 * budget.plain_seconds
+    assert budget.spent_seconds - budget.plain_seconds <= allowed
+
+
+def test_catching_up_for_a_request_that_ends_in_that_very_step_is_a_loss():
+    """It said its last token although more was expected of it; at the latest some hundred steps later that counts."""
+    desk, who = catching_up(1.5), request_of(length=LENGTH)
+    desk.accepts = lambda drafted: 0
+    while who.id not in desk.model().num_cached:
+        desk.step([who])
+        assert desk.policy._step < 100
+    budget = desk.policy.budget
+    assert budget.spent_seconds - budget.plain_seconds > 1.5
+    who.finish_reason = "stop"
+    desk.policy.release(who)
+    other = Desk(FLAT).policy.budget  # one that has lost nothing
+    for each in (budget, other):
+        for _ in range(100):
+            each.book(1.0, 1.0, 1.0)
+    assert budget.balance < other.balance - 1.0
+
+
+def test_catching_up_for_a_request_that_insists_on_drafts_is_nobodys_loss():
+    desk = catching_up(50.0)
+    insisting = request_of(length=LENGTH, mode="on", method="draft")
+    before = desk.policy.budget.balance
+    desk.run([insisting], 5)
+    desk.policy.release(insisting)
+    assert desk.policy.budget.balance >= before and desk.policy.budget.estimated_speedup is None
+    assert drafts_in(desk, request_of(length=2)) > 5, "nor does it keep others from drafts"
+
+
+def test_catching_up_is_learned_apart_from_passes():
+    desk, who = catching_up(0.5), request_of(length=LENGTH)
+    before = desk.costs.drafts["draft"].seconds(1, 4, 10.0)
+    desk.truth.drafts["draft"].catch_up = StepCosts({1: 0.05, LENGTH: 3.0})
+    for _ in range(8):
+        desk.run([who], 3)
+        desk.policy.release(who)
+        who = request_of(length=LENGTH)
+    assert desk.costs.drafts["draft"].catch_up_seconds(LENGTH) > 0.5
+    assert desk.costs.drafts["draft"].seconds(1, 4, 10.0) == pytest.approx(before, rel=0.05)
+
+
+# ---- refused, and tried again
+
+
+def test_in_debt_a_dear_text_is_not_caught_up_with_by_a_model_nothing_is_known_of():
+    desk = catching_up(8.0)
+    desk.lose(1000.0)
+    assert not drafts_in(desk, request_of(length=LENGTH, max_length=LENGTH + 200), 30)
+
+
+def test_what_is_caught_up_with_in_debt_would_be_with_a_budget_too():
+    taken = []
+    for seconds in (1.0, 3.0, 6.0, 9.0, 15.0, 30.0):
+        rich, broke = catching_up(seconds), catching_up(seconds)
+        rich.gain(100.0)
+        broke.lose(1000.0)
+        who = [request_of(length=LENGTH, max_length=LENGTH + 30) for _ in range(2)]
+        taken.append((rich.depths(who[:1])[0] > 0, broke.depths(who[1:])[0] > 0))
+    assert all(with_budget or not in_debt for with_budget, in_debt in taken)
+    assert sum(with_budget for with_budget, _ in taken) > sum(in_debt for _, in_debt in taken)
+
+
+def test_in_debt_a_model_that_has_paid_goes_on_for_texts_it_has_followed():
+    desk, who = catching_up(3.0), request_of(length=2)
+    desk.run([who], 40)
+    desk.lose(1000.0)
+    assert drafts_in(desk, who, 40) > 30
+
+
+def test_a_text_that_was_refused_for_want_of_a_budget_is_caught_up_with_when_there_is_one():
+    desk = catching_up(0.5)
+    batch = [request_of(length=LENGTH) for _ in range(4)]  # too many to take the model's word for
+    desk.lose(100.0)
+    assert not any(map(any, desk.run(batch, 10)))
+    desk.gain(200.0)
+    assert any(map(any, desk.run(batch, 4 * TUNABLES.longest_backoff)))
+
+
+def test_a_model_that_was_refused_is_weighed_more_and_more_rarely():
+    desk, who = catching_up(300.0), request_of(length=LENGTH)
+    desk.run([who], 200)
+    reasons = [step.reason for step in list(desk.policy.trace)[-100:]]
+    assert reasons.count("idle") > 60
+
+
+# ---- smaller trials
+
+
+def test_where_all_texts_are_too_dear_together_the_model_is_tried_for_fewer():
+    desk, batch = catching_up(1.0), [request_of(length=LENGTH) for _ in range(8)]
+    first = next(depths for depths in desk.run(batch, 40) if any(depths))
+    assert 0 < sum(depth > 0 for depth in first) < 8
+
+
+def test_a_trial_that_fares_well_is_followed_by_drafts_for_all():
+    desk, batch = catching_up(1.0), [request_of(length=LENGTH) for _ in range(8)]
+    taken = [sum(depth > 0 for depth in depths) for depths in desk.run(batch, 300)]
+    assert max(taken[-20:]) == 8
+    assert desk.policy.budget.estimated_speedup is not None and desk.policy.budget.estimated_speedup > 1.0
+
+
+def test_trials_that_fare_badly_lose_no_more_than_the_grants():
+    desk = catching_up(1.0, always(False, sure=0.9))
+    batch = [request_of(length=LENGTH) for _ in range(8)]
+    taken = desk.run(batch, 400)
+    budget = desk.policy.budget
+    allowed = TUNABLES.engine_grant + TUNABLES.request_grant + 0.02 * budget.plain_seconds
+    assert budget.spent_seconds - budget.plain_seconds <= allowed
+    assert sum(map(any, taken[-100:])) <= 10
+
+
+def test_a_trial_is_marked_as_one():
+    desk, batch = catching_up(1.0), [request_of(length=LENGTH) for _ in range(8)]
+    trials = []
+    for _ in range(40):
+        decision = desk.decision(batch)
+        trials.append(decision.is_trial)
+        if decision.is_trial:
+            assert 0 < sum(choice.depth > 0 for choice in decision.choices) < 8
+            assert decision.reason.endswith("a trial")
+        desk.step(batch)
+    assert any(trials)
+
+
+def test_a_new_request_makes_a_refused_model_worth_a_look():
+    """Its text may be of another kind, and short."""
+    desk, who = catching_up(300.0), request_of(length=LENGTH)
+    desk.run([who], 100)
+    short = request_of(length=2)
+    taken = [depths[1] for depths in desk.run([who, short], 3)]
+    assert any(taken)

@@ -1,0 +1,124 @@
+"""A proposer that nobody but its author has heard of: `auto` uses it where it pays, and leaves it where it does not."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import sleep
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from outpace.config import SamplingParams, SpeculationParams
+from outpace.core import Request, StepPlan
+from outpace.engine.engine import Engine
+from outpace.speculation.base import NoDraft, Proposer
+from outpace.speculation.suffix import SuffixProposer
+from tests import own_proposer
+from tests.fakes import FakeModel, FakeRunner, fake_config, fake_loaded
+from tests.own_proposer import OwnProposer
+from tests.test_engine import plainly, prompt_of, run
+
+STEP = 2e-3  # seconds of a step of the target, whatever its size: a clock can tell that from what a host takes
+NUM_TOKENS = 120
+
+
+class SlowRunner(FakeRunner):
+    def forward(self, plan: StepPlan) -> NDArray[np.float32]:
+        sleep(STEP)
+        return super().forward(plan)
+
+
+class Case:
+    """A prompt, what the target says to it, and an engine with a proposer that drafts that, or something else."""
+
+    def __init__(self, *, is_right: bool, draft_seconds: float = 0.0, beside: Sequence[Proposer] = ()) -> None:
+        self._is_right, self._seconds = is_right, draft_seconds
+        self._prompt = prompt_of(random.Random(3), 20)
+        model, self._params = FakeModel(), SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+        self._answer = plainly(model, self._prompt, self._params, 0)
+        proposers: list[Proposer] = [NoDraft(), OwnProposer(self._continued), *beside]
+        config = fake_config(speculation="auto", depth=4, prefix_reuse=False)
+        # A request cannot ask for it by name, as it can for others; in `auto` it competes like any of them.
+        config = replace(config, methods=cast(Any, tuple(each.name for each in proposers[1:])))
+        loaded = fake_loaded(model, config)
+        loaded = replace(loaded, runner=SlowRunner(model, loaded.runner.capacity))
+        self.engine = Engine(loaded, {each.name: each for each in proposers}, config)
+
+    def _continued(self, texts: list[list[int]], depth: int) -> list[list[int]]:
+        sleep(self._seconds)
+        return [self._continue(text, depth) for text in texts]
+
+    def _continue(self, text: list[int], depth: int) -> list[int]:
+        following = [*self._prompt, *self._answer][len(text) :][:depth]
+        following += [0] * (depth - len(following))
+        return following if self._is_right else [(token + 1) % 256 for token in following]
+
+    def answer(self, **wishes: Any) -> Request:
+        params = replace(self._params, speculation=SpeculationParams(**wishes))
+        request = self.engine.submit(self._prompt, params, seed=0)
+        assert run(self.engine, [request]) == [self._answer], "whatever is drafted, the target's tokens are said"
+        return request
+
+
+def test_its_costs_are_measured_like_any_proposers():
+    case = Case(is_right=True, draft_seconds=STEP)
+    case.engine.calibrate()
+    assert case.engine.costs is not None and case.engine.costs.drafts.keys() == {"own"}
+    costs = case.engine.costs.drafts["own"]
+    assert costs.one_pass and costs.seconds(1, 4, 20.0) >= STEP
+
+
+def test_it_is_used_where_its_drafts_are_right_and_cheap():
+    request = Case(is_right=True).answer()
+    assert request.spec.proposers == {"own"}
+    assert request.spec.num_accepted > NUM_TOKENS / 2
+    assert request.spec.steps < NUM_TOKENS / 2
+
+
+def test_it_is_left_where_its_drafts_are_wrong():
+    case = Case(is_right=False)
+    request = case.answer()
+    assert request.spec.num_accepted == 0
+    assert request.spec.num_drafts < NUM_TOKENS / 4, "it is tried, and soon given up"
+    assert case.answer().spec.num_drafts < NUM_TOKENS / 8, "and hardly tried again for the next"
+
+
+def test_it_is_left_where_its_drafts_are_dear():
+    """Four tokens that are right save four steps, and take ten."""
+    request = Case(is_right=True, draft_seconds=10 * STEP).answer()
+    assert request.spec.num_drafts < NUM_TOKENS / 20
+
+
+def test_it_stands_beside_others():
+    request = Case(is_right=True, beside=[SuffixProposer(0)]).answer()
+    assert "own" in request.spec.proposers and request.spec.num_accepted > NUM_TOKENS / 2
+
+
+def test_a_request_that_wants_plain_decoding_gets_it():
+    assert Case(is_right=True).answer(mode="off").spec.num_drafts == 0
+
+
+def test_the_proposer_that_contributing_shows_is_this_one():
+    shown = Path(__file__).parents[1].joinpath("CONTRIBUTING.md").read_text(encoding="utf-8")
+    blocks = [block.strip() for block in re.findall(r"^```python\n(.*?)^```", shown, re.MULTILINE | re.DOTALL)]
+    assert own_proposer.__file__ is not None
+    code = Path(own_proposer.__file__).read_text(encoding="utf-8").split('"""', 2)[2].strip()
+    assert code in blocks, "CONTRIBUTING.md has to show what stands in tests/own_proposer.py after its docstring"
+
+
+@pytest.mark.parametrize("draft_seconds", [0.0, STEP])
+def test_what_its_drafts_take_is_learned_from_every_one(draft_seconds):
+    """Half as long as was measured at the start: costs follow."""
+    case = Case(is_right=True, draft_seconds=draft_seconds + STEP / 2)
+    case.engine.calibrate()
+    assert case.engine.costs is not None
+    before = case.engine.costs.drafts["own"].seconds(1, 4, 20.0)
+    case._seconds = draft_seconds
+    case.answer()
+    assert case.engine.costs.drafts["own"].seconds(1, 4, 20.0) < 0.9 * before

@@ -1,0 +1,295 @@
+"""The arithmetic of a batch against looking at every choice there is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from outpace.core import Request
+from outpace.speculation.policy.planner import Plan, Stop
+from outpace.speculation.policy.policy import Decision
+from tests.desk import FLAT, USUAL, Desk, always, model_costs, request_of
+
+MOST = 5  # tokens of a draft: few, so that every choice can be looked at
+
+
+@dataclass
+class Batch:
+    """A step before anything was decided about it, and what was looked up for each of its requests."""
+
+    desk: Desk
+    requests: list[Request]
+    decision: Decision
+    survival: list[list[float]]  # of each row, the chance that each of its tokens is reached and accepted
+
+    def plan(self) -> Plan:
+        assert self.decision.situation is not None
+        return self.desk.policy._planner.with_lookups(self.decision.situation, self.decision.found)
+
+    def within(self, plan: Plan, longest: float) -> Plan:
+        assert self.decision.situation is not None
+        return self.desk.policy._planner.within(self.decision.situation, plan, longest)
+
+    def seconds(self, depths: Sequence[int]) -> float:
+        return self.desk.truth.target.seconds(len(depths), len(depths) + sum(depths)) + self.host(depths)
+
+    def host(self, depths: Sequence[int]) -> float:
+        return self.desk.truth.judge_seconds * self.expected(depths) + self.desk.truth.schedule_seconds
+
+    def expected(self, depths: Sequence[int]) -> float:
+        return len(depths) + sum(sum(row[:depth]) for row, depth in zip(self.survival, depths, strict=True))
+
+    def speed(self, depths: Sequence[int]) -> float:
+        return self.expected(depths) / self.seconds(depths)
+
+    def choices(self) -> list[tuple[int, ...]]:
+        """Every vector of depths that fits into a step."""
+        most = self.desk.policy._config.max_step_tokens - len(self.survival)
+        return [each for each in product(*(range(len(row) + 1) for row in self.survival)) if sum(each) <= most]
+
+    def depths(self, plan: Plan) -> tuple[int, ...]:
+        return tuple(plan.depths.get(row, 0) for row in range(len(self.survival)))
+
+
+def batch_of(points: Mapping[int, float], confidence: Sequence[Sequence[float]], **options: Any) -> Batch:
+    """Lookups of these confidences; how likely their tokens are is what acceptance makes of that."""
+    requests = [request_of() for _ in confidence]
+    by_id = {request.id: list(claimed) for request, claimed in zip(requests, confidence, strict=True)}
+    desk = Desk(
+        points,
+        suffix=lambda request: ([True] * len(by_id[request.id]), by_id[request.id]),
+        lookup_seconds=0.0,
+        max_sequences=4,
+        **options,
+    )
+    for costs in (desk.costs, desk.truth):
+        costs.judge_seconds, costs.schedule_seconds = 0.01, 0.02
+    acceptance = desk.policy.acceptances["suffix"]
+    survival = [acceptance.survival(0, claimed, 0.0, 0.0) for claimed in confidence]
+    return Batch(desk, requests, desk.decision(requests), survival)
+
+
+CLAIMS = st.floats(0.0, 1.0)
+CONFIDENCE = st.lists(st.lists(CLAIMS, min_size=1, max_size=MOST), min_size=1, max_size=4)
+
+
+@st.composite
+def stairs(draw: st.DrawFn) -> dict[int, float]:
+    """Steps of any width and height, on a slope of any kind."""
+    width, rise = draw(st.integers(1, 8)), draw(st.floats(0.0, 1.5))
+    slope = draw(st.sampled_from([0.0, 0.01, 0.1, 0.5]))
+    return {n: 1.0 + rise * ((n - 1) // width) + slope * (n - 1) for n in range(1, 4 * MOST + 6)}
+
+
+@st.composite
+def anything(draw: st.DrawFn) -> dict[int, float]:
+    """Rising and falling."""
+    sizes = range(1, 4 * MOST + 6)
+    return dict(zip(sizes, draw(st.lists(st.floats(0.3, 4.0), min_size=len(sizes), max_size=len(sizes))), strict=True))
+
+
+TABLES = st.one_of(stairs(), anything())
+
+
+@given(CONFIDENCE, stairs())
+@example([[0.1, 0.45, 0.79]], {n: 1.0 + 1.33 * ((n - 1) // 2) for n in range(1, 26)})  # the second token is free
+@settings(max_examples=150, deadline=None)
+def test_no_choice_of_depths_is_faster(confidence, points):
+    """But for tokens that are less likely than one in twenty, which may be left out unseen."""
+    batch = batch_of(points, confidence)
+    best = max(batch.speed(depths) for depths in batch.choices())
+    assert batch.speed(batch.depths(batch.plan())) >= 0.95 * best
+
+
+@given(CONFIDENCE, TABLES)
+@settings(max_examples=100, deadline=None)
+def test_no_choice_of_depths_among_likely_tokens_is_faster(confidence, points):
+    """The same where no token is that unlikely, to the last digit and whatever costs look like."""
+    likely = [[0.9 + 0.1 * each for each in claimed][:3] for claimed in confidence]
+    batch = batch_of(points, likely)
+    best = max(batch.speed(depths) for depths in batch.choices())
+    assert batch.speed(batch.depths(batch.plan())) >= (1 - 1e-9) * best
+
+
+@given(CONFIDENCE, TABLES)
+@settings(max_examples=60, deadline=None)
+def test_a_plan_says_what_its_depths_come_to(confidence, points):
+    batch = batch_of(points, confidence)
+    check(batch, batch.plan())
+
+
+def check(batch: Batch, plan: Plan) -> None:
+    depths = batch.depths(plan)
+    if any(depths):
+        assert plan.speed == pytest.approx(batch.speed(depths))
+        assert plan.seconds == pytest.approx(batch.seconds(depths))
+    for row, depth in plan.depths.items():
+        assert 0 < depth <= len(batch.survival[row])
+        assert plan.gains[row] == pytest.approx(sum(batch.survival[row][:depth]))
+        assert plan.lookups[row].tokens and plan.lookups[row].proposer == "suffix"
+
+
+@given(CONFIDENCE, TABLES)
+@settings(max_examples=60, deadline=None)
+def test_tokens_are_taken_likeliest_first_and_never_without_those_before(confidence, points):
+    """Depths are counts, so a prefix is taken of every row: it must hold the likeliest tokens of all."""
+    batch = batch_of(points, confidence)
+    depths = batch.depths(batch.plan())
+    taken = [chance for row, depth in zip(batch.survival, depths, strict=True) for chance in row[:depth]]
+    left = [chance for row, depth in zip(batch.survival, depths, strict=True) for chance in row[depth:]]
+    assert not taken or not left or min(taken) >= max(left) - 1e-9
+
+
+@given(CONFIDENCE, TABLES, st.floats(0.3, 6.0))
+@settings(max_examples=100, deadline=None)
+def test_a_plan_within_a_limit_keeps_to_it_and_is_the_fastest_that_does(confidence, points, longest):
+    """Of the plans that take the likeliest tokens, as many as may be."""
+    likely = [[0.9 + 0.1 * each for each in claimed][:3] for claimed in confidence]
+    batch = batch_of(points, likely)
+    plan = batch.plan()
+    assume(plan.depths)
+    shorter = batch.within(plan, longest)
+    check(batch, shorter)
+    rows = [batch.survival[row] if row in plan.depths else [] for row in range(len(likely))]
+    likeliest = sorted((chance for row in rows for chance in row), reverse=True)
+    speeds = []
+    for count in range(1, len(likeliest) + 1):
+        expected = len(rows) + sum(likeliest[:count])
+        seconds = (
+            batch.desk.truth.target.seconds(len(rows), len(rows) + count)
+            + batch.desk.truth.judge_seconds * expected
+            + batch.desk.truth.schedule_seconds
+        )
+        if seconds <= longest:
+            speeds.append(expected / seconds)
+    plain = batch.speed([0] * len(rows))
+    if shorter.depths:
+        assert shorter.seconds <= longest + 1e-9
+        assert shorter.speed >= (1 - 1e-9) * max(speeds)
+    else:
+        assert not speeds or max(speeds) <= plain * (1 + 1e-9)
+
+
+def test_equal_chances_keep_the_order_of_the_draft():
+    batch = batch_of({1: 1.0, 4: 1.0, 5: 9.0, 16: 20.0}, [[0.999] * 3] * 2)
+    assert sum(batch.plan().depths.values()) == 2
+
+
+def test_free_tokens_are_all_taken_and_dear_ones_left():
+    free, dear = {1: 1.0, 16: 1.0}, {1: 1.0, 16: 16.0}
+    assert batch_of(free, [[0.6] * 4]).plan().depths == {0: 4}
+    assert batch_of(dear, [[0.6] * 4]).plan().depths == {}
+
+
+def test_a_step_up_is_not_the_end_of_the_stairs():
+    """The second token costs nearly two steps; up to the eighth no more is paid, and together they are worth it."""
+    table = {1: 1.0, 2: 1.9, 8: 1.9, 9: 9.0, 16: 16.0}
+    assert batch_of(table, [[0.95] * 8]).plan().depths == {0: 7}
+    assert batch_of(table, [[0.3] * 8]).plan().depths == {}
+
+
+def test_no_more_is_taken_than_there_is_room_for():
+    flat = {1: 1.0, 16: 1.0}
+    assert sum(batch_of(flat, [[0.99] * 4] * 2, max_step_tokens=4).plan().depths.values()) == 2
+    assert batch_of(flat, [[0.99] * 4] * 4, max_step_tokens=4).plan().depths == {}
+
+
+def test_nothing_found_is_no_plan():
+    plan = batch_of({1: 1.0, 16: 1.0}, [[], []]).plan()
+    assert plan.depths == {} and plan.gains == {}
+
+
+def test_a_slots_price_is_what_the_last_tokens_cost():
+    plan = batch_of({1: 1.0, 7: 1.6}, [[0.99] * 2] * 2).plan()
+    assert plan.depths == {0: 2, 1: 2} and plan.slot_seconds == pytest.approx(0.1)
+
+
+def test_of_two_lookups_for_a_request_the_one_that_promises_more_is_taken():
+    desk = Desk(FLAT, suffix=always(sure=0.9, length=2), ngram=always(sure=0.9, length=6))
+    decision = desk.decision([request_of()])
+    assert decision.situation is not None
+    plan = desk.policy._planner.with_lookups(decision.situation, decision.found)
+    assert plan.lookups[0].proposer == "ngram"
+
+
+def test_who_has_lost_by_others_drafts_is_served_first():
+    """Both lookups promise alike; there is room for three tokens."""
+    points = {1: 1.0, 5: 1.0, 6: 4.0, 16: 30.0}
+    for behind in (0, 1):
+        batch = batch_of(points, [[0.9] * 5] * 2)
+        batch.desk.policy._state(batch.requests[behind]).budget.book(100.0, 0.0, 1.0)
+        depths = batch.depths(batch.plan())
+        assert sum(depths) == 3 and depths[behind] > depths[1 - behind]
+
+
+# ---- models
+
+
+def model_plans(desk: Desk, requests: Sequence[Request], name: str = "draft") -> list[Plan]:
+    decision = desk.decision(requests)
+    assert decision.situation is not None
+    return list(desk.policy._planner.with_model(decision.situation, name, Plan()))
+
+
+def test_plans_of_a_model_come_the_fastest_first():
+    desk = Desk(USUAL, draft=always(sure=0.9), draft_seconds=0.02)
+    plans = model_plans(desk, [request_of(length=2) for _ in range(3)])
+    speeds = [plan.speed for plan in plans]
+    assert speeds and speeds == sorted(speeds, reverse=True)
+    assert all(plan.model == "draft" and not plan.lookups for plan in plans)
+
+
+@pytest.mark.parametrize("one_pass", [False, True])
+def test_a_models_plan_counts_its_passes_and_the_targets(one_pass):
+    desk = Desk(USUAL, models={"any": (always(sure=0.9), model_costs(0.1, one_pass=one_pass))})
+    requests = [request_of(length=2) for _ in range(3)]
+    for plan in model_plans(desk, requests, "any"):
+        tokens, rows = sum(plan.depths.values()), len(plan.depths)
+        drafting = desk.truth.drafts["any"].seconds(rows, plan.depth, 2.0)
+        assert plan.seconds == pytest.approx(drafting + desk.truth.target.seconds(3, 3 + tokens), rel=1e-3)
+        assert plan.catch_up_seconds == 0.0
+
+
+def test_a_model_drafts_first_for_those_it_has_least_to_catch_up_with():
+    desk = Desk(USUAL, draft=always(sure=0.9), draft_seconds=0.02)
+    requests = [request_of(length=60), request_of(length=2), request_of(length=200), request_of(length=60)]
+    for plan in model_plans(desk, requests):
+        left_out = {0, 1, 2, 3} - plan.depths.keys()
+        assert not left_out or (2 in left_out and 1 not in left_out)
+
+
+@pytest.mark.parametrize("max_depth", [1, 2, 3])
+def test_a_request_that_allows_few_tokens_is_drafted_for_after_one_that_allowed_many(max_depth):
+    desk = Desk(FLAT, draft=always(sure=0.95), draft_seconds=0.001, depth=16)
+    generous, modest = request_of(length=2), request_of(length=2, max_depth=max_depth)
+    assert max(depth for [depth] in desk.run([generous], 60)) >= 8
+    taken = [depth for [depth] in desk.run([modest], 60)]
+    assert taken.count(max_depth) > 40
+
+
+# ---- when a draft stops
+
+
+def stop(at_least: float, to_go_on: float) -> Stop:
+    return Stop(Desk(FLAT, draft=always()).policy.acceptances["draft"], 0, 0.0, at_least, to_go_on)
+
+
+def test_a_draft_goes_on_while_its_tokens_are_likely_enough():
+    assert all(stop(0.0, 0.0)(0.01) for _ in range(8))
+    goes_on = stop(0.3, 0.3)
+    assert goes_on(0.99)
+    answers = [goes_on(0.7) for _ in range(12)]
+    assert answers[0] and not answers[-1]
+    assert answers == sorted(answers, reverse=True), "once it has stopped it stays so"
+
+
+def test_a_token_after_which_no_further_one_pays_is_the_last():
+    goes_on = stop(0.1, 0.95)
+    assert goes_on(0.5), "it is worth its slot"
+    assert not goes_on(0.99), "another pass for the one after it is not"
