@@ -38,7 +38,7 @@ from outpace.bench.simulation.runner import OURS, Simulation
 from outpace.bench.simulation.world import Load, Proposing, Scenario, constant, either
 from outpace.config import BackendName
 
-SIZES = (1, 8, 64, 256)
+SIZES = (1, 8, 32, 64, 256)
 PLAIN_STEP_MS = 4.0
 DID = ("idle", "decided", "drafted")
 LEAST_STEPS = 20  # for a median

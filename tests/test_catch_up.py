@@ -95,23 +95,24 @@ def test_catching_up_for_drafts_that_are_wrong_loses_no_more_than_the_grants(sec
     desk = catching_up(seconds, always(False, sure=0.9))
     batch = [request_of(length=LENGTH, max_length=LENGTH + 300) for _ in range(num_rows)]
     desk.run(batch, 290)
+    allowed = TUNABLES.request_grant + TUNABLES.engine_grant + (seconds if num_rows == 1 else 0.0)  # one is the trial
     for who in batch:
         lost = who.spec.decode_seconds - who.spec.plain_seconds
-        assert lost <= TUNABLES.request_grant + TUNABLES.engine_grant + 0.02 * who.spec.plain_seconds
+        assert lost <= allowed + 0.02 * who.spec.plain_seconds
     budget = desk.policy.budget
     lost = budget.spent_seconds - budget.plain_seconds
-    assert lost <= TUNABLES.request_grant + TUNABLES.engine_grant + 0.02 * budget.plain_seconds
+    assert lost <= allowed + 0.02 * budget.plain_seconds
 
 
-def test_texts_are_caught_up_with_less_and_less_where_drafts_are_always_wrong():
-    """The model is no better for the next request than it was for the last."""
+def test_texts_are_caught_up_with_no_more_often_than_at_first_where_drafts_are_always_wrong():
+    """The model is no better for the next request than it was for the last; now and then it is tried again."""
     desk, caught_up = catching_up(1.0, always(False, sure=0.9)), list[bool]()
     for _ in range(60):
         who = request_of(length=LENGTH, max_length=LENGTH + 60)
         while who.finish_reason is None:
             desk.step([who])
         caught_up.append(who.id in desk.model().num_cached)
-    assert sum(caught_up[-20:]) < sum(caught_up[:20])
+    assert sum(caught_up[-20:]) <= sum(caught_up[:20])
     budget = desk.policy.budget
     allowed = TUNABLES.engine_grant + TUNABLES.request_grant + 60 * 0.5 + 0.02 * budget.plain_seconds
     assert budget.spent_seconds - budget.plain_seconds <= allowed

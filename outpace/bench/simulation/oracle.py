@@ -56,7 +56,7 @@ class Oracle:
                 best, slower = plan, 0
             else:
                 slower += 1
-                if slower > 3:
+                if slower > 1:
                     break
         rows = zip(running, best.depths, best.by_model, strict=True)
         choices = [self._choice(item, depth, by_model=by_model) for item, depth, by_model in rows]

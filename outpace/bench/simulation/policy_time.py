@@ -8,14 +8,14 @@ from __future__ import annotations
 # Seconds of a step, of each of its rows, and of each row with a lookup or a draft. `idle`: nothing was looked at;
 # `decided`: something was, and the step is plain; `drafted`: drafts were chosen, and their verdicts learned.
 _COLD = {  # where the CPU computes the model, and its weights pass through the caches between two steps
-    "idle": (10e-6, 0.0, 0.0),
-    "decided": (77e-6, 4.0e-6, 11e-6),
-    "drafted": (114e-6, 6.0e-6, 14e-6),
+    "idle": (15e-6, 0.0, 0.0),
+    "decided": (90e-6, 7.5e-6, 23e-6),
+    "drafted": (133e-6, 14e-6, 10e-6),
 }
 _WARM = {  # where a GPU does
-    "idle": (3e-6, 0.0, 0.0),
-    "decided": (25e-6, 1.0e-6, 7e-6),
-    "drafted": (35e-6, 2.0e-6, 10e-6),
+    "idle": (2e-6, 0.0, 0.0),
+    "decided": (22e-6, 4.8e-6, 19e-6),
+    "drafted": (36e-6, 9.9e-6, 13e-6),
 }
 
 

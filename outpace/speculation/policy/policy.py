@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
+from itertools import islice
 
 from outpace.acceptance import common_length
 from outpace.config import ResolvedConfig
@@ -29,6 +29,7 @@ from outpace.speculation.policy.tunables import TUNABLES
 
 _FIRST_PLAIN = 8  # steps with drafts after which the first is plain; then twice as many, up to `plain_every`
 _MOST_CURIOUS = 0.25  # of a plain step that goes into lookups that have not paid lately
+_LITTLE = 0.5  # plain steps: after a few plain steps a model has something to catch up with
 _MOST_WEIGHED = 512  # tokens of lookups weighed in a step: the more requests, the fewer of each
 _MOST_LEARNED = 8  # requests that teach general acceptance in a step; where there are more, they take turns
 _RECENT = 0.98  # the speed of steps without a model is a mean over some fifty of them
@@ -276,9 +277,14 @@ class Policy:
         for name, backoff in self._models.items():
             if backoff.due > self._step:
                 continue
-            plans = islice(self._planner.with_model(situation, name, best or Plan()), _SHRINKS)
-            faster = list(takewhile(lambda plan: plan.speed >= least, plans))
-            covered = next((plan for plan in faster if self._is_covered(situation, plan)), None)
+            fastest = covered = None
+            for plan in islice(self._planner.with_model(situation, name, best or Plan()), _SHRINKS):
+                if plan.speed < least:
+                    break
+                fastest = fastest or plan
+                if self._is_covered(situation, plan):
+                    covered = plan
+                    break
             if covered is not None:
                 backoff.succeed()
                 if best is None or covered.speed > best.speed:
@@ -286,8 +292,8 @@ class Policy:
                 continue
             backoff.fail(self._step)
             self.acceptances[name].forget()
-            if faster and best is None:
-                for trial in self._planner.smaller(situation, faster[0]):
+            if fastest is not None and best is None:
+                for trial in self._planner.smaller(situation, fastest):
                     if self._is_covered(situation, trial):
                         decision.is_trial = True
                         return trial
@@ -334,7 +340,8 @@ class Policy:
         A request that gains by most steps with drafts may lose in some: its usual gain counts, too.
         """
         plain, allowance = situation.plain_seconds, self._allowance(self.budget)
-        if plan.catch_up_seconds > max(0.0, allowance) * plain and not self._may_catch_up(situation, plan):
+        little = max(_LITTLE, allowance) * plain
+        if plan.catch_up_seconds > little and not self._may_catch_up(situation, plan):
             return False
         needed = plan.needed_gain(plain, allowance)
         if needed > 0.0 and self._lower_gain(situation, plan) < needed:
