@@ -117,7 +117,7 @@ class Session:
         such as capturing a graph, says nothing about costs and is nobody's loss.
         """
         begin = self._clock()
-        if decision.is_weighed or decision.is_idle:
+        if decision.situation is not None or decision.is_idle:
             costs = self.costs
             is_pure = shape.is_typical and not stats.num_prefill_tokens and not stats.has_prepared
             if costs is not None and is_pure and not decision.is_idle:

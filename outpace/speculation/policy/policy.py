@@ -18,17 +18,19 @@ from outpace.acceptance import common_length
 from outpace.config import ResolvedConfig
 from outpace.core import Draft, Request, StepStats
 from outpace.speculation.base import DraftAsk, Proposer
-from outpace.speculation.costs import Costs
+from outpace.speculation.costs import Costs, DraftCosts
 from outpace.speculation.policy.acceptance import Acceptance
 from outpace.speculation.policy.baseline import Baseline
 from outpace.speculation.policy.budget import Backoff, Budget
 from outpace.speculation.policy.planner import Plan, Planner, Situation, Stop
-from outpace.speculation.policy.state import Choice, IdleTime, Lookup, Mean, Outcome, RequestState, Wishes
+from outpace.speculation.policy.state import Choice, IdleTime, Lookup, Mean, Outcome, Recent, RequestState, Wishes
 from outpace.speculation.policy.trace import StepTrace
 from outpace.speculation.policy.tunables import TUNABLES
 
 _FIRST_PLAIN = 8  # steps with drafts after which the first is plain; then twice as many, up to `plain_every`
 _MOST_CURIOUS = 0.25  # of a plain step that goes into lookups that have not paid lately
+_DEEP = 3.0  # request grants that a request may be behind, and still count on what is expected of its drafts
+_LONGEST_IDLE = 128  # steps without a look, where no budget is left: traffic changes
 _LITTLE = 0.5  # plain steps: after a few plain steps a model has something to catch up with
 _MOST_WEIGHED = 512  # tokens of lookups weighed in a step: the more requests, the fewer of each
 _MOST_LEARNED = 8  # requests that teach general acceptance in a step; where there are more, they take turns
@@ -60,8 +62,8 @@ class Decision:
 
     @property
     def is_weighed(self) -> bool:
-        """There is something to learn from its outcome."""
-        return self.situation is not None
+        """Something was decided, and what comes of it bears upon the next decision."""
+        return self.situation is not None and bool(self.situation.auto)
 
 
 class Policy:
@@ -105,6 +107,8 @@ class Policy:
         """Without costs there is nothing to weigh with: `auto` decodes plainly."""
         self.costs = costs
         if costs is not None:
+            for name in self._proposers:
+                costs.drafts.setdefault(name, DraftCosts())
             self._planner = Planner(costs, self.acceptances, self._proposers)
             self._baseline = Baseline(costs, begins_ahead=self._begins_ahead)
 
@@ -144,7 +148,7 @@ class Policy:
             wishes = Wishes.of(request, self._config, self._proposers, self._can_speculate)
             budget = Budget(TUNABLES.request_grant, self._config.allowed_loss)
             lookups = {name: Lookup() for name in wishes.lookups}
-            state = RequestState(wishes, budget, lookups, self._gain.value, self._idle_time)
+            state = RequestState(wishes, budget, lookups, Recent(), self._idle_time)
             self._states[request.id] = state
             if wishes.mode == "auto":
                 self.budget.grant(TUNABLES.newcomer_grant / self._num_running)
@@ -322,12 +326,20 @@ class Policy:
         if lengthening > spare:  # else it is covered were nothing accepted
             spare += self._lower_gain(situation, plan)
         for row in situation.auto if situation.rows > 1 else ():
-            state = situation.states[row]
-            left = max(0.0, state.budget.balance)
-            of_request = left + state.trusted_gain
-            if of_request < spare and of_request < lengthening:
-                spare = max(of_request, left + self._planner.low(situation, plan, row))
+            left = max(0.0, situation.states[row].budget.balance)
+            if left < spare and left < lengthening:
+                spare = min(spare, left + self._counted_gain(situation, plan, row))
         return plain * (1.0 + spare)
+
+    def _counted_gain(self, situation: Situation, plan: Plan, row: int) -> float:
+        """Draft tokens that a request can count on in a step like this one: those expected of its own draft, unless it
+        is deep in debt by such expectations, or what it usually gains."""
+        state = situation.states[row]
+        if state.budget.balance > -_DEEP * TUNABLES.request_grant:
+            of_draft = plan.gains.get(row, 0.0)
+        else:
+            of_draft = self._planner.low(situation, plan, row)
+        return max(of_draft, state.trusted_gain(self._gain.value))
 
     def _lower_gain(self, situation: Situation, plan: Plan) -> float:
         """Draft tokens accepted at the lower bound, for each token emitted without drafts."""
@@ -337,7 +349,7 @@ class Policy:
     def _is_covered(self, situation: Situation, plan: Plan) -> bool:
         """Whether at the lower bound neither the engine nor any request loses more than its budget holds.
 
-        A request that gains by most steps with drafts may lose in some: its usual gain counts, too.
+        For the engine that is the lower bound of acceptance; for a request, what it can count on.
         """
         plain, allowance = situation.plain_seconds, self._allowance(self.budget)
         little = max(_LITTLE, allowance) * plain
@@ -349,20 +361,20 @@ class Policy:
         for row in situation.auto:
             state = situation.states[row]
             needed = plan.needed_gain(plain, max(0.0, state.budget.balance))
-            if needed > state.trusted_gain and needed > self._planner.low(situation, plan, row):
+            if needed > 0.0 and needed > self._counted_gain(situation, plan, row):
                 return False
         return True
 
     def _may_catch_up(self, situation: Situation, plan: Plan) -> bool:
-        """Whether a model may catch up with texts for more than the budget holds: not in debt, never for more than any
-        budget can hold, and not before it was tried on some requests. One alone is the trial."""
-        most = TUNABLES.most_balance * situation.plain_seconds
-        if self.budget.balance <= 0.0 or plan.model is None or plan.catch_up_seconds > most:
+        """Whether a model may catch up with texts for more than the budget holds: not in debt, and not before it was
+        tried on some requests. One alone is the trial, unless its text is too long for any budget."""
+        if self.budget.balance <= 0.0 or plan.model is None:
             return False
         acceptance = self.acceptances[plan.model]
         if all([acceptance.is_tried(situation.states[row].wishes.temperature) for row in plan.depths]):
             return True
-        return situation.rows == 1
+        most = TUNABLES.most_balance * situation.plain_seconds
+        return situation.rows == 1 and plan.catch_up_seconds <= most
 
     def _allowance(self, budget: Budget) -> float:
         """Plain steps that may be lost. In debt nothing may be, and what should gain is tried at intervals."""
@@ -423,7 +435,7 @@ class Policy:
         situation = decision.situation
         assert situation is not None
         state, said = situation.states[row], outcome.verdict.tokens
-        if state.wishes.mode == "off":
+        if state.wishes.mode == "off" or (state.wishes.mode == "on" and not in_general):
             return
         temperature, shift = state.wishes.temperature, state.wishes.log_odds
         for draft in decision.found.get(row, ()):  # compared with what was said, used or not: that costs no slot
@@ -454,6 +466,11 @@ class Policy:
         situation = decision.situation
         if situation is None or not decision.found:
             return
+        if decision.is_refused and not decision.has_drafts:  # whatever is found cannot be used now
+            for row in decision.found:
+                for lookup in situation.states[row].lookups.values():
+                    lookup.backoff.fail(self._step)
+            return
         assert self.costs is not None
         rows = situation.rows
         token_seconds = situation.plain_seconds / situation.emitted - situation.judge_seconds
@@ -465,21 +482,21 @@ class Policy:
             used = outcome.choice.draft if outcome.choice.ask is None else None
             for draft in drafts:
                 lookup = state.lookups[draft.proposer]
-                if decision.is_refused or (used is not None and used.proposer != draft.proposer):
-                    saved = 0.0  # it cannot be used, or adds nothing to the other
+                if used is not None and used.proposer != draft.proposer:
+                    saved = 0.0  # it adds nothing to the other
                 else:
                     hits = common_length(draft.tokens, outcome.verdict.tokens)
                     saved = hits * (token_seconds - slot_seconds)
                     if used is not None:
                         saved -= (outcome.verdict.num_drafted - hits) * slot_seconds
                 saved = max(0.0, saved)
-                lookup.add(saved)
+                lookup.saved_seconds.add(saved)
                 totals[draft.proposer] = totals.get(draft.proposer, 0.0) + saved
         for name, total in totals.items():
             self._values[name].add(total / len(decision.found))
         for row in decision.found:
             for name, lookup in situation.states[row].lookups.items():
-                if lookup.value(self._values[name].value) >= self._lookup_price(name, rows):
+                if lookup.saved_seconds.mean(self._values[name].value) >= self._lookup_price(name, rows):
                     lookup.backoff.succeed()
                 elif lookup.backoff.due <= self._step:
                     lookup.backoff.fail(self._step)
@@ -520,7 +537,7 @@ class Policy:
             else:
                 state.budget.book(spent, plain_step * count, plain_step, excused=excused, invested=catch_up_seconds)
                 if gains:
-                    state.gain += TUNABLES.smoothing * (gains.get(row, 0.0) - state.gain)
+                    state.gain.add(gains.get(row, 0.0))
         if has_forced:
             return  # what they insist on is nobody's merit or fault
         if not has_drafts and not stats.num_prefill_tokens:
@@ -550,7 +567,7 @@ class Policy:
             due += [lookup.backoff.due for lookup in lookups]
         elif self._in_debt.due > self._step or not any([lookup.backoff.due == 0 for lookup in lookups]):
             due = [max(each, self._in_debt.due) for each in due]
-            due.append(self._step + min(self.budget.steps_to_recover, TUNABLES.longest_backoff))
+            due.append(self._step + min(self.budget.steps_to_recover, _LONGEST_IDLE))
         else:
             return
         self._idle_until, self._idle_requests = min(due, default=1 << 60), list(decision.requests)

@@ -82,21 +82,27 @@ class Wishes:
 
 
 @dataclass(slots=True)
+class Recent:
+    """A mean over what was seen lately and, while that is little, over what others have seen."""
+
+    total: float = 0.0  # older ones fading,
+    count: float = 0.0  # as their number does
+
+    def add(self, seen: float) -> None:
+        fade = 1.0 - TUNABLES.smoothing / 2.0
+        self.total = fade * self.total + seen
+        self.count = fade * self.count + 1.0
+
+    def mean(self, of_others: float, weight: float = TUNABLES.prior_weight) -> float:
+        return (self.total + weight * of_others) / (self.count + weight)
+
+
+@dataclass(slots=True)
 class Lookup:
     """How looking up drafts of one proposer has paid for one request."""
 
-    saved_seconds: float = 0.0  # older ones fading,
-    count: float = 0.0  # as their number does
+    saved_seconds: Recent = field(default_factory=Recent)  # by each lookup
     backoff: Backoff = field(default_factory=Backoff)
-
-    def value(self, of_others: float) -> float:
-        """Seconds that a lookup saves, by what it saved this request lately and, while that says little, others."""
-        return (self.saved_seconds + TUNABLES.prior_weight * of_others) / (self.count + TUNABLES.prior_weight)
-
-    def add(self, saved: float) -> None:
-        fade = 1.0 - TUNABLES.smoothing / 2.0
-        self.saved_seconds = fade * self.saved_seconds + saved
-        self.count = fade * self.count + 1.0
 
 
 @dataclass(slots=True)
@@ -126,12 +132,13 @@ class RequestState:
     wishes: Wishes
     budget: Budget
     lookups: dict[str, Lookup]
-    gain: float  # draft tokens expected to be accepted in a step with drafts, lately; also where those were others'
+    gain: Recent  # draft tokens expected to be accepted in a step with drafts; also where those were others'
     idle: IdleTime  # of all idle steps until this request was last looked at
     own: dict[str, Own] = field(default_factory=dict)  # how its drafts differ from others', by proposer: given their
     own_forecasts: dict[str, Own] = field(default_factory=dict)  # confidence, and before they are made
 
-    @property
-    def trusted_gain(self) -> float:
+    def trusted_gain(self, of_others: float) -> float:
         """The usual gain, as far as it can be counted on: the less, the deeper the request is in debt all the same."""
-        return self.gain * min(1.0, max(0.0, 1.0 + 0.5 * self.budget.balance / TUNABLES.request_grant))
+        return self.gain.mean(of_others, 2.0) * min(
+            1.0, max(0.0, 1.0 + 1.5 * self.budget.balance / TUNABLES.request_grant)
+        )

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Tunables:
     # ---- budgets: what finding out may cost
-    engine_grant: float = 2.0
+    engine_grant: float = 1.5
     """Plain steps the engine may lose before it has earned anything: two trials of a draft that fails."""
-    request_grant: float = 3.0
+    request_grant: float = 2.5
     """The same for a request. With 2% of its time, one of 48 tokens loses at most 8%, one of 256 tokens 3%."""
     newcomer_grant: float = 0.4
     """Plain steps that a new request adds to the engine's budget, shared by all that run: its text may be of another
     kind than those before it, and some ten lookups tell."""
-    budget_share: float = 0.35
+    budget_share: float = 0.3
     """Of `allowed_loss` that budgets hand out. The other half is for what was expected and did not come."""
     most_balance: float = 8.0
     """Plain steps a budget can hold: what speculation gained long ago pays for no loss today."""
@@ -33,7 +33,7 @@ class Tunables:
     """Trials that a prior is worth: some three drafts overrule it."""
     most_evidence: float = 160.0
     """Trials remembered of one kind: traffic changes."""
-    own_variance: float = 0.5
+    own_variance: float = 0.3
     """How far requests differ at first, in log-odds squared; learned from requests that end."""
     own_drift: float = 0.05
     """Of that variance, what a request's own rate may move by from one draft to the next."""
