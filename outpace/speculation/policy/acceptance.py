@@ -21,10 +21,11 @@ _NUM_CLASSES = len(_TEMPERATURES) + 1
 _NUM_BUCKETS = 16  # of confidence
 _NUM_POSITIONS = 4  # the first three tokens of a draft, and all further ones
 _MOST_LOG_ODDS = log(199.0)  # nobody can claim to know better than one in 200
-_MODEL_HEAT = (0.0, -0.1, -0.2, -0.4)  # log-odds by temperature class: a model draws at the same temperature,
+_MODEL_HEAT = (0.0, -0.1, -0.2, -0.3)  # log-odds by temperature class: a model draws at the same temperature,
 _LOOKUP_HEAT = (0.0, -0.3, -0.7, -1.0)  # a lookup knows none
 _TRUST = 0.8  # of a confidence's log-odds: proposers overrate themselves
 _OWN_RETURN = 0.985  # of a request's own number, each step in which nothing was learned of it
+_HOPE = 0.5  # log-odds
 _KEPT = 0.995  # of what is known of a model, each time it is not worth drafting
 _TRIAL_INFORMATION = 0.16  # of a trial about its log-odds, at a chance of 0.8
 
@@ -115,6 +116,10 @@ class Acceptance:
     def is_tried(self, temperature: int) -> bool:
         """Whether trials clearly outweigh the prior."""
         return self._num_tried[temperature] >= 3.0 * TUNABLES.prior_weight
+
+    def hope(self, temperature: int) -> float:
+        """What is added to the log-odds of drafts that have hardly been tried: without hope nobody would."""
+        return 0.0 if self.is_tried(temperature) else _HOPE
 
     def rate(self, temperature: int) -> float:
         """For people: the chance of a draft's first token, before anything was drafted."""

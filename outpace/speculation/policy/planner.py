@@ -229,7 +229,8 @@ class Planner:
             if not room:
                 continue
             own = acceptance.own(state.own_forecasts, name, state.wishes.log_odds, situation.step)
-            totals = acceptance.forecast(state.wishes.temperature, room, own.mean)
+            temperature = state.wishes.temperature
+            totals = acceptance.forecast(temperature, room, own.mean + acceptance.hope(temperature))
             if base.gains.get(row, 0.0) > totals[min(self._last_depth[name], room) - 1]:
                 continue
             behind = proposer.num_uncached(request)

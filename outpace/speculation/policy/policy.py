@@ -296,12 +296,12 @@ class Policy:
                 continue
             backoff.fail(self._step)
             self.acceptances[name].forget()
-            if fastest is not None and best is None:
+            if fastest is not None and (best is None or fastest.speed > best.speed):
                 for trial in self._planner.smaller(situation, fastest):
                     if self._is_covered(situation, trial):
                         decision.is_trial = True
                         return trial
-                decision.is_refused = True
+                decision.is_refused = best is None
         if best is None and decision.is_refused:
             decision.reason = "no budget covers the best plan"
         return best
@@ -425,7 +425,8 @@ class Policy:
         every = 1 + len(outcomes) // _MOST_LEARNED
         for row, outcome in enumerate(outcomes):
             self._learn_acceptance(decision, row, outcome, in_general=(row + decision.step) % every == 0)
-        self._own_seconds += TUNABLES.smoothing * (stats.deciding_seconds - self._own_seconds)
+        own_seconds = max(0.0, stats.deciding_seconds - stats.lookup_seconds)
+        self._own_seconds += TUNABLES.smoothing * (own_seconds - self._own_seconds)
         self._learn_values(decision, outcomes)
         if not stats.has_prepared:
             self._book(decision, decision.situation, outcomes, stats, catch_up_seconds)
