@@ -210,9 +210,9 @@ class Engine:
 
         The first step of a request that may speculate measures what steps cost, where that is not known.
         """
-        if self.costs is None and not self.scheduler.running:
-            if any(request.may_speculate for request in self.scheduler.waiting):
-                self.calibrate()
+        waiting = self.scheduler.waiting if self.costs is None and not self.scheduler.running else ()
+        if any(request.may_speculate for request in waiting):
+            self.calibrate()
         with PausedCollection():
             return self._step()
 

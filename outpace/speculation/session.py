@@ -46,7 +46,7 @@ class Session:
 
     def choose(self, requests: Sequence[Request], stats: StepStats) -> Decision:
         """Decide about the decoding requests of a step, after looking drafts up where the policy wants that."""
-        if not any([request.may_speculate for request in requests]):
+        if not any(request.may_speculate for request in requests):
             return Decision(0, requests, [Choice.plain()] * len(requests))
         begin = self._clock()
         self._lookup_seconds = 0.0

@@ -181,8 +181,8 @@ class Planner:
     # ---- drafts of a model
 
     def with_model(self, situation: Situation, name: str, base: Plan) -> Iterator[Plan]:
-        """Plans in which a model drafts beside the lookups of `base`, the fastest first; by depth, and for all requests,
-        for those it has followed, or for half of them."""
+        """Plans in which a model drafts beside the lookups of `base`, the fastest first: by depth, and for all
+        requests, those it has followed, or half of them."""
         prospects = self._prospects(situation, name, base)
         if not prospects:
             return

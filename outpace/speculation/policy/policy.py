@@ -58,7 +58,7 @@ class Decision:
 
     @property
     def has_drafts(self) -> bool:
-        return any([choice.depth for choice in self.choices])
+        return any(choice.depth for choice in self.choices)
 
     @property
     def is_weighed(self) -> bool:
@@ -371,7 +371,7 @@ class Policy:
         if self.budget.balance <= 0.0 or plan.model is None:
             return False
         acceptance = self.acceptances[plan.model]
-        if all([acceptance.is_tried(situation.states[row].wishes.temperature) for row in plan.depths]):
+        if all(acceptance.is_tried(situation.states[row].wishes.temperature) for row in plan.depths):
             return True
         most = TUNABLES.most_balance * situation.plain_seconds
         return situation.rows == 1 and plan.catch_up_seconds <= most
@@ -559,14 +559,14 @@ class Policy:
 
     def _begin_idling(self, decision: Decision, situation: Situation) -> None:
         """Until something is due, steps are plain without a look: deciding takes time, too."""
-        if decision.has_drafts or any([state.wishes.mode == "on" for state in situation.states]):
+        if decision.has_drafts or any(state.wishes.mode == "on" for state in situation.states):
             return
         self._is_broke = self.budget.balance <= 0.0
         due = [backoff.due for backoff in self._models.values()]
         lookups = [lookup for row in situation.auto for lookup in situation.states[row].lookups.values()]
         if not self._is_broke:
             due += [lookup.backoff.due for lookup in lookups]
-        elif self._in_debt.due > self._step or not any([lookup.backoff.due == 0 for lookup in lookups]):
+        elif self._in_debt.due > self._step or not any(lookup.backoff.due == 0 for lookup in lookups):
             due = [max(each, self._in_debt.due) for each in due]
             due.append(self._step + min(self.budget.steps_to_recover, _LONGEST_IDLE))
         else:

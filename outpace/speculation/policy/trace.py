@@ -53,7 +53,8 @@ class StepTrace:
         """For a terminal: the reason, and each request's draft as expected and as it came."""
         rows = [row.as_text() for row in self.rows]
         took = f"{1e3 * self.seconds:.2f} ms" if self.seconds is not None else "not timed"
-        return f"{took} (plain {1e3 * self.plain_seconds:.2f} ms); {self.reason}: {' | '.join(rows)}"
+        plain = f" (plain {1e3 * self.plain_seconds:.2f} ms)" if self.plain_seconds else ""
+        return f"{took}{plain}; {self.reason}: {' | '.join(rows)}"
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

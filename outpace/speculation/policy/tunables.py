@@ -12,21 +12,21 @@ from dataclasses import dataclass
 class Tunables:
     # ---- budgets: what finding out may cost
     engine_grant: float = 1.5
-    """Plain steps the engine may lose before it has earned anything: two trials of a draft that fails."""
+    """Plain steps the engine may lose before it has earned anything: a trial or two of a draft that fails."""
     request_grant: float = 2.5
-    """The same for a request. With 2% of its time, one of 48 tokens loses at most 8%, one of 256 tokens 3%."""
+    """The same for a request. With 2% of its time, one of 48 tokens may lose 7%, one of 256 tokens 3%."""
     newcomer_grant: float = 0.4
     """Plain steps that a new request adds to the engine's budget, shared by all that run: its text may be of another
     kind than those before it, and some ten lookups tell."""
     budget_share: float = 0.3
-    """Of `allowed_loss` that budgets hand out. The other half is for what was expected and did not come."""
+    """Of `allowed_loss` that budgets hand out. The rest is for what was expected and did not come."""
     most_balance: float = 8.0
     """Plain steps a budget can hold: what speculation gained long ago pays for no loss today."""
 
     # ---- acceptance: what a draft token's chance is
     caution: float = 1.0
-    """Standard deviations between the mean and the lower bound, as is usual. Between 0.6 and 1 the simulator's geometric
-    mean differs by 0.2%: budgets bound the loss, this only decides how soon a good draft is believed."""
+    """Standard deviations between the mean and the lower bound. Between 0.6 and 1 the simulator's geometric mean
+    differs by 0.2%: budgets bound the loss, this only decides how soon a good draft is believed."""
     model_prior: float = 0.8
     """Chance of a model's draft token before any was tried, at temperature 0: measured pairs have 0.8 to 0.9."""
     prior_weight: float = 6.0
