@@ -30,6 +30,7 @@ from outpace.speculation.policy.tunables import TUNABLES
 _FIRST_PLAIN = 8  # steps with drafts after which the first is plain; then twice as many, up to `plain_every`
 _MOST_CURIOUS = 0.25  # of a plain step that goes into lookups that have not paid lately
 _DEEP = 3.0  # request grants that a request may be behind, and still count on what is expected of its drafts
+_OUTVOTED = 32  # requests of which one may lose more than its budget: of so many, one is always unlucky
 _LONGEST_IDLE = 128  # steps without a look, where no budget is left: traffic changes
 _LITTLE = 0.5  # plain steps: after a few plain steps a model has something to catch up with
 _MOST_WEIGHED = 512  # tokens of lookups weighed in a step: the more requests, the fewer of each
@@ -325,10 +326,15 @@ class Policy:
         spare = self._allowance(self.budget)
         if lengthening > spare:  # else it is covered were nothing accepted
             spare += self._lower_gain(situation, plan)
-        for row in situation.auto if situation.rows > 1 else ():
-            left = max(0.0, situation.states[row].budget.balance)
-            if left < spare and left < lengthening:
-                spare = min(spare, left + self._counted_gain(situation, plan, row))
+        if situation.rows > 1:
+            spares = []
+            for row in situation.auto:
+                left = max(0.0, situation.states[row].budget.balance)
+                if left < spare and left < lengthening:
+                    spares.append(left + self._counted_gain(situation, plan, row))
+            num_outvoted = situation.rows // _OUTVOTED
+            if len(spares) > num_outvoted:
+                spare = min(spare, sorted(spares)[num_outvoted])
         return plain * (1.0 + spare)
 
     def _counted_gain(self, situation: Situation, plan: Plan, row: int) -> float:
@@ -358,11 +364,14 @@ class Policy:
         needed = plan.needed_gain(plain, allowance)
         if needed > 0.0 and self._lower_gain(situation, plan) < needed:
             return False
+        num_outvoted = situation.rows // _OUTVOTED
         for row in situation.auto:
             state = situation.states[row]
             needed = plan.needed_gain(plain, max(0.0, state.budget.balance))
             if needed > 0.0 and needed > self._counted_gain(situation, plan, row):
-                return False
+                num_outvoted -= 1
+                if num_outvoted < 0:
+                    return False
         return True
 
     def _may_catch_up(self, situation: Situation, plan: Plan) -> bool:
