@@ -168,10 +168,14 @@ def test_rates_are_learned_by_position():
 def test_a_request_is_known_after_a_few_of_its_own_trials():
     acceptance = lookup()
     good, bad = Who(acceptance), Who(acceptance)
+    before = bad.chance(0.7)
     for _ in range(8):
         good.see(4, 4, [0.7] * 4)
         bad.see(0, 1, [0.7])
-    assert good.chance(0.7) > 0.75 and bad.chance(0.7) < 0.4
+    assert good.chance(0.7) > 0.75 and bad.chance(0.7) < min(0.5, before - 0.15)
+    assert bad.chance(0.7) < Who(acceptance).chance(0.7) - 0.2 < good.chance(0.7), "it is known to be no usual one"
+    bad.see(0, 1, [0.7], steps=6)
+    assert bad.chance(0.7) < 0.4
 
 
 def test_one_trial_moves_belief_and_settles_nothing():

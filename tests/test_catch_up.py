@@ -43,10 +43,21 @@ def test_a_text_too_long_for_what_is_left_to_say_is_not_caught_up_with():
 
 def test_the_very_first_text_may_cost_only_so_much():
     """Nothing is known of the model yet: should it be wrong, what was spent on it is lost."""
-    most = TUNABLES.engine_grant + TUNABLES.request_grant
+    most = TUNABLES.most_balance
     assert drafts_in(catching_up(0.25 * most), request_of(length=LENGTH))
-    assert not drafts_in(catching_up(2.0 * most), request_of(length=LENGTH))
-    assert not drafts_in(catching_up(0.5 * most), request_of(length=LENGTH, max_length=LENGTH + 5)), "a short answer"
+    assert not drafts_in(catching_up(1.1 * most), request_of(length=LENGTH))
+
+
+@pytest.mark.parametrize("seconds", [1.0, 2.0, 3.0, 5.0])
+@pytest.mark.parametrize("num_left", [1, 2, 3, 4, 5, 8])
+def test_the_very_first_text_is_caught_up_with_only_where_its_answer_can_pay_for_that(seconds, num_left):
+    """However short the answer: one that is drafted for takes less time than plain decoding if the drafts are right."""
+    desk, who = catching_up(seconds), request_of(length=LENGTH, max_length=LENGTH + num_left)
+    has_drafts = False
+    while who.finish_reason is None:
+        has_drafts |= any(desk.run([who], 1)[0])
+    assert not has_drafts or num_left > seconds + 1.0
+    assert who.spec.decode_seconds <= who.spec.plain_seconds
 
 
 def test_the_dearer_a_text_the_more_has_to_be_left_to_say():

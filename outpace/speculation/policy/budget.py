@@ -66,15 +66,16 @@ class Backoff:
     Waits end at multiples of their length: what waits equally long is tried in the same step.
     """
 
-    __slots__ = ("due", "interval")
+    __slots__ = ("_longest", "due", "interval")
 
-    def __init__(self) -> None:
+    def __init__(self, longest: int = TUNABLES.longest_backoff) -> None:
+        self._longest = longest
         self.due = 0  # the step in which it may be tried again
         self.interval = 1
 
     def fail(self, step: int) -> None:
         self.due = (step // self.interval + 1) * self.interval
-        self.interval = min(2 * self.interval, TUNABLES.longest_backoff)
+        self.interval = min(2 * self.interval, self._longest)
 
     def succeed(self) -> None:
         self.due, self.interval = 0, 1

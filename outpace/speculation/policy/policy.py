@@ -32,7 +32,7 @@ _MOST_CURIOUS = 0.25  # of a plain step that goes into lookups that have not pai
 _DEEP = 3.0  # request grants that a request may be behind, and still count on what is expected of its drafts
 _OUTVOTED = 32  # requests of which one may lose more than its budget: of so many, one is always unlucky
 _LONGEST_IDLE = 128  # steps without a look, where no budget is left: traffic changes
-_LITTLE = 0.5  # plain steps: after a few plain steps a model has something to catch up with
+_LITTLE = 0.25  # plain steps: after a few plain steps a model has something to catch up with
 _MOST_WEIGHED = 512  # tokens of lookups weighed in a step: the more requests, the fewer of each
 _MOST_LEARNED = 8  # requests that teach general acceptance in a step; where there are more, they take turns
 _RECENT = 0.98  # the speed of steps without a model is a mean over some fifty of them
@@ -92,7 +92,7 @@ class Policy:
         """Seconds that a lookup has saved lately, by proposer."""
         self._gain = Mean()  # draft tokens accepted in a step with drafts, for each request
         self._models = {name: Backoff() for name, each in proposers.items() if not each.is_lookup}
-        self._in_debt = Backoff()
+        self._in_debt = Backoff(_LONGEST_IDLE)
         self._recent_spent = self._recent_plain = 0.0  # seconds of steps without a model, older ones fading
         self._own_seconds = 0.0  # what deciding and learning have taken lately, where anything was looked at
         self._steps_without_plain, self._plain_after = 0, _FIRST_PLAIN
@@ -108,7 +108,7 @@ class Policy:
         """Without costs there is nothing to weigh with: `auto` decodes plainly."""
         self.costs = costs
         if costs is not None:
-            for name in self._proposers:
+            for name in (*self._values, *self._models):  # what was not measured is taken to cost nothing
                 costs.drafts.setdefault(name, DraftCosts())
             self._planner = Planner(costs, self.acceptances, self._proposers)
             self._baseline = Baseline(costs, begins_ahead=self._begins_ahead)
