@@ -22,6 +22,7 @@ from outpace.speculation.costs import Costs, DraftCosts
 from outpace.speculation.policy.acceptance import Acceptance
 from outpace.speculation.policy.baseline import Baseline
 from outpace.speculation.policy.budget import Backoff, Budget
+from outpace.speculation.policy.coverage import Coverage
 from outpace.speculation.policy.planner import Plan, Planner, Situation, Stop
 from outpace.speculation.policy.state import Choice, IdleTime, Lookup, Mean, Outcome, Recent, RequestState, Wishes
 from outpace.speculation.policy.trace import StepTrace
@@ -29,10 +30,7 @@ from outpace.speculation.policy.tunables import TUNABLES
 
 _FIRST_PLAIN = 8  # steps with drafts after which the first is plain; then twice as many, up to `plain_every`
 _MOST_CURIOUS = 0.25  # of a plain step that goes into lookups that have not paid lately
-_DEEP = 3.0  # request grants that a request may be behind, and still count on what is expected of its drafts
-_OUTVOTED = 32  # requests of which one may lose more than its budget: of so many, one is always unlucky
 _LONGEST_IDLE = 128  # steps without a look, where no budget is left: traffic changes
-_LITTLE = 0.25  # plain steps: after a few plain steps a model has something to catch up with
 _MOST_WEIGHED = 512  # tokens of lookups weighed in a step: the more requests, the fewer of each
 _MOST_LEARNED = 8  # requests that teach general acceptance in a step; where there are more, they take turns
 _RECENT = 0.98  # the speed of steps without a model is a mean over some fifty of them
@@ -111,6 +109,7 @@ class Policy:
             for name in (*self._values, *self._models):  # what was not measured is taken to cost nothing
                 costs.drafts.setdefault(name, DraftCosts())
             self._planner = Planner(costs, self.acceptances, self._proposers)
+            self._coverage = Coverage(self.budget, self._in_debt, self._planner, self.acceptances, self._gain)
             self._baseline = Baseline(costs, begins_ahead=self._begins_ahead)
 
     def keep_trace(self, num_steps: int) -> None:
@@ -277,7 +276,7 @@ class Policy:
         """The fastest plan that is covered; None where nothing is faster than plain decoding and covered."""
         least = TUNABLES.margin * situation.emitted / situation.plain_seconds
         base = self._planner.with_lookups(situation, decision.found) if decision.found else Plan()
-        best = self._covered_lookups(situation, base) if base.speed >= least else None
+        best = self._coverage.of_lookups(situation, base) if base.speed >= least else None
         decision.is_refused = base.speed >= least and best is None
         for name, backoff in self._models.items():
             if backoff.due > self._step:
@@ -287,7 +286,7 @@ class Policy:
                 if plan.speed < least:
                     break
                 fastest = fastest or plan
-                if self._is_covered(situation, plan):
+                if self._coverage.holds(situation, plan):
                     covered = plan
                     break
             if covered is not None:
@@ -299,97 +298,13 @@ class Policy:
             self.acceptances[name].forget()
             if fastest is not None and (best is None or fastest.speed > best.speed):
                 for trial in self._planner.smaller(situation, fastest):
-                    if self._is_covered(situation, trial):
+                    if self._coverage.holds(situation, trial):
                         decision.is_trial = True
                         return trial
                 decision.is_refused = best is None
         if best is None and decision.is_refused:
             decision.reason = "no budget covers the best plan"
         return best
-
-    def _covered_lookups(self, situation: Situation, plan: Plan) -> Plan | None:
-        """The plan, or less of it, that every budget covers."""
-        least = TUNABLES.margin * situation.emitted / situation.plain_seconds
-        for _ in range(_SHRINKS):
-            if not plan.depths or plan.speed < least:
-                return None
-            longest = self._longest(situation, plan)
-            if plan.seconds <= longest:
-                return plan
-            plan = self._planner.within(situation, plan, longest)
-        return None
-
-    def _longest(self, situation: Situation, plan: Plan) -> float:
-        """Seconds that a step may take, so that nobody loses more than its budget holds."""
-        plain = situation.plain_seconds
-        lengthening = plan.seconds / plain - 1.0  # in plain steps
-        spare = self._allowance(self.budget)
-        if lengthening > spare:  # else it is covered were nothing accepted
-            spare += self._lower_gain(situation, plan)
-        if situation.rows > 1:
-            spares = []
-            for row in situation.auto:
-                left = max(0.0, situation.states[row].budget.balance)
-                if left < spare and left < lengthening:
-                    spares.append(left + self._counted_gain(situation, plan, row))
-            num_outvoted = situation.rows // _OUTVOTED
-            if len(spares) > num_outvoted:
-                spare = min(spare, sorted(spares)[num_outvoted])
-        return plain * (1.0 + spare)
-
-    def _counted_gain(self, situation: Situation, plan: Plan, row: int) -> float:
-        """Draft tokens that a request can count on in a step like this one: those expected of its own draft, unless it
-        is deep in debt by such expectations, or what it usually gains."""
-        state = situation.states[row]
-        if state.budget.balance > -_DEEP * TUNABLES.request_grant:
-            of_draft = plan.gains.get(row, 0.0)
-        else:
-            of_draft = self._planner.low(situation, plan, row)
-        return max(of_draft, state.trusted_gain(self._gain.value))
-
-    def _lower_gain(self, situation: Situation, plan: Plan) -> float:
-        """Draft tokens accepted at the lower bound, for each token emitted without drafts."""
-        count = len(plan.depths)
-        return sum([self._planner.low(situation, plan, row, count) for row in plan.depths]) / situation.emitted
-
-    def _is_covered(self, situation: Situation, plan: Plan) -> bool:
-        """Whether at the lower bound neither the engine nor any request loses more than its budget holds.
-
-        For the engine that is the lower bound of acceptance; for a request, what it can count on.
-        """
-        plain, allowance = situation.plain_seconds, self._allowance(self.budget)
-        little = max(_LITTLE, allowance) * plain
-        if plan.catch_up_seconds > little and not self._may_catch_up(situation, plan):
-            return False
-        needed = plan.needed_gain(plain, allowance)
-        if needed > 0.0 and self._lower_gain(situation, plan) < needed:
-            return False
-        num_outvoted = situation.rows // _OUTVOTED
-        for row in situation.auto:
-            state = situation.states[row]
-            needed = plan.needed_gain(plain, max(0.0, state.budget.balance))
-            if needed > 0.0 and needed > self._counted_gain(situation, plan, row):
-                num_outvoted -= 1
-                if num_outvoted < 0:
-                    return False
-        return True
-
-    def _may_catch_up(self, situation: Situation, plan: Plan) -> bool:
-        """Whether a model may catch up with texts for more than the budget holds: not in debt, and not before it was
-        tried on some requests. One alone is the trial, unless its text is too long for any budget."""
-        if self.budget.balance <= 0.0 or plan.model is None:
-            return False
-        acceptance = self.acceptances[plan.model]
-        if all(acceptance.is_tried(situation.states[row].wishes.temperature) for row in plan.depths):
-            return True
-        most = TUNABLES.most_balance * situation.plain_seconds
-        return situation.rows == 1 and plan.catch_up_seconds <= most
-
-    def _allowance(self, budget: Budget) -> float:
-        """Plain steps that may be lost. In debt nothing may be, and what should gain is tried at intervals."""
-        if budget.balance > 0.0:
-            return budget.balance
-        return 0.0 if self._in_debt.due <= self._step else -float("inf")
 
     def _take(self, decision: Decision, situation: Situation, plan: Plan) -> None:
         """Put a plan into choices."""

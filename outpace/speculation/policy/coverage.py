@@ -1,0 +1,120 @@
+"""Whether budgets cover a plan: what the engine and each request may lose by it, and what they can count on.
+
+The engine counts on the lower bound of acceptance. A request counts on what is expected of its own draft or on what it
+usually gains, the less the deeper it is in debt all the same. What a model catches up with may be won back later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from outpace.speculation.policy.acceptance import Acceptance
+from outpace.speculation.policy.budget import Backoff, Budget
+from outpace.speculation.policy.planner import Plan, Planner, Situation
+from outpace.speculation.policy.state import Mean
+from outpace.speculation.policy.tunables import TUNABLES
+
+_OUTVOTED = 32  # requests of which one may lose more than its budget: of so many, one is always unlucky
+_DEEP = 3.0  # request grants that a request may be behind, and still count on what is expected of its drafts
+_LITTLE = 0.25  # plain steps: after a few plain steps a model has something to catch up with
+_SHRINKS = 3  # times that a plan is made smaller before it is given up
+
+
+class Coverage:
+    def __init__(
+        self,
+        budget: Budget,
+        in_debt: Backoff,
+        planner: Planner,
+        acceptances: Mapping[str, Acceptance],
+        usual_gain: Mean,
+    ) -> None:
+        """`budget` is the engine's, `in_debt` says when something is tried while it is overdrawn, `usual_gain` is of
+        all requests."""
+        self._budget, self._in_debt = budget, in_debt
+        self._planner, self._acceptances = planner, acceptances
+        self._gain = usual_gain
+
+    def of_lookups(self, situation: Situation, plan: Plan) -> Plan | None:
+        """The plan, or less of it, that every budget covers."""
+        least = TUNABLES.margin * situation.emitted / situation.plain_seconds
+        for _ in range(_SHRINKS):
+            if not plan.depths or plan.speed < least:
+                return None
+            longest = self._longest(situation, plan)
+            if plan.seconds <= longest:
+                return plan
+            plan = self._planner.within(situation, plan, longest)
+        return None
+
+    def _longest(self, situation: Situation, plan: Plan) -> float:
+        """Seconds that a step may take, so that nobody loses more than its budget holds."""
+        plain = situation.plain_seconds
+        lengthening = plan.seconds / plain - 1.0  # in plain steps
+        spare = self._allowance(situation.step)
+        if lengthening > spare:  # else it is covered were nothing accepted
+            spare += self._lower_gain(situation, plan)
+        if situation.rows > 1:
+            spares = []
+            for row in situation.auto:
+                left = max(0.0, situation.states[row].budget.balance)
+                if left < spare and left < lengthening:
+                    spares.append(left + self._counted_gain(situation, plan, row))
+            num_outvoted = situation.rows // _OUTVOTED
+            if len(spares) > num_outvoted:
+                spare = min(spare, sorted(spares)[num_outvoted])
+        return plain * (1.0 + spare)
+
+    def _counted_gain(self, situation: Situation, plan: Plan, row: int) -> float:
+        """Draft tokens that a request can count on in a step like this one: those expected of its own draft, unless it
+        is deep in debt by such expectations, or what it usually gains."""
+        state = situation.states[row]
+        if state.budget.balance > -_DEEP * TUNABLES.request_grant:
+            of_draft = plan.gains.get(row, 0.0)
+        else:
+            of_draft = self._planner.low(situation, plan, row)
+        return max(of_draft, state.trusted_gain(self._gain.value))
+
+    def _lower_gain(self, situation: Situation, plan: Plan) -> float:
+        """Draft tokens accepted at the lower bound, for each token emitted without drafts."""
+        count = len(plan.depths)
+        return sum([self._planner.low(situation, plan, row, count) for row in plan.depths]) / situation.emitted
+
+    def holds(self, situation: Situation, plan: Plan) -> bool:
+        """Whether at the lower bound neither the engine nor any request loses more than its budget holds.
+
+        For the engine that is the lower bound of acceptance; for a request, what it can count on.
+        """
+        plain, allowance = situation.plain_seconds, self._allowance(situation.step)
+        little = max(_LITTLE, allowance) * plain
+        if plan.catch_up_seconds > little and not self._may_catch_up(situation, plan):
+            return False
+        needed = plan.needed_gain(plain, allowance)
+        if needed > 0.0 and self._lower_gain(situation, plan) < needed:
+            return False
+        num_outvoted = situation.rows // _OUTVOTED
+        for row in situation.auto:
+            state = situation.states[row]
+            needed = plan.needed_gain(plain, max(0.0, state.budget.balance))
+            if needed > 0.0 and needed > self._counted_gain(situation, plan, row):
+                num_outvoted -= 1
+                if num_outvoted < 0:
+                    return False
+        return True
+
+    def _may_catch_up(self, situation: Situation, plan: Plan) -> bool:
+        """Whether a model may catch up with texts for more than the budget holds: not in debt, and not before it was
+        tried on some requests. One alone is the trial, unless its text is too long for any budget."""
+        if self._budget.balance <= 0.0 or plan.model is None:
+            return False
+        acceptance = self._acceptances[plan.model]
+        if all(acceptance.is_tried(situation.states[row].wishes.temperature) for row in plan.depths):
+            return True
+        most = TUNABLES.most_balance * situation.plain_seconds
+        return situation.rows == 1 and plan.catch_up_seconds <= most
+
+    def _allowance(self, step: int) -> float:
+        """Plain steps that the engine may lose. In debt none, and what should gain is tried at intervals."""
+        if self._budget.balance > 0.0:
+            return self._budget.balance
+        return 0.0 if self._in_debt.due <= step else -float("inf")
