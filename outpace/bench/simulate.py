@@ -38,8 +38,6 @@ PLAIN = "plain"
 LEAST_OF_PLAIN = 0.98  # of every run
 LONG = 256  # output tokens from which on a request is long
 MOST_P99 = {"long": 1.05, "short": 1.15}
-LEAST_MEAN = 1.16  # geometric means over all scenarios,
-LEAST_OF_ORACLE = 0.93  # and over those in which acceptance changes neither in time nor by what is drafted
 
 _DESCRIPTION = """\
 Compare speculation policies in a simulated world: machines from measured cost curves, drafts of known quality, closed

@@ -25,7 +25,7 @@ _MODEL_HEAT = (0.0, -0.1, -0.2, -0.3)  # log-odds by temperature class: a model 
 _LOOKUP_HEAT = (0.0, -0.3, -0.7, -1.0)  # a lookup knows none
 _TRUST = 0.8  # of a confidence's log-odds: proposers overrate themselves
 _OWN_RETURN = 0.985  # of a request's own number, each step in which nothing was learned of it
-_HOPE = 0.5  # log-odds
+_OPTIMISM = 0.5  # log-odds
 _KEPT = 0.995  # of what is known of a model, each time it is not worth drafting
 _TRIAL_INFORMATION = 0.16  # of a trial about its log-odds, at a chance of 0.8
 
@@ -117,9 +117,9 @@ class Acceptance:
         """Whether trials clearly outweigh the prior."""
         return self._num_tried[temperature] >= 3.0 * TUNABLES.prior_weight
 
-    def hope(self, temperature: int) -> float:
-        """What is added to the log-odds of drafts that have hardly been tried: without hope nobody would."""
-        return 0.0 if self.is_tried(temperature) else _HOPE
+    def optimism(self, temperature: int) -> float:
+        """What is added to the log-odds of drafts that have hardly been tried, so that they are tried at all."""
+        return 0.0 if self.is_tried(temperature) else _OPTIMISM
 
     def rate(self, temperature: int) -> float:
         """For people: the chance of a draft's first token, before anything was drafted."""

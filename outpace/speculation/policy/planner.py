@@ -230,7 +230,7 @@ class Planner:
                 continue
             own = acceptance.own(state.own_forecasts, name, state.wishes.log_odds, situation.step)
             temperature = state.wishes.temperature
-            totals = acceptance.forecast(temperature, room, own.mean + acceptance.hope(temperature))
+            totals = acceptance.forecast(temperature, room, own.mean + acceptance.optimism(temperature))
             if base.gains.get(row, 0.0) > totals[min(self._last_depth[name], room) - 1]:
                 continue
             behind = proposer.num_uncached(request)

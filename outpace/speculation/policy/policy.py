@@ -29,12 +29,12 @@ from outpace.speculation.policy.trace import StepTrace
 from outpace.speculation.policy.tunables import TUNABLES
 
 _FIRST_PLAIN = 8  # steps with drafts after which the first is plain; then twice as many, up to `plain_every`
-_MOST_CURIOUS = 0.25  # of a plain step that goes into lookups that have not paid lately
+_MOST_UNPROVEN = 0.25  # of a plain step that goes into lookups that have not paid lately
 _LONGEST_IDLE = 128  # steps without a look, where no budget is left: traffic changes
 _MOST_WEIGHED = 512  # tokens of lookups weighed in a step: the more requests, the fewer of each
 _MOST_LEARNED = 8  # requests that teach general acceptance in a step; where there are more, they take turns
 _RECENT = 0.98  # the speed of steps without a model is a mean over some fifty of them
-_SHRINKS = 3  # times that a plan is made smaller before it is given up
+_MOST_PLANS = 3  # of a model that are looked at in a step
 
 LookUp = Callable[[Mapping[str, list[DraftAsk]]], Mapping[int, Sequence[Draft]]]  # drafts by request id
 
@@ -96,7 +96,7 @@ class Policy:
         self._steps_without_plain, self._plain_after = 0, _FIRST_PLAIN
         self._idle_requests: list[Request] = []
         self._idle_until = 0  # the first step in which something is looked at again, as far as is known
-        self._is_broke = False  # because there was no budget: new requests change nothing
+        self._is_in_debt = False  # and idle for that reason: new requests change nothing
         self._booked_idle_time = IdleTime()
         self._plain_step = 1.0  # seconds, when it was last known
         self._num_running = 1
@@ -259,14 +259,14 @@ class Policy:
             return asks
         assert self.costs is not None
         price = max([self.costs.drafts[name].lookup_seconds for name in self._values], default=0.0)
-        num_curious = int(_MOST_CURIOUS * situation.plain_seconds / price) + 1 if has_budget and price else 1 << 30
+        num_unproven = int(_MOST_UNPROVEN * situation.plain_seconds / price) + 1 if has_budget and price else 1 << 30
         for row in situation.auto:
             state, request = situation.states[row], situation.requests[row]
             for name, lookup in state.lookups.items():
                 if lookup.backoff.due <= self._step and (has_budget or lookup.backoff.due == 0):
                     if lookup.backoff.due:
-                        num_curious -= 1
-                        if num_curious < 0:
+                        num_unproven -= 1
+                        if num_unproven < 0:
                             continue
                     depth = min(state.wishes.max_depth, request.max_useful_depth)
                     asks.setdefault(name, []).append(DraftAsk(request, depth))
@@ -282,7 +282,7 @@ class Policy:
             if backoff.due > self._step:
                 continue
             fastest = covered = None
-            for plan in islice(self._planner.with_model(situation, name, best or Plan()), _SHRINKS):
+            for plan in islice(self._planner.with_model(situation, name, best or Plan()), _MOST_PLANS):
                 if plan.speed < least:
                     break
                 fastest = fastest or plan
@@ -485,10 +485,10 @@ class Policy:
         """Until something is due, steps are plain without a look: deciding takes time, too."""
         if decision.has_drafts or any(state.wishes.mode == "on" for state in situation.states):
             return
-        self._is_broke = self.budget.balance <= 0.0
+        self._is_in_debt = self.budget.balance <= 0.0
         due = [backoff.due for backoff in self._models.values()]
         lookups = [lookup for row in situation.auto for lookup in situation.states[row].lookups.values()]
-        if not self._is_broke:
+        if not self._is_in_debt:
             due += [lookup.backoff.due for lookup in lookups]
         elif self._in_debt.due > self._step or not any(lookup.backoff.due == 0 for lookup in lookups):
             due = [max(each, self._in_debt.due) for each in due]
@@ -501,7 +501,7 @@ class Policy:
         """Whether a batch can be idle that was to be; another one only where there is no budget for a look at it."""
         if requests == self._idle_requests:
             return True
-        if not self._is_broke:
+        if not self._is_in_debt:
             return False
         new = [self._state(request) for request in requests if request.id not in self._states]
         self._idle_requests = list(requests)
