@@ -50,6 +50,14 @@ class Situation:
     def rows(self) -> int:
         return len(self.requests)
 
+    @property
+    def slot_seconds(self) -> float:
+        """What one draft token for each request would cost the target, for one of them."""
+        if not self.seconds:  # nothing was found, and nothing weighed
+            return 0.0
+        width = min(self.rows, len(self.seconds) - 1)
+        return max(0.0, self.seconds[width] - self.seconds[0]) / max(width, 1)
+
     def total_seconds(self, num_drafted: int, emitted: float) -> float:
         return self.seconds[num_drafted] + self.judge_seconds * (emitted - self.emitted) + self.own_seconds
 

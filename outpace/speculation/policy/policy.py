@@ -242,8 +242,12 @@ class Policy:
         if asks:
             by_id = look_up(asks)
             decision.found = {row: by_id[r.id] for row, r in enumerate(situation.requests) if r.id in by_id}
+        decision.reason = "nothing beats plain decoding"
+        if not any(draft.tokens for drafts in decision.found.values() for draft in drafts):
+            decision.reason = "nothing found" if decision.found else "nothing looked up"
+            if all(backoff.due > self._step for backoff in self._models.values()):
+                return
         self._price_tokens(situation, decision.found)
-        decision.reason = "nothing looked up" if not decision.found else "nothing beats plain decoding"
         plan = self._best(decision, situation)
         if plan is not None:
             decision.plan = plan
@@ -399,8 +403,7 @@ class Policy:
         assert self.costs is not None
         rows = situation.rows
         token_seconds = situation.plain_seconds / situation.emitted - situation.judge_seconds
-        width = min(rows, len(situation.seconds) - 1)
-        slot_seconds = max(0.0, situation.seconds[width] - situation.seconds[0]) / max(width, 1)
+        slot_seconds = situation.slot_seconds
         totals: dict[str, float] = {}
         for row, drafts in decision.found.items():
             outcome, state = outcomes[row], situation.states[row]
