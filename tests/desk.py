@@ -15,7 +15,8 @@ from outpace.config import SamplingParams, SpeculationParams
 from outpace.core import Draft, Request, StepStats, Verdict
 from outpace.speculation.base import DraftAsk, NoDraft
 from outpace.speculation.costs import Costs, DraftCosts, StepCosts
-from outpace.speculation.policy.policy import Decision, Policy
+from outpace.speculation.policy.decision import Decision
+from outpace.speculation.policy.policy import Policy
 from outpace.speculation.policy.state import Choice, Outcome
 from outpace.speculation.session import Session, StepShape
 from outpace.speculation.timing import DraftTiming
@@ -205,6 +206,10 @@ class Desk:
         found = self.proposers[name]
         assert isinstance(found, ScriptedModel)
         return found
+
+    def settle(self, request: Request) -> None:
+        """Book the plain steps that have passed."""
+        self.policy._accounts.settle([request], [self.policy._state(request)], 1.0)
 
     def gain(self, steps: float) -> None:
         """As if so many plain steps had been gained before."""

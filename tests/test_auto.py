@@ -16,7 +16,7 @@ from outpace.engine.engine import Engine
 from outpace.speculation.base import DraftAsk
 from outpace.speculation.costs import Costs, DraftCosts, StepCosts
 from outpace.speculation.draft_model import DraftModelProposer
-from outpace.speculation.policy.policy import Decision
+from outpace.speculation.policy.decision import Decision
 from outpace.speculation.policy.state import Outcome
 from outpace.speculation.suffix import SuffixProposer
 from tests.fakes import FakeModel, fake_engine, runner_of

@@ -38,9 +38,20 @@ def test_a_step_mixed_with_a_prompt_counts_with_its_share_of_decoding():
 
 def test_a_plain_step_beside_a_prompt_neither_gains_nor_loses_however_long_it_took():
     desk, who = plain(), request_of()
+    before = desk.policy.budget.balance
     desk.step([who], num_prefill=100, forward_seconds=30.0)
-    assert desk.policy.budget.estimated_speedup == pytest.approx(1.0)
+    desk.settle(who)
+    assert desk.policy.budget.balance == pytest.approx(before)
     assert who.spec.decode_seconds == pytest.approx(who.spec.plain_seconds)
+
+
+def test_deciding_beside_a_prompt_is_a_loss_all_the_same():
+    desk, who = plain(), request_of()
+    before = desk.policy.budget.balance
+    desk.step([who], num_prefill=100, forward_seconds=30.0, policy_seconds=0.2)
+    desk.settle(who)
+    assert desk.policy.budget.balance == pytest.approx(before - 0.2)
+    assert who.spec.decode_seconds == pytest.approx(who.spec.plain_seconds + 0.2)
 
 
 def test_a_plain_step_beside_a_prompt_says_nothing_of_plain_steps():
@@ -57,8 +68,10 @@ def test_gains_are_measured_by_plain_steps_as_they_were_where_costs_have_them_wr
         desk.step([who], forward_seconds=0.9)
     assert believed(desk) == pytest.approx(0.9, rel=0.03)
     desk.proposers["suffix"].script = always(length=DEPTH)
+    desk.settle(who)
     before, num_before = who.spec.plain_seconds, who.num_output
     while not desk.step([who], forward_seconds=1.0)[0].verdict.num_drafted:
+        desk.settle(who)
         before, num_before = who.spec.plain_seconds, who.num_output
     num_said = who.num_output - num_before
     assert num_said > 1

@@ -12,8 +12,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from outpace.core import Request
+from outpace.speculation.policy.decision import Decision
 from outpace.speculation.policy.planner import _LEAST_SURVIVAL, Plan, Stop
-from outpace.speculation.policy.policy import Decision
 from tests.desk import FLAT, USUAL, Desk, always, model_costs, request_of
 
 MOST = 5  # tokens of a draft: few, so that every choice can be looked at
@@ -203,8 +203,7 @@ def test_no_more_is_taken_than_there_is_room_for():
 
 
 def test_nothing_found_is_no_plan():
-    plan = batch_of({1: 1.0, 16: 1.0}, [[], []]).plan()
-    assert plan.depths == {} and plan.gains == {}
+    assert batch_of({1: 1.0, 16: 1.0}, [[], []]).decision.plan is None
 
 
 def test_a_slots_price_is_what_the_last_tokens_cost():

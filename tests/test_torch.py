@@ -38,7 +38,8 @@ from outpace.sampling import Shaper
 from outpace.speculation.base import NoDraft, Proposer
 from outpace.speculation.draft_model import DraftModelProposer
 from outpace.speculation.ngram import NgramProposer
-from outpace.speculation.policy.policy import Decision, LookUp, Policy
+from outpace.speculation.policy.decision import Decision
+from outpace.speculation.policy.policy import LookUp, Policy
 from outpace.speculation.policy.state import Choice, Outcome
 from outpace.verification import HostVerifier, matches_own_tokens
 from tests.fakes import ByteTokenizer

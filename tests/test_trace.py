@@ -44,7 +44,7 @@ def test_the_expected_gain_is_named():
 @pytest.mark.parametrize(
     ("desk", "reason"),
     [
-        (Desk(FLAT, suffix=nothing), "nothing beats plain decoding"),
+        (Desk(FLAT, suffix=nothing), "nothing found"),
         (Desk(PROPORTIONAL, suffix=always()), "nothing beats plain decoding"),
         (Desk(PROPORTIONAL, draft=always()), "nothing looked up"),
         (Desk(FLAT, suffix=always(), speculation="on"), "nothing to weigh"),

@@ -30,7 +30,8 @@ from outpace.speculation.calibration import measure
 from outpace.speculation.cost_file import CostFile
 from outpace.speculation.costs import Costs
 from outpace.speculation.policy.budget import Budget
-from outpace.speculation.policy.policy import Decision, Policy
+from outpace.speculation.policy.decision import Decision
+from outpace.speculation.policy.policy import Policy
 from outpace.speculation.policy.state import Choice, Outcome
 from outpace.speculation.session import Session, StepShape
 from outpace.verification import judge_of

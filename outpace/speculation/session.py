@@ -16,7 +16,8 @@ from time import perf_counter
 from outpace.core import Draft, Request, StepStats, Verdict
 from outpace.speculation.base import DraftAsk, Proposer
 from outpace.speculation.costs import Costs, DraftCosts
-from outpace.speculation.policy.policy import Decision, Policy
+from outpace.speculation.policy.decision import Decision
+from outpace.speculation.policy.policy import Policy
 from outpace.speculation.policy.state import Choice, Outcome
 
 

@@ -17,7 +17,8 @@ from outpace.core import StepStats
 from outpace.speculation.base import NoDraft
 from outpace.speculation.calibration import CATCH_UP_SIZES, SIZES
 from outpace.speculation.costs import Costs, DraftCosts, StepCosts
-from outpace.speculation.policy.policy import Decision, Policy
+from outpace.speculation.policy.decision import Decision
+from outpace.speculation.policy.policy import Policy
 from outpace.speculation.policy.state import Choice, Outcome
 from outpace.speculation.session import Session, StepShape
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 from outpace.core import StepStats
 from outpace.speculation.costs import Costs
 from outpace.speculation.policy.planner import Situation
-from outpace.speculation.policy.state import IdleTime
 
 _RATE = 0.05
 _CALIBRATED = 2  # what calibration said of a plain step counts as so many
 _MOST_SURPRISE = 1.2  # what one that was disturbed says at most
-_DISTURBED = 2.0  # times what a pass should have taken: something else was done in that time
+_DISTURBED = 1.5  # times what a pass should have taken: something else was done in that time
 
 
 class Baseline:
@@ -21,7 +20,6 @@ class Baseline:
         self._costs = costs
         self._begins_ahead = begins_ahead  # plain steps on end, before each is asked for: a lone one takes longer
         self._seen: dict[int, tuple[float, int]] = {}  # by rows: plain steps over what costs say, and how many
-        self.idle_time = IdleTime()
         self._num_begun = 0  # idle steps that a device began ahead, since they were last looked at,
         self._begun_seconds = 0.0  # and what they took
 
@@ -32,11 +30,11 @@ class Baseline:
     def plain_seconds(self, rows: int, context: float) -> float:
         return self._costs.plain_seconds(rows, context) * self.ratio(rows)
 
-    def observe(self, rows: int, context: float, seconds: float, stats: StepStats) -> None:
-        """A plain step took so long, beside what deciding took."""
+    def observe(self, rows: int, context: float, stats: StepStats) -> None:
+        """A plain step, beside what deciding took in it."""
         if self._begins_ahead and not stats.hidden_seconds:
             return  # a lone one waits for the host
-        self._follow(rows, seconds / self.plain_seconds(rows, context))
+        self._follow(rows, (stats.total_seconds - stats.deciding_seconds) / self.plain_seconds(rows, context))
 
     def _follow(self, rows: int, surprise: float) -> None:
         ratio, num_seen = self._seen.get(rows, (1.0, 0))
@@ -58,13 +56,9 @@ class Baseline:
 
     def idle(self, stats: StepStats) -> None:
         """A plain step in which nothing was looked at."""
-        if stats.num_prefill_tokens or stats.has_prepared:
-            return  # mostly of prompts or of what is done once, and as it would have been in any case
-        known, seconds = self.idle_time, stats.total_seconds
-        self.idle_time = IdleTime(known.spent + seconds, known.plain + seconds - stats.deciding_seconds)
-        if stats.hidden_seconds:
+        if stats.hidden_seconds and not stats.num_prefill_tokens and not stats.has_prepared:
             self._num_begun += 1
-            self._begun_seconds += seconds
+            self._begun_seconds += stats.total_seconds
 
     def end_idling(self, rows: int, context: float) -> None:
         """Steps of this size were idle: what those took that a device began ahead says what a plain one takes."""

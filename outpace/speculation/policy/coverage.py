@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from outpace.speculation.policy.acceptance import Acceptance
-from outpace.speculation.policy.budget import Backoff, Budget
+from outpace.speculation.policy.accounts import Accounts
 from outpace.speculation.policy.planner import Plan, Planner, Situation
-from outpace.speculation.policy.state import Mean
 from outpace.speculation.policy.tunables import TUNABLES
 
 _OUTVOTED = 32  # requests of which one may lose more than its budget: of so many, one is always unlucky
@@ -21,19 +20,9 @@ _SHRINKS = 3  # times that a plan is made smaller before it is given up
 
 
 class Coverage:
-    def __init__(
-        self,
-        budget: Budget,
-        in_debt: Backoff,
-        planner: Planner,
-        acceptances: Mapping[str, Acceptance],
-        usual_gain: Mean,
-    ) -> None:
-        """`budget` is the engine's, `in_debt` says when something is tried while it is overdrawn, `usual_gain` is of
-        all requests."""
-        self._budget, self._in_debt = budget, in_debt
+    def __init__(self, accounts: Accounts, planner: Planner, acceptances: Mapping[str, Acceptance]) -> None:
+        self._accounts, self._budget = accounts, accounts.budget
         self._planner, self._acceptances = planner, acceptances
-        self._gain = usual_gain
 
     def of_lookups(self, situation: Situation, plan: Plan) -> Plan | None:
         """The plan, or less of it, that every budget covers."""
@@ -73,7 +62,7 @@ class Coverage:
             of_draft = plan.gains.get(row, 0.0)
         else:
             of_draft = self._planner.low(situation, plan, row)
-        return max(of_draft, state.trusted_gain(self._gain.value))
+        return max(of_draft, state.trusted_gain(self._accounts.usual_gain.value))
 
     def _lower_gain(self, situation: Situation, plan: Plan) -> float:
         """Draft tokens accepted at the lower bound, for each token emitted without drafts."""
@@ -117,4 +106,4 @@ class Coverage:
         """Plain steps that the engine may lose. In debt none, and what should gain is tried at intervals."""
         if self._budget.balance > 0.0:
             return self._budget.balance
-        return 0.0 if self._in_debt.due <= step else -float("inf")
+        return 0.0 if self._accounts.in_debt.due <= step else -float("inf")

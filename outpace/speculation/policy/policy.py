@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 
 from outpace.acceptance import common_length
@@ -20,49 +19,23 @@ from outpace.core import Draft, Request, StepStats
 from outpace.speculation.base import DraftAsk, Proposer
 from outpace.speculation.costs import Costs, DraftCosts
 from outpace.speculation.policy.acceptance import Acceptance
+from outpace.speculation.policy.accounts import LONGEST_IDLE, Accounts
 from outpace.speculation.policy.baseline import Baseline
 from outpace.speculation.policy.budget import Backoff, Budget
 from outpace.speculation.policy.coverage import Coverage
+from outpace.speculation.policy.decision import Decision
+from outpace.speculation.policy.lookup_value import LookupValue
 from outpace.speculation.policy.planner import Plan, Planner, Situation, Stop
-from outpace.speculation.policy.state import Choice, IdleTime, Lookup, Mean, Outcome, Recent, RequestState, Wishes
+from outpace.speculation.policy.state import Choice, Lookup, Outcome, Recent, RequestState, Wishes
 from outpace.speculation.policy.trace import StepTrace
 from outpace.speculation.policy.tunables import TUNABLES
 
 _FIRST_PLAIN = 8  # steps with drafts after which the first is plain; then twice as many, up to `plain_every`
-_MOST_UNPROVEN = 0.25  # of a plain step that goes into lookups that have not paid lately
-_LONGEST_IDLE = 128  # steps without a look, where no budget is left: traffic changes
 _MOST_WEIGHED = 512  # tokens of lookups weighed in a step: the more requests, the fewer of each
 _MOST_LEARNED = 8  # requests that teach general acceptance in a step; where there are more, they take turns
-_RECENT = 0.98  # the speed of steps without a model is a mean over some fifty of them
 _MOST_PLANS = 3  # of a model that are looked at in a step
 
 LookUp = Callable[[Mapping[str, list[DraftAsk]]], Mapping[int, Sequence[Draft]]]  # drafts by request id
-
-
-@dataclass(slots=True)
-class Decision:
-    """What was decided for a step, and all that has to be remembered of it until its outcome is known."""
-
-    step: int
-    requests: Sequence[Request]
-    choices: list[Choice]
-    reason: str = "nothing to weigh"
-    is_idle: bool = False  # nothing was looked at
-    situation: Situation | None = None  # None where nobody could be decided about
-    found: Mapping[int, Sequence[Draft]] = field(default_factory=dict)  # what was looked up, by row
-    plan: Plan | None = None
-    is_trial: bool = False  # of a model, for fewer requests than would pay
-    is_refused: bool = False  # there was a faster plan, and no budget covered it
-    trace: StepTrace | None = None
-
-    @property
-    def has_drafts(self) -> bool:
-        return any(choice.depth for choice in self.choices)
-
-    @property
-    def is_weighed(self) -> bool:
-        """Something was decided, and what comes of it bears upon the next decision."""
-        return self.situation is not None and bool(self.situation.auto)
 
 
 class Policy:
@@ -82,22 +55,17 @@ class Policy:
         self._can_speculate = can_speculate
         self._begins_ahead = begins_ahead
         self.acceptances = {name: Acceptance(is_lookup=each.is_lookup) for name, each in proposers.items()}
-        self.budget = Budget(TUNABLES.engine_grant, config.allowed_loss)
+        self._accounts = Accounts(config.allowed_loss)
+        self.budget = self._accounts.budget
         self.trace: deque[StepTrace] = deque(maxlen=trace_steps)
         self._states: dict[int, RequestState] = {}
         self._step = 0
-        self._values = {name: Mean() for name, each in proposers.items() if each.is_lookup and name != "none"}
-        """Seconds that a lookup has saved lately, by proposer."""
-        self._gain = Mean()  # draft tokens accepted in a step with drafts, for each request
+        self._lookup_value = LookupValue(name for name, each in proposers.items() if each.is_lookup and name != "none")
         self._models = {name: Backoff() for name, each in proposers.items() if not each.is_lookup}
-        self._in_debt = Backoff(_LONGEST_IDLE)
-        self._recent_spent = self._recent_plain = 0.0  # seconds of steps without a model, older ones fading
-        self._own_seconds = 0.0  # what deciding and learning have taken lately, where anything was looked at
         self._steps_without_plain, self._plain_after = 0, _FIRST_PLAIN
         self._idle_requests: list[Request] = []
         self._idle_until = 0  # the first step in which something is looked at again, as far as is known
         self._is_in_debt = False  # and idle for that reason: new requests change nothing
-        self._booked_idle_time = IdleTime()
         self._plain_step = 1.0  # seconds, when it was last known
         self._num_running = 1
         self.use_costs(costs)
@@ -106,10 +74,10 @@ class Policy:
         """Without costs there is nothing to weigh with: `auto` decodes plainly."""
         self.costs = costs
         if costs is not None:
-            for name in (*self._values, *self._models):  # what was not measured is taken to cost nothing
+            for name in (*self._lookup_value.names, *self._models):  # what was not measured is taken to cost nothing
                 costs.drafts.setdefault(name, DraftCosts())
             self._planner = Planner(costs, self.acceptances, self._proposers)
-            self._coverage = Coverage(self.budget, self._in_debt, self._planner, self.acceptances, self._gain)
+            self._coverage = Coverage(self._accounts, self._planner, self.acceptances)
             self._baseline = Baseline(costs, begins_ahead=self._begins_ahead)
 
     def keep_trace(self, num_steps: int) -> None:
@@ -148,7 +116,7 @@ class Policy:
             wishes = Wishes.of(request, self._config, self._proposers, self._can_speculate)
             budget = Budget(TUNABLES.request_grant, self._config.allowed_loss)
             lookups = {name: Lookup() for name in wishes.lookups}
-            state = RequestState(wishes, budget, lookups, Recent(), self._idle_time)
+            state = RequestState(wishes, budget, lookups, Recent(), self._accounts.plain_time)
             self._states[request.id] = state
             if wishes.mode == "auto":
                 self.budget.grant(TUNABLES.newcomer_grant / self._num_running)
@@ -183,7 +151,7 @@ class Policy:
         rows = len(requests)
         context = sum([len(request.tokens) for request in requests]) / rows
         self._plain_step = costs.plain_seconds(rows, context)
-        self._settle_idle_time(requests, states, self._plain_step)
+        self._accounts.settle(requests, states, self._plain_step)
         self._baseline.end_idling(rows, context)
         auto = []
         if not self._is_crowded(rows):
@@ -200,7 +168,7 @@ class Policy:
         plain_seconds *= min(1.0, self._baseline.ratio(rows))
         return Situation(
             self._step, requests, states, context, plain_seconds, auto, least, host, emitted, costs.judge_seconds,
-            self._own_seconds, self._speedup() * emitted / plain_seconds,
+            self._lookup_value.own_seconds, self._accounts.recent_speedup * emitted / plain_seconds,
         )  # fmt: skip
 
     def _price_tokens(self, situation: Situation, found: Mapping[int, Sequence[Draft]]) -> None:
@@ -217,12 +185,6 @@ class Policy:
         by_tokens = self.costs.target.by_tokens(situation.rows, least, most, situation.context)
         situation.seconds = [situation.host_seconds + each for each in by_tokens]
 
-    def _speedup(self) -> float:
-        """Of steps without a model over plain decoding, lately; not below it."""
-        if not self._recent_spent:
-            return 1.0
-        return max(1.0, self._recent_plain / self._recent_spent)
-
     def _expected_of_forced(self, choices: Sequence[Choice], states: Sequence[RequestState]) -> float:
         total = 0.0
         for state, choice in zip(states, choices, strict=True):
@@ -238,7 +200,8 @@ class Policy:
             decision.reason = "a plain step, to measure it"
             self._plain_after = min(TUNABLES.plain_every, 2 * self._plain_after)
             return
-        asks = self._due_lookups(situation)
+        assert self.costs is not None
+        asks = self._lookup_value.due(situation, self.costs, self._accounts)
         if asks:
             by_id = look_up(asks)
             decision.found = {row: by_id[r.id] for row, r in enumerate(situation.requests) if r.id in by_id}
@@ -253,28 +216,6 @@ class Policy:
             decision.plan = plan
             self._planner.taken(plan)
             self._take(decision, situation, plan)
-
-    def _due_lookups(self, situation: Situation) -> dict[str, list[DraftAsk]]:
-        """A request is looked up where that has lately saved more than it costs; else at doubling intervals, and only
-        while the budget lasts."""
-        asks: dict[str, list[DraftAsk]] = {}
-        has_budget = self.budget.balance > 0.0
-        if not has_budget and self._in_debt.due > self._step:
-            return asks
-        assert self.costs is not None
-        price = max([self.costs.drafts[name].lookup_seconds for name in self._values], default=0.0)
-        num_unproven = int(_MOST_UNPROVEN * situation.plain_seconds / price) + 1 if has_budget and price else 1 << 30
-        for row in situation.auto:
-            state, request = situation.states[row], situation.requests[row]
-            for name, lookup in state.lookups.items():
-                if lookup.backoff.due <= self._step and (has_budget or lookup.backoff.due == 0):
-                    if lookup.backoff.due:
-                        num_unproven -= 1
-                        if num_unproven < 0:
-                            continue
-                    depth = min(state.wishes.max_depth, request.max_useful_depth)
-                    asks.setdefault(name, []).append(DraftAsk(request, depth))
-        return asks
 
     def _best(self, decision: Decision, situation: Situation) -> Plan | None:
         """The fastest plan that is covered; None where nothing is faster than plain decoding and covered."""
@@ -345,20 +286,21 @@ class Policy:
         if decision.trace is not None:
             decision.trace.add_outcomes([outcome.verdict for outcome in outcomes])
             decision.trace.seconds = stats.total_seconds
+        situation = decision.situation
+        if not decision.has_drafts:
+            self._accounts.add_plain_step(stats)
         if decision.is_idle:
             self._baseline.idle(stats)
-            return
-        if decision.situation is None or self.costs is None:
-            return
-        every = 1 + len(outcomes) // _MOST_LEARNED
-        for row, outcome in enumerate(outcomes):
-            self._learn_acceptance(decision, row, outcome, in_general=(row + decision.step) % every == 0)
-        own_seconds = max(0.0, stats.deciding_seconds - stats.lookup_seconds)
-        self._own_seconds += TUNABLES.smoothing * (own_seconds - self._own_seconds)
-        self._learn_values(decision, outcomes)
-        if not stats.has_prepared:
-            self._book(decision, decision.situation, outcomes, stats, catch_up_seconds)
-        self._begin_idling(decision, decision.situation)
+        elif situation is not None and self.costs is not None:
+            every = 1 + len(outcomes) // _MOST_LEARNED
+            for row, outcome in enumerate(outcomes):
+                self._learn_acceptance(decision, row, outcome, in_general=(row + decision.step) % every == 0)
+            self._lookup_value.learn_own_seconds(stats)
+            if decision.found:
+                self._lookup_value.learn(decision, situation, outcomes, self.costs)
+            if not stats.has_prepared:
+                self._learn_time(decision, situation, outcomes, stats, catch_up_seconds)
+            self._begin_idling(decision, situation)
 
     def _learn_acceptance(self, decision: Decision, row: int, outcome: Outcome, *, in_general: bool) -> None:
         situation = decision.situation
@@ -390,50 +332,7 @@ class Policy:
             own = acceptance.own(state.own_forecasts, drafted.proposer, shift, decision.step)
             acceptance.learn_positions(temperature, own, fates, num_drafted, in_general=in_general)
 
-    def _learn_values(self, decision: Decision, outcomes: Sequence[Outcome]) -> None:
-        """What lookups brought, in the time they saved; and when to look again."""
-        situation = decision.situation
-        if situation is None or not decision.found:
-            return
-        if decision.is_refused and not decision.has_drafts:  # whatever is found cannot be used now
-            for row in decision.found:
-                for lookup in situation.states[row].lookups.values():
-                    lookup.backoff.fail(self._step)
-            return
-        assert self.costs is not None
-        rows = situation.rows
-        token_seconds = situation.plain_seconds / situation.emitted - situation.judge_seconds
-        slot_seconds = situation.slot_seconds
-        totals: dict[str, float] = {}
-        for row, drafts in decision.found.items():
-            outcome, state = outcomes[row], situation.states[row]
-            used = outcome.choice.draft if outcome.choice.ask is None else None
-            for draft in drafts:
-                lookup = state.lookups[draft.proposer]
-                if used is not None and used.proposer != draft.proposer:
-                    saved = 0.0  # it adds nothing to the other
-                else:
-                    hits = common_length(draft.tokens, outcome.verdict.tokens)
-                    saved = hits * (token_seconds - slot_seconds)
-                    if used is not None:
-                        saved -= (outcome.verdict.num_drafted - hits) * slot_seconds
-                saved = max(0.0, saved)
-                lookup.saved_seconds.add(saved)
-                totals[draft.proposer] = totals.get(draft.proposer, 0.0) + saved
-        for name, total in totals.items():
-            self._values[name].add(total / len(decision.found))
-        for row in decision.found:
-            for name, lookup in situation.states[row].lookups.items():
-                if lookup.saved_seconds.mean(self._values[name].value) >= self._lookup_price(name, rows):
-                    lookup.backoff.succeed()
-                elif lookup.backoff.due <= self._step:
-                    lookup.backoff.fail(self._step)
-
-    def _lookup_price(self, name: str, rows: int) -> float:
-        assert self.costs is not None
-        return self.costs.drafts[name].lookup_seconds + self._own_seconds / rows
-
-    def _book(
+    def _learn_time(
         self,
         decision: Decision,
         situation: Situation,
@@ -441,46 +340,13 @@ class Policy:
         stats: StepStats,
         catch_up_seconds: float,
     ) -> None:
-        """Who spent how much, and what plain decoding of the same tokens would have taken."""
-        rows = len(outcomes)
-        num_drafted = sum([outcome.verdict.num_drafted for outcome in outcomes])
-        spent, excused = self._baseline.decoding_seconds(situation, num_drafted, stats)
-        has_drafts = decision.has_drafts
-        plain_step = (
-            self._baseline.plain_seconds(rows, situation.context) if has_drafts else spent - stats.deciding_seconds
-        )
-        num_emitted = 0
-        has_forced = False
-        gains = decision.plan.gains if decision.plan is not None else {}
-        if gains:
-            self._gain.add(sum(gains.values()) / rows)
-        for row, (state, outcome) in enumerate(zip(situation.states, outcomes, strict=True)):
-            count = len(outcome.verdict.tokens)
-            num_emitted += count
-            spec = outcome.request.spec
-            spec.decode_seconds += spent
-            spec.plain_seconds += plain_step * count
-            if state.wishes.mode == "on":
-                has_forced = has_forced or outcome.choice.depth > 0
-            else:
-                state.budget.book(spent, plain_step * count, plain_step, excused=excused, invested=catch_up_seconds)
-                if gains:
-                    state.gain.add(gains.get(row, 0.0))
-        if has_forced:
-            return  # what they insist on is nobody's merit or fault
-        if not has_drafts and not stats.num_prefill_tokens:
-            self._baseline.observe(rows, situation.context, plain_step, stats)
-        plain = plain_step * num_emitted / rows
-        if decision.plan is None or decision.plan.model is None:
-            self._recent_spent = _RECENT * self._recent_spent + spent
-            self._recent_plain = _RECENT * self._recent_plain + plain
-        was_in_debt = self.budget.balance <= 0.0
-        self.budget.book(spent, plain, plain_step, excused=excused, invested=catch_up_seconds)
-        if was_in_debt and (has_drafts or decision.found):
-            if has_drafts and spent - excused - catch_up_seconds <= plain:
-                self._in_debt.succeed()
-            else:
-                self._in_debt.fail(decision.step)
+        if decision.has_drafts:
+            self._accounts.book(decision, situation, outcomes, stats, self._baseline, catch_up_seconds)
+            return
+        if not stats.num_prefill_tokens:
+            self._baseline.observe(situation.rows, situation.context, stats)
+        if decision.found and self.budget.balance <= 0.0:
+            self._accounts.in_debt.fail(decision.step)
 
     # ---- steps in which nothing is looked at
 
@@ -493,9 +359,9 @@ class Policy:
         lookups = [lookup for row in situation.auto for lookup in situation.states[row].lookups.values()]
         if not self._is_in_debt:
             due += [lookup.backoff.due for lookup in lookups]
-        elif self._in_debt.due > self._step or not any(lookup.backoff.due == 0 for lookup in lookups):
-            due = [max(each, self._in_debt.due) for each in due]
-            due.append(self._step + min(self.budget.steps_to_recover, _LONGEST_IDLE))
+        elif self._accounts.in_debt.due > self._step or not any(lookup.backoff.due == 0 for lookup in lookups):
+            due = [max(each, self._accounts.in_debt.due) for each in due]
+            due.append(self._step + min(self.budget.steps_to_recover, LONGEST_IDLE))
         else:
             return
         self._idle_until, self._idle_requests = min(due, default=1 << 60), list(decision.requests)
@@ -510,34 +376,13 @@ class Policy:
         self._idle_requests = list(requests)
         return not any(state.wishes.mode == "on" for state in new)
 
-    @property
-    def _idle_time(self) -> IdleTime:
-        return self._baseline.idle_time if self.costs is not None else IdleTime()
-
-    def _settle_idle_time(self, requests: Sequence[Request], states: Sequence[RequestState], plain_step: float) -> None:
-        """Book what idle steps took: for the engine, and for the requests that had part in them."""
-        now, booked = self._idle_time, self._booked_idle_time
-        if now is not booked:
-            self.budget.book(now.spent - booked.spent, now.plain - booked.plain, plain_step)
-            kept = _RECENT ** ((now.spent - booked.spent) / plain_step)
-            self._recent_spent = kept * self._recent_spent + now.spent - booked.spent
-            self._recent_plain = kept * self._recent_plain + now.plain - booked.plain
-            self._booked_idle_time = now
-        for request, state in zip(requests, states, strict=True):
-            if state.idle is not now:
-                spent, plain = now.spent - state.idle.spent, now.plain - state.idle.plain
-                state.idle = now
-                request.spec.decode_seconds += spent
-                request.spec.plain_seconds += plain
-                state.budget.book(spent, plain, plain_step)
-
     def release(self, request: Request) -> None:
         """The request is over, or has lost its place."""
         state = self._states.pop(request.id, None)
         if state is None:
             return
         if self.costs is not None:
-            self._settle_idle_time([request], [state], self._plain_step)
+            self._accounts.settle([request], [state], self._plain_step)
             self._planner.mean_output += 0.05 * (request.num_output - self._planner.mean_output)
         for owns in (state.own, state.own_forecasts):
             for name, own in owns.items():

@@ -118,8 +118,8 @@ class Mean:
 
 
 @dataclass(frozen=True, slots=True)
-class IdleTime:
-    """Seconds of steps in which nothing was looked at, since the start."""
+class PlainTime:
+    """Seconds of steps without drafts, since the start."""
 
     spent: float = 0.0
     plain: float = 0.0  # of them, what plain decoding takes without a policy
@@ -133,7 +133,7 @@ class RequestState:
     budget: Budget
     lookups: dict[str, Lookup]
     gain: Recent  # draft tokens expected to be accepted in a step with drafts; also where those were others'
-    idle: IdleTime  # of all idle steps until this request was last looked at
+    plain_time: PlainTime  # until this request was last booked
     own: dict[str, Own] = field(default_factory=dict)  # how its drafts differ from others', by proposer: given their
     own_forecasts: dict[str, Own] = field(default_factory=dict)  # confidence, and before they are made
 

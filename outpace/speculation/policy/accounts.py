@@ -1,0 +1,105 @@
+"""What speculation has spent and saved, for the engine and for every request.
+
+A step with drafts is booked when it ends: what it took, beside what plain decoding of the same tokens would have taken.
+Steps without drafts lose what deciding took and nothing else; they are added up, and booked before the next decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outpace.core import Request, StepStats
+from outpace.speculation.policy.baseline import Baseline
+from outpace.speculation.policy.budget import Backoff, Budget
+from outpace.speculation.policy.decision import Decision
+from outpace.speculation.policy.planner import Situation
+from outpace.speculation.policy.state import Mean, Outcome, PlainTime, RequestState
+from outpace.speculation.policy.tunables import TUNABLES
+
+LONGEST_IDLE = 128  # steps without a look, where no budget is left: traffic changes
+_RECENT = 0.98  # the speed of steps without a model is a mean over some fifty of them
+
+
+class Accounts:
+    def __init__(self, allowed_loss: float) -> None:
+        self.budget = Budget(TUNABLES.engine_grant, allowed_loss)
+        self.in_debt = Backoff(LONGEST_IDLE)  # when something is tried while the budget is overdrawn
+        self.usual_gain = Mean()  # draft tokens accepted in a step with drafts, for each request
+        self.plain_time = PlainTime()
+        self._booked_plain_time = self.plain_time
+        self._recent_spent = self._recent_plain = 0.0  # seconds of steps without a model, older ones fading
+
+    @property
+    def recent_speedup(self) -> float:
+        """Of steps without a model over plain decoding; not below it."""
+        return max(1.0, self._recent_plain / self._recent_spent) if self._recent_spent else 1.0
+
+    def add_plain_step(self, stats: StepStats) -> None:
+        """A step without drafts. What prompts took, or what is done once, would have been the same in any case."""
+        if stats.has_prepared:
+            return
+        deciding = stats.deciding_seconds
+        decoding = 0.0 if stats.num_prefill_tokens else stats.total_seconds - deciding
+        known = self.plain_time
+        self.plain_time = PlainTime(known.spent + decoding + deciding, known.plain + decoding)
+
+    def settle(self, requests: Sequence[Request], states: Sequence[RequestState], plain_step: float) -> None:
+        """Book steps without drafts: for the engine, and for the requests that had part in them."""
+        now, booked = self.plain_time, self._booked_plain_time
+        if now is not booked:
+            spent, plain = now.spent - booked.spent, now.plain - booked.plain
+            self.budget.book(spent, plain, plain_step)
+            self._recall(_RECENT ** (spent / plain_step), spent, plain)
+            self._booked_plain_time = now
+        for request, state in zip(requests, states, strict=True):
+            if state.plain_time is not now:
+                spent, plain = now.spent - state.plain_time.spent, now.plain - state.plain_time.plain
+                state.plain_time = now
+                request.spec.decode_seconds += spent
+                request.spec.plain_seconds += plain
+                state.budget.book(spent, plain, plain_step)
+
+    def book(
+        self,
+        decision: Decision,
+        situation: Situation,
+        outcomes: Sequence[Outcome],
+        stats: StepStats,
+        baseline: Baseline,
+        catch_up_seconds: float,
+    ) -> None:
+        """A step with drafts."""
+        num_drafted = sum([outcome.verdict.num_drafted for outcome in outcomes])
+        spent, excused = baseline.decoding_seconds(situation, num_drafted, stats)
+        plain_step = baseline.plain_seconds(situation.rows, situation.context)
+        gains = decision.plan.gains if decision.plan is not None else {}
+        num_emitted, has_forced = 0, False
+        for row, (state, outcome) in enumerate(zip(situation.states, outcomes, strict=True)):
+            count = len(outcome.verdict.tokens)
+            num_emitted += count
+            spec = outcome.request.spec
+            spec.decode_seconds += spent
+            spec.plain_seconds += plain_step * count
+            if state.wishes.mode == "on":
+                has_forced = has_forced or outcome.choice.depth > 0
+            else:
+                state.budget.book(spent, plain_step * count, plain_step, excused=excused, invested=catch_up_seconds)
+                if gains:
+                    state.gain.add(gains.get(row, 0.0))
+        if gains:
+            self.usual_gain.add(sum(gains.values()) / situation.rows)
+        if has_forced:
+            return  # what they insist on is nobody's merit or fault
+        plain = plain_step * num_emitted / situation.rows
+        if decision.plan is None or decision.plan.model is None:
+            self._recall(_RECENT, spent, plain)
+        was_in_debt = self.budget.balance <= 0.0
+        self.budget.book(spent, plain, plain_step, excused=excused, invested=catch_up_seconds)
+        if was_in_debt and spent - excused - catch_up_seconds <= plain:
+            self.in_debt.succeed()
+        elif was_in_debt:
+            self.in_debt.fail(decision.step)
+
+    def _recall(self, kept: float, spent: float, plain: float) -> None:
+        self._recent_spent = kept * self._recent_spent + spent
+        self._recent_plain = kept * self._recent_plain + plain
