@@ -38,6 +38,7 @@ def test_a_step_mixed_with_a_prompt_counts_with_its_share_of_decoding():
 
 def test_a_plain_step_beside_a_prompt_neither_gains_nor_loses_however_long_it_took():
     desk, who = plain(), request_of()
+    desk.settle(who)
     before = desk.policy.budget.balance
     desk.step([who], num_prefill=100, forward_seconds=30.0)
     desk.settle(who)
@@ -47,6 +48,7 @@ def test_a_plain_step_beside_a_prompt_neither_gains_nor_loses_however_long_it_to
 
 def test_deciding_beside_a_prompt_is_a_loss_all_the_same():
     desk, who = plain(), request_of()
+    desk.settle(who)
     before = desk.policy.budget.balance
     desk.step([who], num_prefill=100, forward_seconds=30.0, policy_seconds=0.2)
     desk.settle(who)

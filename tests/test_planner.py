@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from outpace.core import Request
@@ -31,10 +31,6 @@ class Batch:
     def plan(self) -> Plan:
         assert self.decision.situation is not None
         return self.desk.policy._planner.with_lookups(self.decision.situation, self.decision.found)
-
-    def within(self, plan: Plan, longest: float) -> Plan:
-        assert self.decision.situation is not None
-        return self.desk.policy._planner.within(self.decision.situation, plan, longest)
 
     def seconds(self, depths: Sequence[int]) -> float:
         return self.desk.truth.target.seconds(len(depths), len(depths) + sum(depths)) + self.host(depths)
@@ -148,36 +144,6 @@ def test_tokens_are_taken_likeliest_first_and_never_without_those_before(confide
     assert not taken or not left or min(taken) >= max(left) - 1e-9
 
 
-@given(CONFIDENCE, TABLES, st.floats(0.3, 6.0))
-@settings(max_examples=100, deadline=None)
-def test_a_plan_within_a_limit_keeps_to_it_and_is_the_fastest_that_does(confidence, points, longest):
-    """Of the plans that take the likeliest tokens, as many as may be."""
-    likely = [[0.9 + 0.1 * each for each in claimed][:3] for claimed in confidence]
-    batch = batch_of(points, likely)
-    plan = batch.plan()
-    assume(plan.depths)
-    shorter = batch.within(plan, longest)
-    check(batch, shorter)
-    rows = [batch.survival[row] if row in plan.depths else [] for row in range(len(likely))]
-    likeliest = sorted((chance for row in rows for chance in row), reverse=True)
-    speeds = []
-    for count in range(1, len(likeliest) + 1):
-        expected = len(rows) + sum(likeliest[:count])
-        seconds = (
-            batch.desk.truth.target.seconds(len(rows), len(rows) + count)
-            + batch.desk.truth.judge_seconds * expected
-            + batch.desk.truth.schedule_seconds
-        )
-        if seconds <= longest:
-            speeds.append(expected / seconds)
-    plain = batch.speed([0] * len(rows))
-    if shorter.depths:
-        assert shorter.seconds <= longest + 1e-9
-        assert shorter.speed >= (1 - 1e-9) * max(speeds)
-    else:
-        assert not speeds or max(speeds) <= plain * (1 + 1e-9)
-
-
 def test_equal_chances_keep_the_order_of_the_draft():
     batch = batch_of({1: 1.0, 4: 1.0, 5: 9.0, 16: 20.0}, [[0.999] * 3] * 2)
     assert sum(batch.plan().depths.values()) == 2
@@ -217,16 +183,6 @@ def test_of_two_lookups_for_a_request_the_one_that_promises_more_is_taken():
     assert decision.situation is not None
     plan = desk.policy._planner.with_lookups(decision.situation, decision.found)
     assert plan.lookups[0].proposer == "ngram"
-
-
-def test_who_has_lost_by_others_drafts_is_served_first():
-    """Both lookups promise alike; there is room for three tokens."""
-    points = {1: 1.0, 5: 1.0, 6: 4.0, 16: 30.0}
-    for behind in (0, 1):
-        batch = batch_of(points, [[0.9] * 5] * 2)
-        batch.desk.policy._state(batch.requests[behind]).budget.book(100.0, 0.0, 1.0)
-        depths = batch.depths(batch.plan())
-        assert sum(depths) == 3 and depths[behind] > depths[1 - behind]
 
 
 # ---- models

@@ -16,43 +16,12 @@ from outpace.speculation.policy.tunables import TUNABLES
 _OUTVOTED = 32  # requests of which one may lose more than its budget: of so many, one is always unlucky
 _DEEP = 3.0  # request grants that a request may be behind, and still count on what is expected of its drafts
 _LITTLE = 0.25  # plain steps: after a few plain steps a model has something to catch up with
-_SHRINKS = 3  # times that a plan is made smaller before it is given up
 
 
 class Coverage:
     def __init__(self, accounts: Accounts, planner: Planner, acceptances: Mapping[str, Acceptance]) -> None:
         self._accounts, self._budget = accounts, accounts.budget
         self._planner, self._acceptances = planner, acceptances
-
-    def of_lookups(self, situation: Situation, plan: Plan) -> Plan | None:
-        """The plan, or less of it, that every budget covers."""
-        least = TUNABLES.margin * situation.emitted / situation.plain_seconds
-        for _ in range(_SHRINKS):
-            if not plan.depths or plan.speed < least:
-                return None
-            longest = self._longest(situation, plan)
-            if plan.seconds <= longest:
-                return plan
-            plan = self._planner.within(situation, plan, longest)
-        return None
-
-    def _longest(self, situation: Situation, plan: Plan) -> float:
-        """Seconds that a step may take, so that nobody loses more than its budget holds."""
-        plain = situation.plain_seconds
-        lengthening = plan.seconds / plain - 1.0  # in plain steps
-        spare = self._allowance(situation.step)
-        if lengthening > spare:  # else it is covered were nothing accepted
-            spare += self._lower_gain(situation, plan)
-        if situation.rows > 1:
-            spares = []
-            for row in situation.auto:
-                left = max(0.0, situation.states[row].budget.balance)
-                if left < spare and left < lengthening:
-                    spares.append(left + self._counted_gain(situation, plan, row))
-            num_outvoted = situation.rows // _OUTVOTED
-            if len(spares) > num_outvoted:
-                spare = min(spare, sorted(spares)[num_outvoted])
-        return plain * (1.0 + spare)
 
     def _counted_gain(self, situation: Situation, plan: Plan, row: int) -> float:
         """Draft tokens that a request can count on in a step like this one: those expected of its own draft, unless it

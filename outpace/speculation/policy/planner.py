@@ -24,7 +24,6 @@ from outpace.speculation.policy.tunables import TUNABLES
 
 _DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # looked at for a model
 _LEAST_SURVIVAL = 0.05  # a token less likely than this to be reached and accepted pays nowhere
-_PRIORITY = 2.0  # of the draft tokens of a request that is behind
 _FOLLOWED = 2  # tokens that a model has to compute in any case: a draft accepted whole leaves two
 
 
@@ -122,39 +121,28 @@ class Planner:
                 chances = self._survival(situation, row, draft)
                 if chances and sum(chances) > most:
                     most, survival[row], best[row] = sum(chances), chances, draft
-        return self._take(situation, survival, best, float("inf"))
-
-    def within(self, situation: Situation, plan: Plan, longest: float) -> Plan:
-        """The best plan of the same lookups that takes no longer than this."""
-        survival = {row: self._survival(situation, row, draft) for row, draft in plan.lookups.items()}
-        return self._take(situation, survival, plan.lookups, longest)
+        return self._take(situation, survival, best)
 
     def _survival(self, situation: Situation, row: int, draft: Draft) -> list[float]:
         state, acceptance = situation.states[row], self._acceptances[draft.proposer]
         own = acceptance.own(state.own, draft.proposer, state.wishes.log_odds, situation.step)
         return acceptance.survival(state.wishes.temperature, draft.confidence, own.mean, _LEAST_SURVIVAL)
 
-    def _take(
-        self, situation: Situation, survival: Mapping[int, list[float]], drafts: Mapping[int, Draft], longest: float
-    ) -> Plan:
-        """The likeliest tokens, as many as are fastest among the counts that take no longer than `longest`."""
-        slots = [(-chance, row, chance) for row, chances in survival.items() for chance in chances]
-        if len(survival) > 1:
-            behind = {row for row in survival if situation.states[row].budget.balance < 0.0}
-            if behind:  # who has lost by others' drafts is served first
-                slots = [(_PRIORITY * key if row in behind else key, row, chance) for key, row, chance in slots]
-            slots.sort()
+    def _take(self, situation: Situation, survival: Mapping[int, list[float]], drafts: Mapping[int, Draft]) -> Plan:
+        """The likeliest tokens, as many as are fastest."""
+        slots = [(-chance, row) for row, chances in survival.items() for chance in chances]
+        slots.sort()
         seconds, own, judge = situation.seconds, situation.own_seconds, situation.judge_seconds
         emitted = situation.emitted
         best, best_speed = 0, emitted / situation.plain_seconds
         gain = 0.0
-        for count, (_, _, chance) in enumerate(slots[: len(seconds) - 1], 1):
-            gain += chance
+        for count, (chance, _) in enumerate(slots[: len(seconds) - 1], 1):
+            gain -= chance
             taken = seconds[count] + judge * gain + own
-            if emitted + gain > best_speed * taken and taken <= longest:
+            if emitted + gain > best_speed * taken:
                 best, best_speed = count, (emitted + gain) / taken
         depths: dict[int, int] = {}
-        for _, row, _ in slots[:best]:
+        for _, row in slots[:best]:
             depths[row] = depths.get(row, 0) + 1
         plan = Plan(depths)
         for row, depth in depths.items():

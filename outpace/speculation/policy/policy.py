@@ -221,7 +221,7 @@ class Policy:
         """The fastest plan that is covered; None where nothing is faster than plain decoding and covered."""
         least = TUNABLES.margin * situation.emitted / situation.plain_seconds
         base = self._planner.with_lookups(situation, decision.found) if decision.found else Plan()
-        best = self._coverage.of_lookups(situation, base) if base.speed >= least else None
+        best = base if base.speed >= least and self._coverage.holds(situation, base) else None
         decision.is_refused = base.speed >= least and best is None
         for name, backoff in self._models.items():
             if backoff.due > self._step:
