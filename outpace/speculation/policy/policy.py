@@ -219,16 +219,16 @@ class Policy:
 
     def _best(self, decision: Decision, situation: Situation) -> Plan | None:
         """The fastest plan that is covered; None where nothing is faster than plain decoding and covered."""
-        least = TUNABLES.margin * situation.emitted / situation.plain_seconds
+        plain_speed = situation.emitted / situation.plain_seconds
         base = self._planner.with_lookups(situation, decision.found) if decision.found else Plan()
-        best = base if base.speed >= least and self._coverage.holds(situation, base) else None
-        decision.is_refused = base.speed >= least and best is None
+        best = base if base.speed > plain_speed and self._coverage.holds(situation, base) else None
+        decision.is_refused = base.speed > plain_speed and best is None
         for name, backoff in self._models.items():
             if backoff.due > self._step:
                 continue
             fastest = covered = None
             for plan in islice(self._planner.with_model(situation, name, best or Plan()), _MOST_PLANS):
-                if plan.speed < least:
+                if plan.speed <= plain_speed:
                     break
                 fastest = fastest or plan
                 if self._coverage.holds(situation, plan):

@@ -39,8 +39,6 @@ class Tunables:
     """Of that variance, what a request's own rate may move by from one draft to the next."""
 
     # ---- plans: when a draft is worth its time
-    margin: float = 1.01
-    """A plan has to be this much faster than plain: measured costs are not known better."""
     counted_on: float = 0.7
     """Of the tokens a request is expected to have left, those that may pay for catching up: it can end at any time."""
     payback_steps: float = 16.0
