@@ -184,6 +184,10 @@ class Experiment:
                 gpu_cells.run(self.pair, engine, setting, few, concurrency, temperature, WARM_UP_TOKENS)
         if more:
             gpu_cells.capture_packed(self.pair.runners[0], concurrency, greedy=temperature == 0)
+            # What `auto` catches up with, and for how many requests, follows no list: another engine meets it first.
+            other = self.pair.engine(concurrency, self.costs)
+            prompts = self._prompts_of(concurrency, -1)
+            gpu_cells.run(self.pair, other, "auto", prompts, concurrency, temperature, self.num_tokens)
 
     def block(self, concurrency: int, temperature: float, block: int) -> None:
         """All settings once, beginning with another one each time."""
