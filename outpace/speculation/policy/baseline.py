@@ -1,6 +1,7 @@
-"""What plain decoding takes now: the cost curve, corrected by plain steps as they are seen.
+"""What plain decoding takes now: what calibration said of it, corrected by plain steps as they are seen.
 
-Every gain and loss is measured by this, and the cost curve follows slowly what is seen of one size.
+Every gain and loss is measured by this. Steps with drafts move the cost curve and not the baseline: what is slow in
+them need not be so in plain ones.
 """
 
 from __future__ import annotations
@@ -19,27 +20,34 @@ class Baseline:
     def __init__(self, costs: Costs, *, begins_ahead: bool) -> None:
         self._costs = costs
         self._begins_ahead = begins_ahead  # plain steps on end, before each is asked for: a lone one takes longer
-        self._seen: dict[int, tuple[float, int]] = {}  # by rows: plain steps over what costs say, and how many
+        self._seen: dict[int, tuple[float, float, int]] = {}  # by rows: seconds of a plain step, its context, how many
         self._num_begun = 0  # idle steps that a device began ahead, since they were last looked at,
         self._begun_seconds = 0.0  # and what they took
 
-    def ratio(self, rows: int) -> float:
+    def ratio(self, rows: int, context: float) -> float:
         """A plain step of so many rows over what the costs of its parts say."""
-        return self._seen.get(rows, (1.0, 0))[0]
+        return self.plain_seconds(rows, context) / self._costs.plain_seconds(rows, context)
 
     def plain_seconds(self, rows: int, context: float) -> float:
-        return self._costs.plain_seconds(rows, context) * self.ratio(rows)
+        believed = self._costs.plain_seconds(rows, context)
+        seconds, its_context, _ = self._seen.setdefault(rows, (believed, context, 0))
+        if its_context == context:
+            return seconds
+        return seconds * believed / self._costs.plain_seconds(rows, its_context)
 
     def observe(self, rows: int, context: float, stats: StepStats) -> None:
         """A plain step, beside what deciding took in it."""
+        seconds = stats.total_seconds - stats.deciding_seconds
         if self._begins_ahead and not stats.hidden_seconds:
-            return  # a lone one waits for the host
-        self._follow(rows, (stats.total_seconds - stats.deciding_seconds) / self.plain_seconds(rows, context))
+            seconds = min(seconds, self.plain_seconds(rows, context))  # a lone one waits for the host
+        self._follow(rows, context, seconds)
 
-    def _follow(self, rows: int, surprise: float) -> None:
-        ratio, num_seen = self._seen.get(rows, (1.0, 0))
-        surprise = max(1.0 / _MOST_SURPRISE, min(_MOST_SURPRISE, surprise))
-        self._seen[rows] = ratio * surprise ** max(_RATE, 1.0 / (_CALIBRATED + num_seen)), num_seen + 1
+    def _follow(self, rows: int, context: float, seconds: float) -> None:
+        believed = self.plain_seconds(rows, context)
+        num_seen = self._seen[rows][2]
+        surprise = max(1.0 / _MOST_SURPRISE, min(_MOST_SURPRISE, seconds / believed))
+        believed *= surprise ** max(_RATE, 1.0 / (_CALIBRATED + num_seen))
+        self._seen[rows] = believed, context, num_seen + 1
 
     def decoding_seconds(self, situation: Situation, num_drafted: int, stats: StepStats) -> tuple[float, float]:
         """What a step took, less the share of it that the cost curve gives to prompts; and what of that was due to a
@@ -63,5 +71,5 @@ class Baseline:
     def end_idling(self, rows: int, context: float) -> None:
         """Steps of this size were idle: what those took that a device began ahead says what a plain one takes."""
         if self._num_begun:
-            self._follow(rows, self._begun_seconds / self._num_begun / self.plain_seconds(rows, context))
+            self._follow(rows, context, self._begun_seconds / self._num_begun)
             self._num_begun, self._begun_seconds = 0, 0.0

@@ -165,7 +165,7 @@ class Policy:
         if num_prefill:  # prompts are read in any case: what they take is nobody's
             host -= costs.target.seconds(rows, least, context) - forward
         # Plain steps may be faster than the costs of their parts say, where the host's part is done meanwhile.
-        plain_seconds *= min(1.0, self._baseline.ratio(rows))
+        plain_seconds *= min(1.0, self._baseline.ratio(rows, context))
         return Situation(
             self._step, requests, states, context, plain_seconds, auto, least, host, emitted, costs.judge_seconds,
             self._lookup_value.own_seconds, self._accounts.recent_speedup * emitted / plain_seconds,
