@@ -13,7 +13,7 @@ from outpace.speculation.policy.accounts import Accounts
 from outpace.speculation.policy.planner import Plan, Planner, Situation
 from outpace.speculation.policy.tunables import TUNABLES
 
-_OUTVOTED = 16  # requests of which one may lose more than its budget: of so many, one is always unlucky
+_OUTVOTED = 32  # requests of which one may lose more than its budget: of so many, one is always unlucky
 _DEEP = 3.0  # request grants that a request may be behind, and still count on what is expected of its drafts
 _LITTLE = 0.25  # plain steps: after a few plain steps a model has something to catch up with
 

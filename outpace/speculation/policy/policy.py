@@ -223,6 +223,8 @@ class Policy:
         base = self._planner.with_lookups(situation, decision.found) if decision.found else Plan()
         best = base if base.speed > plain_speed and self._coverage.holds(situation, base) else None
         decision.is_refused = base.speed > plain_speed and best is None
+        if decision.is_refused:
+            situation.rate = plain_speed  # what lookups have brought lately, they cannot bring now
         for name, backoff in self._models.items():
             if backoff.due > self._step:
                 continue
