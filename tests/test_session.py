@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outpace.core import Request, StepStats
-from outpace.speculation.session import StepShape
+from outpace.speculation.session import Session, StepShape
 from tests.desk import FLAT, RIGHT, USUAL, Clock, Desk, always, nothing, request_of
 
 
@@ -114,6 +114,18 @@ def test_costs_of_steps_are_learned_from_pure_decoding(options, is_learned):
     shape = StepShape(1, 3.0, options.get("is_typical", True))
     desk.session.learn(decision, outcomes, stats, shape)
     assert (desk.costs.as_dict() != before) == is_learned
+
+
+@pytest.mark.parametrize("is_hidden", [True, False])
+def test_learning_counts_unless_a_device_was_at_work_meanwhile(is_hidden):
+    desk, who = Desk(USUAL, suffix=nothing, lookup_seconds=0.0), request_of()
+    clock = iter(range(100))
+    session = Session(desk.policy, desk.proposers, lambda: float(next(clock)))
+    decision, stats = session.choose([who], StepStats()), StepStats(forward_seconds=1.0, num_emitted=1)
+    session.learn(decision, [desk._judge(who, decision.choices[0])], stats, StepShape(1, 3.0), is_hidden=is_hidden)
+    after = StepStats()
+    session.choose([who], after)
+    assert after.learning_seconds == (0.0 if is_hidden else 1.0)
 
 
 def test_requests_that_ended_are_forgotten_and_others_kept():

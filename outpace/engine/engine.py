@@ -90,7 +90,7 @@ class Engine:
         self._session = Session(self.policy, self._proposers)
 
     def _start(self) -> None:
-        self._postponed: Callable[[], None] | None = None  # what the latest step taught, still to be learned
+        self._postponed: partial[None] | None = None  # what the latest step taught, still to be learned
         can_rewind = self._runner.capabilities.can_rewind
         self._cache = SequenceCache(self._runner)
         self.scheduler = Scheduler(
@@ -267,8 +267,8 @@ class Engine:
         return turns
 
     def _meanwhile(self, turns: Sequence[_Turn]) -> Callable[[], None] | None:
-        """What can be done while a device is at work: what the last step taught is learned, where nothing had to be
-        decided by it before, and texts that begin are taken in by those who look drafts up in them."""
+        """What can be done while a device is at work: what the last step taught is learned, and texts that begin are
+        taken in by those who look drafts up in them."""
         waiting: list[Request] = []
         if self.stats.num_prefill_tokens and self.costs is not None:
             begun = [turn.work.request for turn in turns if turn.work.completes and not turn.work.is_decoding]
@@ -277,7 +277,7 @@ class Engine:
             return None
 
         def learn_and_prepare() -> None:
-            self._learn_postponed()
+            self._learn_postponed(is_hidden=True)
             for request in waiting:
                 for name in self.policy.lookups(request):
                     self._proposers[name].prepare(request)
@@ -365,22 +365,26 @@ class Engine:
         stats: StepStats,
         catch_up_seconds: float,
     ) -> None:
-        """Tell the session what came of the step: at once where the next decision depends on it, else meanwhile."""
+        """Tell the session what came of the step: at once, or while the next one runs where that leaves the host time.
+
+        One step late is soon enough, unless a request has ended, or the next look depends on what came of this one.
+        """
         num_prepared = self._count_prepared()
         stats.has_prepared = num_prepared > self._num_prepared
         self._num_prepared = num_prepared
         context = sum([row.start for row in plan.rows]) / len(plan.rows)
         shape = StepShape(plan.num_tokens, context, judged.is_typical)
         learn = partial(self._session.learn, decision, outcomes, stats, shape, catch_up_seconds)
-        if self._can_postpone and not (stats.num_finished or decision.is_weighed or self.policy.trace.maxlen):
+        is_needed = decision.is_weighed and not decision.has_drafts
+        if self._can_postpone and not (stats.num_finished or is_needed or self.policy.trace.maxlen):
             self._postponed = learn
         else:
             learn()
 
-    def _learn_postponed(self) -> None:
+    def _learn_postponed(self, *, is_hidden: bool = False) -> None:
         if self._postponed is not None:
             learn, self._postponed = self._postponed, None
-            learn()
+            learn(is_hidden=is_hidden)
 
     def check(self, prompt: Sequence[int], params: SamplingParams) -> None:
         """Refuse what cannot run here. Reads nothing that changes, so any thread may ask before it submits."""

@@ -111,8 +111,10 @@ class Session:
         stats: StepStats,
         shape: StepShape,
         catch_up_seconds: float = 0.0,
+        *,
+        is_hidden: bool = False,
     ) -> None:
-        """What came of a decision; then the policy forgets the requests that ended.
+        """What came of a decision; then the policy forgets the requests that ended. `is_hidden`: nobody waits for it.
 
         Costs are learned from steps of pure decoding that were looked at. What a step did for the first and last time,
         such as capturing a graph, says nothing about costs and is nobody's loss.
@@ -134,7 +136,8 @@ class Session:
             for outcome in outcomes:
                 if outcome.request.finish_reason is not None:
                     self.policy.release(outcome.request)
-        self._learning_seconds += self._clock() - begin
+        if not is_hidden:
+            self._learning_seconds += self._clock() - begin
 
 
 def _by_proposer(decision: Decision) -> dict[str, list[Choice]]:

@@ -189,6 +189,7 @@ class Planner:
         sizes = {len(prospects)}
         if num_followed < len(prospects):
             sizes |= {num_followed or 1, (len(prospects) + 1) // 2}
+        catch_up = {size: costs.catch_up_seconds(num_behind[size], size) for size in sizes}
         ranked: list[tuple[float, int, int]] = []  # speed, depth, how many
         base_gain, base_tokens = sum(base.gains.values()), sum(base.depths.values())
         last, deepest = self._last_depth[name], max([len(each.totals) for each in prospects])
@@ -204,9 +205,8 @@ class Planner:
                     continue
                 emitted = situation.emitted + base_gain + gains[size]
                 steps_left = self._steps_left(left[size] / size, gains[size] / size)
-                catch_up = costs.catch_up_seconds(num_behind[size], size)
                 seconds = costs.seconds(size, depth, situation.context) + situation.total_seconds(tokens, emitted)
-                seconds += catch_up / steps_left
+                seconds += catch_up[size] / steps_left
                 if emitted - situation.emitted >= situation.rate * (seconds - situation.plain_seconds):
                     ranked.append((emitted / seconds, depth, size))
         ranked.sort(reverse=True)
