@@ -14,6 +14,7 @@ from outpace.speculation.policy.planner import Plan, Planner, Situation
 from outpace.speculation.policy.tunables import TUNABLES
 
 _OUTVOTED = 32  # requests of which one may lose more than its budget: of so many, one is always unlucky
+_TOLERATED = 0.05  # of its time that a request may be expected to lose by a step that is good for the others
 _DEEP = 3.0  # request grants that a request may be behind, and still count on what is expected of its drafts
 _LITTLE = 0.25  # plain steps: after a few plain steps a model has something to catch up with
 
@@ -24,11 +25,11 @@ class Coverage:
         self._planner, self._acceptances = planner, acceptances
 
     def _counted_gain(self, situation: Situation, plan: Plan, row: int) -> float:
-        """Draft tokens that a request can count on in a step like this one: those expected of its own draft, unless it
-        is deep in debt by such expectations, or what it usually gains."""
+        """Draft tokens that a request can count on in a step like this one: those expected of its own draft and a
+        little more, unless it is deep in debt by such expectations; or what it usually gains."""
         state = situation.states[row]
         if state.budget.balance > -_DEEP * TUNABLES.request_grant:
-            of_draft = plan.gains.get(row, 0.0)
+            of_draft = plan.gains.get(row, 0.0) + _TOLERATED * plan.seconds / situation.plain_seconds
         else:
             of_draft = self._planner.low(situation, plan, row)
         return max(of_draft, state.trusted_gain(self._accounts.usual_gain.value))
