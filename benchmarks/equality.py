@@ -37,8 +37,8 @@ from outpace import LLM, SamplingParams, SpeculationParams
 from outpace.bench.workloads import evenly
 from outpace.config import Method
 from outpace.core import CompletionOutput, TokenLogprob
-from outpace.models import resolve_model
-from outpace.randomness import Purpose, gumbels, key
+from outpace.decoding.randomness import Purpose, gumbels, key
+from outpace.models.resolve import resolve_model
 
 NUM_TOP = 100
 Numbered = tuple[int, list[int]]

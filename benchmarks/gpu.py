@@ -42,12 +42,12 @@ from benchmarks.gpu_models import (
 )
 from outpace.backends.base import Capacity, LoadedModel
 from outpace.backends.torch.kernels.triton_ops import TritonOps
-from outpace.backends.torch.model import Model
+from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.runner import PAGE_TOKENS, TorchRunner
 from outpace.config import EngineConfig, SamplingParams, usable_cores
 from outpace.core import Draft
 from outpace.engine.engine import Engine
-from outpace.speculation.base import DraftAsk, NoDraft
+from outpace.speculation.proposers.base import DraftAsk, NoDraft
 
 CONTEXT = 1024
 WORKERS = max(1, min(14, usable_cores() - 1))  # that compile kernels

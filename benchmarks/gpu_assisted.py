@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from outpace.backends.torch.config import ModelConfig
-from outpace.backends.torch.weights import Weights, named_tensors
+from outpace.backends.torch.model.weights import Weights, named_tensors
+from outpace.models.hf_config import ModelConfig
 
 
 def as_transformers(config: ModelConfig, weights: Weights) -> Any:

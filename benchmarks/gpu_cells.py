@@ -15,16 +15,16 @@ from itertools import pairwise, product
 from typing import Any, cast
 
 from outpace.backends.base import LoadedModel
-from outpace.backends.torch.graphs import PACKED_ROW_TOKENS, PACKED_TOKENS
+from outpace.backends.torch.execution.graphs import PACKED_ROW_TOKENS, PACKED_TOKENS
 from outpace.backends.torch.runner import TorchRunner
 from outpace.config import EngineConfig, Method, SamplingParams, SpeculationParams
 from outpace.core import Request, Row, StepPlan
 from outpace.engine.engine import Engine
-from outpace.speculation.base import NoDraft, Proposer
-from outpace.speculation.costs import Costs
-from outpace.speculation.draft_model import DraftModelProposer
-from outpace.speculation.ngram import NgramProposer
-from outpace.speculation.suffix import SuffixProposer
+from outpace.speculation.costs.curves import Costs
+from outpace.speculation.proposers.base import NoDraft, Proposer
+from outpace.speculation.proposers.draft_model import DraftModelProposer
+from outpace.speculation.proposers.ngram import NgramProposer
+from outpace.speculation.proposers.suffix import SuffixProposer
 
 ROOM = 3  # times the tokens a request says on average, before it reaches its end and so that of the measurement
 

@@ -21,11 +21,11 @@ from outpace.backends.torch.runner import TorchModel
 from outpace.config import DtypeName, EngineConfig, Method, SamplingParams
 from outpace.core import Row, StepPlan
 from outpace.engine.engine import Engine
-from outpace.speculation.base import NoDraft, Proposer
-from outpace.speculation.costs import Costs
-from outpace.speculation.draft_model import DraftModelProposer
-from outpace.speculation.ngram import NgramProposer
-from outpace.speculation.suffix import SuffixProposer
+from outpace.speculation.costs.curves import Costs
+from outpace.speculation.proposers.base import NoDraft, Proposer
+from outpace.speculation.proposers.draft_model import DraftModelProposer
+from outpace.speculation.proposers.ngram import NgramProposer
+from outpace.speculation.proposers.suffix import SuffixProposer
 
 NUM_PROMPTS, NEW_TOKENS, MAX_CONTEXT = 16, 128, 1024
 METHODS: tuple[Method, ...] = ("ngram", "suffix", "draft")

@@ -16,21 +16,21 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.gpu_models import shape_config
-from outpace.backends.torch import graphs, staging
-from outpace.backends.torch.device_noise import signed
+from outpace.backends.torch.execution import graphs, staging
+from outpace.backends.torch.execution.step import DRAFTED, PADDING, HostStep, StepInputs, StepShape, views
 from outpace.backends.torch.kernels import attention as attention_kernels
 from outpace.backends.torch.kernels import drawing, elementwise
 from outpace.backends.torch.kernels.base import Cache, Normed
-from outpace.backends.torch.kernels.few import FewConfig, few_linear
+from outpace.backends.torch.kernels.gemv import VectorConfig, vector_linear
 from outpace.backends.torch.kernels.linear import LinearConfig, Scratch, stream_linear
 from outpace.backends.torch.kernels.reference import ReferenceOps, rms_norm, swiglu
 from outpace.backends.torch.kernels.rotation import Rotation
+from outpace.backends.torch.kernels.skinny_gemm import FewConfig, few_linear
 from outpace.backends.torch.kernels.triton_ops import Config
-from outpace.backends.torch.kernels.vector import VectorConfig, vector_linear
-from outpace.backends.torch.step import DRAFTED, PADDING, HostStep, StepInputs, StepShape, views
+from outpace.backends.torch.sampling.noise import signed
 from outpace.config import SamplingParams
 from outpace.core import Row
-from outpace.sampling import Shaper, choose
+from outpace.decoding.sampling import Shaper, choose
 
 REFERENCE = ReferenceOps()
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 8e-3}  # of the norm; tf32 would show in float32

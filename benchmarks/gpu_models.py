@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outpace.backends.torch.config import ModelConfig, parse_config
+from outpace.backends.torch.execution.step import HostStep, StepInputs, StepShape, views
 from outpace.backends.torch.kernels.base import Cache
 from outpace.backends.torch.kernels.reference import rms_norm, swiglu
+from outpace.backends.torch.model.weights import Weights, allocate
 from outpace.backends.torch.runner import PAGE_TOKENS
-from outpace.backends.torch.step import HostStep, StepInputs, StepShape, views
-from outpace.backends.torch.weights import Weights, allocate
+from outpace.models.hf_config import ModelConfig, parse_config
 
 SHAPES: dict[str, dict[str, Any]] = {
     "8B": {

@@ -17,16 +17,16 @@ from benchmarks.gpu_models import Letters, shape_config
 from benchmarks.gpu_padding import padded
 from benchmarks.gpu_rounding import NUM_SAID, Rounding, agreement, rounded
 from outpace.backends.base import Capacity, DraftTask, LoadedModel
-from outpace.backends.torch.config import ModelConfig
 from outpace.backends.torch.kernels import ops_for
-from outpace.backends.torch.loader import load_weights, open_checkpoint
-from outpace.backends.torch.model import Model
+from outpace.backends.torch.model.loader import load_weights, open_checkpoint
+from outpace.backends.torch.model.model import Model
+from outpace.backends.torch.model.weights import Weights
 from outpace.backends.torch.runner import TorchRunner
-from outpace.backends.torch.weights import Weights
 from outpace.config import EngineConfig, SamplingParams, SpeculationParams
 from outpace.core import Row, StepPlan
 from outpace.engine.engine import Engine
-from outpace.speculation.base import NoDraft
+from outpace.models.hf_config import ModelConfig
+from outpace.speculation.proposers.base import NoDraft
 
 HELD_OUT = 16  # one text in so many is not learned from, but looked at
 

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.backends.torch.config import ModelConfig
-from outpace.backends.torch.rope import Rope
-from outpace.backends.torch.weights import Layer, Weights, allocate
+from outpace.backends.torch.model.weights import Layer, Weights, allocate
+from outpace.models.hf_config import ModelConfig
+from outpace.models.rope import Rope
 
 _CONSTANT = 1 / 16  # its square is less than what epsilon adds, and is taken from that
 _UNSAID = -30000.0  # weight of the constant in rows of tokens that do not exist

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.gpu_models import captured
-from outpace.backends.torch.config import ModelConfig
 from outpace.backends.torch.kernels.reference import rms_norm, swiglu
-from outpace.backends.torch.weights import Layer, Weights
+from outpace.backends.torch.model.weights import Layer, Weights
+from outpace.models.hf_config import ModelConfig
 
 MATRICES = ("qkv", "out", "gate_up", "down")
 LEAST_SPAN = 0.7  # of a group's, that a grid still has when it has shrunk most

@@ -27,16 +27,16 @@ from benchmarks.gpu_cells import Pair, wishes
 from benchmarks.gpu_models import Letters
 from benchmarks.report import provenance, spread, write_json
 from outpace.backends.base import Capacity, LoadedModel
-from outpace.backends.torch import draws
-from outpace.backends.torch.drafting import DraftLoop
-from outpace.backends.torch.draws import Draws, Fetch
-from outpace.backends.torch.graphs import Bucket, Graphs
+from outpace.backends.torch.execution.drafting import DraftLoop
+from outpace.backends.torch.execution.graphs import Bucket, Graphs
+from outpace.backends.torch.execution.step import StepInputs
 from outpace.backends.torch.kernels.base import Cache
-from outpace.backends.torch.model import Model
+from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.runner import TorchRunner
-from outpace.backends.torch.step import StepInputs
+from outpace.backends.torch.sampling import draws
+from outpace.backends.torch.sampling.draws import Draws, Fetch
 from outpace.config import SamplingParams
-from outpace.speculation.costs import Costs, DraftCosts, StepCosts
+from outpace.speculation.costs.curves import Costs, DraftCosts, StepCosts
 
 VOCAB_SIZE = 97
 CONTEXT = 1408

@@ -38,7 +38,7 @@ from outpace.backends.base import Runner
 from outpace.backends.curve import CURVE_SIZES, REST, measure_curves
 from outpace.backends.native.runner import NativeRunner
 from outpace.core import Row, StepPlan
-from outpace.models import resolve_model
+from outpace.models.resolve import resolve_model
 
 PROMPT = "Write a short note about the history of the bicycle and how it changed cities."
 BANDWIDTH_BYTES = 256 << 20  # at most

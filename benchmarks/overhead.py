@@ -24,9 +24,9 @@ from tqdm import tqdm
 
 from benchmarks.report import provenance, spread, write_json
 from outpace import LLM, SamplingParams
-from outpace.backends.llamacpp import library as llama
 from outpace.backends.llamacpp.runner import LlamaRunner
-from outpace.models import resolve_model
+from outpace.models import llama_library as llama
+from outpace.models.resolve import resolve_model
 
 PROMPT = "Write a short note about the history of the bicycle and how it changed cities."
 LIMIT = {1: 0.05, 8: 0.10}

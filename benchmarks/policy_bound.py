@@ -29,11 +29,11 @@ from outpace.bench.settings import AUTO, PLAIN
 from outpace.bench.targets import EngineTarget
 from outpace.bench.trials import Job
 from outpace.config import MAX_DEPTH, BackendName
-from outpace.models import resolve_model
-from outpace.speculation.base import DraftAsk, Proposer
-from outpace.speculation.costs import Costs
-from outpace.speculation.ngram import NgramProposer
-from outpace.speculation.suffix import SuffixProposer
+from outpace.models.resolve import resolve_model
+from outpace.speculation.costs.curves import Costs
+from outpace.speculation.proposers.base import DraftAsk, Proposer
+from outpace.speculation.proposers.ngram import NgramProposer
+from outpace.speculation.proposers.suffix import SuffixProposer
 
 
 def main() -> int:

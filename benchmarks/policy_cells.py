@@ -37,7 +37,7 @@ from outpace.bench.targets import EngineTarget, limited
 from outpace.bench.trials import Job, Run
 from outpace.bench.workloads import Prompt, built_in
 from outpace.config import BackendName, Method
-from outpace.models import resolve_model
+from outpace.models.resolve import resolve_model
 
 WORKLOADS = ("code_edit", "summarise", "json", "chat", "story")
 TEMPERATURES = (0.0, 0.7, 1.0)

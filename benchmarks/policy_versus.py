@@ -53,7 +53,7 @@ if __name__ != "__main__" or sys.argv[1:2] != ["worker"]:
     from outpace.bench.provenance import shortened
     from outpace.bench.statistics import MIN_UNITS, Estimate, student_t_quantile
     from outpace.config import BackendName
-    from outpace.models import resolve_model
+    from outpace.models.resolve import resolve_model
 
 RATIOS = (("new", "old"), ("new", "plain"), ("old", "plain"))
 ORDERS = list(permutations(("plain", "old", "new")))  # each follows each of the others equally often

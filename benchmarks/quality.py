@@ -24,12 +24,12 @@ from tqdm import tqdm
 from benchmarks.prompts import load_prompts
 from benchmarks.report import provenance, write_json
 from outpace.backends.base import Capacity, Runner
-from outpace.backends.llamacpp.library import load_library
 from outpace.backends.llamacpp.runner import LlamaModel
 from outpace.backends.native.runner import NativeModel
 from outpace.config import usable_cores
 from outpace.core import Row, StepPlan
-from outpace.models import resolve_model
+from outpace.models.llama_library import load_library
+from outpace.models.resolve import resolve_model
 from tests.numpy_reference import ReferenceModel
 
 WINDOW = 256

@@ -21,8 +21,8 @@ from tqdm import tqdm
 from benchmarks.report import provenance, spread, write_json
 from outpace import LLM, SamplingParams
 from outpace.backends.base import Verifier
-from outpace.models import resolve_model
-from outpace.verification import HostJudge, HostVerifier
+from outpace.decoding.verification import HostJudge, HostVerifier
+from outpace.models.resolve import resolve_model
 
 PROMPT = "Write a short note about the history of the bicycle and how it changed cities."
 NUM_SEQUENCES = (1, 8)

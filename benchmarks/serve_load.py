@@ -31,7 +31,7 @@ from outpace.backends.base import Tokenizer
 from outpace.core import StepPlan
 from outpace.engine.driver import Driver
 from outpace.engine.engine import Engine
-from outpace.models import resolve_model
+from outpace.models.resolve import resolve_model
 from tests.fakes import ByteTokenizer, FakeModel, fake_engine, runner_of
 from tests.server_helper import LiveServer
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from outpace.config import SamplingParams
+    from outpace.decoding.sampling import Shaper
     from outpace.engine.output import OutputWriter
-    from outpace.sampling import Shaper
 
     FloatRow = NDArray[np.float32]
 

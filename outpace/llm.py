@@ -11,18 +11,18 @@ from typing import Any
 from outpace import backends
 from outpace.config import EngineConfig, Method, SamplingParams, SpeculationMode
 from outpace.core import CompletionOutput, Delta, Request, RequestOutput, Timing
-from outpace.embedded import cache_dir
+from outpace.decoding.randomness import child_seed
 from outpace.engine.driver import Driver, Stream
 from outpace.engine.engine import Engine
 from outpace.errors import UsageError
-from outpace.models import resolve_model
-from outpace.prompts import encode_rendered, render
-from outpace.randomness import child_seed
-from outpace.speculation.base import NoDraft, Proposer
-from outpace.speculation.cost_file import CostFile
-from outpace.speculation.draft_model import DraftModelProposer
-from outpace.speculation.ngram import NgramProposer
-from outpace.speculation.suffix import SuffixProposer
+from outpace.models.embedded import cache_dir
+from outpace.models.prompts import encode_rendered, render
+from outpace.models.resolve import resolve_model
+from outpace.speculation.costs.file import CostFile
+from outpace.speculation.proposers.base import NoDraft, Proposer
+from outpace.speculation.proposers.draft_model import DraftModelProposer
+from outpace.speculation.proposers.ngram import NgramProposer
+from outpace.speculation.proposers.suffix import SuffixProposer
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]

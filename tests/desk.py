@@ -13,13 +13,13 @@ from typing import Any
 
 from outpace.config import SamplingParams, SpeculationParams
 from outpace.core import Draft, Request, StepStats, Verdict
-from outpace.speculation.base import DraftAsk, NoDraft
-from outpace.speculation.costs import Costs, DraftCosts, StepCosts
+from outpace.speculation.costs.curves import Costs, DraftCosts, StepCosts
+from outpace.speculation.costs.timing import DraftTiming
 from outpace.speculation.policy.decision import Decision
 from outpace.speculation.policy.policy import Policy
 from outpace.speculation.policy.state import Choice, Outcome
+from outpace.speculation.proposers.base import DraftAsk, NoDraft
 from outpace.speculation.session import Session, StepShape
-from outpace.speculation.timing import DraftTiming
 from tests.fakes import fake_config
 from tests.requests_helper import make_request
 

@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from outpace.acceptance import Distribution
 from outpace.core import Verdict
+from outpace.decoding.acceptance import Distribution
 
 Context = tuple[int, ...]
 Model = Callable[[Context], Distribution]
@@ -94,7 +94,7 @@ def _exact(value: Any) -> Fraction:
 
 
 class ExactDice:
-    """`outpace.verification.Dice` over exact noise, with the same addresses."""
+    """`outpace.decoding.verification.Dice` over exact noise, with the same addresses."""
 
     def __init__(self, noise: Noise, anchor: int = 0) -> None:
         self._noise = noise

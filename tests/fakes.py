@@ -17,10 +17,10 @@ from outpace.backends.base import Capabilities, Capacity, LoadedModel
 from outpace.config import EngineConfig, ResolvedConfig
 from outpace.core import StepPlan
 from outpace.engine.engine import Engine
-from outpace.speculation.base import NoDraft, Proposer
-from outpace.speculation.draft_model import DraftModelProposer
-from outpace.speculation.ngram import NgramProposer
-from outpace.speculation.suffix import SuffixProposer
+from outpace.speculation.proposers.base import NoDraft, Proposer
+from outpace.speculation.proposers.draft_model import DraftModelProposer
+from outpace.speculation.proposers.ngram import NgramProposer
+from outpace.speculation.proposers.suffix import SuffixProposer
 
 EOS, BOS = 256, 257
 

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 
 from outpace.core import Draft, Request
-from outpace.speculation.base import DraftAsk, NoDraft
-from outpace.speculation.costs import DraftCosts, StepCosts
-from outpace.speculation.timing import DraftTiming
+from outpace.speculation.costs.curves import DraftCosts, StepCosts
+from outpace.speculation.costs.timing import DraftTiming
+from outpace.speculation.proposers.base import DraftAsk, NoDraft
 
 
 class OwnProposer(NoDraft):

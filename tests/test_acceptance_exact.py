@@ -1,6 +1,6 @@
 """The acceptance rules leave the target's distribution untouched: proven on small models, not estimated.
 
-The production functions of `outpace.acceptance` run in exact fractions over every outcome of drafting and
+The production functions of `outpace.decoding.acceptance` run in exact fractions over every outcome of drafting and
 verification. What a speculative step says, continued by plain target draws, must have the target's joint
 law, compared with `==`. The same check refuses a set of plausible wrong rules and wrong drafts, so that it
 is known to see errors; and the lossy rules' distance from the target is stated as an exact number.
@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outpace import acceptance
-from outpace.acceptance import Chance, Distribution, TargetProbs
 from outpace.core import Verdict
+from outpace.decoding import acceptance
+from outpace.decoding.acceptance import Chance, Distribution, TargetProbs
 from outpace.speculation.policy.planner import Stop
 from tests.desk import Desk, always, request_of
 from tests.enumeration import (

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outpace.core import Draft, Request, StepStats, Verdict
-from outpace.speculation.base import DraftAsk
 from outpace.speculation.policy.acceptance import Acceptance, Own, temperature_class
 from outpace.speculation.policy.state import Choice, Outcome
+from outpace.speculation.proposers.base import DraftAsk
 from tests.desk import FLAT, RIGHT, WRONG, Desk, always, model_costs, nothing, request_of
 
 COLD, HOT = temperature_class(0.0), temperature_class(1.2)

@@ -13,12 +13,12 @@ from outpace.backends.base import Judged
 from outpace.config import SamplingParams, SpeculationParams
 from outpace.core import Case, Draft, Request, StepPlan, StepStats
 from outpace.engine.engine import Engine
-from outpace.speculation.base import DraftAsk
-from outpace.speculation.costs import Costs, DraftCosts, StepCosts
-from outpace.speculation.draft_model import DraftModelProposer
+from outpace.speculation.costs.curves import Costs, DraftCosts, StepCosts
 from outpace.speculation.policy.decision import Decision
 from outpace.speculation.policy.state import Outcome
-from outpace.speculation.suffix import SuffixProposer
+from outpace.speculation.proposers.base import DraftAsk
+from outpace.speculation.proposers.draft_model import DraftModelProposer
+from outpace.speculation.proposers.suffix import SuffixProposer
 from tests.fakes import FakeModel, fake_engine, runner_of
 from tests.test_engine import check_law, plainly, prompt_of, run
 

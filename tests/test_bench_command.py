@@ -19,7 +19,7 @@ from outpace.bench.peer.base import Answer
 from outpace.bench.workloads import built_in
 from outpace.cli import main
 from outpace.engine.engine import Engine
-from outpace.models import resolve_model
+from outpace.models.resolve import resolve_model
 from tests.server_helper import free_port, wait_until_healthy
 from tests.test_llm import use_fakes
 

@@ -18,14 +18,14 @@ from outpace.backends.base import Capacity, LoadedModel
 from outpace.config import SamplingParams, SpeculationParams
 from outpace.core import Row, StepPlan
 from outpace.engine.engine import Engine
-from outpace.speculation import calibration
-from outpace.speculation import cost_file as kept
-from outpace.speculation.base import DraftAsk
-from outpace.speculation.calibration import SIZES, measure, measure_steps
-from outpace.speculation.cost_file import CostFile
-from outpace.speculation.costs import Costs, DraftCosts, StepCosts
-from outpace.speculation.draft_model import DraftModelProposer
-from outpace.speculation.suffix import SuffixProposer
+from outpace.speculation.costs import calibration
+from outpace.speculation.costs import file as kept
+from outpace.speculation.costs.calibration import SIZES, measure, measure_steps
+from outpace.speculation.costs.curves import Costs, DraftCosts, StepCosts
+from outpace.speculation.costs.file import CostFile
+from outpace.speculation.proposers.base import DraftAsk
+from outpace.speculation.proposers.draft_model import DraftModelProposer
+from outpace.speculation.proposers.suffix import SuffixProposer
 from tests.fakes import ByteTokenizer, FakeModel, FakeRunner, draft_runner_of, fake_config, fake_engine, runner_of
 from tests.requests_helper import make_request
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outpace.core import Request
-from outpace.speculation.costs import DraftCosts, StepCosts
+from outpace.speculation.costs.curves import DraftCosts, StepCosts
 from outpace.speculation.policy.tunables import TUNABLES
 from tests.desk import FLAT, Desk, Script, always, request_of
 

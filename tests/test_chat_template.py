@@ -6,10 +6,10 @@ from datetime import datetime
 
 import pytest
 
-from outpace.chat_template import render_chat
 from outpace.errors import ModelError, UsageError
-from outpace.gguf_header import read_header
-from outpace.models import resolve_model
+from outpace.models.chat_template import render_chat
+from outpace.models.gguf_header import read_header
+from outpace.models.resolve import resolve_model
 
 SMOLLM2 = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"

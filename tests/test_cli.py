@@ -223,7 +223,7 @@ def test_a_missing_draft_is_a_sentence(capsys, monkeypatch, tmp_path):
 
 
 def _resolving_embedded(folder: Path) -> Any:
-    from outpace.models import resolve_model
+    from outpace.models.resolve import resolve_model
 
     return lambda name: folder if name is None else resolve_model(name)
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outpace.speculation.costs import Costs, DraftCosts, StepCosts
-from outpace.speculation.timing import DraftTiming
+from outpace.speculation.costs.curves import Costs, DraftCosts, StepCosts
+from outpace.speculation.costs.timing import DraftTiming
 
 POINTS = st.dictionaries(st.integers(1, 300), st.floats(1e-4, 10.0), min_size=1, max_size=8)
 

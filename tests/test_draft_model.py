@@ -11,12 +11,12 @@ import pytest
 from outpace.backends.base import Capacity, LoadedModel
 from outpace.config import SamplingParams, SpeculationParams
 from outpace.core import Draft, Request, Verdict
+from outpace.decoding.randomness import Purpose, key, uniform
+from outpace.decoding.sampling import Shaper, choose
+from outpace.decoding.verification import draw_weighted
 from outpace.errors import ModelError
-from outpace.randomness import Purpose, key, uniform
-from outpace.sampling import Shaper, choose
-from outpace.speculation.base import DraftAsk
-from outpace.speculation.draft_model import DraftModelProposer, check_same_vocabulary
-from outpace.verification import draw_weighted
+from outpace.speculation.proposers.base import DraftAsk
+from outpace.speculation.proposers.draft_model import DraftModelProposer, check_same_vocabulary
 from tests.fakes import EOS, ByteTokenizer, FakeModel, FakeRunner
 
 GREEDY = SamplingParams(temperature=0.0)

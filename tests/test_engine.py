@@ -10,10 +10,10 @@ import pytest
 
 from outpace.config import SamplingParams, SpeculationParams
 from outpace.core import Request
+from outpace.decoding.sampling import Shaper, choose
 from outpace.engine.engine import Engine
 from outpace.errors import UsageError
-from outpace.sampling import Shaper, choose
-from outpace.speculation.draft_model import DraftModelProposer
+from outpace.speculation.proposers.draft_model import DraftModelProposer
 from tests.fakes import EOS, FakeModel, fake_engine, runner_of
 
 METHODS = ["none", "ngram", "suffix", "draft"]

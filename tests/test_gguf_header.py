@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from outpace.embedded import SMOLLM2
 from outpace.errors import ModelError
-from outpace.gguf_header import BLOCK_SIZES, MAX_HEADER_BYTES, read_header
-from outpace.models import resolve_model
+from outpace.models.embedded import SMOLLM2
+from outpace.models.gguf_header import BLOCK_SIZES, MAX_HEADER_BYTES, read_header
+from outpace.models.resolve import resolve_model
 
 
 def write_tiny(path: Path, **options) -> Path:

@@ -14,12 +14,12 @@ import torch
 from benchmarks.gpu_padding import padded
 from benchmarks.gpu_rounding import Rounding, agreement, rounded
 from outpace.backends.base import Capacity
-from outpace.backends.torch.config import parse_config
 from outpace.backends.torch.kernels.reference import ReferenceOps
-from outpace.backends.torch.model import Model
+from outpace.backends.torch.model.model import Model
+from outpace.backends.torch.model.weights import allocate
 from outpace.backends.torch.runner import TorchRunner
-from outpace.backends.torch.weights import allocate
 from outpace.core import Row, StepPlan
+from outpace.models.hf_config import parse_config
 
 SMALL = parse_config({
     "architectures": ["LlamaForCausalLM"], "vocab_size": 90, "hidden_size": 576, "intermediate_size": 64,

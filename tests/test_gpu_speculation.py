@@ -21,7 +21,7 @@ from benchmarks.gpu_speculation import Experiment, Report
 from benchmarks.gpu_summary import summary
 from outpace.backends.base import Capacity
 from outpace.core import StepStats
-from outpace.speculation.costs import Costs, DraftCosts, StepCosts
+from outpace.speculation.costs.curves import Costs, DraftCosts, StepCosts
 from outpace.speculation.policy.decision import Decision
 from outpace.speculation.policy.state import Outcome
 from tests.test_gpu_padding import LARGE, SMALL, random_weights

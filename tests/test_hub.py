@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from outpace import hub
 from outpace.errors import ModelError
-from outpace.models import resolve_model
+from outpace.models import hub
+from outpace.models.resolve import resolve_model
 
 huggingface_hub = pytest.importorskip("huggingface_hub", reason="huggingface_hub comes with outpace[torch]")
 NAME = "owner/some-model"

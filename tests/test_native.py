@@ -14,16 +14,16 @@ import pytest
 
 from outpace import LLM, SamplingParams
 from outpace.backends.base import Capacity
-from outpace.backends.llamacpp.library import load_library as load_llama
 from outpace.backends.llamacpp.runner import LlamaModel
 from outpace.backends.native.build import BuildError, find_compiler, run_tests
 from outpace.backends.native.library import load_library
 from outpace.backends.native.model_file import ModelFile
 from outpace.backends.native.runner import NativeModel, NativeRunner, pages_needed
-from outpace.backends.native.weights import Unsupported
 from outpace.core import Row, StepPlan
 from outpace.errors import BackendError, ModelError
-from outpace.models import resolve_model
+from outpace.models.gguf_model import Unsupported
+from outpace.models.llama_library import load_library as load_llama
+from outpace.models.resolve import resolve_model
 from tests.numpy_reference import Floats, ReferenceModel, mean_kl
 from tests.tiny_gguf import FAMILIES, TYPES, VOCAB_SIZE, write_model
 

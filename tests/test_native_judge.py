@@ -11,14 +11,14 @@ import pytest
 from numpy.typing import NDArray
 
 from outpace.backends.base import Capacity
-from outpace.backends.llamacpp.library import load_library as load_llama
 from outpace.backends.native.library import load_library
 from outpace.backends.native.runner import NativeModel, NativeRunner
 from outpace.config import SamplingParams, SpeculationParams
 from outpace.core import Case, Draft, Request, Row, StepPlan
+from outpace.decoding.sampling import Shaper
+from outpace.decoding.verification import HostVerifier, judge_of
 from outpace.errors import BackendError
-from outpace.sampling import Shaper
-from outpace.verification import HostVerifier, judge_of
+from outpace.models.llama_library import load_library as load_llama
 from tests.tiny_gguf import VOCAB_SIZE, write_model
 
 try:

@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from outpace import sampling
 from outpace.backends.native.library import load_library
 from outpace.backends.native.verifier import NativeVerifier
 from outpace.config import SamplingParams, SpeculationParams
 from outpace.core import Case, Draft, Request, Verdict
+from outpace.decoding import sampling
+from outpace.decoding.randomness import Purpose, key, uniform
+from outpace.decoding.verification import HostVerifier, draw_weighted
 from outpace.errors import BackendError
-from outpace.randomness import Purpose, key, uniform
-from outpace.verification import HostVerifier, draw_weighted
 
 FloatRow = NDArray[np.float32]
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outpace.core import Draft, Request
-from outpace.speculation.base import DraftAsk, Proposer
-from outpace.speculation.ngram import NgramProposer
+from outpace.speculation.proposers.base import DraftAsk, Proposer
+from outpace.speculation.proposers.ngram import NgramProposer
 from tests.requests_helper import make_request
 
 texts = st.lists(st.integers(0, 2), max_size=40)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from outpace.numerics import SMALLEST_POWER, minus_log, powers_of_two, total
+from outpace.decoding.numerics import SMALLEST_POWER, minus_log, powers_of_two, total
 
 
 def test_powers_are_accurate_to_float32() -> None:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from outpace.config import SamplingParams, SpeculationParams
 from outpace.core import Request, StepPlan
 from outpace.engine.engine import Engine
-from outpace.speculation.base import NoDraft, Proposer
-from outpace.speculation.suffix import SuffixProposer
+from outpace.speculation.proposers.base import NoDraft, Proposer
+from outpace.speculation.proposers.suffix import SuffixProposer
 from tests import own_proposer
 from tests.fakes import FakeModel, FakeRunner, fake_config, fake_loaded
 from tests.own_proposer import OwnProposer

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from outpace.randomness import Purpose, child_seed, gumbels, key, uniform, uniforms
+from outpace.decoding.randomness import Purpose, child_seed, gumbels, key, uniform, uniforms
 from tests.goodness import SMALLEST_P
 
 EDGES = [-1, 0, 1, 2, 151_935, 2**31, 2**53, 2**63 - 1]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.special import log_softmax
 
 from outpace.config import SamplingParams
-from outpace.sampling import HEAD_RATIO, Shaper, choose, token_logprob
+from outpace.decoding.sampling import HEAD_RATIO, Shaper, choose, token_logprob
 from tests.goodness import SMALLEST_P, chi_square_p
 
 FloatRow = NDArray[np.float32]

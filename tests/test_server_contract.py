@@ -10,10 +10,10 @@ import openai
 import pytest
 
 from outpace.config import SamplingParams
+from outpace.decoding.randomness import child_seed
 from outpace.engine.driver import Driver
 from outpace.engine.engine import Engine
-from outpace.prompts import encode_rendered, render
-from outpace.randomness import child_seed
+from outpace.models.prompts import encode_rendered, render
 from tests.fakes import ByteTokenizer, FakeModel, fake_engine
 from tests.server_helper import LiveServer, live
 

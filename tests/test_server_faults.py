@@ -21,9 +21,9 @@ import pytest
 
 from outpace.config import SamplingParams
 from outpace.core import StepPlan
+from outpace.decoding.verification import HostJudge
 from outpace.engine.driver import Driver
 from outpace.engine.engine import Engine
-from outpace.verification import HostJudge
 from tests.fakes import ByteTokenizer, fake_engine, runner_of
 from tests.server_helper import LiveServer, live, wait_until
 

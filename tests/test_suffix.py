@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outpace.core import Draft, Request
-from outpace.speculation.base import DraftAsk
-from outpace.speculation.suffix import MIN_SURVIVAL, STORED_CONTEXT, SuffixProposer
+from outpace.speculation.proposers.base import DraftAsk
+from outpace.speculation.proposers.suffix import MIN_SURVIVAL, STORED_CONTEXT, SuffixProposer
 from tests.requests_helper import make_request
 
 texts = st.lists(st.integers(0, 2), max_size=25)

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outpace.speculation.suffix_automaton import MAX_COUNTED_LINKS, Cursor, SuffixAutomaton
+from outpace.speculation.proposers.suffix_automaton import MAX_COUNTED_LINKS, Cursor, SuffixAutomaton
 
 tokens = st.integers(0, 2)
 texts = st.lists(tokens, max_size=25)

@@ -21,27 +21,28 @@ from safetensors.torch import load_file, save_file
 
 from outpace import LLM, SamplingParams
 from outpace.backends.base import Capabilities, Capacity, DraftTask
-from outpace.backends.torch import device_verifier, graphs, judging
-from outpace.backends.torch.config import parse_config
 from outpace.backends.torch.device import MemoryPlan, TorchOptions, choose_device, out_of_memory
-from outpace.backends.torch.foresight import Foresight
-from outpace.backends.torch.gguf_quants import dequantise
-from outpace.backends.torch.graphs import Graphs, find_bucket, find_read_bucket, take
+from outpace.backends.torch.execution import graphs, judging
+from outpace.backends.torch.execution.foresight import Foresight
+from outpace.backends.torch.execution.graphs import Graphs, find_bucket, find_read_bucket, take
+from outpace.backends.torch.execution.staging import fill
+from outpace.backends.torch.execution.step import DRAFTED, PADDING, HostStep, StepShape, views
+from outpace.backends.torch.model.gguf_quants import dequantise
 from outpace.backends.torch.runner import PAGE_TOKENS, TorchModel, TorchRunner
-from outpace.backends.torch.staging import fill
-from outpace.backends.torch.step import DRAFTED, PADDING, HostStep, StepShape, views
+from outpace.backends.torch.sampling import verifier as device_verifier
 from outpace.config import EngineConfig, SpeculationParams
 from outpace.core import Case, Draft, Request, Row, StepPlan
+from outpace.decoding.sampling import Shaper
+from outpace.decoding.verification import HostVerifier, matches_own_tokens
 from outpace.engine.engine import Engine
 from outpace.errors import BackendError, ModelError
-from outpace.sampling import Shaper
-from outpace.speculation.base import NoDraft, Proposer
-from outpace.speculation.draft_model import DraftModelProposer
-from outpace.speculation.ngram import NgramProposer
+from outpace.models.hf_config import parse_config
 from outpace.speculation.policy.decision import Decision
 from outpace.speculation.policy.policy import LookUp, Policy
 from outpace.speculation.policy.state import Choice, Outcome
-from outpace.verification import HostVerifier, matches_own_tokens
+from outpace.speculation.proposers.base import NoDraft, Proposer
+from outpace.speculation.proposers.draft_model import DraftModelProposer
+from outpace.speculation.proposers.ngram import NgramProposer
 from tests.fakes import ByteTokenizer
 from tests.numpy_reference import Floats, ReferenceModel
 from tests.tiny_gguf import FAMILIES, TYPES, write_model

@@ -9,7 +9,7 @@ pytest.importorskip("torch", reason="torch is not installed; pip install outpace
 import torch
 
 from outpace.backends.torch.device import MemoryPlan, choose_device, choose_dtype, usable_bytes
-from outpace.backends.torch.graphs import (
+from outpace.backends.torch.execution.graphs import (
     READ_BUCKETS,
     TOKEN_BUCKETS,
     find_bucket,

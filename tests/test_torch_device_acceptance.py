@@ -17,17 +17,17 @@ pytest.importorskip("torch", reason="torch is not installed; the torch backend n
 
 import torch
 
-from outpace.backends.torch import device_acceptance as device
-from outpace.backends.torch.device_acceptance import Drafts, Verdicts, draw_weighted
-from outpace.backends.torch.device_noise import keys, signed, uniforms
-from outpace.backends.torch.device_sampling import RowParams, choose, probs
+from outpace.backends.torch.sampling import acceptance as device
+from outpace.backends.torch.sampling.acceptance import Drafts, Verdicts, draw_weighted
+from outpace.backends.torch.sampling.filters import RowParams, choose, probs
+from outpace.backends.torch.sampling.noise import keys, signed, uniforms
 from outpace.config import SamplingParams, SpeculationParams
 from outpace.core import Draft, Request, Verdict
-from outpace.randomness import Purpose, key, uniform
-from outpace.sampling import Shaper
-from outpace.sampling import choose as host_choose
-from outpace.verification import draw_weighted as host_draw_weighted
-from outpace.verification import matches_own_tokens, verify
+from outpace.decoding.randomness import Purpose, key, uniform
+from outpace.decoding.sampling import Shaper
+from outpace.decoding.sampling import choose as host_choose
+from outpace.decoding.verification import draw_weighted as host_draw_weighted
+from outpace.decoding.verification import matches_own_tokens, verify
 from tests.goodness import SMALLEST_P, fits
 
 FloatRows = NDArray[np.float32]

@@ -17,18 +17,18 @@ pytest.importorskip("torch", reason="torch is not installed; the torch backend n
 
 import torch
 
-from outpace.backends.torch.device_adjust import Adjustments, adjust
-from outpace.backends.torch.device_noise import exponentials, keys, signed, uniforms
-from outpace.backends.torch.device_numerics import total
-from outpace.backends.torch.device_sampling import RowParams, choose, draw, greedy_tokens, probs
+from outpace.backends.torch.sampling.adjust import Adjustments, adjust
+from outpace.backends.torch.sampling.filters import RowParams, choose, draw, greedy_tokens, probs
+from outpace.backends.torch.sampling.noise import exponentials, keys, signed, uniforms
+from outpace.backends.torch.sampling.numerics import total
 from outpace.config import SamplingParams
-from outpace.numerics import total as host_total
-from outpace.randomness import Purpose
-from outpace.randomness import exponentials as host_exponentials
-from outpace.randomness import key as host_key
-from outpace.randomness import uniform as host_uniform
-from outpace.sampling import Shaper
-from outpace.sampling import choose as host_choose
+from outpace.decoding.numerics import total as host_total
+from outpace.decoding.randomness import Purpose
+from outpace.decoding.randomness import exponentials as host_exponentials
+from outpace.decoding.randomness import key as host_key
+from outpace.decoding.randomness import uniform as host_uniform
+from outpace.decoding.sampling import Shaper
+from outpace.decoding.sampling import choose as host_choose
 from tests.goodness import SMALLEST_P, chi_square_p
 
 FloatRows = NDArray[np.float32]

@@ -16,9 +16,9 @@ pytest.importorskip("triton", reason="triton is not installed, so its kernels ca
 
 import torch
 
+from outpace.backends.torch.execution.step import DRAFTED, PADDING, HostStep, StepInputs, StepShape, views
 from outpace.backends.torch.kernels.base import Cache, Hidden
 from outpace.backends.torch.kernels.reference import ReferenceOps, rms_norm, swiglu
-from outpace.backends.torch.step import DRAFTED, PADDING, HostStep, StepInputs, StepShape, views
 
 REFERENCE = ReferenceOps()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -79,7 +79,7 @@ def check(found: torch.Tensor, expected: torch.Tensor) -> None:
 @needs_interpreter
 @pytest.mark.parametrize("packed", [False, True])
 def test_taking_words_from_the_host(packed):
-    from outpace.backends.torch.graphs import take
+    from outpace.backends.torch.execution.graphs import take
     from outpace.backends.torch.kernels import taking
 
     host = HostStep(StepShape(12, 3, 12, 4, 3, is_packed=packed), pinned=False)
@@ -149,7 +149,7 @@ def test_streamed_products(num_tokens, n, k, block_n, programs):
 @pytest.mark.parametrize(("num_tokens", "n", "block_n", "num_warps"), [(2, 64, 16, 1), (8, 80, 32, 2), (5, 50, 16, 2)])
 def test_products_of_a_few_tokens(num_tokens, n, block_n, num_warps):
     """The same chain as above."""
-    from outpace.backends.torch.kernels.few import FewConfig, few_linear
+    from outpace.backends.torch.kernels.skinny_gemm import FewConfig, few_linear
 
     torch.manual_seed(n)
     config = FewConfig(block_n, 32, num_warps)
@@ -174,7 +174,7 @@ def test_products_of_a_few_tokens(num_tokens, n, block_n, num_warps):
 @pytest.mark.parametrize(("n", "k", "block_n", "block_k"), [(64, 64, 4, 64), (80, 144, 16, 64), (50, 192, 4, 256)])
 def test_products_of_one_token(n, k, block_n, block_k):
     """The same chain as above."""
-    from outpace.backends.torch.kernels.vector import VectorConfig, vector_linear
+    from outpace.backends.torch.kernels.gemv import VectorConfig, vector_linear
 
     torch.manual_seed(n)
     config = VectorConfig(block_n, block_k, num_warps=4)

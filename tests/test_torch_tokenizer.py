@@ -17,11 +17,11 @@ import torch
 from safetensors.torch import save_file
 
 from outpace import LLM, SamplingParams
-from outpace.backends.torch.config import parse_config
-from outpace.backends.torch.tokenizer import HFTokenizer
-from outpace.backends.torch.weights import allocate, named_tensors
+from outpace.backends.torch.model.weights import allocate, named_tensors
 from outpace.errors import ModelError, UsageError
-from outpace.prompts import encode_rendered, render
+from outpace.models.hf_config import parse_config
+from outpace.models.hf_tokenizer import HFTokenizer
+from outpace.models.prompts import encode_rendered, render
 
 VOCAB_SIZE = 320
 TEXTS = ["the cat sat on the mat", "  two  spaces\nand lines\t", "Ünïcödé 中文 🙂 naïve", "<|user|> is a token", ""]

@@ -10,13 +10,13 @@ pytest.importorskip("torch", reason="torch is not installed; pip install outpace
 import torch
 
 from outpace.backends.base import Capacity
-from outpace.backends.torch.config import parse_config
+from outpace.backends.torch.execution.step import HostStep, StepShape, views
 from outpace.backends.torch.kernels.reference import ReferenceOps
-from outpace.backends.torch.model import Model
+from outpace.backends.torch.model.model import Model
+from outpace.backends.torch.model.weights import allocate
 from outpace.backends.torch.runner import TorchRunner
-from outpace.backends.torch.step import HostStep, StepShape, views
-from outpace.backends.torch.weights import allocate
 from outpace.core import Row, StepPlan
+from outpace.models.hf_config import parse_config
 
 CONFIG = parse_config({
     "architectures": ["Qwen3ForCausalLM"], "vocab_size": 60, "hidden_size": 32, "intermediate_size": 48,

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from outpace.core import Request
-from outpace.speculation.costs import DraftCosts, StepCosts
+from outpace.speculation.costs.curves import DraftCosts, StepCosts
 from tests.desk import FLAT, PROPORTIONAL, USUAL, Desk, always, nothing, request_of
 
 

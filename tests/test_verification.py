@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from outpace.config import SamplingParams, SpeculationParams
 from outpace.core import Draft, Request, Verdict
-from outpace.randomness import Purpose, key, uniform
-from outpace.sampling import Shaper, choose
-from outpace.verification import Dice, draw_weighted, matches_own_tokens, verify
+from outpace.decoding.randomness import Purpose, key, uniform
+from outpace.decoding.sampling import Shaper, choose
+from outpace.decoding.verification import Dice, draw_weighted, matches_own_tokens, verify
 from tests.goodness import SMALLEST_P, fits
 
 FloatRow = NDArray[np.float32]

@@ -25,7 +25,7 @@ class Loaded:
 
 def load(config: EngineConfig, model_path: Path, draft_path: Path | None) -> Loaded:
     """Load the target and, if there is one, its draft; checks that they speak the same vocabulary."""
-    from outpace.speculation.draft_model import check_same_vocabulary
+    from outpace.speculation.proposers.draft_model import check_same_vocabulary
 
     if config.backend != "torch" and not (config.backend == "auto" and model_path.is_dir()):
         _refuse_settings_of_torch(config)
@@ -95,13 +95,13 @@ def _open(config: EngineConfig, wanted: BackendName, path: Path) -> tuple[OpenMo
         return _open_torch(config, path), "torch"
     if path.is_dir():
         raise ModelError(f"the {wanted} backend runs GGUF files and {path} is a folder; use backend 'torch'")
-    from outpace.backends.llamacpp.library import load_library
     from outpace.backends.llamacpp.runner import LlamaModel
+    from outpace.models.llama_library import load_library
 
     library = load_library(config.llama_library)
     if wanted != "llamacpp":
         from outpace.backends.native.runner import NativeModel
-        from outpace.backends.native.weights import Unsupported
+        from outpace.models.gguf_model import Unsupported
 
         try:
             model = NativeModel(path, library)

@@ -31,7 +31,7 @@ from outpace.bench.workloads import built_in
 from outpace.config import usable_cores
 from outpace.errors import UsageError
 from outpace.llm import LLM
-from outpace.models import resolve_model
+from outpace.models.resolve import resolve_model
 
 CONTEXT = 2048
 REFERENCE = ("outpace", "auto")

@@ -22,7 +22,7 @@ from outpace.bench.terminal import as_text
 from outpace.bench.trials import Run
 from outpace.bench.workloads import Prompt
 from outpace.llm import LLM
-from outpace.models import resolve_model
+from outpace.models.resolve import resolve_model
 
 CONFIRM_SHARE = 0.15  # of the time budget, for running suspected classes alone
 

@@ -7,7 +7,7 @@ import json
 from typing import get_args
 
 from outpace.config import BackendName, EngineConfig
-from outpace.speculation.costs import Costs, StepCosts
+from outpace.speculation.costs.curves import Costs, StepCosts
 
 _DESCRIPTION = """\
 Print the costs that `--speculation auto` decides by: a step of the target (and of a draft model) by its number of

@@ -13,7 +13,7 @@ from typing import Any
 import outpace
 from outpace.config import usable_cores
 from outpace.errors import BackendError, ModelError
-from outpace.models import resolve_model
+from outpace.models.resolve import resolve_model
 
 _DESCRIPTION = """\
 Say what Outpace finds on this machine: instruction set, compiler, native library, memory bandwidth; and, for a model,
@@ -81,10 +81,10 @@ def _model(path: Path, threads: int, options: argparse.Namespace) -> dict[str, A
     """The cost of steps on every backend that can run the model, and why not on the others."""
     from outpace.backends.base import Capacity, Runner
     from outpace.backends.curve import CURVE_SIZES, measure_curves
-    from outpace.backends.llamacpp.library import load_library
     from outpace.backends.llamacpp.runner import LlamaModel
     from outpace.backends.native.runner import NativeModel, NativeRunner
-    from outpace.backends.native.weights import Unsupported
+    from outpace.models.gguf_model import Unsupported
+    from outpace.models.llama_library import load_library
 
     capacity = Capacity(max_sequences=2, cache_tokens=512, max_context=512, max_step_tokens=128)
     llama = load_library(options.llama_library)

@@ -19,22 +19,22 @@ from numpy.typing import NDArray
 from outpace.backends.base import Capacity, Judged, LoadedModel
 from outpace.config import ResolvedConfig, SamplingParams
 from outpace.core import Case, Delta, Draft, Request, Row, StepPlan, StepStats, Verdict
+from outpace.decoding.sampling import Shaper, token_logprob
+from outpace.decoding.verification import judge_of
 from outpace.engine.collection import PausedCollection
 from outpace.engine.output import OutputWriter
 from outpace.engine.scheduler import Scheduler, Work
 from outpace.errors import UsageError
 from outpace.kv.cache import SequenceCache
-from outpace.sampling import Shaper, token_logprob
-from outpace.speculation.base import Proposer
-from outpace.speculation.calibration import measure
-from outpace.speculation.cost_file import CostFile
-from outpace.speculation.costs import Costs
+from outpace.speculation.costs.calibration import measure
+from outpace.speculation.costs.curves import Costs
+from outpace.speculation.costs.file import CostFile
 from outpace.speculation.policy.budget import Budget
 from outpace.speculation.policy.decision import Decision
 from outpace.speculation.policy.policy import Policy
 from outpace.speculation.policy.state import Choice, Outcome
+from outpace.speculation.proposers.base import Proposer
 from outpace.speculation.session import Session, StepShape
-from outpace.verification import judge_of
 
 
 @dataclass(slots=True)

@@ -11,10 +11,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from outpace import prompts
 from outpace.config import SamplingParams
+from outpace.decoding.randomness import child_seed
 from outpace.engine.generation import Order
-from outpace.randomness import child_seed
+from outpace.models import prompts
 from outpace.server.errors import ApiError, ErrorReply
 from outpace.server.replies import Answer, ChatAnswer, Heading, TextAnswer
 from outpace.server.reply_types import ChatReply, TextReply

@@ -10,7 +10,7 @@ from prometheus_client.exposition import choose_encoder
 from pydantic import BaseModel
 
 import outpace
-from outpace import prompts
+from outpace.models import prompts
 from outpace.server.completions import ERRORS, Responses, text_of
 from outpace.server.errors import ApiError
 from outpace.server.state import ServerState, state_of

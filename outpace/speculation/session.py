@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from outpace.core import Draft, Request, StepStats, Verdict
-from outpace.speculation.base import DraftAsk, Proposer
-from outpace.speculation.costs import Costs, DraftCosts
+from outpace.speculation.costs.curves import Costs, DraftCosts
 from outpace.speculation.policy.decision import Decision
 from outpace.speculation.policy.policy import Policy
 from outpace.speculation.policy.state import Choice, Outcome
+from outpace.speculation.proposers.base import DraftAsk, Proposer
 
 
 @dataclass(slots=True)

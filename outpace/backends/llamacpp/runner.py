@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from outpace.backends import MAX_SEQUENCES
 from outpace.backends.base import Capabilities, Capacity, LoadedModel
-from outpace.backends.llamacpp import library as llama
-from outpace.backends.llamacpp.tokenizer import LlamaTokenizer
 from outpace.backends.logits import logits_at
 from outpace.backends.native.verifier import native_verifier
 from outpace.core import StepPlan
 from outpace.errors import BackendError, ModelError
+from outpace.models import llama_library as llama
+from outpace.models.gguf_tokenizer import LlamaTokenizer
 
 
 class LlamaModel:

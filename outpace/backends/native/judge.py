@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from outpace import acceptance
 from outpace.backends.base import Judged
 from outpace.backends.native.verifier import NativeVerifier
 from outpace.core import Case, Request, StepPlan, Verdict
+from outpace.decoding import acceptance
 
 if TYPE_CHECKING:
     from outpace.backends.native.runner import NativeRunner

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from outpace.backends.native.library import Library, Shape
-from outpace.backends.native.weights import Tensor, describe, read_vector
-from outpace.gguf_header import read_header
+from outpace.models.gguf_header import read_header
+from outpace.models.gguf_model import Tensor, describe, read_vector
 
 _SLAB_BYTES = 8 << 20
 _LARGE_BYTES = 1 << 30  # from here on, loading shows its progress

@@ -14,18 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outpace.backends.base import Capabilities, Capacity, LoadedModel
-from outpace.backends.llamacpp.library import Library as LlamaLibrary
 from outpace.backends.llamacpp.runner import LlamaModel
 from outpace.backends.logits import logits_at
+from outpace.backends.memory import available_bytes
 from outpace.backends.native.judge import NativeJudge
 from outpace.backends.native.library import load_library
-from outpace.backends.native.memory import available_bytes
 from outpace.backends.native.model_file import ModelFile
 from outpace.backends.native.verifier import NativeVerifier
-from outpace.backends.native.weights import Unsupported
 from outpace.core import StepPlan
 from outpace.errors import BackendError
 from outpace.kv.blocks import BlockPool
+from outpace.models.gguf_model import Unsupported
+from outpace.models.llama_library import Library as LlamaLibrary
 
 
 class NativeModel:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from outpace.backends.native.library import Case as NativeCase
 from outpace.backends.native.library import Library, load_library
 from outpace.core import Case, Request, Verdict
+from outpace.decoding.verification import HostVerifier, matches_own_tokens
 from outpace.errors import BackendError
-from outpace.verification import HostVerifier, matches_own_tokens
 
 FloatRow = NDArray[np.float32]
 MATCH_GREEDY, MATCH, REJECT, BLOCK = range(4)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from outpace.backends.native.memory import available_bytes
+from outpace.backends.memory import available_bytes
 from outpace.config import DeviceName, DtypeName
 from outpace.errors import BackendError
 

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.backends.base import Capabilities, Capacity, DraftTask, LoadedModel, Runner, Tokenizer
-from outpace.backends.torch import staging
-from outpace.backends.torch.ahead import Ahead
 from outpace.backends.torch.device import (
     MemoryPlan,
     TorchOptions,
@@ -26,17 +24,19 @@ from outpace.backends.torch.device import (
     out_of_memory,
     usable_bytes,
 )
-from outpace.backends.torch.drafting import WIDTHS
-from outpace.backends.torch.draws import Draws, Mode
-from outpace.backends.torch.graphs import LARGEST_BUCKET, Graphs, num_captured_tokens
-from outpace.backends.torch.judging import DeviceJudge
+from outpace.backends.torch.execution import staging
+from outpace.backends.torch.execution.ahead import Ahead
+from outpace.backends.torch.execution.drafting import WIDTHS
+from outpace.backends.torch.execution.graphs import LARGEST_BUCKET, Graphs, num_captured_tokens
+from outpace.backends.torch.execution.judging import DeviceJudge
+from outpace.backends.torch.execution.launched import Launched
+from outpace.backends.torch.execution.step import HostStep, StepShape, views
 from outpace.backends.torch.kernels import ops_for
 from outpace.backends.torch.kernels.base import Cache
 from outpace.backends.torch.kernels.compiling import num_compiled
-from outpace.backends.torch.launched import Launched
-from outpace.backends.torch.loader import load_weights, open_checkpoint, weight_bytes
-from outpace.backends.torch.model import Model
-from outpace.backends.torch.step import HostStep, StepShape, views
+from outpace.backends.torch.model.loader import load_weights, open_checkpoint, weight_bytes
+from outpace.backends.torch.model.model import Model
+from outpace.backends.torch.sampling.draws import Draws, Mode
 from outpace.core import Row, StepPlan
 from outpace.errors import BackendError
 from outpace.kv.blocks import BlockPool
@@ -99,11 +99,11 @@ class TorchModel:
 def open_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
     """A folder's own; a GGUF's through llama.cpp, which reads only the vocabulary."""
     if path.is_dir():
-        from outpace.backends.torch.tokenizer import HFTokenizer
+        from outpace.models.hf_tokenizer import HFTokenizer
 
         return HFTokenizer(path, vocab_size)
-    from outpace.backends.llamacpp.library import load_library
     from outpace.backends.llamacpp.runner import LlamaModel
+    from outpace.models.llama_library import load_library
 
     return LlamaModel(path, load_library(None), vocab_only=True).tokenizer
 

@@ -14,12 +14,12 @@ from outpace.bench.simulation.proposers import LOOKUP_SECONDS, MODEL, TEXT, Cloc
 from outpace.bench.simulation.world import Scenario, jitter
 from outpace.config import EngineConfig, ResolvedConfig
 from outpace.core import StepStats
-from outpace.speculation.base import NoDraft
-from outpace.speculation.calibration import CATCH_UP_SIZES, SIZES
-from outpace.speculation.costs import Costs, DraftCosts, StepCosts
+from outpace.speculation.costs.calibration import CATCH_UP_SIZES, SIZES
+from outpace.speculation.costs.curves import Costs, DraftCosts, StepCosts
 from outpace.speculation.policy.decision import Decision
 from outpace.speculation.policy.policy import Policy
 from outpace.speculation.policy.state import Choice, Outcome
+from outpace.speculation.proposers.base import NoDraft
 from outpace.speculation.session import Session, StepShape
 
 HOST_SECONDS = 50e-6  # of a step, and

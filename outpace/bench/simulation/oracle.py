@@ -17,8 +17,8 @@ from outpace.bench.simulation.proposers import MODEL, TEXT, Running
 from outpace.bench.simulation.world import Floats, Rates, Scenario
 from outpace.config import DEFAULT_AUTO_DEPTH
 from outpace.core import Draft, StepStats
-from outpace.speculation.base import DraftAsk, NoDraft
 from outpace.speculation.policy.state import Choice, Outcome
+from outpace.speculation.proposers.base import DraftAsk, NoDraft
 
 _DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 _NONE = np.zeros(0)

@@ -24,8 +24,8 @@ from outpace.bench.simulation.proposers import MODEL, TEXT, Running
 from outpace.bench.simulation.world import Scenario
 from outpace.config import DEFAULT_AUTO_DEPTH
 from outpace.core import Draft, StepStats
-from outpace.speculation.base import DraftAsk, NoDraft
 from outpace.speculation.policy.state import Choice, Outcome
+from outpace.speculation.proposers.base import DraftAsk, NoDraft
 
 _DEPTHS = (1, 2, 3, 4, 6, 8)
 _ALLOWED_LOSS = 0.02

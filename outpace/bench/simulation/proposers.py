@@ -12,8 +12,8 @@ import numpy as np
 
 from outpace.bench.simulation.world import Rates, Scenario, SimulatedRequest, jitter
 from outpace.core import Draft, Request, Verdict
-from outpace.speculation.base import DraftAsk, NoDraft
-from outpace.speculation.timing import DraftTiming
+from outpace.speculation.costs.timing import DraftTiming
+from outpace.speculation.proposers.base import DraftAsk, NoDraft
 
 TEXT, MODEL = "suffix", "draft"
 LOOKUP_SECONDS = 15e-6  # for each request

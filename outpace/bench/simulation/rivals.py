@@ -11,8 +11,8 @@ from typing import Protocol
 from outpace.bench.simulation.deciders import make_drafts
 from outpace.bench.simulation.proposers import MODEL, TEXT, Running
 from outpace.core import StepStats
-from outpace.speculation.base import DraftAsk, NoDraft
 from outpace.speculation.policy.state import Choice, Outcome
+from outpace.speculation.proposers.base import DraftAsk, NoDraft
 
 
 class Rival(Protocol):

@@ -18,8 +18,8 @@ from outpace.bench.simulation.rivals import FixedDecider, Rival
 from outpace.bench.simulation.world import Result, Scenario, SimulatedRequest, jitter
 from outpace.config import SamplingParams
 from outpace.core import Request, StepStats, Verdict
-from outpace.speculation.base import NoDraft
 from outpace.speculation.policy.state import Choice, Outcome
+from outpace.speculation.proposers.base import NoDraft
 
 OURS, ORACLE, BUDGET = "ours", "oracle", "plan+budget"
 

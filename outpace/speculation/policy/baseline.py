@@ -7,7 +7,7 @@ them need not be so in plain ones.
 from __future__ import annotations
 
 from outpace.core import StepStats
-from outpace.speculation.costs import Costs
+from outpace.speculation.costs.curves import Costs
 from outpace.speculation.policy.planner import Situation
 
 _RATE = 0.05

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from outpace.acceptance import common_length
 from outpace.core import StepStats
-from outpace.speculation.base import DraftAsk
-from outpace.speculation.costs import Costs
+from outpace.decoding.acceptance import common_length
+from outpace.speculation.costs.curves import Costs
 from outpace.speculation.policy.accounts import Accounts
 from outpace.speculation.policy.decision import Decision
 from outpace.speculation.policy.planner import Situation
 from outpace.speculation.policy.state import Mean, Outcome
 from outpace.speculation.policy.tunables import TUNABLES
+from outpace.speculation.proposers.base import DraftAsk
 
 _MOST_UNPROVEN = 0.25  # of a plain step that goes into lookups that have not paid lately
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from outpace.core import Draft, Request
-from outpace.speculation.base import Proposer
-from outpace.speculation.costs import Costs
+from outpace.speculation.costs.curves import Costs
 from outpace.speculation.policy.acceptance import Acceptance
 from outpace.speculation.policy.state import RequestState
 from outpace.speculation.policy.tunables import TUNABLES
+from outpace.speculation.proposers.base import Proposer
 
 _DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # looked at for a model
 _LEAST_SURVIVAL = 0.05  # a token less likely than this to be reached and accepted pays nowhere

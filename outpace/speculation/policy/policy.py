@@ -13,11 +13,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
-from outpace.acceptance import common_length
 from outpace.config import ResolvedConfig
 from outpace.core import Draft, Request, StepStats
-from outpace.speculation.base import DraftAsk, Proposer
-from outpace.speculation.costs import Costs, DraftCosts
+from outpace.decoding.acceptance import common_length
+from outpace.speculation.costs.curves import Costs, DraftCosts
 from outpace.speculation.policy.acceptance import Acceptance
 from outpace.speculation.policy.accounts import LONGEST_IDLE, Accounts
 from outpace.speculation.policy.baseline import Baseline
@@ -29,6 +28,7 @@ from outpace.speculation.policy.planner import Plan, Planner, Situation, Stop
 from outpace.speculation.policy.state import Choice, Lookup, Outcome, Recent, RequestState, Wishes
 from outpace.speculation.policy.trace import StepTrace
 from outpace.speculation.policy.tunables import TUNABLES
+from outpace.speculation.proposers.base import DraftAsk, Proposer
 
 _FIRST_PLAIN = 8  # steps with drafts after which the first is plain; then twice as many, up to `plain_every`
 _MOST_WEIGHED = 512  # tokens of lookups weighed in a step: the more requests, the fewer of each

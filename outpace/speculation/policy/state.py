@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from outpace.config import MAX_DEPTH, WORKLOADS, ResolvedConfig, SpeculationMode
 from outpace.core import Draft, Request, Verdict
-from outpace.speculation.base import DraftAsk, Proposer
 from outpace.speculation.policy.acceptance import Own, temperature_class
 from outpace.speculation.policy.budget import Backoff, Budget
 from outpace.speculation.policy.tunables import TUNABLES
+from outpace.speculation.proposers.base import DraftAsk, Proposer
 
 
 @dataclass(slots=True)

@@ -16,10 +16,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from outpace.backends.torch.execution.step import StepInputs
 from outpace.backends.torch.kernels.assembly import prefetch_line
 from outpace.backends.torch.kernels.base import Cache
 from outpace.backends.torch.kernels.rotation import Rotation, rotate_and_store
-from outpace.backends.torch.step import StepInputs
 
 _LOG2_E = 1.4426950408889634
 _MAX_SPLITS = 64

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from outpace.backends.torch.step import StepInputs
+from outpace.backends.torch.execution.step import StepInputs
 
 
 @dataclass(slots=True)

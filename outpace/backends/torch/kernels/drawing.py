@@ -21,11 +21,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outpace.backends.torch.execution.step import Advance
 from outpace.backends.torch.kernels.filters import NUM_CANDIDATES, candidates, find_borders, is_kept
 from outpace.backends.torch.kernels.numerics import FEW, UNFUSED, exponential_noise, noise_key, powers_of_two
-from outpace.backends.torch.step import Advance
-from outpace.randomness import Purpose
-from outpace.sampling import HEAD_RATIO
+from outpace.decoding.randomness import Purpose
+from outpace.decoding.sampling import HEAD_RATIO
 
 _CHUNK = 2048
 _FOLDED = 512  # columns at which the first fold stops, at most

@@ -25,7 +25,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outpace.backends.torch.kernels.assembly import prefetch_bytes, publish
 from outpace.backends.torch.kernels.base import Normed, Operands
-from outpace.backends.torch.kernels.finishing import ask, finish
+from outpace.backends.torch.kernels.epilogue import ask, finish
 
 _MIN_BLOCK_N = 16  # as few columns as the matrix units take
 _MOST_HELD = tl.constexpr(64)  # sums of squares that a thread keeps beside all else

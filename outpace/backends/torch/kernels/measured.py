@@ -5,9 +5,9 @@ By (rows, columns) of the weight. Shapes that are not here use the defaults of `
 
 from __future__ import annotations
 
-from outpace.backends.torch.kernels.few import FewConfig
+from outpace.backends.torch.kernels.gemv import VectorConfig
 from outpace.backends.torch.kernels.linear import LinearConfig
-from outpace.backends.torch.kernels.vector import VectorConfig
+from outpace.backends.torch.kernels.skinny_gemm import FewConfig
 
 # One token.
 VECTORS = {

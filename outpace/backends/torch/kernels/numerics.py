@@ -1,4 +1,4 @@
-"""`outpace.numerics` and the noise of `outpace.randomness` in Triton: the same operations, and so the same bits.
+"""`outpace.decoding.numerics` and the noise of `outpace.decoding.randomness` in Triton: the same operations, and so the same bits.
 
 Kernels that use these are launched with UNFUSED, or products and sums would be fused.
 """
@@ -10,7 +10,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from outpace import numerics
+from outpace.decoding import numerics
 
 _SMALLEST = tl.constexpr(float(numerics.SMALLEST_POWER))
 _ROUNDER = tl.constexpr(float(numerics.ROUNDER))

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from outpace.backends.torch.execution.step import StepInputs
 from outpace.backends.torch.kernels.base import Cache, Hidden
-from outpace.backends.torch.step import StepInputs
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:

@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from outpace.backends.torch.execution.step import StepInputs
 from outpace.backends.torch.kernels.base import Cache
-from outpace.backends.torch.step import StepInputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outpace.backends.torch.step import StepInputs, split
+from outpace.backends.torch.execution.step import StepInputs, split
 
 _BLOCK = 256
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outpace.backends.torch.kernels import attention, compiling, elementwise, few, vector
+from outpace.backends.torch.execution.step import StepInputs
+from outpace.backends.torch.kernels import attention, compiling, elementwise, gemv, skinny_gemm
 from outpace.backends.torch.kernels.base import Cache, Hidden, Normed
-from outpace.backends.torch.kernels.few import FewConfig, few_linear
+from outpace.backends.torch.kernels.gemv import VectorConfig, vector_linear
 from outpace.backends.torch.kernels.linear import LinearConfig, Scratch, block_rows, default_config, stream_linear
 from outpace.backends.torch.kernels.measured import FEW, STREAMED, VECTORS
 from outpace.backends.torch.kernels.rotation import Rotation
-from outpace.backends.torch.kernels.vector import VectorConfig, vector_linear
-from outpace.backends.torch.step import StepInputs
+from outpace.backends.torch.kernels.skinny_gemm import FewConfig, few_linear
 
 Config = LinearConfig | FewConfig | VectorConfig
 MAX_STREAMED_TOKENS = 16  # beyond, the library's product is faster, unless measured otherwise
@@ -125,12 +125,12 @@ class TritonOps:
             return given
         n = rows // (2 if is_swiglu else 1)
         if num_tokens == 1:
-            return VECTORS.get((rows, k)) or vector.default_config(n, k, is_swiglu=is_swiglu)
+            return VECTORS.get((rows, k)) or gemv.default_config(n, k, is_swiglu=is_swiglu)
         if num_tokens > MAX_STREAMED_TOKENS or k % 64:
             return None
         if dtype == torch.float32:
             return LinearConfig(32, 64, num_warps=4, num_stages=4, dependent_launch=self._dependent)
-        if num_tokens <= few.MAX_TOKENS and (rows, k) in FEW:
+        if num_tokens <= skinny_gemm.MAX_TOKENS and (rows, k) in FEW:
             return FEW[rows, k]
         config = STREAMED.get((rows, k)) or default_config(n, k, is_swiglu=is_swiglu)
         return replace(config, dependent_launch=self._dependent)

@@ -1,0 +1,149 @@
+"""A draft model's tokens one after the other without the host between them: depth steps, drawn on the device.
+
+The first step feeds what the draft has not read yet: one token a row, two where the last draft was accepted whole. The
+steps after it feed what was drawn. All of them, and all drawing, are captured; only texts not followed before are read
+by an ordinary step first, whose logits drawing then begins with. Tokens are drawn with the target's own noise, to be
+judged by `acceptance.match`: a draft that is compared with the target's own token needs no probabilities, so none have
+to be kept or moved. Filters and penalties are left out of a draft: what it says is checked anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outpace.backends.base import DraftTask
+from outpace.backends.torch.execution import staging
+from outpace.backends.torch.execution.step import ALIGNMENT, PADDING, Advance, HostStep, StepShape, views
+from outpace.backends.torch.kernels.base import Cache
+from outpace.backends.torch.model.model import Model
+from outpace.backends.torch.sampling.draws import NUM_FIELDS, DrawWords, Mode, Pool, draw_rows
+
+WIDTHS = (1, 2)  # tokens a row that a loop reads itself; 0 is a loop that begins with logits
+
+
+class DraftLoop:
+    """`depth` tokens a row, of which rows may want fewer."""
+
+    def __init__(
+        self,
+        model: Model,
+        caches: list[Cache],
+        num_rows: int,
+        width: int,
+        depth: int,
+        table_width: int,
+        mode: Mode,
+        pool: Pool | None,
+        logits: Tensor | None,
+    ) -> None:
+        """`logits` [rows, vocab]: what a loop of width 0 begins with."""
+        device = model.weights.embedding.device
+        on_gpu = device.type == "cuda"
+        self._model, self._caches, self._mode, self._depth = model, caches, mode, depth
+        self._logits = logits
+        first = StepShape(num_rows * width, num_rows, num_rows, width, table_width)
+        later = StepShape(num_rows, num_rows, num_rows, 1, table_width)
+        # One buffer, so one transfer.
+        sizes = [first.num_words if width else 0, later.num_words, 2 * NUM_FIELDS * num_rows, num_rows]
+        ends = np.cumsum([-(-size // ALIGNMENT) * ALIGNMENT for size in sizes])
+        places = [slice(end - -(-size // ALIGNMENT) * ALIGNMENT, None) for size, end in zip(sizes, ends, strict=True)]
+        self._host_words = torch.zeros(int(ends[-1]), dtype=torch.int32, pin_memory=on_gpu)
+        self._words = torch.zeros(int(ends[-1]), dtype=torch.int32, device=device)
+
+        def parts(words: Tensor) -> list[Tensor]:
+            return [words[place][:size] for place, size in zip(places, sizes, strict=True)]
+
+        first_words, later_words, draw_words, left = parts(self._host_words)
+        self._first = HostStep(first, pinned=on_gpu, buffer=first_words) if width else None
+        self._later = HostStep(later, pinned=on_gpu, buffer=later_words)
+        self._draws = DrawWords(num_rows, pinned=on_gpu, buffer=draw_words.view(torch.int64).view(NUM_FIELDS, -1))
+        self._left: NDArray[np.int32] = left.numpy()
+        rows = np.arange(num_rows)
+        self._later.token_rows[:], self._later.begins[:], self._later.outputs[:] = rows, rows, rows
+        if self._first is not None:
+            self._first.positions.fill(PADDING)
+        self._clear()
+        first_words, later_words, draw_words, self._device_left = parts(self._words)
+        self._first_step = views(first_words, first) if width else None
+        self._step = views(later_words, later)
+        self._draw_words = draw_words.view(torch.int64).view(NUM_FIELDS, -1)
+        self.drawn = torch.zeros((depth, 2, num_rows), dtype=torch.int32, device=device)
+        self._on_host = torch.zeros((depth, 2, num_rows), dtype=torch.int32, pin_memory=on_gpu)
+        self._arrived: Any = torch.cuda.Event() if on_gpu else None
+        # The first token's and that of the others: the device begins while the host still launches the second.
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+        if pool is not None:
+            self._words.copy_(self._host_words)
+            for run in (self._run_first, self._run_others):
+                stream = torch.cuda.Stream(device)
+                stream.wait_stream(torch.cuda.current_stream(device))
+                with torch.cuda.stream(stream):
+                    run()
+                torch.cuda.current_stream(device).wait_stream(stream)
+                self._graphs.append(torch.cuda.CUDAGraph())
+                with torch.cuda.graph(self._graphs[-1], pool=pool):
+                    run()
+                if depth == 1:
+                    break
+
+    def _clear(self) -> None:
+        """No row has anything to do after its first step."""
+        self._later.positions.fill(PADDING)
+        self._later.lengths.fill(0)
+        self._left.fill(0)
+
+    def fill(self, tasks: Sequence[DraftTask], tables: NDArray[np.int32]) -> None:
+        """Pages are reserved for what the tasks read and say; `tables` names them, for every sequence."""
+        self._clear()
+        rows, requests = [task.row for task in tasks], [task.request for task in tasks]
+        used, later = slice(0, len(rows)), self._later
+        if self._first is not None:
+            staging.fill(self._first, rows, tables)
+        ends = np.array([row.start + len(row.tokens) for row in rows])
+        later.positions[used], later.contexts[used], later.lengths[used] = ends - 1, ends, 1  # as drawing leaves it for
+        tables.take([row.seq for row in rows], axis=0, out=later.tables[used], mode="clip")
+        self._left[used] = [task.depth for task in tasks]
+        self._draws.fill(used, requests, [len(request.tokens) for request in requests])
+
+    @torch.inference_mode()
+    def launch(self) -> None:
+        """Start what was filled in."""
+        self._words.copy_(self._host_words, non_blocking=True)
+        for graph in self._graphs:
+            graph.replay()
+        if not self._graphs:
+            self._run_first()
+            self._run_others()
+        self._on_host.copy_(self.drawn, non_blocking=True)
+        if self._arrived is not None:
+            self._arrived.record()
+
+    def fetch(self) -> NDArray[np.int32]:
+        """Tokens, [depth, rows]; waits for them."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        tokens: NDArray[np.int32] = self._on_host.numpy()[:, 0]
+        return tokens
+
+    @torch.inference_mode()
+    def _run_first(self) -> None:
+        if self._first_step is not None:
+            self._draw(0, self._model.forward(self._first_step, self._caches))
+        else:
+            assert self._logits is not None
+            self._draw(0, self._logits)
+
+    @torch.inference_mode()
+    def _run_others(self) -> None:
+        for i in range(1, self._depth):
+            self._draw(i, self._model.forward(self._step, self._caches))
+
+    def _draw(self, i: int, logits: Tensor) -> None:
+        advance = Advance(self._step, self._device_left)
+        draw_rows(logits, self._draw_words, self._mode, advance, self.drawn[i])

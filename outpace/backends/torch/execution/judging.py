@@ -1,0 +1,320 @@
+"""Steps whose logits stay on the device: run, drawn from and judged there, so that only tokens come to the host.
+
+While plain decoding goes on undisturbed, the next step is begun before its plan arrives: rows feed what was just drawn,
+which is on the device already. When the plan comes and is what was expected, its step is half done, and scheduling,
+detokenising and all else the host does cost no time. Where a row's plan is another (it ended, or has a draft to be
+verified), what was computed for it is dropped; its place in the cache lies behind what the sequence holds and is
+written again. A row with another plan needs a step of its own after the one begun, which costs more than is gained by a
+right guess; `foresight.py` weighs that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from outpace.backends.base import DraftTask, Judged
+from outpace.backends.torch.execution.ahead import Ahead, speaks_for_itself
+from outpace.backends.torch.execution.ahead import begin as begin_ahead
+from outpace.backends.torch.execution.foresight import Foresight
+from outpace.backends.torch.execution.graphs import Bucket
+from outpace.backends.torch.execution.launched import Launched, NotKept
+from outpace.backends.torch.sampling import verifier as device_verifier
+from outpace.backends.torch.sampling.draws import Draws, Fetch, mode_for
+from outpace.core import Case, Request, StepPlan, Verdict
+from outpace.decoding.acceptance import match_known
+
+if TYPE_CHECKING:
+    from outpace.backends.torch.runner import TorchRunner
+
+_WAITED = 20e-6  # seconds: whoever waited for a step longer than that did not find it done
+
+
+@dataclass(slots=True)
+class _Chain:
+    """A bucket that goes on by itself, and what its rows stand for."""
+
+    bucket: Bucket
+    draws: Draws
+    requests: list[Request]
+    pages: list[tuple[int, ...]]
+
+
+@dataclass(slots=True)
+class _Begun:
+    """A step begun before it was asked for."""
+
+    chain: _Chain
+    lines: dict[int, int]  # of the sequences it still serves
+    starts: list[int]  # where the token lies that a line feeds
+    fetch: Fetch
+    fed: list[int] = field(default_factory=list)  # those tokens, by line, once they are known,
+    since: float = 0.0  # and when that was: the device went on with this step
+
+    def feed(self, tokens: list[int]) -> None:
+        self.fed, self.since = tokens, perf_counter()
+
+
+def _is_plain(case: Case) -> bool:
+    """One token, that the target's logits decide on the device, and nobody asks for those."""
+    return not case.tokens and speaks_for_itself(case.request)
+
+
+class DeviceJudge:
+    def __init__(self, runner: TorchRunner) -> None:
+        self._runner = runner
+        self._begun: _Begun | None = None
+        self._foresight = Foresight()
+        self._expected: dict[int, int] = {}  # after a plain step: where the next tokens of its sequences lie
+        self._is_never_drafted = False  # those sequences
+        self._ahead: Ahead | None = None
+        self._num_rows = 0  # of the latest plan
+
+    def stop(self) -> None:
+        """Let go of what was begun."""
+        self._begun = self._ahead = None
+
+    def forget(self, seq: int) -> None:
+        """The sequence is no longer what it was when the next step was begun."""
+        self._expected.pop(seq, None)
+        if self._begun is not None:
+            self._begun.lines.pop(seq, None)
+        if self._ahead is not None and any(row.seq == seq for row in self._ahead.rows):
+            self._drop_ahead()
+
+    def begin_verifying(self, tasks: Sequence[DraftTask], drawn: Tensor) -> Ahead | None:
+        """Behind a draft that is under way; not where the plan will have other rows too, which would be run apart."""
+        self._drop_ahead()
+        if len(tasks) == self._num_rows:
+            self._ahead = begin_ahead(self._runner, tasks, drawn)
+        return self._ahead
+
+    def _drop_ahead(self) -> None:
+        if self._ahead is not None:
+            self._ahead.fetch.wait()  # its buffers are being read until then
+            self._ahead = None
+
+    def __call__(
+        self, plan: StepPlan, cases: Sequence[Case], meanwhile: Callable[[], None] | None = None
+    ) -> Judged:  # fmt: skip
+        begin = perf_counter()
+        runner, begun = self._runner, self._begun
+        self._begun = None
+        runner.reserve_rows(plan.rows)
+        is_plain = len(cases) == plan.num_tokens == len(plan.rows) and all(map(_is_plain, cases))
+        self._num_rows = len(plan.rows)
+        self._look_back(plan, cases, is_plain, begin)
+        answered = self._answered(begun, plan, cases) if begun is not None and cases else {}
+        verified = self._ahead.is_in(plan, cases) if self._ahead is not None and cases else None
+        if verified is None or (len(verified) < len(plan.rows) and _any_logprobs(cases)):
+            self._drop_ahead()
+        if self._ahead is not None and verified is not None:
+            judged = self._take_ahead(plan, cases, verified, begin, meanwhile)
+        elif begun is not None and is_plain and len(answered) == len(plan.rows):
+            judged = self._take(begun, plan, cases, list(answered.values()), begin)
+        elif begun is not None and answered and not _any_logprobs(cases):
+            judged = self._take_some(begun, plan, cases, answered, begin)
+        else:
+            judged = self._run(plan, cases, is_plain, begin, meanwhile)
+        for row in plan.rows:
+            runner.pool.advance(row.seq, len(row.tokens))
+        now = perf_counter()
+        self._foresight.end(now, now - begin if is_plain and begun is None else None)
+        in_vain = begun is not None and len(answered) < len(begun.chain.requests)
+        return replace(judged, is_typical=False) if in_vain else judged
+
+    def _look_back(self, plan: StepPlan, cases: Sequence[Case], is_plain: bool, now: float) -> None:
+        """Whether the plan goes on as the last one, if that was plain and not all it was for have ended."""
+        self._foresight.begin(now, is_plain)
+        expected = self._expected
+        if expected:
+            goes_on = is_plain and all(expected.get(row.seq) == row.start for row in plan.rows)
+            self._foresight.learn(self._is_never_drafted, goes_on)
+        self._expected = {row.seq: row.start + 1 for row in plan.rows} if is_plain else {}
+        if is_plain and not (expected and goes_on):
+            self._is_never_drafted = all(case.request.params.speculation.mode == "off" for case in cases)
+
+    def _answered(self, begun: _Begun, plan: StepPlan, cases: Sequence[Case]) -> dict[int, int]:
+        """Rows of the plan that are what was expected: row to line."""
+        found = {}
+        waiting = iter(cases)
+        for i, row in enumerate(plan.rows):
+            if not row.num_logits:
+                continue
+            case, line = next(waiting), begun.lines.get(row.seq)
+            if (
+                line is not None
+                and len(row.tokens) == 1
+                and row.start == begun.starts[line]
+                and row.tokens[0] == begun.fed[line]
+                and case.request is begun.chain.requests[line]
+                and _is_plain(case)
+            ):
+                found[i] = line
+        return found
+
+    def _run(
+        self,
+        plan: StepPlan,
+        cases: Sequence[Case],
+        is_plain: bool,
+        begin: float,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Judged:
+        """A step from its beginning."""
+        launched = self._runner.launch(plan)
+        if not cases:
+            if meanwhile is not None:
+                meanwhile()
+            if self._runner.device.type == "cuda":
+                torch.cuda.current_stream().synchronize()
+            return Judged(launched, [], perf_counter() - begin)
+        requests = [case.request for case in cases for _ in range(len(case.tokens) + 1)]
+        positions = [len(case.request.tokens) + i for case in cases for i in range(len(case.tokens) + 1)]
+        draws = launched.drawn(mode_for(requests), requests, positions)
+        fetch = draws.fetch()
+        if is_plain and launched.bucket is not None:
+            pages = [self._runner.pool.blocks(row.seq) for row in plan.rows]
+            self._go_on(_Chain(launched.bucket, draws, requests, pages), plan)
+        if meanwhile is not None:
+            meanwhile()
+        tokens, exact = (found[launched.lines].tolist() for found in fetch.wait())
+        if self._begun is not None:
+            self._begun.feed(tokens)
+            return self._concluded(plan, cases, tokens, exact, begin)
+        seconds = perf_counter() - begin
+        return Judged(launched, _verdicts(cases, tokens, exact, launched), seconds)
+
+    def _take(
+        self, begun: _Begun, plan: StepPlan, cases: Sequence[Case], lines: list[int], begin: float
+    ) -> Judged:  # fmt: skip
+        """A step that was begun; the next one is begun before waiting for it, if its rows are still the same."""
+        if lines == list(range(len(begun.chain.requests))):
+            self._go_on(begun.chain, plan)
+        asked = perf_counter()
+        tokens, exact = (found[lines].tolist() for found in begun.fetch.wait())
+        if self._begun is not None:
+            self._begun.feed(tokens)
+        judged = self._concluded(plan, cases, tokens, exact, begin)
+        has_waited = begin + judged.forward_seconds - asked > _WAITED
+        return replace(judged, hidden_seconds=begin - begun.since if has_waited else 0.0, is_typical=has_waited)
+
+    def _take_some(
+        self, begun: _Begun, plan: StepPlan, cases: Sequence[Case], answered: dict[int, int], begin: float
+    ) -> Judged:  # fmt: skip
+        """Some rows were begun; the others are run on their own."""
+        case_of = _by_row(plan, cases)
+        verdicts = self._run_rest(plan, case_of, answered, begin)
+        tokens, exact = (found[list(answered.values())].tolist() for found in begun.fetch.wait())
+        known = self._concluded(
+            StepPlan([plan.rows[i] for i in answered]), [case_of[i] for i in answered], tokens, exact, begin
+        )  # fmt: skip
+        verdicts |= dict(zip(answered, known.verdicts, strict=True))
+        return Judged(NotKept(), [verdicts[i] for i in case_of], known.forward_seconds)
+
+    def _take_ahead(
+        self,
+        plan: StepPlan,
+        cases: Sequence[Case],
+        verified: dict[int, Case],
+        begin: float,
+        meanwhile: Callable[[], None] | None,
+    ) -> Judged:
+        """Drafts whose verification was begun behind them; rows beside them are run on their own."""
+        ahead, self._ahead = self._ahead, None
+        assert ahead is not None
+        if meanwhile is not None:
+            meanwhile()
+        tokens, exact = (found[ahead.launched.lines].tolist() for found in ahead.fetch.wait())
+        seconds, hidden = perf_counter() - begin, begin - ahead.since
+        known = dict(zip(verified, _verdicts(list(verified.values()), tokens, exact, ahead.launched), strict=True))
+        if len(verified) == len(plan.rows):
+            return Judged(ahead.launched, list(known.values()), seconds, hidden)
+        case_of = _by_row(plan, cases)
+        known |= self._run_rest(plan, case_of, verified, begin)
+        return Judged(NotKept(), [known[i] for i in case_of], perf_counter() - begin)
+
+    def _run_rest(
+        self, plan: StepPlan, case_of: dict[int, Case], known: Collection[int], begin: float
+    ) -> dict[int, Verdict]:  # fmt: skip
+        """The rows that are not known, in a step of their own."""
+        rest = [i for i in range(len(plan.rows)) if i not in known]
+        judged = self._run(
+            StepPlan([plan.rows[i] for i in rest]), [case_of[i] for i in rest if i in case_of], False, begin
+        )  # fmt: skip
+        return dict(zip([i for i in rest if i in case_of], judged.verdicts, strict=True))
+
+    def _concluded(
+        self, plan: StepPlan, cases: Sequence[Case], tokens: list[int], exact: list[int], begin: float
+    ) -> Judged:  # fmt: skip
+        seconds = perf_counter() - begin
+        verdicts = [Verdict([token], 0, 0) for token in tokens]
+        unsure = [i for i, is_exact in enumerate(exact) if not is_exact]
+        if unsure:  # their logits are gone, and what was begun may feed the wrong tokens
+            self._begun = None
+            again = self._runner.launch(StepPlan([plan.rows[i] for i in unsure]))
+            judged = device_verifier.verify([cases[i] for i in unsure], again.some(range(len(unsure))))
+            for i, verdict in zip(unsure, judged, strict=True):
+                verdicts[i] = verdict
+        return Judged(NotKept(), verdicts, seconds)
+
+    def _go_on(self, chain: _Chain, plan: StepPlan) -> None:
+        """Begin the step after this one, if it is likely enough to be wanted and there is room for it."""
+        runner = self._runner
+        is_likely = self._foresight.is_worth(self._is_never_drafted) and not all(
+            len(request.tokens) + 1 >= request.max_length for request in chain.requests
+        )
+        if not is_likely or any(row.start + 2 > runner.capacity.max_context for row in plan.rows):
+            return
+        changed = {}
+        for i, row in enumerate(plan.rows):
+            if not runner.try_reserve(row.seq, 2):
+                return
+            pages = runner.pool.blocks(row.seq)
+            if pages != chain.pages[i]:
+                chain.pages[i] = changed[i] = pages
+        if changed:
+            chain.bucket.change_tables(changed)
+        chain.bucket.replay()
+        chain.draws.replay()
+        lines = {row.seq: i for i, row in enumerate(plan.rows)}
+        self._begun = _Begun(chain, lines, [row.start + 1 for row in plan.rows], chain.draws.fetch())
+
+
+def _by_row(plan: StepPlan, cases: Sequence[Case]) -> dict[int, Case]:
+    return dict(zip([i for i, row in enumerate(plan.rows) if row.num_logits], cases, strict=True))
+
+
+def _any_logprobs(cases: Sequence[Case]) -> bool:
+    return any(case.request.params.logprobs is not None for case in cases)
+
+
+def _is_drawn(request: Request) -> bool:
+    """Its tokens are what was drawn, whatever else is asked of the logits."""
+    return not request.shaper.may_adjust and not request.params.speculation.is_lossy
+
+
+def _verdicts(cases: Sequence[Case], tokens: list[int], exact: list[int], logits: Launched) -> list[Verdict]:
+    """From the target's own tokens, where they decide; the other cases are judged apart."""
+    verdicts: list[Verdict | None] = []
+    others, lines = list[Case](), list[int]()
+    all_exact = all(exact)
+    at = 0
+    for case in cases:
+        draft = case.draft
+        drafted = draft.tokens if draft is not None else ()
+        begin, at = at, at + len(drafted) + 1
+        is_matched = draft is None or draft.probs is None
+        if is_matched and (all_exact or all(exact[begin:at])) and _is_drawn(case.request):
+            verdicts.append(match_known(drafted, tokens[begin:at]))
+        else:
+            verdicts.append(None)
+            others.append(case)
+            lines += range(begin, at)
+    judged = iter(device_verifier.verify(others, logits.some(lines)) if others else ())
+    return [next(judged) if verdict is None else verdict for verdict in verdicts]

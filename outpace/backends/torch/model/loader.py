@@ -1,0 +1,165 @@
+"""From a folder of safetensors, or a GGUF file, to weights on a device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from outpace.backends.torch.model.gguf_quants import can_dequantise, dequantise
+from outpace.backends.torch.model.weights import HEAD, Weights, allocate, fill, num_weight_bytes
+from outpace.errors import ModelError
+from outpace.models.gguf_header import read_header
+from outpace.models.gguf_model import OUTSIDE, Description, Unsupported, describe
+from outpace.models.hf_config import ModelConfig, config_from_gguf, read_config
+
+INDEX = "model.safetensors.index.json"
+
+
+class Checkpoint(Protocol):
+    """A model on disk that has been looked at; its weights have not been read yet."""
+
+    config: ModelConfig
+    tied: bool
+    name: str
+
+    def tensors(self, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor under its Hugging Face name, one at a time."""
+        ...
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    return SafetensorsFolder(path) if path.is_dir() else GGUFFile(path)
+
+
+def load_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Weights:
+    weights = allocate(checkpoint.config, tied=checkpoint.tied, dtype=dtype, device=device)
+    fill(weights, checkpoint.config, checkpoint.tensors(device), checkpoint.name)
+    return weights
+
+
+def weight_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
+    return num_weight_bytes(checkpoint.config, tied=checkpoint.tied, dtype=dtype)
+
+
+class SafetensorsFolder:
+    """A Hugging Face model as it lies on disk: config.json and one or more shards."""
+
+    def __init__(self, folder: Path) -> None:
+        self.name = folder.name
+        self.config = read_config(folder)
+        self._shards = _find_shards(folder)
+        names = {name for shard in self._shards for name in _names(shard)}
+        self.tied = HEAD not in names if self.config.tied is None else self.config.tied
+
+    def tensors(self, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+        for shard in self._shards:
+            for name in _names(shard):
+                try:
+                    with safe_open(shard, framework="pt", device=str(device)) as file:
+                        tensor = file.get_tensor(name)
+                except (SafetensorError, OSError, ValueError) as error:
+                    raise ModelError(f"{shard} cannot be read at {name} ({error}); download it again") from error
+                yield name, tensor
+
+
+def _find_shards(folder: Path) -> list[Path]:
+    index = folder / INDEX
+    if index.is_file():
+        try:
+            listed = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"{index} lists no shards ({error!r}); download it again") from error
+        missing = [name for name in listed if not (folder / name).is_file()]
+        if missing:
+            raise ModelError(f"{folder} lacks the shard {missing[0]} that its index lists; download it again")
+        return [folder / name for name in listed]
+    shards = sorted(folder.glob("*.safetensors"))
+    if not shards:
+        raise ModelError(f"{folder} holds no .safetensors file; name a folder that has the model's weights in it")
+    return shards
+
+
+def _names(shard: Path) -> list[str]:
+    try:
+        with safe_open(shard, framework="pt") as file:
+            return list(file.keys())
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{shard} is damaged ({error}); download it again") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Renaming:
+    """GGUF's names of a layer's tensors, with the place of heads whose rows are stored permuted."""
+
+    name: str
+    permuted_heads: str | None = None
+
+
+_LAYER_NAMES = {
+    "attn_norm.weight": _Renaming("input_layernorm.weight"),
+    "ffn_norm.weight": _Renaming("post_attention_layernorm.weight"),
+    "attn_q.weight": _Renaming("self_attn.q_proj.weight", "num_heads"),
+    "attn_k.weight": _Renaming("self_attn.k_proj.weight", "num_kv_heads"),
+    "attn_v.weight": _Renaming("self_attn.v_proj.weight"),
+    "attn_q.bias": _Renaming("self_attn.q_proj.bias", "num_heads"),
+    "attn_k.bias": _Renaming("self_attn.k_proj.bias", "num_kv_heads"),
+    "attn_v.bias": _Renaming("self_attn.v_proj.bias"),
+    "attn_q_norm.weight": _Renaming("self_attn.q_norm.weight"),
+    "attn_k_norm.weight": _Renaming("self_attn.k_norm.weight"),
+    "attn_output.weight": _Renaming("self_attn.o_proj.weight"),
+    "attn_output.bias": _Renaming("self_attn.o_proj.bias"),
+    "ffn_gate.weight": _Renaming("mlp.gate_proj.weight"),
+    "ffn_up.weight": _Renaming("mlp.up_proj.weight"),
+    "ffn_down.weight": _Renaming("mlp.down_proj.weight"),
+}
+_OUTSIDE_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output.weight": HEAD,
+    "output_norm.weight": "model.norm.weight",
+}
+
+
+class GGUFFile:
+    """A GGUF file, dequantised: the same arithmetic as its Hugging Face twin, on the values the file holds."""
+
+    def __init__(self, path: Path) -> None:
+        header = read_header(path)
+        self.name = str(header.metadata.get("general.name") or path.stem)
+        self._data = np.memmap(path, np.uint8, mode="r")[header.data_offset :]
+        try:
+            self._description: Description = describe(header, self._data, lambda kind, rows, cols: can_dequantise(kind))
+        except Unsupported as reason:
+            raise ModelError(f"the torch backend cannot run {path}: {reason}") from reason
+        names = {tensor.info.name for tensor in self._description.tensors}
+        biases = frozenset(name.removeprefix("blk.0.") for name in names if name.endswith(".bias"))
+        self.tied = "output.weight" not in names
+        architecture = self._description.architecture
+        self.config = config_from_gguf(architecture, header.architecture, biases, tied=self.tied)
+
+    def tensors(self, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+        for placed in self._description.tensors:
+            info = placed.info
+            assert info.num_bytes is not None, "a type that can be dequantised has a size"
+            data = torch.from_numpy(self._data[info.offset : info.offset + info.num_bytes].copy()).to(device)
+            tensor = dequantise(data, info.type).reshape(info.shape[::-1])
+            if placed.layer == OUTSIDE:
+                yield _OUTSIDE_NAMES[info.name], tensor
+                continue
+            renaming = _LAYER_NAMES[info.name.split(".", 2)[2]]
+            if renaming.permuted_heads and not self._description.architecture.halves_rotated:
+                tensor = _halves_together(tensor, getattr(self.config, renaming.permuted_heads))
+            yield f"model.layers.{placed.layer}.{renaming.name}", tensor
+
+
+def _halves_together(tensor: Tensor, num_heads: int) -> Tensor:
+    """From rows that RoPE pairs with their neighbour, as Llama's GGUFs have them, to rows paired across the halves."""
+    half = tensor.shape[0] // num_heads // 2
+    return tensor.reshape(num_heads, half, 2, -1).transpose(1, 2).reshape(tensor.shape)

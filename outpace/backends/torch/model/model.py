@@ -1,0 +1,38 @@
+"""The forward pass of Llama, Mistral, SmolLM2, Qwen2 and Qwen3: one decoder, whose options the config names."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from outpace.backends.torch.execution.step import StepInputs
+from outpace.backends.torch.kernels.base import Cache, Hidden, Ops
+from outpace.backends.torch.model.weights import Weights
+from outpace.models.hf_config import ModelConfig
+
+
+class Model:
+    def __init__(self, config: ModelConfig, weights: Weights, ops: Ops, max_context: int) -> None:
+        self.config = config
+        self.weights = weights
+        self.ops = ops
+        self._rope = torch.from_numpy(config.rope.table(max_context)).to(weights.embedding.device)
+
+    @torch.inference_mode()
+    def forward(self, step: StepInputs, caches: list[Cache], room: Tensor | None = None) -> Tensor:
+        """Logits of the tokens asked for, [num_outputs, vocab_size] in float32; keys and values go into the caches.
+
+        `room`: where logits should lie.
+        """
+        ops, weights, epsilon = self.ops, self.weights, self.config.epsilon
+        h = ops.embed(step.tokens, weights.embedding)
+        next_norms = [*(layer.attention_norm for layer in weights.layers[1:]), weights.final_norm]
+        for layer, cache, next_norm in zip(weights.layers, caches, next_norms, strict=True):
+            qkv = ops.norm_linear(h, layer.attention_norm, epsilon, layer.qkv, layer.qkv_bias)
+            mixed = ops.attend(qkv, cache, step, self._rope, layer.q_norm, layer.k_norm, epsilon)
+            h = ops.linear_add(mixed, layer.out, layer.out_bias, h, layer.mlp_norm)
+            x = ops.norm_swiglu(h, layer.mlp_norm, epsilon, layer.gate_up, layer.gate_up_bias)
+            h = ops.linear_add(x, layer.down, layer.down_bias, h, next_norm)
+        if step.shape.num_outputs != len(h.residual):
+            h = Hidden(h.residual.index_select(0, step.outputs))
+        return ops.norm_logits(h, weights.final_norm, epsilon, weights.head, room)

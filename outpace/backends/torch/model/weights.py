@@ -1,0 +1,146 @@
+"""The tensors of a model, fused as the forward wants them, and where in them each tensor of a checkpoint goes.
+
+Queries, keys and values are one matrix, gate and up another: one pass over the weights each, one kernel launch. A
+checkpoint is read tensor by tensor straight into its place; what is missing, unknown or of another shape is an error,
+never a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outpace.errors import ModelError
+from outpace.models.hf_config import ModelConfig
+
+HEAD = "lm_head.weight"
+_IGNORED_ENDINGS = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias")  # buffers that old checkpoints carry
+
+
+@dataclass(slots=True)
+class Layer:
+    attention_norm: Tensor  # [width]
+    qkv: Tensor  # [q + 2 kv, width]
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None  # [head_dim]
+    k_norm: Tensor | None
+    out: Tensor  # [width, q]
+    out_bias: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Tensor  # [2 hidden, width]
+    gate_up_bias: Tensor | None
+    down: Tensor  # [width, hidden]
+    down_bias: Tensor | None
+
+
+@dataclass(slots=True)
+class Weights:
+    embedding: Tensor  # [vocab_size, width]
+    head: Tensor  # [vocab_size, width]; the embedding itself where tied
+    final_norm: Tensor
+    layers: list[Layer]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        named = [getattr(layer, name) for layer in self.layers for name in Layer.__dataclass_fields__]
+        outside = [self.embedding, self.final_norm, *([] if self.head is self.embedding else [self.head])]
+        return [tensor for tensor in [*outside, *named] if tensor is not None]
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(tensor.numel() for tensor in self.tensors)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
+def allocate(config: ModelConfig, *, tied: bool, dtype: torch.dtype, device: torch.device) -> Weights:
+    """Room for a model's weights, contents undefined."""
+
+    def room(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    def maybe(wanted: bool, *shape: int) -> Tensor | None:
+        return room(*shape) if wanted else None
+
+    c = config
+    layers = [
+        Layer(
+            attention_norm=room(c.width),
+            qkv=room(c.q_size + 2 * c.kv_size, c.width),
+            qkv_bias=maybe(c.qkv_bias, c.q_size + 2 * c.kv_size),
+            q_norm=maybe(c.has_qk_norm, c.head_dim),
+            k_norm=maybe(c.has_qk_norm, c.head_dim),
+            out=room(c.width, c.q_size),
+            out_bias=maybe(c.out_bias, c.width),
+            mlp_norm=room(c.width),
+            gate_up=room(2 * c.hidden, c.width),
+            gate_up_bias=maybe(c.mlp_bias, 2 * c.hidden),
+            down=room(c.width, c.hidden),
+            down_bias=maybe(c.mlp_bias, c.width),
+        )
+        for _ in range(c.num_layers)
+    ]
+    embedding = room(c.vocab_size, c.width)
+    head = embedding if tied else room(c.vocab_size, c.width)
+    return Weights(embedding, head, room(c.width), layers)
+
+
+def num_weight_bytes(config: ModelConfig, *, tied: bool, dtype: torch.dtype) -> int:
+    """What `allocate` will take; nothing is allocated for the answer."""
+    return allocate(config, tied=tied, dtype=dtype, device=torch.device("meta")).num_bytes
+
+
+def fill(weights: Weights, config: ModelConfig, checkpoint: Iterable[tuple[str, Tensor]], source: str) -> None:
+    """Copy every tensor of a checkpoint, under its Hugging Face name, to its place."""
+    places = named_tensors(weights, config)
+    shapes = {name: tuple(place.shape) for name, place in places.items()}
+    for name, tensor in checkpoint:
+        place = places.pop(name, None)
+        if place is None:
+            if (name == HEAD and weights.head is weights.embedding) or name.endswith(_IGNORED_ENDINGS):
+                continue
+            cause = "twice" if name in shapes else "and its config.json speaks of no such tensor"
+            raise ModelError(f"{source} holds {name} {cause}; the files do not belong together, download them again")
+        if tuple(tensor.shape) != shapes[name]:
+            raise ModelError(
+                f"{source} holds {name} of shape {list(tensor.shape)} and its config.json asks for "
+                f"{list(shapes[name])}; the files do not belong together, download them again"
+            )
+        place.copy_(tensor)
+    if places:
+        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        raise ModelError(f"{source} lacks {next(iter(places))}{more}; download it again, with all its shards")
+
+
+def named_tensors(weights: Weights, config: ModelConfig) -> dict[str, Tensor]:
+    """A view for every tensor a checkpoint must have, by its Hugging Face name."""
+    found = {"model.embed_tokens.weight": weights.embedding, "model.norm.weight": weights.final_norm}
+    if weights.head is not weights.embedding:
+        found[HEAD] = weights.head
+    for i, layer in enumerate(weights.layers):
+        placed: dict[str, Tensor | None] = {
+            "input_layernorm.weight": layer.attention_norm,
+            "post_attention_layernorm.weight": layer.mlp_norm,
+            "self_attn.q_norm.weight": layer.q_norm,
+            "self_attn.k_norm.weight": layer.k_norm,
+            "self_attn.o_proj.weight": layer.out,
+            "self_attn.o_proj.bias": layer.out_bias,
+            "mlp.down_proj.weight": layer.down,
+            "mlp.down_proj.bias": layer.down_bias,
+        }
+        qkv = [config.q_size, config.kv_size, config.kv_size]
+        for end, fused in (("weight", layer.qkv), ("bias", layer.qkv_bias)):
+            if fused is not None:
+                names = [f"self_attn.{x}_proj.{end}" for x in "qkv"]
+                placed |= dict(zip(names, fused.split(qkv), strict=True))
+        for end, fused in (("weight", layer.gate_up), ("bias", layer.gate_up_bias)):
+            if fused is not None:
+                names = [f"mlp.{x}_proj.{end}" for x in ("gate", "up")]
+                placed |= dict(zip(names, fused.chunk(2), strict=True))
+        found |= {f"model.layers.{i}.{name}": place for name, place in placed.items() if place is not None}
+    return found

@@ -1,0 +1,1 @@
+"""Sampling and acceptance on a device, equal to `decoding` given the same logits."""

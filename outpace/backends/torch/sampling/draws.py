@@ -1,0 +1,167 @@
+"""From logits on the device to tokens on the host: the one small transfer of a step.
+
+What decides a token (temperature, filters, seed and position) is one buffer of words, filled by the host while the
+device still computes the logits. Rows are independent; which kernels run depends on the most that any row asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outpace.backends.torch.execution.step import Advance
+from outpace.backends.torch.sampling.filters import RowParams, draw, greedy_tokens
+from outpace.backends.torch.sampling.noise import signed
+from outpace.config import SamplingParams
+from outpace.core import Request
+
+Pool = Any  # torch's handle of the memory that graphs share; its type has no public name
+Mode = Literal["greedy", "sampled", "filtered"]
+NUM_FIELDS = 7
+
+
+def mode_for(requests: Iterable[Request]) -> Mode:
+    mode: Mode = "greedy"
+    for request in requests:
+        if is_filtered(request.params):
+            return "filtered"
+        if not request.params.is_greedy:
+            mode = "sampled"
+    return mode
+
+
+def is_filtered(params: SamplingParams) -> bool:
+    return not params.is_greedy and (params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0)
+
+
+class DrawWords:
+    """What each of `num_rows` tokens is drawn with, on the host."""
+
+    def __init__(self, num_rows: int, *, pinned: bool, buffer: Tensor | None = None) -> None:
+        """`buffer`: int64 zeros [NUM_FIELDS, rows] to use, where they are part of a larger one."""
+        if buffer is None:
+            buffer = torch.zeros((NUM_FIELDS, num_rows), dtype=torch.int64, pin_memory=pinned)
+        self.buffer = buffer
+        words: NDArray[np.int64] = self.buffer.numpy()
+        self._seeds, self.positions, sharpness, self._greedy, self._top_k, top_p, min_p = words
+        self._sharpness, self._top_p, self._min_p = (part.view(np.float64) for part in (sharpness, top_p, min_p))
+        self._top_p.fill(1.0)
+        self._known: tuple[slice, list[int], list[SamplingParams]] | None = None  # what is there but for positions
+
+    def fill(self, lines: NDArray[np.integer] | slice, requests: Sequence[Request], positions: Sequence[int]) -> None:
+        """The token of line i is request i's at position i of its text."""
+        params, seeds = [request.params for request in requests], [request.seed for request in requests]
+        self.positions[lines] = positions
+        known = (lines, seeds, params) if isinstance(lines, slice) else None
+        if known is not None and known == self._known:
+            return
+        self._known = known
+        self._seeds[lines] = [signed(seed) for seed in seeds]
+        self._sharpness[lines] = [request.shaper.sharpness for request in requests]
+        self._greedy[lines] = [p.is_greedy for p in params]
+        if any(is_filtered(p) for p in params):
+            self._top_k[lines] = [min(p.top_k, 1 << 62) for p in params]
+            self._top_p[lines] = [p.top_p for p in params]
+            self._min_p[lines] = np.array([p.min_p for p in params], np.float32)
+
+
+def draw_rows(
+    logits: Tensor, words: Tensor, mode: Mode, advance: Advance | None = None, out: Tensor | None = None
+) -> Tensor:
+    """int32 [2, rows]: tokens, and whether each is exact. Positions in `words` move on with an advance."""
+    seed, position, sharpness, is_greedy, top_k, top_p, min_p = words
+    sharpness, top_p, min_p = (part.view(torch.float64) for part in (sharpness, top_p, min_p))
+    if logits.is_cuda:
+        from outpace.backends.torch.kernels import drawing
+
+        rows = drawing.Rows(sharpness, is_greedy, top_k, top_p, min_p, seed, position)
+        return drawing.draw(
+            logits, rows, samples=mode != "greedy", has_filters=mode == "filtered", advance=advance, out=out
+        )  # fmt: skip
+    if mode == "greedy":
+        tokens = greedy_tokens(logits).int()
+    else:
+        params = RowParams(sharpness.float(), is_greedy != 0, top_k, top_p, min_p.float())
+        tokens = draw(logits, params, seed, position).int()
+    if advance is not None:
+        step = advance.step
+        if advance.left is not None:
+            advance.left.sub_(1)
+            step.lengths.mul_((advance.left > 0).int())
+            step.positions.add_(1).mul_(step.lengths).sub_(1 - step.lengths)
+        else:
+            step.positions.add_(step.lengths)
+        step.tokens.copy_(tokens * step.lengths)
+        step.contexts.add_(step.lengths)
+        position.add_(1)
+    return torch.stack([tokens, torch.ones_like(tokens)], out=out)
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Tokens on their way to the host."""
+
+    _arrived: Tensor
+    _event: Any | None  # a CUDA event
+
+    def wait(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Tokens, and whether each is exact, for all rows; valid until the fetch after the next."""
+        if self._event is not None:
+            self._event.synchronize()
+        tokens, exact = self._arrived.numpy()
+        return tokens, exact
+
+
+class Draws:
+    """Drawing from one tensor of logits, again and again; captured on a GPU."""
+
+    def __init__(self, logits: Tensor, mode: Mode, pool: Pool | None, advance: Advance | None = None) -> None:
+        on_gpu = logits.is_cuda
+        self.words = DrawWords(len(logits), pinned=on_gpu)
+        self._device_words = self.words.buffer.to(logits.device)
+        self._logits, self._mode, self._advance = logits, mode, advance
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if pool is not None:
+            kept = None if advance is None else advance.step.words.clone()  # which the warm-up changes
+            stream = torch.cuda.Stream(logits.device)
+            stream.wait_stream(torch.cuda.current_stream(logits.device))
+            with torch.cuda.stream(stream):
+                self._draw()
+            torch.cuda.current_stream(logits.device).wait_stream(stream)
+            if kept is not None and advance is not None:
+                advance.step.words.copy_(kept)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, pool=pool):
+                self._draw()
+        # Two, because a step may be begun before the tokens of the one before it are looked at.
+        self._on_host = [torch.zeros((2, len(logits)), dtype=torch.int32, pin_memory=on_gpu) for _ in range(2)]
+        self._events = [torch.cuda.Event() if on_gpu else None for _ in range(2)]
+
+    def _draw(self) -> None:
+        self.on_device = draw_rows(self._logits, self._device_words, self._mode, self._advance)
+
+    def launch(self) -> None:
+        self._device_words.copy_(self.words.buffer, non_blocking=True)
+        self.replay()
+
+    def replay(self) -> None:
+        """Draw again with what is on the device."""
+        if self._graph is not None:
+            self._graph.replay()
+        else:
+            self._draw()
+
+    def fetch(self) -> Fetch:
+        self._on_host.reverse()
+        self._events.reverse()
+        arrived, event = self._on_host[0], self._events[0]
+        arrived.copy_(self.on_device, non_blocking=True)
+        if event is not None:
+            event.record()
+        return Fetch(arrived, event)

@@ -1,0 +1,154 @@
+"""Which draft tokens stand: pure functions of a draft, two distributions and randomness.
+
+Nothing here knows models, batches or seeds. Randomness comes through `Chance`, so the same code that serves requests is
+run in exact rational arithmetic over every outcome by the tests. Distributions are arrays indexed by token;
+`target_probs(i)` is the target's distribution after the first i draft tokens and may be computed on demand.
+
+Every rule ends with one token of the target's own: recovered where a draft token was refused, bonus where none was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outpace.core import Verdict
+from outpace.decoding.numerics import total
+
+Distribution = NDArray[Any]  # float32 in service, exact fractions in tests
+TargetProbs = Callable[[int], Distribution]
+Leniency = Callable[[int, int], bool]
+
+
+class Chance(Protocol):
+    """Independent random decisions, addressed by the offset in the draft they belong to."""
+
+    def happens(self, offset: int, probability: Any) -> bool: ...
+
+    def draw(self, offset: int, weights: Distribution) -> int:
+        """A token with probability proportional to its weight."""
+        ...
+
+
+def match(tokens: Sequence[int], own_token: Callable[[int], int], lenient: Leniency | None = None) -> Verdict:
+    """Keep a draft while it says what the target says itself.
+
+    `own_token(i)` is the token the target says after i draft tokens: its argmax when greedy, the draw that the noise at
+    that position picks otherwise. The output is then the target's own, whatever the draft was: any draft is lossless
+    here, and a seeded request replays. For a one-hot draft this is also rejection sampling, in law: the token is kept
+    with its target probability, and otherwise another one is drawn from the rest.
+
+    `lenient(i, token)` makes it lossy: a token that is not the target's own is kept where leniency says so.
+    """
+    num_lenient = 0
+    for i, token in enumerate(tokens):
+        own = own_token(i)
+        if own != token:
+            if lenient is None or not lenient(i, token):
+                return Verdict([*tokens[:i], own], len(tokens), i, num_lenient)
+            num_lenient += 1
+    return Verdict([*tokens, own_token(len(tokens))], len(tokens), len(tokens), num_lenient)
+
+
+def match_known(tokens: Sequence[int], own_tokens: list[int]) -> Verdict:
+    """`match` where all of the target's own tokens are there: `own_tokens[i]` is the one after i draft tokens."""
+    num_accepted = common_length(tokens, own_tokens)
+    return Verdict(own_tokens[: num_accepted + 1], len(tokens), num_accepted)
+
+
+def common_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two texts have in common at their beginning."""
+    length = 0
+    for mine, theirs in zip(a, b, strict=False):
+        if mine != theirs:
+            break
+        length += 1
+    return length
+
+
+def reject(
+    tokens: Sequence[int], draft_probs: Sequence[Distribution], target_probs: TargetProbs, chance: Chance
+) -> Verdict:
+    """Rejection sampling, token by token (Leviathan et al. 2023, Chen et al. 2023).
+
+    Token x is kept with probability min(1, target/draft); the first refused one is replaced by a draw from the positive
+    part of target - draft, which is exactly what acceptance leaves uncovered.
+    """
+    for i, token in enumerate(tokens):
+        target, draft = target_probs(i), draft_probs[i]
+        if not chance.happens(i, min(1, target.item(token) / draft.item(token))):
+            recovered = chance.draw(i, _positive_part(target - draft, otherwise=target))
+            return Verdict([*tokens[:i], recovered], len(tokens), i)
+    bonus = chance.draw(len(tokens), target_probs(len(tokens)))
+    return Verdict([*tokens, bonus], len(tokens), len(tokens))
+
+
+def verify_block(
+    tokens: Sequence[int], draft_probs: Sequence[Distribution], target_probs: TargetProbs, chance: Chance
+) -> Verdict:
+    """Block verification (Sun et al. 2025): prefixes are judged as wholes, and the longest one kept stands.
+
+    `weight` is how much of the drafted prefix's probability the target can take over, capped at one at every token, so
+    that a token the target likes more makes up for an earlier one it liked less. It never accepts fewer tokens in
+    expectation than token-by-token rejection. Each prefix is tried on its own; the last success wins.
+    """
+    n = len(tokens)
+    weight: Any = 1
+    num_accepted = 0
+    residual = _block_residual(weight, target_probs(0), draft_probs[0]) if n else target_probs(0)
+    for i, token in enumerate(tokens, start=1):
+        weight = min(1, weight * target_probs(i - 1).item(token) / draft_probs[i - 1].item(token))
+        if i == n:
+            kept, left_over = weight, target_probs(n)
+        else:
+            left_over = _block_residual(weight, target_probs(i), draft_probs[i])
+            mass = _mass(left_over)
+            kept = mass / (mass + (1 - weight)) if mass > 0 else 0
+        if chance.happens(i - 1, kept):
+            num_accepted, residual = i, left_over
+        if weight == 0:
+            break
+    own = chance.draw(num_accepted, _positive_part(residual, otherwise=target_probs(num_accepted)))
+    return Verdict([*tokens[:num_accepted], own], n, num_accepted)
+
+
+def _block_residual(weight: Any, target: Distribution, draft: Distribution) -> Distribution:
+    residual: Distribution = np.maximum(weight * target - draft, 0)
+    return residual
+
+
+def _positive_part(weights: Distribution, otherwise: Distribution) -> Distribution:
+    """Rounding can leave nothing where exact arithmetic leaves almost nothing; the target itself is then the limit."""
+    positive = np.maximum(weights, 0)
+    return positive if positive.any() else otherwise
+
+
+def _mass(weights: Distribution) -> Any:
+    """As a Python number: probabilities of events are compared in its precision, not in that of the arrays."""
+    sum_ = total(weights)
+    return sum_.item() if isinstance(sum_, np.generic) else sum_
+
+
+def typical_leniency(target_probs: TargetProbs, posterior_threshold: float, posterior_alpha: float) -> Leniency:
+    """Lossy: keep what the target finds typical, probability above min(threshold, alpha * exp(-entropy))."""
+
+    def lenient(i: int, token: int) -> bool:
+        target = target_probs(i)
+        positive = target[target > 0].astype(np.float64)
+        entropy = -float((positive * np.log(positive)).sum())
+        return bool(target[token] > min(posterior_threshold, posterior_alpha * np.exp(-entropy)))
+
+    return lenient
+
+
+def threshold_leniency(target_probs: TargetProbs, threshold: float) -> Leniency:
+    """Lossy: keep what the target gives at least this probability; 1 is the exact rule."""
+
+    def lenient(i: int, token: int) -> bool:
+        probability = target_probs(i)[token]
+        return bool(probability >= threshold and probability > 0)
+
+    return lenient

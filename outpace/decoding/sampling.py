@@ -1,0 +1,187 @@
+"""Logits to probabilities: the only home of temperature, top-k, top-p, min-p, penalties, bias and masks.
+
+Draft and target both pass through here, which is what makes comparing their distributions meaningful. Order: bias and
+masks, penalties, temperature, top-k, top-p, min-p. Everything is float32; greedy is the one-hot limit, taken directly
+as an argmax. This module decides nothing about acceptance.
+
+It is the reference: other implementations (`backends/native/csrc/sampling.cpp`, the torch backend's
+`device_sampling.py` and `kernels/drawing.py`) must give the same tokens. They can, because every decision here is a
+comparison of numbers that come from exact IEEE operations in a fixed order (see `numerics.py`), so that bits agree and
+ties fall the same way. Only a NaN among the logits is outside of that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outpace.config import SamplingParams
+from outpace.core import TokenLogprob
+from outpace.decoding.numerics import LOG2_E, powers_of_two, total
+from outpace.decoding.randomness import Purpose, exponentials, key
+
+FloatRow = NDArray[np.float32]
+
+# Tokens less likely than this share of the likeliest one are looked at together first, and one by one only if the
+# group wins: a draw from the same distribution that touches a few dozen tokens instead of the whole vocabulary.
+HEAD_RATIO = np.float32(1e-3)
+_LARGEST = float(np.finfo(np.float32).max)
+_TAIL_INDEX = -1  # of the noise that the unlikely tokens share
+
+
+def sharpness(temperature: float) -> np.float32:
+    """What logits are multiplied with to be powers of two; for a tiny temperature as large as float32 goes."""
+    return np.float32(min(LOG2_E / max(temperature, 1e-300), _LARGEST))
+
+
+class Shaper:
+    """Turns one request's logits into the distribution its next token is drawn from.
+
+    `prefix` is always the draft tokens supposed to have been said since the last commit: state that depends on earlier
+    tokens (penalties, min_tokens) advances through it token by token, so that a row inside a draft sees exactly what it
+    would see if those tokens had been said one at a time.
+    """
+
+    def __init__(self, params: SamplingParams, prompt: Sequence[int], stop_ids: frozenset[int]) -> None:
+        self.params = params
+        self.stop_ids = np.fromiter(sorted(stop_ids), dtype=np.int64)
+        self._bias_ids = np.fromiter(params.logit_bias.keys(), dtype=np.int64)
+        self._bias = np.fromiter(params.logit_bias.values(), dtype=np.float32)
+        self.sharpness = sharpness(params.temperature)
+        self.may_adjust = bool(params.logit_bias or params.has_penalties or (params.min_tokens and stop_ids))
+        self.num_output = 0
+        self._prompt_ids = frozenset(prompt) if params.repetition_penalty != 1.0 else frozenset()
+        self._output_counts: Counter[int] = Counter()
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """These tokens have been said for good."""
+        self.num_output += len(tokens)
+        if self.may_adjust and self.params.has_penalties:
+            self._output_counts.update(tokens)
+
+    @property
+    def said(self) -> dict[int, int]:
+        """What penalties look at: how often each token was said; tokens of the prompt alone not at all."""
+        return dict.fromkeys(self._prompt_ids, 0) | self._output_counts
+
+    def greedy(self, logits: FloatRow, prefix: Sequence[int]) -> int:
+        """The one-hot limit: the likeliest token, the lowest id among equals."""
+        return int(self.adjusted(logits, prefix).argmax())
+
+    def probs(self, logits: FloatRow, prefix: Sequence[int]) -> FloatRow:
+        """The distribution of the next token after `prefix`; sums to one, zero where filtered out."""
+        params = self.params
+        x = self.adjusted(logits, prefix)
+        if params.is_greedy:
+            one_hot = np.zeros(x.shape, dtype=np.float32)
+            one_hot[x.argmax()] = 1.0
+            return one_hot
+        # The maximum goes first: a tiny temperature then sends all other tokens to zero instead of overflowing.
+        x = x - x.max()
+        with np.errstate(over="ignore"):
+            x *= self.sharpness
+        p = powers_of_two(x)
+        if 0 < params.top_k < p.size:
+            _keep_top_k(p, params.top_k)
+        p /= total(p)
+        if params.top_p < 1.0:
+            _keep_top_p(p, params.top_p)
+        if params.min_p > 0.0:
+            p[p < p.max() * np.float32(params.min_p)] = 0.0
+        if params.top_p < 1.0 or params.min_p > 0.0:
+            p /= total(p)
+        return p
+
+    def adjusted(self, logits: FloatRow, prefix: Sequence[int]) -> FloatRow:
+        """Bias, masks and penalties. Returns `logits` itself, uncopied, where none applies; see `may_adjust`."""
+        masks_stops = self.num_output + len(prefix) < self.params.min_tokens and self.stop_ids.size > 0
+        if not (self._bias_ids.size or masks_stops or self.params.has_penalties):
+            return logits
+        x = logits.copy()
+        if self._bias_ids.size:
+            x[self._bias_ids] += self._bias
+        if self.params.has_penalties:
+            self._penalise(x, prefix)
+        if masks_stops:
+            x[self.stop_ids] = -np.inf
+        return x
+
+    def _penalise(self, x: FloatRow, prefix: Sequence[int]) -> None:
+        params = self.params
+        counts = self._output_counts + Counter(prefix) if prefix else self._output_counts
+        if params.repetition_penalty != 1.0:
+            seen = np.fromiter(self._prompt_ids.union(counts), dtype=np.int64)
+            penalty = np.float32(params.repetition_penalty)
+            values = x[seen]
+            x[seen] = np.where(values > 0, values / penalty, values * penalty)
+        if counts and (params.presence_penalty or params.frequency_penalty):
+            ids = np.fromiter(counts.keys(), dtype=np.int64)
+            times = np.fromiter(counts.values(), dtype=np.float32)
+            x[ids] -= np.float32(params.presence_penalty) + np.float32(params.frequency_penalty) * times
+
+
+def _keep_top_k(p: FloatRow, k: int) -> None:
+    """Zero all but the k largest; among equals at the border the lower ids stay, so that exactly k remain."""
+    border = np.partition(p, p.size - k)[p.size - k]
+    p[p < border] = 0.0
+    tied = np.flatnonzero(p == border)
+    surplus = np.count_nonzero(p) - k if border > 0 else 0
+    if surplus > 0:
+        p[tied[-surplus:]] = 0.0
+
+
+def _keep_top_p(p: FloatRow, top_p: float) -> None:
+    """Zero all but the smallest set of likeliest tokens whose mass reaches top_p; the token that crosses it stays.
+
+    Tokens below (1 - top_p) / size weigh less than 1 - top_p together, so the set lies within the others: only those
+    need sorting.
+    """
+    candidates = np.flatnonzero(p >= np.float32((1.0 - top_p) / p.size))
+    order = candidates[np.argsort(-p[candidates], kind="stable")]
+    mass = np.cumsum(p[order], dtype=np.float64)
+    num_kept = int(np.searchsorted(mass, top_p, side="left")) + 1
+    kept = order[:num_kept]
+    values = p[kept]
+    p.fill(0.0)
+    p[kept] = values
+
+
+def choose(probs: FloatRow, seed: int, position: int) -> int:
+    """The token that (seed, position) picks from a distribution: argmax(log probs + gumbel noise).
+
+    It is computed as argmax(probs / exponential noise), which is the same without two of the three logarithms.
+    A fixed function, so it replays; and since likely tokens always meet the same noise, a draft and a target with
+    similar distributions pick the same token about as often as they can. The unlikely tail enters as one contestant
+    with its total mass; if it wins, a second contest with noise of its own is held inside it. By the max-stability of
+    gumbel noise this is a draw from `probs`.
+    """
+    cut = probs.max() * HEAD_RATIO
+    head = np.flatnonzero(probs >= cut)
+    head_probs = probs[head].astype(np.float64)
+    tail_mass = 1.0 - total(head_probs)
+    noise = exponentials(key(seed, Purpose.TOKEN, position), np.append(head, _TAIL_INDEX))
+    scores = head_probs / noise[:-1]
+    best = int(scores.argmax())
+    if tail_mass / noise[-1] > scores[best]:
+        tail = np.flatnonzero((probs > 0.0) & (probs < cut))
+        if tail.size:
+            tail_noise = exponentials(key(seed, Purpose.TAIL, position), tail)
+            return int(tail[(probs[tail] / tail_noise).argmax()])
+    return int(head[best])
+
+
+def token_logprob(logits: FloatRow, token: int, num_top: int) -> TokenLogprob:
+    """Log-probability under the model's own distribution, before temperature and filters."""
+    x = logits.astype(np.float64)
+    x -= x.max()
+    x -= np.log(np.exp(x).sum())
+    top: list[tuple[int, float]] = []
+    if num_top:
+        num_top = min(num_top, x.size)
+        ids = np.argpartition(-x, num_top - 1)[:num_top]
+        ids = ids[np.lexsort((ids, -x[ids]))]
+        top = [(int(i), float(x[i])) for i in ids]
+    return TokenLogprob(token_id=token, logprob=float(x[token]), top=top)

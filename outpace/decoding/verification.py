@@ -1,0 +1,138 @@
+"""From a draft and the target's logits to a verdict: which rule of acceptance judges which request.
+
+    greedy, seeded, or a one-hot draft   match: the target's own token at each position decides
+    sampled, unseeded, a neural draft    block verification (token-by-token rejection for a single token or by name)
+    a lossy rule asked for by name       match, with leniency
+
+Logits are processed row by row and only as far as the rule needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outpace.backends.base import Judge, Judged, Runner, Verifier
+from outpace.config import SamplingParams
+from outpace.core import Case, Draft, Request, StepPlan, Verdict
+from outpace.decoding import acceptance, sampling
+from outpace.decoding.randomness import Purpose, key, uniform
+
+FloatRow = NDArray[np.float32]
+
+
+def matches_own_tokens(params: SamplingParams) -> bool:
+    """Whether a draft for this request should be drawn with the target's own noise, to be judged by `match`."""
+    speculation = params.speculation
+    return params.is_greedy or params.seed is not None or speculation.is_lossy
+
+
+def verify(request: Request, draft: Draft | None, logits: NDArray[np.float32]) -> Verdict:
+    """Judge a draft. Row i of `logits` is the target's answer after i draft tokens: one row more than tokens."""
+    tokens = draft.tokens if draft is not None else []
+    rows = _Rows(request, tokens, logits)
+    if draft is None or draft.probs is None or matches_own_tokens(request.params):
+        return acceptance.match(tokens, rows.own_token, _leniency(request.params, rows))
+    rule = acceptance.reject if request.params.speculation.acceptance == "rejection" else acceptance.verify_block
+    return rule(tokens, draft.probs, rows.probs, Dice(request.seed, rows.position(0)))
+
+
+class HostVerifier:
+    """The reference, and what judges where a backend brings nothing faster: numpy, one request after the other."""
+
+    def verify(self, cases: Sequence[Case], logits: NDArray[np.float32]) -> list[Verdict]:
+        verdicts = []
+        at = 0
+        for case in cases:
+            num_rows = len(case.tokens) + 1
+            verdicts.append(verify(case.request, case.draft, logits[at : at + num_rows]))
+            at += num_rows
+        return verdicts
+
+    def own_token(self, request: Request, prefix: Sequence[int], logits: FloatRow) -> int:
+        if request.params.is_greedy:
+            return request.shaper.greedy(logits, prefix)
+        return sampling.choose(self.probs(request, prefix, logits), request.seed, len(request.tokens) + len(prefix))
+
+    def probs(self, request: Request, prefix: Sequence[int], logits: FloatRow) -> FloatRow:
+        return request.shaper.probs(logits, prefix)
+
+
+def judge_of(runner: Runner) -> Judge:
+    """The backend's own, or one that brings logits to the host and judges there."""
+    return runner.capabilities.judge or HostJudge(runner, runner.capabilities.verifier or HostVerifier())
+
+
+class HostJudge:
+    def __init__(self, runner: Runner, verifier: Verifier) -> None:
+        self._runner = runner
+        self.verifier = verifier
+
+    def __call__(
+        self, plan: StepPlan, cases: Sequence[Case], meanwhile: Callable[[], None] | None = None
+    ) -> Judged:  # fmt: skip
+        begin = perf_counter()
+        logits = self._runner.forward(plan)
+        seconds = perf_counter() - begin
+        return Judged(logits, self.verifier.verify(cases, logits) if cases else [], seconds)
+
+
+class _Rows:
+    """The target's answers along a draft, computed when first asked for."""
+
+    def __init__(self, request: Request, tokens: Sequence[int], logits: NDArray[np.float32]) -> None:
+        self._request = request
+        self._tokens = tokens
+        self._logits = logits
+        self._probs: dict[int, FloatRow] = {}
+
+    def position(self, i: int) -> int:
+        return len(self._request.tokens) + i
+
+    def probs(self, i: int) -> FloatRow:
+        if i not in self._probs:
+            self._probs[i] = self._request.shaper.probs(self._logits[i], self._tokens[:i])
+        return self._probs[i]
+
+    def own_token(self, i: int) -> int:
+        if self._request.params.is_greedy:
+            return self._request.shaper.greedy(self._logits[i], self._tokens[:i])
+        return sampling.choose(self.probs(i), self._request.seed, self.position(i))
+
+
+def _leniency(params: SamplingParams, rows: _Rows) -> acceptance.Leniency | None:
+    speculation = params.speculation
+    if speculation.acceptance == "typical":
+        return acceptance.typical_leniency(rows.probs, speculation.posterior_threshold, speculation.posterior_alpha)
+    if speculation.acceptance == "threshold":
+        assert speculation.threshold is not None
+        return acceptance.threshold_leniency(rows.probs, speculation.threshold)
+    return None
+
+
+class Dice:
+    """Chance from counter-based noise, addressed by where the draft begins and the offset inside it.
+
+    Where a draft begins is part of the address because block verification lets noise at later offsets influence where
+    the accepted prefix ends: those positions, drafted anew in the next step, must meet fresh noise.
+    """
+
+    def __init__(self, seed: int, anchor: int) -> None:
+        self._seed = seed
+        self._anchor = anchor
+
+    def happens(self, offset: int, probability: float) -> bool:
+        return uniform(key(self._seed, Purpose.ACCEPT, self._anchor, offset)) < float(probability)
+
+    def draw(self, offset: int, weights: FloatRow) -> int:
+        return draw_weighted(weights, uniform(key(self._seed, Purpose.RECOVER, self._anchor, offset)))
+
+
+def draw_weighted(weights: FloatRow, u: float) -> int:
+    """Inverse transform over unnormalised weights; a token of weight zero is never drawn."""
+    cumulative = np.cumsum(weights, dtype=np.float64)
+    index = int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
+    return min(index, int(np.flatnonzero(weights)[-1])) if index >= weights.size else index

@@ -1,0 +1,1 @@
+"""Files and architectures, described once for every backend."""

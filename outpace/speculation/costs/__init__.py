@@ -1,0 +1,1 @@
+"""What steps and drafts cost on this machine, how that is measured and where it is kept."""

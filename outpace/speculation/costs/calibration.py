@@ -1,0 +1,273 @@
+"""Measuring costs at start, in about two seconds.
+
+Sizes take turns within every round, so that a noisy moment hits all of them, and the fastest of each counts. Steps are
+timed on sequences that have begun: to begin one takes time, which a running request does not pay again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import combinations
+from time import perf_counter
+
+import numpy as np
+
+from outpace.backends.base import Runner
+from outpace.core import Request, Row, StepPlan
+from outpace.decoding.verification import judge_of
+from outpace.speculation.costs.curves import Costs, DraftCosts, StepCosts
+from outpace.speculation.proposers.base import Proposer
+
+_log = logging.getLogger("outpace.costs")
+
+SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+_ROUNDS = 3
+_TURNS = 5  # of two steps that are compared, while that takes less than
+_TURNS_BUDGET = 0.1
+_TARGET_BUDGET = 1.4  # seconds; the draft gets less, because it is smaller
+_DRAFT_BUDGET = 0.6
+_CATCH_UP_BUDGET = 0.4
+CATCH_UP_SIZES = (16, 64, 128, 256, 512, 1024)
+_CONTEXT_BUDGET = 0.4  # of the above, for reading a context in to see what it adds
+_MAX_CONTEXT = 1024
+_MIN_CONTEXT = 48  # a shorter one adds too little to be told from noise
+_MANY_ROWS = (3, 32)  # at least, and at most, for seeing what context adds in many rows
+_MANY_CONTEXT = (128, 256)  # of each of them: per token, shorter ones add less than those of real requests
+_AT_ONCE = (8, 0.4)  # from so many rows on, where they add less than this share of as many times one
+_SEVERAL = 8  # tokens of one row, to tell what each adds
+
+_Seen = tuple[int, int, int, float]  # rows, tokens, context, and the seconds which that added
+
+
+def measure(target: Runner, proposers: Iterable[Proposer], scratch: Request) -> Costs:
+    """Time everything once. Only while nothing runs: all sequences are borrowed and given back empty."""
+    costs = Costs(target=measure_steps(target, _TARGET_BUDGET))
+    for proposer in proposers:
+        costs.drafts[proposer.name] = proposer.measure_costs(scratch)
+    return costs
+
+
+def measure_draft_model(runner: Runner) -> DraftCosts:
+    """Of a model that drafts one token in each pass."""
+    passes = measure_steps(runner, _DRAFT_BUDGET)
+    return DraftCosts(passes, _measure_catch_up(runner, passes.seconds(1, 1)))
+
+
+def warm_up(runner: Runner) -> None:
+    """One pass, where nothing has to be measured: the first touches all weights and can take many times as long.
+
+    A draft model's would else be the first request's loss, and all later ones would be held to make it good.
+    """
+    _timed(runner, _plan(runner, [1], 0))
+
+
+def measure_steps(runner: Runner, budget: float) -> StepCosts:
+    start, room = _start(runner), runner.capacity
+    largest = min(room.max_step_tokens, room.max_context - 1, room.cache_tokens - start * room.max_sequences)
+    sizes = [size for size in SIZES if size <= min(largest, 16 * room.max_sequences)] or [1]
+    plans = {size: _plan(runner, _row_lengths(runner, size), start) for size in sizes}
+    points, begin = dict[int, float](), perf_counter()
+    with _holding(runner, max(len(plan.rows) for plan in plans.values()), start):
+        # The first pass pays for touching memory; where steps are captured, that of every size for its capture.
+        for size in sizes if runner.capabilities.captured is not None else sizes[:1]:
+            _timed(runner, plans[size])
+        spent_here = 0.0
+        for size in sizes:  # the first round finds out how far the budget reaches
+            points[size] = _timed(runner, plans[size])
+            spent_here += points[size]
+            if spent_here * _ROUNDS > budget * (1 - _CONTEXT_BUDGET):
+                break
+        for _ in range(_ROUNDS - 1):
+            for size in points:
+                points[size] = min(points[size], _timed(runner, plans[size]))
+    costs = _with_rows(runner, points)
+    extras = _measure_context(runner, costs, budget * _CONTEXT_BUDGET)
+    costs.context_seconds, costs.row_context_seconds, costs.token_context_seconds = extras
+    _log.debug("measured %d sizes in %.2f s", len(points), perf_counter() - begin)
+    return costs
+
+
+def _measure_catch_up(runner: Runner, step_seconds: float) -> StepCosts | None:
+    """Texts in one pass each, of which only the last logits are wanted; the better of two, while time allows."""
+    room = runner.capacity
+    largest = min(room.max_step_tokens, room.max_context - 1, room.cache_tokens)
+    points, left = {1: step_seconds}, _CATCH_UP_BUDGET
+    for size in CATCH_UP_SIZES:
+        last = max(points)
+        if size > largest or (last > 1 and 2 * points[last] * size / last > left):
+            break
+        with _holding(runner, 1, 0):
+            points[size] = min(_timed(runner, _plan(runner, [size], 0, num_logits=1)) for _ in range(2))
+        left -= 2 * points[size]
+    return StepCosts(points) if len(points) > 1 else None
+
+
+def _row_lengths(runner: Runner, size: int) -> list[int]:
+    """A step of so many tokens: one row, or as many as it takes to be a step of the kind that requests make."""
+    longest = runner.capabilities.captured[1] if runner.capabilities.captured is not None else size
+    whole, rest = divmod(size, longest)
+    return [longest] * whole + [rest] * (rest > 0)
+
+
+def _with_rows(runner: Runner, points: Mapping[int, float]) -> StepCosts:
+    """The curve over tokens in one row, and what each further row adds: measured on as many rows as there can be."""
+    rows, start = min(_most_rows(runner), max(points)), _start(runner)
+    if rows == 1:
+        return StepCosts(points)
+    in_fewer = _row_lengths(runner, rows)
+    with _holding(runner, rows, start):
+        added = _added(runner, _plan(runner, in_fewer, start), _plan(runner, [1] * rows, start))
+    row_seconds = added * StepCosts(points).seconds(1, rows) / (rows - len(in_fewer))
+    further = {size: len(_row_lengths(runner, size)) - 1 for size in points}
+    alone = {size: max(seconds - further[size] * row_seconds, seconds / 2) for size, seconds in points.items()}
+    return StepCosts(alone, row_seconds=row_seconds)
+
+
+def _most_rows(runner: Runner) -> int:
+    """In a step as requests make them."""
+    captured, most = runner.capabilities.captured, runner.capacity.max_sequences
+    return most if captured is None else min(most, captured[0])
+
+
+def _measure_context(runner: Runner, costs: StepCosts, budget: float) -> tuple[float, float, float]:
+    """What a token of context adds to a step: to any, for each of its rows, and for each of its new tokens.
+
+    Seen on a long context in one row and, where that can be paid for, on shorter ones in many rows: where rows are
+    attended to at once, as on a GPU, many cost far less than as many times one.
+    """
+    chunk, several = max(costs.points), max(size for size in costs.points if size <= _SEVERAL)
+    alone, rows, shared = _contexts(runner, int(budget * chunk / costs.seconds(1, chunk)))
+    start = _start(runner)
+    if alone < _MIN_CONTEXT or several == 1 or not start:
+        return 0.0, 0.0, 0.0
+    seen = list[_Seen]()
+
+    def see(row_lengths: list[int], context: int) -> None:
+        num_rows, num_tokens = len(row_lengths), sum(row_lengths)
+        short = _plan(runner, row_lengths, start, first=rows)
+        added = _added(runner, short, _plan(runner, row_lengths, context))
+        seen.append((num_rows, num_tokens, context - start, added * costs.seconds(num_rows, num_tokens)))
+
+    with _holding(runner, 2 * rows, start):  # the first half of them go on
+        _read_in(runner, 0, start, alone, chunk)
+        see([1], alone)
+        see([several], alone)
+        if rows > 1:
+            runner.truncate(0, shared)
+            for seq in range(1, rows):
+                _read_in(runner, seq, start, shared, chunk)
+            see([1] * rows, shared)
+    return _fitted(seen)
+
+
+def _contexts(runner: Runner, affordable: int) -> tuple[int, int, int]:
+    """How long a context one row is to have, how many rows are to have one together, and how long those.
+
+    Of the tokens that can be paid for, at most half go to the one row; all do, where many rows would get too few. As
+    many rows again have none, to compare.
+    """
+    room = runner.capacity
+    if room.max_sequences == 1:
+        return 0, 0, 0
+    affordable = min(affordable, room.cache_tokens - 2 * room.max_sequences - _SEVERAL)
+    longest = min(_MAX_CONTEXT, room.max_context - _SEVERAL)
+    alone = min(longest, affordable // 2)
+    left = affordable - alone
+    fitting = min(_most_rows(runner), room.max_step_tokens) // 2
+    rows = min(fitting, _MANY_ROWS[1], 1 + left // _MANY_CONTEXT[0])
+    if rows < _MANY_ROWS[0] or alone < _MANY_CONTEXT[0]:
+        return min(longest, affordable), 1, 0
+    return alone, rows, min(alone, _MANY_CONTEXT[1], left // (rows - 1))
+
+
+def _fitted(seen: Sequence[_Seen]) -> tuple[float, float, float]:
+    """What any step pays is told apart from what each row does only where many rows clearly cost less than as many
+    times one: elsewhere that would be noise, and all that was seen speaks for rows and tokens."""
+    rows, tokens, context, seconds = seen[-1]
+    _, row_seconds, token_seconds = _least_squares([each for each in seen if each[0] == 1], (1, 2))
+    expected = context * (rows * row_seconds + tokens * token_seconds)
+    is_at_once = rows >= _AT_ONCE[0] and seconds < _AT_ONCE[1] * expected
+    return _least_squares(seen, (0, 1, 2) if is_at_once else (1, 2))
+
+
+def _least_squares(seen: Sequence[_Seen], columns: Sequence[int]) -> tuple[float, float, float]:
+    """Seconds for a token of context, once, by row and by token: of these columns the fit with none below nothing."""
+    rows, tokens, context, seconds = np.array(seen).T
+    table = np.array([context, context * rows, context * tokens]).T
+    best, least = np.zeros(3), float(seconds @ seconds)
+    for used in (used for count in range(1, 4) for used in map(list, combinations(columns, count))):
+        found = np.linalg.lstsq(table[:, used], seconds, rcond=None)[0]
+        error = float(np.sum((table[:, used] @ found - seconds) ** 2))
+        if found.min() >= 0 and error < least:
+            best, least = np.zeros(3), error
+            best[used] = found
+    return float(best[0]), float(best[1]), float(best[2])
+
+
+def _read_in(runner: Runner, seq: int, start: int, end: int, chunk: int) -> None:
+    for at in range(start, end, chunk):
+        _run(runner, StepPlan([Row(seq, at, _some_tokens(runner, min(chunk, end - at)), 0)]))
+
+
+def _start(runner: Runner) -> int:
+    """Tokens that rows hold when a step of theirs is timed: beginning a sequence takes time, and running ones have."""
+    room = runner.capacity
+    has_room = room.max_context > 1 and room.cache_tokens >= 2 * room.max_sequences
+    return 1 if runner.capabilities.can_rewind and has_room else 0
+
+
+@contextmanager
+def _holding(runner: Runner, rows: int, tokens: int) -> Iterator[None]:
+    """The first sequences hold so many tokens each; whatever happens, they are given back empty."""
+    try:
+        if tokens:
+            _run(runner, StepPlan([Row(seq, 0, _some_tokens(runner, tokens), 0) for seq in range(rows)]))
+        yield
+    finally:
+        for seq in range(rows):
+            runner.free(seq)
+
+
+def _plan(
+    runner: Runner, row_lengths: Sequence[int], start: int, *, first: int = 0, num_logits: int | None = None
+) -> StepPlan:
+    """Rows of sequences that hold `start` tokens. Every token's logits are wanted, or of each row the last so many."""
+    rows = [Row(first + i, start, _some_tokens(runner, n), num_logits or n) for i, n in enumerate(row_lengths)]
+    return StepPlan(rows)
+
+
+def _timed(runner: Runner, plan: StepPlan) -> float:
+    """Afterwards its sequences hold what they held before."""
+    begin = perf_counter()
+    _run(runner, plan)
+    seconds = perf_counter() - begin
+    for row in plan.rows:
+        if row.start:
+            runner.truncate(row.seq, row.start)
+        else:
+            runner.free(row.seq)
+    return seconds
+
+
+def _added(runner: Runner, plan: StepPlan, dearer: StepPlan) -> float:
+    """What the second takes beyond the first, as a share of that. A machine may be faster at one moment than at the
+    next, so they take turns."""
+    if runner.capabilities.captured is not None:
+        _timed(runner, plan)
+        _timed(runner, dearer)
+    seconds, begin = list[tuple[float, float]](), perf_counter()
+    while not seconds or (len(seconds) < _TURNS and perf_counter() - begin < _TURNS_BUDGET):
+        seconds.append((_timed(runner, plan), _timed(runner, dearer)))
+    fastest, dearest = map(min, zip(*seconds, strict=True))
+    return max(0.0, float(dearest / fastest) - 1.0)
+
+
+def _run(runner: Runner, plan: StepPlan) -> None:
+    """A step as requests will pay for it: logits are brought to the host only where that is what happens."""
+    judge_of(runner)(plan, [])
+
+
+def _some_tokens(runner: Runner, count: int) -> list[int]:
+    return [(i * 131 + 7) % runner.vocab_size for i in range(count)]

@@ -1,0 +1,1 @@
+"""Ways of guessing: a file for each."""

@@ -1,0 +1,267 @@
+"""A small model that drafts for the target: same vocabulary, its own cache, one forward pass per draft token.
+
+All requests of a step are drafted together. A request's draft cache is brought up to date when it is drafted for, not
+before; after the verdict it is rewound to what the target kept. What is drawn, and how, depends on who will judge it:
+where the target's own token decides, the draft uses the target's noise, so that both agree as often as they can;
+otherwise it draws freely and keeps the distribution it drew from.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outpace.backends.base import Drafter, DraftTask, LoadedModel, Tokenizer, Verifier
+from outpace.core import Draft, Request, Row, StepPlan, Verdict
+from outpace.decoding.randomness import Purpose, key, uniform
+from outpace.decoding.verification import HostVerifier, draw_weighted, matches_own_tokens
+from outpace.errors import ModelError
+from outpace.kv.cache import SequenceCache
+from outpace.speculation.costs.calibration import measure_draft_model, warm_up
+from outpace.speculation.costs.curves import DraftCosts
+from outpace.speculation.costs.timing import DraftTiming
+from outpace.speculation.proposers.base import DraftAsk
+
+FloatRow = NDArray[np.float32]
+_UNUSED_TOKEN = 1 << 1  # llama.cpp's attribute of vocabulary entries that only pad the embedding table
+
+
+@dataclass(slots=True)
+class _Drafting:
+    """A request being drafted for in this step."""
+
+    request: Request
+    seq: int
+    depth: int
+    to_feed: list[int]
+    draft: Draft
+    goes_on: Callable[[float], bool] | None
+
+
+class DraftModelProposer:
+    name = "draft"
+    is_lookup = False
+
+    def __init__(self, model: LoadedModel, target_vocab_size: int, verifier: Verifier | None = None) -> None:
+        """`verifier` is the target's: both draw in the same way."""
+        if not model.runner.capabilities.can_rewind:
+            raise ModelError(
+                "the draft model's architecture cannot rewind its cache, which drafting needs; use another draft"
+            )
+        self._runner = model.runner
+        self._cache = SequenceCache(model.runner)
+        self._vocab_size = target_vocab_size
+        self._verifier: Verifier = verifier or HostVerifier()
+        self._sequences: OrderedDict[int, int] = OrderedDict()  # request id to sequence, least recently used first
+        self.timing: DraftTiming | None = None
+
+    def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
+        self.timing = DraftTiming()
+        drafts = [Draft([], self.name) for _ in asks]
+        asked = {ask.request.id for ask in asks}
+        group: list[_Drafting] = []
+        for ask, draft in zip(asks, drafts, strict=True):
+            drafting = self._begin(ask, draft, asked)
+            if drafting is not None:
+                group.append(drafting)
+        if group:
+            self._catch_up(group)
+            if self._runner.capabilities.drafter is not None:
+                self._draft_in_one_go(group, self._runner.capabilities.drafter)
+                group = []
+        while group:
+            logits = self._feed(group)
+            begin = perf_counter()
+            group = [drafting for drafting, row in zip(group, logits, strict=True) if self._extend(drafting, row)]
+            self.timing.draw_seconds += perf_counter() - begin
+        self.timing.num_drawn = sum(len(draft.tokens) for draft in drafts)
+        return drafts
+
+    def observe(self, request: Request, verdict: Verdict) -> None:
+        """Keep what the target kept: everything before its own last token."""
+        seq = self._sequences.get(request.id)
+        if seq is not None:
+            num_agreed = len(request.tokens) - 1
+            self._cache.rewind(seq, min(self._cache.length(seq), num_agreed))
+
+    def release(self, request: Request) -> None:
+        seq = self._sequences.pop(request.id, None)
+        if seq is not None:
+            self._cache.close(seq)
+
+    def num_uncached(self, request: Request) -> int:
+        seq = self._sequences.get(request.id)
+        return len(request.tokens) - (self._cache.length(seq) if seq is not None else 0)
+
+    def prepare(self, request: Request) -> None:
+        pass  # it catches up when it drafts: whether that is worth it is weighed
+
+    def measure_costs(self, scratch: Request) -> DraftCosts:
+        return measure_draft_model(self._runner)
+
+    def warm_up(self) -> None:
+        warm_up(self._runner)
+
+    def forget(self) -> None:
+        pass  # the draft's cache holds running requests only
+
+    def close(self) -> None:
+        self._runner.close()
+
+    def _begin(self, ask: DraftAsk, draft: Draft, asked: set[int]) -> _Drafting | None:
+        """Take room for catching up and drafting; None, and an empty draft, if there is none to take."""
+        request = ask.request
+        seq = self._sequences.get(request.id)
+        if seq is not None:
+            self._sequences.move_to_end(request.id)
+        elif self._cache.num_unused_sequences or self._evict(asked):
+            seq = self._sequences[request.id] = self._cache.open()
+        else:
+            return None
+        to_feed = request.tokens[self._cache.length(seq) :]
+        if max(to_feed) >= self._runner.vocab_size:
+            return None  # padding of the target's vocabulary, in a prompt: the draft does not know it
+        # The last drafted token is not fed, so depth tokens need depth - 1 places.
+        while not self._cache.reserve(seq, len(to_feed) + ask.depth - 1):
+            if not self._evict(asked):
+                return None
+        if self._runner.capabilities.drafter is None and not matches_own_tokens(request.params):
+            draft.probs = []
+        return _Drafting(request, seq, ask.depth, to_feed, draft, ask.goes_on)
+
+    def _evict(self, asked: set[int]) -> bool:
+        """Forget the draft cache of the request that has gone longest without a draft."""
+        for request_id, seq in self._sequences.items():
+            if request_id not in asked:
+                del self._sequences[request_id]
+                self._cache.close(seq)
+                return True
+        return False
+
+    def _catch_up(self, group: list[_Drafting]) -> None:
+        """Feed all but what one forward pass can take, without logits; every request keeps at least one token."""
+        limit = self._runner.capacity.max_step_tokens
+        while sum(len(d.to_feed) for d in group) > limit:
+            rows, budget = [], limit
+            for drafting in group:
+                chunk = drafting.to_feed[: min(len(drafting.to_feed) - 1, budget)]
+                if chunk:
+                    rows.append(self._row(drafting, chunk, num_logits=0))
+                    drafting.to_feed = drafting.to_feed[len(chunk) :]
+                    budget -= len(chunk)
+            self._forward(rows, is_catching_up=True)
+
+    def _draft_in_one_go(self, group: list[_Drafting], drafter: Drafter) -> None:
+        """By a backend that draws where it computes: the depth is what was asked for, whatever is drawn on the way."""
+        assert self.timing is not None
+        tasks = [DraftTask(self._row(d, d.to_feed, num_logits=1), d.request, d.depth) for d in group]
+        begin = perf_counter()
+        drafts = drafter(tasks)
+        seconds = perf_counter() - begin
+        depth = max(drafting.depth for drafting in group)
+        context = sum(task.row.start for task in tasks) / len(tasks)
+        if any(len(drafting.to_feed) > 2 for drafting in group):
+            self.timing.undivided = (len(tasks), depth, context, seconds)
+            self.timing.num_caught_up += sum(len(drafting.to_feed) for drafting in group)
+        else:
+            self.timing.forwards += [(len(tasks), len(tasks), context, seconds / depth)] * depth
+        for drafting, said in zip(group, drafts, strict=True):
+            self._cache.advance(drafting.seq, len(drafting.to_feed) + drafting.depth - 1)
+            drafting.draft.tokens = self._known(said)
+
+    def _known(self, tokens: list[int]) -> list[int]:
+        """Up to the first that the target's vocabulary does not have."""
+        if max(tokens) < self._vocab_size:
+            return tokens
+        return tokens[: next(i for i, token in enumerate(tokens) if token >= self._vocab_size)]
+
+    def _feed(self, group: list[_Drafting]) -> list[FloatRow]:
+        rows = [self._row(d, d.to_feed, num_logits=1) for d in group]
+        # A draft that was accepted whole leaves two tokens to feed; more than that is a text not followed before.
+        logits = self._forward(rows, is_catching_up=any(len(row.tokens) > 2 for row in rows))
+        return [self._fit(row) for row in logits]
+
+    def _row(self, drafting: _Drafting, tokens: list[int], *, num_logits: int) -> Row:
+        return Row(drafting.seq, self._cache.length(drafting.seq), tokens, num_logits)
+
+    def _forward(self, rows: list[Row], *, is_catching_up: bool) -> NDArray[np.float32]:
+        plan = StepPlan(rows)
+        begin = perf_counter()
+        logits = self._runner.forward(plan)
+        seconds = perf_counter() - begin
+        assert self.timing is not None
+        if is_catching_up:
+            self.timing.catch_up_seconds += seconds
+            self.timing.num_caught_up += plan.num_tokens
+        else:
+            context = sum(row.start for row in rows) / len(rows)
+            self.timing.forwards.append((len(rows), plan.num_tokens, context, seconds))
+        for row in rows:
+            self._cache.advance(row.seq, len(row.tokens))
+        return logits
+
+    def _fit(self, row: FloatRow) -> FloatRow:
+        """Vocabularies may differ in padding at the end; the draft never proposes what the target does not have."""
+        missing = self._vocab_size - row.size
+        if missing <= 0:
+            return row[: self._vocab_size]
+        return np.concatenate([row, np.full(missing, -np.inf, np.float32)])
+
+    def _extend(self, drafting: _Drafting, logits: FloatRow) -> bool:
+        """Add a token, unless the policy would rather stop here; whether to feed it and draft on.
+
+        Stopping looks at the whole distribution before anything is drawn from it: that keeps the draft's law exact.
+        """
+        draft = drafting.draft
+        if drafting.goes_on is not None:
+            confidence = _largest_share(logits)
+            draft.confidence.append(confidence)  # also of the token before which it stops: that is worth knowing
+            if not drafting.goes_on(confidence):
+                return False
+        drafting.to_feed = [self._draw(drafting, logits)]
+        return len(draft.tokens) < drafting.depth
+
+    def _draw(self, drafting: _Drafting, logits: FloatRow) -> int:
+        request, draft = drafting.request, drafting.draft
+        if draft.probs is None:
+            token = self._verifier.own_token(request, draft.tokens, logits)
+        else:
+            anchor, offset = len(request.tokens), len(draft.tokens)
+            probs = self._verifier.probs(request, draft.tokens, logits)
+            token = draw_weighted(probs, uniform(key(request.seed, Purpose.DRAFT, anchor, offset)))
+            draft.probs.append(probs)
+        draft.tokens.append(token)
+        return token
+
+
+def _largest_share(logits: FloatRow) -> float:
+    """The likeliest token's probability at temperature 1: how sure the draft is of what comes."""
+    return 1.0 / float(np.exp(logits - logits.max()).sum())
+
+
+def check_same_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:
+    """A draft speaks in token ids, so every id must mean the same to both; only unused padding may differ."""
+    ours, theirs = target.vocabulary(), draft.vocabulary()
+    for token, (our_entry, their_entry) in enumerate(zip(ours, theirs, strict=False)):
+        if our_entry[0] != their_entry[0]:
+            raise ModelError(
+                f"the draft model has another vocabulary: token {token} is {_shown(our_entry[0])} in the target and "
+                f"{_shown(their_entry[0])} in the draft; use a draft of the same model family"
+            )
+    longer, whose = (ours, "target") if len(ours) > len(theirs) else (theirs, "draft")
+    for token in range(min(len(ours), len(theirs)), len(longer)):
+        text, attributes = longer[token]
+        if not attributes & _UNUSED_TOKEN:
+            raise ModelError(
+                f"the draft model has another vocabulary: token {token}, {_shown(text)}, exists only in the {whose}; "
+                "use a draft of the same model family"
+            )
+
+
+def _shown(text: bytes) -> str:
+    return repr(text.decode(errors="replace"))
