@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from outpace.backends.torch.model.weights import Weights, named_tensors
-from outpace.models.hf_config import ModelConfig
+from outpace.models.architecture import Architecture
 
 
-def as_transformers(config: ModelConfig, weights: Weights) -> Any:
+def as_transformers(config: Architecture, weights: Weights) -> Any:
     """A LlamaForCausalLM over the very same memory: nothing is copied but the RoPE frequencies."""
     from transformers import LlamaConfig, LlamaForCausalLM
 

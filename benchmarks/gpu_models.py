@@ -16,7 +16,8 @@ from outpace.backends.torch.kernels.base import Cache
 from outpace.backends.torch.kernels.reference import rms_norm, swiglu
 from outpace.backends.torch.model.weights import Weights, allocate
 from outpace.backends.torch.runner import PAGE_TOKENS
-from outpace.models.hf_config import ModelConfig, parse_config
+from outpace.models.architecture import Architecture
+from outpace.models.hf_config import parse_config
 
 SHAPES: dict[str, dict[str, Any]] = {
     "8B": {
@@ -38,11 +39,11 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def shape_config(name: str) -> ModelConfig:
+def shape_config(name: str) -> Architecture:
     return parse_config(SHAPES[name])
 
 
-def random_weights(config: ModelConfig, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Weights:
+def random_weights(config: Architecture, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Weights:
     weights = allocate(config, tied=bool(config.tied), dtype=dtype, device=device)
     for tensor in weights.tensors:
         if tensor.dim() == 1:
@@ -53,7 +54,7 @@ def random_weights(config: ModelConfig, device: torch.device, dtype: torch.dtype
 
 
 def random_caches(
-    config: ModelConfig, num_pages: int, device: torch.device, num_layers: int | None = None
+    config: Architecture, num_pages: int, device: torch.device, num_layers: int | None = None
 ) -> list[Cache]:
     dtype = torch.bfloat16
     shape = (num_pages, config.num_kv_heads, PAGE_TOKENS, config.head_dim)
@@ -81,7 +82,7 @@ def uniform_step(num_rows: int, row_tokens: int, context: int, vocab_size: int, 
     return views(host.buffer.to(device), host.shape)
 
 
-def step_floor_bytes(config: ModelConfig, num_rows: int, context: int, itemsize: int = 2) -> int:
+def step_floor_bytes(config: Architecture, num_rows: int, context: int, itemsize: int = 2) -> int:
     """What any step must read: every matrix once, and the keys and values of every row."""
     matrices = config.num_layer_parameters + config.vocab_size * config.width
     return itemsize * (matrices + num_rows * context * config.cache_elements_per_token)
@@ -90,7 +91,7 @@ def step_floor_bytes(config: ModelConfig, num_rows: int, context: int, itemsize:
 class NaiveModel:
     """What one writes first: a library call per operation, a contiguous cache, keys repeated for each group."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, num_rows: int, context: int) -> None:
+    def __init__(self, config: Architecture, weights: Weights, num_rows: int, context: int) -> None:
         self.config, self.weights = config, weights
         shape = (config.num_layers, 2, num_rows, config.num_kv_heads, context, config.head_dim)
         self._cache = torch.randn(shape, dtype=weights.embedding.dtype, device=weights.embedding.device)

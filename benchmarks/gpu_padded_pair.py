@@ -25,7 +25,7 @@ from outpace.backends.torch.runner import TorchRunner
 from outpace.config import EngineConfig, SamplingParams, SpeculationParams
 from outpace.core import Row, StepPlan
 from outpace.engine.engine import Engine
-from outpace.models.hf_config import ModelConfig
+from outpace.models.architecture import Architecture
 from outpace.speculation.proposers.base import NoDraft
 
 HELD_OUT = 16  # one text in so many is not learned from, but looked at
@@ -33,7 +33,7 @@ HELD_OUT = 16  # one text in so many is not learned from, but looked at
 
 @dataclass(slots=True)
 class PaddedPair:
-    config: ModelConfig
+    config: Architecture
     small: Weights  # in the format the padded ones have
     exact: Weights  # in float32
     pair: Pair
@@ -60,10 +60,10 @@ class PaddedPair:
     @classmethod
     def start(
         cls,
-        config: ModelConfig,
+        config: Architecture,
         exact: Weights,
         dtype: torch.dtype,
-        shapes: tuple[ModelConfig, ModelConfig],
+        shapes: tuple[Architecture, Architecture],
         rounding: Rounding,
         room: Capacity,
         learn_from: Sequence[Sequence[int]] = (),
@@ -72,7 +72,7 @@ class PaddedPair:
         small = converted(exact, dtype)
         texts = own_texts(config, small, learn_from) if rounding.steps else ()
 
-        def started(name: str, weights: Weights, shape: ModelConfig) -> LoadedModel:
+        def started(name: str, weights: Weights, shape: Architecture) -> LoadedModel:
             larger, moved = padded(config, weights, shape)
             runner = TorchRunner(Model(larger, moved, ops_for(device), room.max_context), room)
             return LoadedModel(runner, Letters(shape.vocab_size), name, moved.num_parameters, moved.num_bytes)
@@ -162,7 +162,7 @@ class PaddedPair:
         }  # fmt: skip
 
 
-def own_texts(config: ModelConfig, weights: Weights, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+def own_texts(config: Architecture, weights: Weights, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
     """Prompts with what the model says to them, every other one at temperature 0."""
     longest = max(map(len, prompts)) + NUM_SAID + 1
     at_once = min(len(prompts), 128)

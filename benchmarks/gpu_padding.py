@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from outpace.backends.torch.model.weights import Layer, Weights, allocate
-from outpace.models.hf_config import ModelConfig
+from outpace.models.architecture import Architecture
 from outpace.models.rope import Rope
 
 _CONSTANT = 1 / 16  # its square is less than what epsilon adds, and is taken from that
 _UNSAID = -30000.0  # weight of the constant in rows of tokens that do not exist
 
 
-def padded(config: ModelConfig, weights: Weights, shape: ModelConfig) -> tuple[ModelConfig, Weights]:
+def padded(config: Architecture, weights: Weights, shape: Architecture) -> tuple[Architecture, Weights]:
     """The model in `shape`, whose sizes are all at least its own; biases and QK-norms are not handled."""
     assert not (config.qkv_bias or config.out_bias or config.mlp_bias or config.has_qk_norm)
     c, width = config, config.width
@@ -75,7 +75,7 @@ def _fill(*unread: Tensor) -> None:
         tensor.normal_(0.0, 0.02)
 
 
-def _head_rows(config: ModelConfig, shape: ModelConfig, *, queries: bool) -> Tensor:
+def _head_rows(config: Architecture, shape: Architecture, *, queries: bool) -> Tensor:
     """Where each row of the small model's heads goes: a query head stays with its key head, halves with halves."""
     group, larger_group = ((c.num_heads // c.num_kv_heads) if queries else 1 for c in (config, shape))
     assert larger_group >= group and shape.head_dim >= config.head_dim

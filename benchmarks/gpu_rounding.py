@@ -19,7 +19,7 @@ from torch.nn import functional
 from benchmarks.gpu_models import captured
 from outpace.backends.torch.kernels.reference import rms_norm, swiglu
 from outpace.backends.torch.model.weights import Layer, Weights
-from outpace.models.hf_config import ModelConfig
+from outpace.models.architecture import Architecture
 
 MATRICES = ("qkv", "out", "gate_up", "down")
 LEAST_SPAN = 0.7  # of a group's, that a grid still has when it has shrunk most
@@ -63,7 +63,7 @@ class _Grids:
         return [replace(layer, **{name: next(matrices) for name in MATRICES}) for layer in weights.layers]
 
 
-def rounded(config: ModelConfig, weights: Weights, rounding: Rounding, texts: Sequence[Sequence[int]] = ()) -> Weights:
+def rounded(config: Architecture, weights: Weights, rounding: Rounding, texts: Sequence[Sequence[int]] = ()) -> Weights:
     """The weights of a rounded model; `texts` are what it learns from, where it does."""
     grids = _Grids(weights, rounding)
     if rounding.steps:
@@ -73,7 +73,7 @@ def rounded(config: ModelConfig, weights: Weights, rounding: Rounding, texts: Se
 
 
 def _learn(
-    config: ModelConfig, weights: Weights, grids: _Grids, rounding: Rounding, texts: Sequence[Sequence[int]]
+    config: Architecture, weights: Weights, grids: _Grids, rounding: Rounding, texts: Sequence[Sequence[int]]
 ) -> None:
     """Follow the sign of the slope, in ever smaller steps, so that every offset can go half a step and back."""
     tokens, is_said = _padded(texts, weights.embedding.device)
@@ -119,7 +119,7 @@ def _padded(texts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tenso
 class _Forward:
     """Whole texts through a decoder without a cache, in operations that have slopes."""
 
-    def __init__(self, config: ModelConfig, longest: int, device: torch.device) -> None:
+    def __init__(self, config: Architecture, longest: int, device: torch.device) -> None:
         self._config = config
         self._rope = torch.from_numpy(config.rope.table(longest)).to(device)
 
@@ -150,7 +150,7 @@ class _Forward:
 
 
 @torch.no_grad()
-def agreement(config: ModelConfig, weights: Weights, other: Weights, texts: Sequence[Sequence[int]]) -> float:
+def agreement(config: Architecture, weights: Weights, other: Weights, texts: Sequence[Sequence[int]]) -> float:
     """How often both would say the same next token, along what is said in texts."""
     tokens, is_said = _padded(texts, weights.embedding.device)
     forward = _Forward(config, tokens.shape[1], weights.embedding.device)

@@ -117,7 +117,9 @@ def _open(config: EngineConfig, wanted: BackendName, path: Path) -> tuple[OpenMo
             if wanted == "native":
                 raise
             log.info("%s runs on llama.cpp: %s", path.name, reason)
-    return LlamaModel(path, library), "llamacpp"
+    from outpace.backends.native.verifier import native_verifier
+
+    return LlamaModel(path, library, native_verifier), "llamacpp"
 
 
 def _open_torch(config: EngineConfig, path: Path) -> OpenModel:

@@ -27,7 +27,7 @@ class Capacity:
 class Verifier(Protocol):
     """From logits to tokens: a draft's, and the verdicts on all drafts of a step at once.
 
-    `outpace/verification.py` is the reference, and every other one must say the same: which of them judges a request is
+    `decoding/verification.py` is the reference, and every other one must say the same: which of them judges a request is
     not a matter of what comes out, only of how fast.
     """
 
@@ -41,6 +41,10 @@ class Verifier(Protocol):
 
     def probs(self, request: Request, prefix: Sequence[int], logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """The distribution that a model with these logits draws from after `prefix`."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds."""
         ...
 
 
@@ -64,7 +68,7 @@ class Judged:
 class Judge(Protocol):
     """`Runner.forward` and `Verifier.verify` in one: how the engine has its steps run.
 
-    `outpace/verification.py` makes one of any runner and verifier; a backend whose logits need not leave its device
+    `decoding/verification.py` makes one of any runner and verifier; a backend whose logits need not leave its device
     brings its own.
     """
 

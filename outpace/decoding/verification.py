@@ -60,6 +60,9 @@ class HostVerifier:
     def probs(self, request: Request, prefix: Sequence[int], logits: FloatRow) -> FloatRow:
         return request.shaper.probs(logits, prefix)
 
+    def close(self) -> None:
+        pass  # it holds nothing
+
 
 def judge_of(runner: Runner) -> Judge:
     """The backend's own, or one that brings logits to the host and judges there."""

@@ -1,6 +1,6 @@
-"""From a GGUF header to the tensors a native model needs, or to the sentence that says why it cannot run.
+"""From a GGUF header to a model's architecture and the place of each tensor, or to why it is not understood.
 
-Families are data: `FAMILIES` names what distinguishes them. A file is taken only if every tensor in it is understood,
+A file is taken only if every tensor in it is understood,
 so that an unknown variant falls back to llama.cpp instead of running wrongly. Nothing here reads more than the small
 float tensors; matrices are handed on as (type, shape, offset) and packed by `model_file.py`.
 """
@@ -15,23 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from outpace.models.architecture import BY_GGUF_NAME, Architecture, Family
 from outpace.models.gguf_header import GGUFHeader, Scalar, TensorInfo
+from outpace.models.rope import Rope, unscaled, yarn
 
 F32, F16, BF16 = 0, 1, 30
 OUTSIDE = -1  # the layer number of tensors that belong to no layer
 
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    halves_rotated: bool  # RoPE pairs the two halves of a head; else neighbours, as Llama's files are permuted for
-    has_qk_norm: bool = False
-
-
-FAMILIES = {
-    "llama": Family(halves_rotated=False),  # Mistral and SmolLM2 too
-    "qwen2": Family(halves_rotated=True),
-    "qwen3": Family(halves_rotated=True, has_qk_norm=True),
-}
 
 # Numbers as in csrc/model.h.
 MATRICES = {
@@ -69,24 +59,7 @@ _REFUSED_KEYS = {
 
 
 class Unsupported(Exception):
-    """Why the native backend does not run a model, as a clause."""
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    num_layers: int
-    width: int
-    hidden: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    num_rotated: int
-    vocab_size: int
-    context: int
-    epsilon: float
-    halves_rotated: bool
-    rope_frequencies: NDArray[np.float64]
-    rope_scale: float
+    """Why a file is not understood, as a clause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +82,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """All the runner needs to know of a file the native backend can run."""
+    """All a backend needs to know of a file."""
 
     architecture: Architecture
     tensors: tuple[Tensor, ...]
@@ -144,10 +117,10 @@ class _Metadata:
 def describe(header: GGUFHeader, data: NDArray[np.uint8], supports: Callable[[int, int, int], Any]) -> Description:
     """What the file holds, or Unsupported. `data` is the file from its first tensor on; `supports` the library's word
     on matrices of a type, rows and columns."""
-    family = FAMILIES.get(header.architecture)
+    family = BY_GGUF_NAME.get(header.architecture)
     if family is None:
         raise Unsupported(
-            f"it is of architecture {header.architecture or 'unknown'!r}, and only {', '.join(FAMILIES)} are known"
+            f"it is of architecture {header.architecture or 'unknown'!r}, and only {', '.join(BY_GGUF_NAME)} are known"
         )
     metadata = _Metadata(header)
     for key, meaning in _REFUSED_KEYS.items():
@@ -185,8 +158,8 @@ def _architecture(
     embedding = by_name.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise Unsupported("it has no token_embd.weight")
-    frequencies, scale = rope_frequencies(metadata, num_rotated, factors)
     return Architecture(
+        family=family.name,
         num_layers=metadata.whole("block_count"),
         width=width,
         hidden=metadata.whole("feed_forward_length"),
@@ -197,55 +170,39 @@ def _architecture(
         vocab_size=embedding.shape[1],
         context=metadata.whole("context_length"),
         epsilon=metadata.number("attention.layer_norm_rms_epsilon"),
-        halves_rotated=family.halves_rotated,
-        rope_frequencies=frequencies,
-        rope_scale=scale,
+        halves_rotated=not family.is_permuted,
+        rope=_rope(metadata, num_rotated, factors),
+        tied="output.weight" not in by_name,
+        qkv_bias="blk.0.attn_q.bias" in by_name,
+        out_bias="blk.0.attn_output.bias" in by_name,
+        has_qk_norm=family.has_qk_norm,
     )
 
 
-def rope_frequencies(
-    metadata: _Metadata, num_rotated: int, factors: NDArray[np.float32] | None
-) -> tuple[NDArray[np.float64], float]:
-    """Angle per position of each rotated pair, and the factor of its cosine and sine, with the file's scaling."""
+def _rope(metadata: _Metadata, num_rotated: int, factors: NDArray[np.float32] | None) -> Rope:
+    """With the file's scaling."""
     base = metadata.number("rope.freq_base", 10000.0)
     if base <= 0:
         raise Unsupported(f"it has a RoPE base of {base}")
-    pairs = np.arange(num_rotated // 2, dtype=np.float64)
-    frequencies = base ** (-2.0 * pairs / num_rotated)
+    frequencies = unscaled(base, num_rotated)
     if factors is not None:
-        if factors.size != pairs.size or not (factors > 0).all():
-            raise Unsupported(f"it holds {factors.size} RoPE factors for {pairs.size} pairs")
+        if factors.size != frequencies.size or not (factors > 0).all():
+            raise Unsupported(f"it holds {factors.size} RoPE factors for {frequencies.size} pairs")
         frequencies = frequencies / factors
     kind = metadata.get("rope.scaling.type") or ("linear" if metadata.get("rope.scale_linear") else "none")
     if kind == "none":
-        return frequencies, 1.0
+        return Rope(frequencies)
     factor = metadata.number("rope.scaling.factor", metadata.number("rope.scale_linear", 1.0))
     if factor <= 0:
         raise Unsupported(f"it has a RoPE scaling factor of {factor}")
     if kind == "linear":
-        return frequencies / factor, 1.0
+        return Rope(frequencies / factor)
     if kind == "yarn":
         original = metadata.whole("rope.scaling.original_context_length")
-        kept = _yarn_kept(metadata, pairs, num_rotated, base, original)
-        scale = 1.0 + 0.1 * math.log(factor) if factor > 1 else 1.0
-        return frequencies / factor * (1 - kept) + frequencies * kept, scale
+        fast = metadata.number("rope.scaling.yarn_beta_fast", 32.0)
+        slow = metadata.number("rope.scaling.yarn_beta_slow", 1.0)
+        return yarn(frequencies, factor, base, original, fast, slow)
     raise Unsupported(f"it scales RoPE by {kind!r}, which is not known")
-
-
-def _yarn_kept(
-    metadata: _Metadata, pairs: NDArray[np.float64], num_rotated: int, base: float, original: int
-) -> NDArray[np.float64]:
-    """How much of each pair's own frequency YaRN keeps: all of the fast ones, none of the slow, a ramp between."""
-    fast = metadata.number("rope.scaling.yarn_beta_fast", 32.0)
-    slow = metadata.number("rope.scaling.yarn_beta_slow", 1.0)
-
-    def pair_turning(turns: float) -> float:
-        return num_rotated * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
-
-    low = max(0.0, math.floor(pair_turning(fast)))
-    high = min(num_rotated - 1.0, math.ceil(pair_turning(slow)))
-    ramp: NDArray[np.float64] = (pairs - low) / max(0.001, high - low)
-    return 1.0 - np.clip(ramp, 0.0, 1.0)
 
 
 def _place(info: TensorInfo, family: Family, architecture: Architecture) -> Tensor:

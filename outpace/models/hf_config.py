@@ -1,35 +1,16 @@
-"""What a model is, from a Hugging Face config.json or a GGUF header: sizes, options, RoPE. No weights, no torch."""
+"""What a Hugging Face config.json says of a model."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from outpace.errors import ModelError
-from outpace.models.gguf_model import FAMILIES as GGUF_FAMILIES
-from outpace.models.gguf_model import Architecture
-from outpace.models.rope import Rope, rope_from_config
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """What the config.json of a family leaves unsaid."""
-
-    name: str
-    qkv_bias: bool = False  # always; elsewhere `attention_bias` decides
-    has_qk_norm: bool = False
-
-
-FAMILIES = {
-    "LlamaForCausalLM": Family("llama"),  # SmolLM2 too
-    "MistralForCausalLM": Family("mistral"),
-    "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True),
-    "Qwen3ForCausalLM": Family("qwen3", has_qk_norm=True),
-}
+from outpace.models.architecture import BY_CLASS_NAME, Architecture
+from outpace.models.rope import rope_from_config
 
 # Keys that change the arithmetic, with the values that leave it alone.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -41,46 +22,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    family: str
-    num_layers: int
-    width: int
-    hidden: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
-    context: int
-    epsilon: float
-    rope: Rope
-    tied: bool | None  # None: tied where the weights have no head of their own
-    qkv_bias: bool = False
-    out_bias: bool = False
-    mlp_bias: bool = False
-    has_qk_norm: bool = False
-
-    @property
-    def q_size(self) -> int:
-        return self.num_heads * self.head_dim
-
-    @property
-    def kv_size(self) -> int:
-        return self.num_kv_heads * self.head_dim
-
-    @property
-    def num_layer_parameters(self) -> int:
-        """Of all layers' matrices, which every step reads."""
-        attention = (2 * self.q_size + 2 * self.kv_size) * self.width
-        return self.num_layers * (attention + 3 * self.hidden * self.width)
-
-    @property
-    def cache_elements_per_token(self) -> int:
-        """Keys and values of one token, in all layers."""
-        return 2 * self.num_layers * self.kv_size
-
-
-def read_config(folder: Path) -> ModelConfig:
+def read_config(folder: Path) -> Architecture:
     path = folder / "config.json"
     try:
         values = json.loads(path.read_text())
@@ -95,12 +37,12 @@ def read_config(folder: Path) -> ModelConfig:
     return parse_config(values)
 
 
-def parse_config(values: Mapping[str, Any]) -> ModelConfig:
-    architecture = str((values.get("architectures") or ["unknown"])[0])
-    family = FAMILIES.get(architecture)
+def parse_config(values: Mapping[str, Any]) -> Architecture:
+    class_name = str((values.get("architectures") or ["unknown"])[0])
+    family = BY_CLASS_NAME.get(class_name)
     if family is None:
         raise ModelError(
-            f"the model is a {architecture}, which the torch backend does not run; it runs {', '.join(FAMILIES)}"
+            f"the model is a {class_name}, which the torch backend does not run; it runs {', '.join(BY_CLASS_NAME)}"
         )
     for key, neutral in _NEUTRAL.items():
         if values.get(key, neutral[0]) not in neutral:
@@ -115,7 +57,7 @@ def parse_config(values: Mapping[str, Any]) -> ModelConfig:
         )
     context = _whole(values, "max_position_embeddings", 2048)
     attention_bias = bool(values.get("attention_bias", False))
-    return ModelConfig(
+    return Architecture(
         family=family.name,
         num_layers=_whole(values, "num_hidden_layers"),
         width=width,
@@ -123,6 +65,7 @@ def parse_config(values: Mapping[str, Any]) -> ModelConfig:
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
+        num_rotated=head_dim,
         vocab_size=_whole(values, "vocab_size"),
         context=int(min(context, _window(values))),
         epsilon=_epsilon(values),
@@ -132,32 +75,6 @@ def parse_config(values: Mapping[str, Any]) -> ModelConfig:
         out_bias=attention_bias and not family.qkv_bias,
         mlp_bias=bool(values.get("mlp_bias", False)),
         has_qk_norm=family.has_qk_norm,
-    )
-
-
-def config_from_gguf(architecture: Architecture, family: str, biases: frozenset[str], *, tied: bool) -> ModelConfig:
-    """From what the native backend's reader understood of a GGUF file; `biases` are those its layers have."""
-    if architecture.num_rotated != architecture.head_dim:
-        raise ModelError(
-            f"the model rotates {architecture.num_rotated} of {architecture.head_dim} elements of a head, "
-            "which the torch backend lacks"
-        )
-    return ModelConfig(
-        family=family,
-        num_layers=architecture.num_layers,
-        width=architecture.width,
-        hidden=architecture.hidden,
-        num_heads=architecture.num_heads,
-        num_kv_heads=architecture.num_kv_heads,
-        head_dim=architecture.head_dim,
-        vocab_size=architecture.vocab_size,
-        context=architecture.context,
-        epsilon=architecture.epsilon,
-        rope=Rope(architecture.rope_frequencies, architecture.rope_scale),
-        tied=tied,
-        qkv_bias="attn_q.bias" in biases,
-        out_bias="attn_output.bias" in biases,
-        has_qk_norm=GGUF_FAMILIES[family].has_qk_norm,
     )
 
 

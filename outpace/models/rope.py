@@ -27,13 +27,46 @@ class Rope:
         return np.asarray(turned, np.float32)
 
 
+def unscaled(base: float, num_rotated: int) -> NDArray[np.float64]:
+    pairs = np.arange(num_rotated // 2, dtype=np.float64)
+    frequencies: NDArray[np.float64] = base ** (-2.0 * pairs / num_rotated)
+    return frequencies
+
+
+def yarn(
+    frequencies: NDArray[np.float64],
+    factor: float,
+    base: float,
+    original: float,
+    fast: float,
+    slow: float,
+    *,
+    scale: float | None = None,
+    truncate: bool = True,
+) -> Rope:
+    """Fast pairs keep their frequency, slow ones are divided by `factor`, those between are in between."""
+    num_rotated = 2 * len(frequencies)
+
+    def pair_turning(turns: float) -> float:
+        """Which pair turns so often over the context the model was first trained on."""
+        return num_rotated * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = pair_turning(fast), pair_turning(slow)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0.0), min(high, num_rotated - 1.0)
+    kept = 1.0 - np.clip((np.arange(len(frequencies)) - low) / max(high - low, 0.001), 0.0, 1.0)
+    if scale is None:
+        scale = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+    return Rope(frequencies / factor * (1 - kept) + frequencies * kept, scale)
+
+
 def rope_from_config(config: Mapping[str, Any], head_dim: int, context: int) -> Rope:
     """From a config.json: `rope_parameters` in newer ones, `rope_theta` and `rope_scaling` in older ones."""
     scaling = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
     base = float(scaling.get("rope_theta") or config.get("rope_theta") or 10000.0)
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    pairs = np.arange(head_dim // 2, dtype=np.float64)
-    frequencies = base ** (-2.0 * pairs / head_dim)
+    frequencies = unscaled(base, head_dim)
     if kind == "default":
         return Rope(frequencies)
     if kind not in KNOWN:
@@ -51,27 +84,10 @@ def rope_from_config(config: Mapping[str, Any], head_dim: int, context: int) -> 
         turns = original * frequencies / (2 * math.pi)  # over the context the model was first trained on
         kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
         return Rope(frequencies / factor * (1 - kept) + frequencies * kept)
-    kept = _yarn_kept(scaling, pairs, head_dim, base, original)
-    attention = scaling.get("attention_factor")
-    scale = float(attention) if attention is not None else (0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0)
-    return Rope(frequencies / factor * (1 - kept) + frequencies * kept, scale)
-
-
-def _yarn_kept(
-    scaling: Mapping[str, Any], pairs: NDArray[np.float64], head_dim: int, base: float, original: float
-) -> NDArray[np.float64]:
-    """How much of each pair's own frequency YaRN keeps: all of the fast ones, none of the slow, a ramp between."""
-
-    def pair_turning(turns: float) -> float:
-        return head_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
-
-    low = pair_turning(float(scaling.get("beta_fast") or 32))
-    high = pair_turning(float(scaling.get("beta_slow") or 1))
-    if scaling.get("truncate", True):
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
-    ramp: NDArray[np.float64] = (pairs - low) / max(high - low, 0.001)
-    return 1.0 - np.clip(ramp, 0.0, 1.0)
+    fast, slow = float(scaling.get("beta_fast") or 32), float(scaling.get("beta_slow") or 1)
+    attention, truncate = scaling.get("attention_factor"), bool(scaling.get("truncate", True))
+    scale = float(attention) if attention is not None else None
+    return yarn(frequencies, factor, base, original, fast, slow, scale=scale, truncate=truncate)
 
 
 def _number(scaling: Mapping[str, Any], key: str) -> float:

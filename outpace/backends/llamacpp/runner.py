@@ -8,42 +8,32 @@ capacity is simply a number of tokens. Flash attention skips the cells of other 
 from __future__ import annotations
 
 import ctypes as c
-import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outpace.backends import MAX_SEQUENCES
-from outpace.backends.base import Capabilities, Capacity, LoadedModel
+from outpace.backends.base import Capabilities, Capacity, LoadedModel, Verifier
 from outpace.backends.logits import logits_at
-from outpace.backends.native.verifier import native_verifier
 from outpace.core import StepPlan
-from outpace.errors import BackendError, ModelError
+from outpace.errors import BackendError
 from outpace.models import llama_library as llama
-from outpace.models.gguf_tokenizer import LlamaTokenizer
+from outpace.models.llama_file import LlamaFile
+
+MakeVerifier = Callable[[int, int], Verifier | None]  # of a vocabulary's size and a number of threads
 
 
 class LlamaModel:
     """Weights and vocabulary, before any cache is made for them."""
 
-    def __init__(self, path: Path, library: llama.Library, *, vocab_only: bool = False) -> None:
-        """`vocab_only`: for its tokenizer alone; such a model cannot be started."""
-        self.library = library
-        self.path = path
-        library.forget_errors()
-        params = library.llama_model_default_params()
-        params.vocab_only = vocab_only
-        self.handle = library.llama_model_load_from_file(os.fsencode(path), params)
-        if not self.handle:
-            raise ModelError(
-                f"{path} cannot be loaded by llama.cpp: {library.first_error()}; "
-                "check that the file is complete and of an architecture this llama.cpp supports"
-            )
-        if library.llama_model_has_encoder(self.handle):
-            self.close()
-            raise ModelError(f"{path} is an encoder-decoder model; Outpace runs decoder-only language models")
-        self.tokenizer = LlamaTokenizer(library, self.handle)
+    def __init__(self, path: Path, library: llama.Library, make_verifier: MakeVerifier | None = None) -> None:
+        """`make_verifier`: for logits in this machine's memory; without it the engine verifies them in numpy."""
+        self.file = LlamaFile(path, library)
+        self.library, self.path, self.handle = library, path, self.file.handle
+        self.make_verifier = make_verifier
+        self.tokenizer = self.file.tokenizer
         self.train_context: int = library.llama_model_n_ctx_train(self.handle)
         self.can_rewind = not (
             library.llama_model_is_recurrent(self.handle) or library.llama_model_is_hybrid(self.handle)
@@ -62,9 +52,7 @@ class LlamaModel:
         )
 
     def close(self) -> None:
-        if self.handle:
-            self.library.llama_model_free(self.handle)
-            self.handle = None
+        self.file.close()
 
 
 class LlamaRunner:
@@ -91,7 +79,7 @@ class LlamaRunner:
         self.capacity = capacity
         self.vocab_size = model.tokenizer.vocab_size
         # One thread: llama.cpp has threads of its own, and a second pool would be in their way.
-        self._verifier = native_verifier(self.vocab_size, threads=1)
+        self._verifier = model.make_verifier(self.vocab_size, 1) if model.make_verifier is not None else None
         self.capabilities = Capabilities(can_rewind=model.can_rewind, verifier=self._verifier)
         self._make_batch(capacity.max_step_tokens)
 

@@ -62,10 +62,10 @@ class ModelFile:
 
     def _create(self, threads: int) -> c.c_void_p:
         a = self.description.architecture
-        frequencies = np.ascontiguousarray(a.rope_frequencies, np.float64)
+        frequencies = np.ascontiguousarray(a.rope.frequencies, np.float64)
         shape = Shape(
             a.num_layers, a.width, a.hidden, a.num_heads, a.num_kv_heads, a.head_dim, a.num_rotated, a.vocab_size,
-            int(a.halves_rotated), a.epsilon, a.rope_scale, frequencies.ctypes.data_as(c.POINTER(c.c_double)),
+            int(a.halves_rotated), a.epsilon, a.rope.scale, frequencies.ctypes.data_as(c.POINTER(c.c_double)),
         )  # fmt: skip
         handle = c.c_void_p()
         self._lib.check(self._lib.create(c.byref(shape), threads, c.byref(handle)))

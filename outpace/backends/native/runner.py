@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outpace.backends.base import Capabilities, Capacity, LoadedModel
-from outpace.backends.llamacpp.runner import LlamaModel
 from outpace.backends.logits import logits_at
 from outpace.backends.memory import available_bytes
 from outpace.backends.native.judge import NativeJudge
@@ -25,6 +24,7 @@ from outpace.core import StepPlan
 from outpace.errors import BackendError
 from outpace.kv.blocks import BlockPool
 from outpace.models.gguf_model import Unsupported
+from outpace.models.llama_file import LlamaFile
 from outpace.models.llama_library import Library as LlamaLibrary
 
 
@@ -36,7 +36,7 @@ class NativeModel:
         self.isa = self.library.isa
         self.file = ModelFile(path, self.library)
         # The tokenizer is llama.cpp's, which reads only the vocabulary.
-        self._vocabulary = LlamaModel(path, llama, vocab_only=True)
+        self._vocabulary = LlamaFile(path, llama, vocab_only=True)
         self.tokenizer = self._vocabulary.tokenizer
         architecture = self.file.description.architecture
         if self.tokenizer.vocab_size != architecture.vocab_size:

@@ -1,4 +1,4 @@
-// outpace/randomness.py in C++: noise that is looked up by (seed, purpose, place), not drawn.
+// outpace/decoding/randomness.py in C++: noise that is looked up by (seed, purpose, place), not drawn.
 #pragma once
 
 #include <cstdint>

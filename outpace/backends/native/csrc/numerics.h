@@ -1,4 +1,4 @@
-// outpace/numerics.py in C++: the same IEEE operations in the same order, and so the same bits.
+// outpace/decoding/numerics.py in C++: the same IEEE operations in the same order, and so the same bits.
 //
 // Nothing here may be fused, reassociated or replaced by a library's function; the build says -ffp-contract=off. Internal
 // linkage, because files for several instruction sets include it.

@@ -1,4 +1,4 @@
-// outpace/sampling.py in C++: logits to probabilities, and the token that noise picks from them.
+// outpace/decoding/sampling.py in C++: logits to probabilities, and the token that noise picks from them.
 //
 // Every decision is the same as there, because every number it compares is: see numerics.h. Where that module looks at all
 // tokens, this one looks at those that can matter, which a bound a little below the exact one finds; the exact comparison

@@ -1,4 +1,4 @@
-// outpace/acceptance.py in C++, over all requests of a step: which draft tokens stand, and what the target says next.
+// outpace/decoding/acceptance.py in C++, over all requests of a step: which draft tokens stand, and what the target says next.
 //
 // The rules are those of that module and of verification.py, number by number. Requests and rows are shared out among the
 // threads of the pool; nobody's verdict depends on who else is judged.

@@ -1,4 +1,4 @@
-"""`outpace.decoding.numerics` and the noise of `outpace.decoding.randomness` in Triton: the same operations, and so the same bits.
+"""`decoding/numerics.py` and the noise of `decoding/randomness.py` in Triton: the same operations, so the same bits.
 
 Kernels that use these are launched with UNFUSED, or products and sums would be fused.
 """

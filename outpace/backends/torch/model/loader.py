@@ -16,9 +16,10 @@ from torch import Tensor
 from outpace.backends.torch.model.gguf_quants import can_dequantise, dequantise
 from outpace.backends.torch.model.weights import HEAD, Weights, allocate, fill, num_weight_bytes
 from outpace.errors import ModelError
+from outpace.models.architecture import Architecture
 from outpace.models.gguf_header import read_header
 from outpace.models.gguf_model import OUTSIDE, Description, Unsupported, describe
-from outpace.models.hf_config import ModelConfig, config_from_gguf, read_config
+from outpace.models.hf_config import read_config
 
 INDEX = "model.safetensors.index.json"
 
@@ -26,7 +27,7 @@ INDEX = "model.safetensors.index.json"
 class Checkpoint(Protocol):
     """A model on disk that has been looked at; its weights have not been read yet."""
 
-    config: ModelConfig
+    config: Architecture
     tied: bool
     name: str
 
@@ -138,11 +139,13 @@ class GGUFFile:
             self._description: Description = describe(header, self._data, lambda kind, rows, cols: can_dequantise(kind))
         except Unsupported as reason:
             raise ModelError(f"the torch backend cannot run {path}: {reason}") from reason
-        names = {tensor.info.name for tensor in self._description.tensors}
-        biases = frozenset(name.removeprefix("blk.0.") for name in names if name.endswith(".bias"))
-        self.tied = "output.weight" not in names
-        architecture = self._description.architecture
-        self.config = config_from_gguf(architecture, header.architecture, biases, tied=self.tied)
+        self.config = self._description.architecture
+        self.tied = bool(self.config.tied)
+        if self.config.num_rotated != self.config.head_dim:
+            raise ModelError(
+                f"the model rotates {self.config.num_rotated} of {self.config.head_dim} elements of a head, "
+                "which the torch backend lacks"
+            )
 
     def tensors(self, device: torch.device) -> Iterator[tuple[str, Tensor]]:
         for placed in self._description.tensors:
@@ -154,7 +157,7 @@ class GGUFFile:
                 yield _OUTSIDE_NAMES[info.name], tensor
                 continue
             renaming = _LAYER_NAMES[info.name.split(".", 2)[2]]
-            if renaming.permuted_heads and not self._description.architecture.halves_rotated:
+            if renaming.permuted_heads and not self.config.halves_rotated:
                 tensor = _halves_together(tensor, getattr(self.config, renaming.permuted_heads))
             yield f"model.layers.{placed.layer}.{renaming.name}", tensor
 

@@ -8,11 +8,11 @@ from torch import Tensor
 from outpace.backends.torch.execution.step import StepInputs
 from outpace.backends.torch.kernels.base import Cache, Hidden, Ops
 from outpace.backends.torch.model.weights import Weights
-from outpace.models.hf_config import ModelConfig
+from outpace.models.architecture import Architecture
 
 
 class Model:
-    def __init__(self, config: ModelConfig, weights: Weights, ops: Ops, max_context: int) -> None:
+    def __init__(self, config: Architecture, weights: Weights, ops: Ops, max_context: int) -> None:
         self.config = config
         self.weights = weights
         self.ops = ops

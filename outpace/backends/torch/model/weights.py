@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outpace.errors import ModelError
-from outpace.models.hf_config import ModelConfig
+from outpace.models.architecture import Architecture
 
 HEAD = "lm_head.weight"
 _IGNORED_ENDINGS = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias")  # buffers that old checkpoints carry
@@ -58,7 +58,7 @@ class Weights:
         return sum(tensor.nbytes for tensor in self.tensors)
 
 
-def allocate(config: ModelConfig, *, tied: bool, dtype: torch.dtype, device: torch.device) -> Weights:
+def allocate(config: Architecture, *, tied: bool, dtype: torch.dtype, device: torch.device) -> Weights:
     """Room for a model's weights, contents undefined."""
 
     def room(*shape: int) -> Tensor:
@@ -90,12 +90,12 @@ def allocate(config: ModelConfig, *, tied: bool, dtype: torch.dtype, device: tor
     return Weights(embedding, head, room(c.width), layers)
 
 
-def num_weight_bytes(config: ModelConfig, *, tied: bool, dtype: torch.dtype) -> int:
+def num_weight_bytes(config: Architecture, *, tied: bool, dtype: torch.dtype) -> int:
     """What `allocate` will take; nothing is allocated for the answer."""
     return allocate(config, tied=tied, dtype=dtype, device=torch.device("meta")).num_bytes
 
 
-def fill(weights: Weights, config: ModelConfig, checkpoint: Iterable[tuple[str, Tensor]], source: str) -> None:
+def fill(weights: Weights, config: Architecture, checkpoint: Iterable[tuple[str, Tensor]], source: str) -> None:
     """Copy every tensor of a checkpoint, under its Hugging Face name, to its place."""
     places = named_tensors(weights, config)
     shapes = {name: tuple(place.shape) for name, place in places.items()}
@@ -117,7 +117,7 @@ def fill(weights: Weights, config: ModelConfig, checkpoint: Iterable[tuple[str, 
         raise ModelError(f"{source} lacks {next(iter(places))}{more}; download it again, with all its shards")
 
 
-def named_tensors(weights: Weights, config: ModelConfig) -> dict[str, Tensor]:
+def named_tensors(weights: Weights, config: Architecture) -> dict[str, Tensor]:
     """A view for every tensor a checkpoint must have, by its Hugging Face name."""
     found = {"model.embed_tokens.weight": weights.embedding, "model.norm.weight": weights.final_norm}
     if weights.head is not weights.embedding:

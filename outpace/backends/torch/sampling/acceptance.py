@@ -1,4 +1,4 @@
-"""`outpace.decoding.acceptance` and the dice of `outpace.decoding.verification` on the device, for a whole batch of ragged drafts.
+"""`decoding/acceptance.py` and the dice of `decoding/verification.py` on the device, for a batch of ragged drafts.
 
 A batch holds `num_requests` drafts padded to `depth` tokens. Target rows may be packed: `row_of[n, i]` is the row with
 the target's answer after i draft tokens of request n; entries beyond a draft may name any row. `target_probs` is

@@ -1,0 +1,35 @@
+"""A GGUF file as llama.cpp opens it: its vocabulary and, where it is to run there, its weights."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from outpace.errors import ModelError
+from outpace.models.gguf_tokenizer import LlamaTokenizer
+from outpace.models.llama_library import Library
+
+
+class LlamaFile:
+    def __init__(self, path: Path, library: Library, *, vocab_only: bool = False) -> None:
+        """`vocab_only`: for its tokenizer alone; nothing can be computed with such a file."""
+        self.library = library
+        self.path = path
+        library.forget_errors()
+        params = library.llama_model_default_params()
+        params.vocab_only = vocab_only
+        self.handle = library.llama_model_load_from_file(os.fsencode(path), params)
+        if not self.handle:
+            raise ModelError(
+                f"{path} cannot be loaded by llama.cpp: {library.first_error()}; "
+                "check that the file is complete and of an architecture this llama.cpp supports"
+            )
+        if library.llama_model_has_encoder(self.handle):
+            self.close()
+            raise ModelError(f"{path} is an encoder-decoder model; Outpace runs decoder-only language models")
+        self.tokenizer = LlamaTokenizer(library, self.handle)
+
+    def close(self) -> None:
+        if self.handle:
+            self.library.llama_model_free(self.handle)
+            self.handle = None
