@@ -10,8 +10,8 @@ from pathlib import Path
 from outpace.backends.base import Capacity, LoadedModel, OpenModel
 from outpace.config import BackendName, EngineConfig, ResolvedConfig
 from outpace.errors import BackendError, ModelError, UsageError
-
-MAX_SEQUENCES = 256  # compiled into libllama
+from outpace.models.llama_library import MAX_SEQUENCES
+from outpace.models.vocabulary import check_same_vocabulary
 
 log = logging.getLogger("outpace.backends")
 
@@ -25,8 +25,6 @@ class Loaded:
 
 def load(config: EngineConfig, model_path: Path, draft_path: Path | None) -> Loaded:
     """Load the target and, if there is one, its draft; checks that they speak the same vocabulary."""
-    from outpace.speculation.proposers.draft_model import check_same_vocabulary
-
     if config.backend != "torch" and not (config.backend == "auto" and model_path.is_dir()):
         _refuse_settings_of_torch(config)
     with ExitStack() as undo:  # what was opened is closed again if a later part cannot be

@@ -27,8 +27,8 @@ class Capacity:
 class Verifier(Protocol):
     """From logits to tokens: a draft's, and the verdicts on all drafts of a step at once.
 
-    `decoding/verification.py` is the reference, and every other one must say the same: which of them judges a request is
-    not a matter of what comes out, only of how fast.
+    `decoding/verification.py` is the reference. Every other one must say the same: which of them judges a request does
+    not change what comes out, only how soon.
     """
 
     def verify(self, cases: Sequence[Case], logits: NDArray[np.float32]) -> list[Verdict]:

@@ -27,6 +27,7 @@ log = logging.getLogger("outpace.llamacpp")
 LogCallback = c.CFUNCTYPE(None, c.c_int, c.c_char_p, c.c_void_p)
 LOG_LEVEL_ERROR = 4
 FLASH_ATTENTION_ON = 1
+MAX_SEQUENCES = 256  # compiled into libllama
 
 
 class ModelParams(c.Structure):

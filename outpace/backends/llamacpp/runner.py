@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.backends import MAX_SEQUENCES
 from outpace.backends.base import Capabilities, Capacity, LoadedModel, Verifier
 from outpace.backends.logits import logits_at
 from outpace.core import StepPlan
@@ -64,7 +63,7 @@ class LlamaRunner:
         params = lib.llama_context_default_params()
         params.n_ctx = capacity.cache_tokens
         params.n_batch = params.n_ubatch = capacity.max_step_tokens
-        params.n_seq_max = min(capacity.max_sequences, MAX_SEQUENCES)
+        params.n_seq_max = min(capacity.max_sequences, llama.MAX_SEQUENCES)
         params.n_threads = params.n_threads_batch = threads
         params.flash_attn_type = llama.FLASH_ATTENTION_ON
         params.kv_unified = True

@@ -16,7 +16,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.backends.base import Drafter, DraftTask, LoadedModel, Tokenizer, Verifier
+from outpace.backends.base import Drafter, DraftTask, LoadedModel, Verifier
 from outpace.core import Draft, Request, Row, StepPlan, Verdict
 from outpace.decoding.randomness import Purpose, key, uniform
 from outpace.decoding.verification import HostVerifier, draw_weighted, matches_own_tokens
@@ -28,7 +28,6 @@ from outpace.speculation.costs.timing import DraftTiming
 from outpace.speculation.proposers.base import DraftAsk
 
 FloatRow = NDArray[np.float32]
-_UNUSED_TOKEN = 1 << 1  # llama.cpp's attribute of vocabulary entries that only pad the embedding table
 
 
 @dataclass(slots=True)
@@ -242,26 +241,3 @@ class DraftModelProposer:
 def _largest_share(logits: FloatRow) -> float:
     """The likeliest token's probability at temperature 1: how sure the draft is of what comes."""
     return 1.0 / float(np.exp(logits - logits.max()).sum())
-
-
-def check_same_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:
-    """A draft speaks in token ids, so every id must mean the same to both; only unused padding may differ."""
-    ours, theirs = target.vocabulary(), draft.vocabulary()
-    for token, (our_entry, their_entry) in enumerate(zip(ours, theirs, strict=False)):
-        if our_entry[0] != their_entry[0]:
-            raise ModelError(
-                f"the draft model has another vocabulary: token {token} is {_shown(our_entry[0])} in the target and "
-                f"{_shown(their_entry[0])} in the draft; use a draft of the same model family"
-            )
-    longer, whose = (ours, "target") if len(ours) > len(theirs) else (theirs, "draft")
-    for token in range(min(len(ours), len(theirs)), len(longer)):
-        text, attributes = longer[token]
-        if not attributes & _UNUSED_TOKEN:
-            raise ModelError(
-                f"the draft model has another vocabulary: token {token}, {_shown(text)}, exists only in the {whose}; "
-                "use a draft of the same model family"
-            )
-
-
-def _shown(text: bytes) -> str:
-    return repr(text.decode(errors="replace"))

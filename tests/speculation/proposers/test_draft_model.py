@@ -15,8 +15,9 @@ from outpace.decoding.randomness import Purpose, key, uniform
 from outpace.decoding.sampling import Shaper, choose
 from outpace.decoding.verification import draw_weighted
 from outpace.errors import ModelError
+from outpace.models.vocabulary import check_same_vocabulary
 from outpace.speculation.proposers.base import DraftAsk
-from outpace.speculation.proposers.draft_model import DraftModelProposer, check_same_vocabulary
+from outpace.speculation.proposers.draft_model import DraftModelProposer
 from tests.fakes import EOS, ByteTokenizer, FakeModel, FakeRunner
 
 GREEDY = SamplingParams(temperature=0.0)

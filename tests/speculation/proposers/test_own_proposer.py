@@ -20,9 +20,9 @@ from outpace.engine.engine import Engine
 from outpace.speculation.proposers.base import NoDraft, Proposer
 from outpace.speculation.proposers.suffix import SuffixProposer
 from tests import own_proposer
+from tests.engine.test_engine import plainly, prompt_of, run
 from tests.fakes import FakeModel, FakeRunner, fake_config, fake_loaded
 from tests.own_proposer import OwnProposer
-from tests.test_engine import plainly, prompt_of, run
 
 STEP = 2e-3  # seconds of a step of the target, whatever its size: a clock can tell that from what a host takes
 NUM_TOKENS = 120
@@ -105,7 +105,7 @@ def test_a_request_that_wants_plain_decoding_gets_it():
 
 
 def test_the_proposer_that_contributing_shows_is_this_one():
-    shown = Path(__file__).parents[1].joinpath("CONTRIBUTING.md").read_text(encoding="utf-8")
+    shown = Path(__file__).parents[3].joinpath("CONTRIBUTING.md").read_text(encoding="utf-8")
     blocks = [block.strip() for block in re.findall(r"^```python\n(.*?)^```", shown, re.MULTILINE | re.DOTALL)]
     assert own_proposer.__file__ is not None
     code = Path(own_proposer.__file__).read_text(encoding="utf-8").split('"""', 2)[2].strip()

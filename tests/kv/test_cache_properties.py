@@ -19,8 +19,8 @@ from outpace.config import Method, SamplingParams, SpeculationMode, SpeculationP
 from outpace.core import Request
 from outpace.kv.blocks import BlockPool, Copy
 from outpace.kv.tokens import TokenPool
+from tests.engine.test_engine import check, plainly, prompt_of
 from tests.fakes import FakeModel, fake_engine, runner_of
-from tests.test_engine import check, plainly, prompt_of
 
 
 class PoolMachine(RuleBasedStateMachine):

@@ -56,7 +56,7 @@ def test_noise_equals_the_hosts_bit_by_bit() -> None:
 
 
 def test_golden_values() -> None:
-    """The values that tests/test_randomness.py pins."""
+    """The values that tests/decoding/test_randomness.py pins."""
 
     def one(seed: int, purpose: Purpose, *place: int) -> torch.Tensor:
         return keys(torch.tensor(signed(seed)), purpose, *(torch.tensor(word) for word in place))
@@ -309,7 +309,7 @@ def test_filtered_tokens_follow_the_filtered_distribution() -> None:
 
 
 def test_choices_that_tests_of_the_host_pin() -> None:
-    """tests/test_sampling.py has the same numbers: a seed says the same on every backend."""
+    """tests/decoding/test_sampling.py has the same numbers: a seed says the same on every backend."""
     choices = [1, 2, 0, 0, 2, 3, 2, 0, 1, 1, 0, 0, 1, 0, 1, 1, 0, 1, 0, 1]
     assert draws([4, 3, 2, 1], 42, 20).tolist() == choices
     assert draws([0.6, *[1e-4] * 4000], 42, 8).tolist() == [0, 0, 0, 0, 0, 0, 1123, 0]

@@ -208,4 +208,4 @@ def test_serving_is_not_imported_by_other_commands():
     code = (
         "import sys, outpace.cli, outpace.llm; sys.exit(any(m in sys.modules for m in ('fastapi', 'uvicorn', 'yaml')))"
     )
-    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent.parent, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], timeout=60).returncode == 0

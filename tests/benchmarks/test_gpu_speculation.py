@@ -24,7 +24,7 @@ from outpace.core import StepStats
 from outpace.speculation.costs.curves import Costs, DraftCosts, StepCosts
 from outpace.speculation.policy.decision import Decision
 from outpace.speculation.policy.state import Outcome
-from tests.test_gpu_padding import LARGE, SMALL, random_weights
+from tests.benchmarks.test_gpu_padding import LARGE, SMALL, random_weights
 
 SETTINGS = {2: ("plain", "ngram:2", "suffix:2", "draft:3", "auto")}
 

@@ -19,8 +19,8 @@ from outpace.speculation.policy.state import Outcome
 from outpace.speculation.proposers.base import DraftAsk
 from outpace.speculation.proposers.draft_model import DraftModelProposer
 from outpace.speculation.proposers.suffix import SuffixProposer
+from tests.engine.test_engine import check_law, plainly, prompt_of, run
 from tests.fakes import FakeModel, fake_engine, runner_of
-from tests.test_engine import check_law, plainly, prompt_of, run
 
 # Nothing a machine has: plain steps dear, some sizes cheaper than smaller ones, everything else nearly free.
 ODD: dict[str, dict[int, float]] = {

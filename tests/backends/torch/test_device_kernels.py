@@ -17,7 +17,7 @@ import torch
 from outpace.backends.torch.kernels import drawing
 from outpace.backends.torch.kernels.drawing import Rows, draw
 from outpace.backends.torch.kernels.filters import NUM_CANDIDATES, candidates
-from tests.test_torch_device_sampling import FAMILIES, FEATURES, Batch
+from tests.backends.torch.test_device_sampling import FAMILIES, FEATURES, Batch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 needs_interpreter = pytest.mark.skipif(not INTERPRETED, reason="runs in the subprocess that interprets Triton")

@@ -18,7 +18,7 @@ from outpace import LLM, embedded, models
 from outpace.errors import ModelError, UsageError
 from outpace.models.embedded import EmbeddedModel, resolve_embedded
 from outpace.models.resolve import resolve_model
-from tests.test_gguf_header import head, string, write_tiny
+from tests.models.test_gguf_header import head, string, write_tiny
 
 PAYLOAD = b"GGUF pretend weights " * 1000
 TINY = EmbeddedModel(
@@ -349,7 +349,7 @@ def test_importing_models_stays_light():
     heavy = {"jinja2", "numpy", "platformdirs", "tqdm"}
     code = f"import sys, outpace.models.chat_template, outpace.models.resolve; print({heavy} & set(sys.modules))"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
     )
     assert done.stdout == "set()\n"
 

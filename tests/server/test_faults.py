@@ -404,7 +404,7 @@ SERVE = """
 import sys, time
 from outpace.server import launch, logs
 from outpace.server.config import ServerConfig
-from tests.test_server_faults import make, on_forward
+from tests.server.test_faults import make, on_forward
 from tests.fakes import ByteTokenizer, fake_config
 
 class Fake:
