@@ -320,22 +320,22 @@ class Engine:
     ) -> Delta:
         """Say the verdict's tokens, one by one until something ends the request; keep their cache, drop the rest."""
         request, choice = turn.work.request, turn.choice
-        num_accepted, num_said = verdict.num_accepted, 0
+        num_accepted, num_emitted = verdict.num_accepted, 0
         room_left = request.max_length - len(request.tokens)
         for token in verdict.tokens:
             request.tokens.append(token)
             if logits is not None and request.params.logprobs is not None:
-                request.writer.logprobs.append(token_logprob(logits[num_said], token, request.params.logprobs))
-            from_draft = num_said < num_accepted
-            num_said += 1
-            request.finish_reason = request.writer.add(token, from_draft=from_draft, room_left=room_left - num_said)
+                request.writer.logprobs.append(token_logprob(logits[num_emitted], token, request.params.logprobs))
+            from_draft = num_emitted < num_accepted
+            num_emitted += 1
+            request.finish_reason = request.writer.add(token, from_draft=from_draft, room_left=room_left - num_emitted)
             if request.finish_reason:
                 break
-        said = verdict.tokens[:num_said]
+        said = verdict.tokens[:num_emitted]
         request.shaper.advance(said)
         # In the cache are the row's tokens; of the draft among them, what was accepted and said.
         num_fed = len(row.tokens)
-        num_kept = num_fed - verdict.num_drafted + min(num_accepted, num_said)
+        num_kept = num_fed - verdict.num_drafted + min(num_accepted, num_emitted)
         self._cache.commit(row.seq, num_fed, num_kept)
         request.num_computed += num_kept
         if request.first_token_at is None:
@@ -347,7 +347,7 @@ class Engine:
         if request.finish_reason:
             stats.num_finished += 1
             self._end(request, keep_prefix=True)
-        stats.num_emitted += num_said
+        stats.num_emitted += num_emitted
         return Delta(request, said, request.finish_reason)
 
     def _end(self, request: Request, *, keep_prefix: bool) -> None:

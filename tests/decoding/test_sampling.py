@@ -210,12 +210,12 @@ each_feature = pytest.mark.parametrize("features", FEATURES.values(), ids=FEATUR
 def test_probs_follow_the_definition(features: dict[str, Any], size: int) -> None:
     num_compared = 0
     for seed in range(6):
-        for num_said in (0, 2, 5):
+        for num_emitted in (0, 2, 5):
             params = SamplingParams(**features)
-            logits = random_logits(100 * seed + num_said, size)
+            logits = random_logits(100 * seed + num_emitted, size)
             subject = Shaper(params, PROMPT, STOP_IDS)
-            subject.advance(OUTPUT[:num_said])
-            expected, margin = reference_probs(params, PROMPT, OUTPUT[:num_said], STOP_IDS, logits)
+            subject.advance(OUTPUT[:num_emitted])
+            expected, margin = reference_probs(params, PROMPT, OUTPUT[:num_emitted], STOP_IDS, logits)
             if margin < 1e-6:  # float32 may fall on the other side of the border
                 continue
             num_compared += 1
@@ -233,8 +233,8 @@ def test_probs_follow_the_definition(features: dict[str, Any], size: int) -> Non
 @each_feature
 def test_a_prefix_counts_exactly_as_if_it_had_been_said(features: dict[str, Any]) -> None:
     """The heart of verifying a draft in one pass: row i sees what it would see one token at a time."""
-    for seed, num_said in ((0, 0), (1, 1), (2, 3)):
-        said, draft = OUTPUT[:num_said], [4, 3, 4, 1, 0, 2, 2]
+    for seed, num_emitted in ((0, 0), (1, 1), (2, 3)):
+        said, draft = OUTPUT[:num_emitted], [4, 3, 4, 1, 0, 2, 2]
         logits = random_logits(seed, 200)
         ahead = Shaper(SamplingParams(**features), PROMPT, STOP_IDS)
         one_by_one = Shaper(SamplingParams(**features), PROMPT, STOP_IDS)

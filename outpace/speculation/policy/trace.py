@@ -20,12 +20,12 @@ class RowTrace:
     expected_tokens: float
     num_drafted: int = 0
     num_accepted: int = 0
-    num_said: int = 0
+    num_emitted: int = 0
 
     def as_text(self) -> str:
         if not self.depth:
-            return f"plain, {self.num_said} said"
-        came = f"{self.num_accepted} accepted, {self.num_said} said"
+            return f"plain, {self.num_emitted} emitted"
+        came = f"{self.num_accepted} accepted, {self.num_emitted} emitted"
         return f"{self.method} {self.depth}: {came}, {self.expected_tokens:.1f} expected"
 
 
@@ -47,7 +47,7 @@ class StepTrace:
     def add_outcomes(self, verdicts: Sequence[Verdict]) -> None:
         for row, verdict in zip(self.rows, verdicts, strict=False):
             row.num_drafted, row.num_accepted = verdict.num_drafted, verdict.num_accepted
-            row.num_said = len(verdict.tokens)
+            row.num_emitted = len(verdict.tokens)
 
     def as_line(self) -> str:
         """For a terminal: the reason, and each request's draft as expected and as it came."""

@@ -26,33 +26,33 @@ class SuffixProposer(NoDraft):
         self._store_tokens = store_tokens
         self._store = _Store(store_tokens // 2)
         self._min_match = min_match
-        self._readings: dict[int, _Reading] = {}
+        self._contexts: dict[int, _Context] = {}
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
         return [self._draft(ask.request, ask.depth) for ask in asks]
 
     def prepare(self, request: Request) -> None:
-        self._reading(request)
+        self._context(request)
 
     def release(self, request: Request) -> None:
-        self._readings.pop(request.id, None)
+        self._contexts.pop(request.id, None)
         self._store.insert(request)
 
     def forget(self) -> None:
         self._store = _Store(self._store_tokens // 2)
 
-    def _reading(self, request: Request) -> _Reading:
+    def _context(self, request: Request) -> _Context:
         """Up to the request's last token."""
-        reading = self._readings.get(request.id)
-        if reading is None:
-            reading = self._readings[request.id] = _Reading()
-        reading.catch_up(request.tokens, self._store)
-        return reading
+        context = self._contexts.get(request.id)
+        if context is None:
+            context = self._contexts[request.id] = _Context()
+        context.catch_up(request.tokens, self._store)
+        return context
 
     def _draft(self, request: Request, depth: int) -> Draft:
-        reading = self._reading(request)
+        context = self._context(request)
         best_score, best = 0.0, Draft([], self.name)
-        for automaton, state, matched in reading.contexts():
+        for automaton, state, matched in context.contexts():
             if matched >= self._min_match:
                 score, tokens, confidence = follow(automaton, state, matched, depth, self._min_match)
                 if score > best_score:
@@ -142,7 +142,7 @@ class _Store:
         young.stored[request.id] = length
 
 
-class _Reading:
+class _Context:
     """What is known of one running request: its own text, and where in the store its latest tokens occur."""
 
     __slots__ = ("_cursors", "_generations", "_num_read", "_own")

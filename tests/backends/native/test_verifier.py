@@ -60,7 +60,7 @@ def native() -> Iterator[Verifiers]:
     verifiers.close()
 
 
-def request_with(params: SamplingParams, seed: int, num_said: int = 0) -> Request:
+def request_with(params: SamplingParams, seed: int, num_emitted: int = 0) -> Request:
     request = Request(
         id=seed,
         params=params,
@@ -70,7 +70,7 @@ def request_with(params: SamplingParams, seed: int, num_said: int = 0) -> Reques
         writer=cast(Any, None),
         max_length=10_000,
     )
-    said = [i % 7 for i in range(num_said)]
+    said = [i % 7 for i in range(num_emitted)]
     request.tokens += said
     request.shaper.advance(said)
     return request
@@ -191,14 +191,14 @@ def test_plain_rows_say_the_same_tokens(native: Verifiers, vocab_size: int, shap
     logits = list(awkward_rows(vocab_size, np.random.default_rng(vocab_size + 1)).values())
     params = SamplingParams(**shaping)
     for seed in range(2 if vocab_size > 2000 else 20):
-        cases = [Case(request_with(params, 31 * seed + i, num_said=i), None) for i in range(len(logits))]
+        cases = [Case(request_with(params, 31 * seed + i, num_emitted=i), None) for i in range(len(logits))]
         both(native, cases, np.stack(logits))
 
 
 @pytest.mark.parametrize("shaping", SHAPINGS, ids=name_of)
 def test_a_draft_model_draws_the_same_tokens(native: Verifiers, shaping: dict[str, Any]) -> None:
     """One token after the other, each supposed to have been said."""
-    request = request_with(SamplingParams(**shaping), seed=11, num_said=3)
+    request = request_with(SamplingParams(**shaping), seed=11, num_emitted=3)
     prefix: list[int] = []
     for logits in awkward_rows(300, np.random.default_rng(2)).values():
         token = HOST.own_token(request, prefix, logits)
@@ -227,7 +227,7 @@ def test_seeds_and_positions_use_all_their_bits(native: Verifiers) -> None:
     logits = np.random.default_rng(5).normal(size=(1, 300)).astype(np.float32)
     tokens = set()
     for seed in (0, 1, 2**31, 2**32 + 1, 2**63, 2**64 - 1):
-        request = request_with(SamplingParams(), seed, num_said=seed % 50)
+        request = request_with(SamplingParams(), seed, num_emitted=seed % 50)
         tokens.add(both(native, [Case(request, None)], logits)[0].tokens[0])
     assert len(tokens) > 3
 
@@ -296,7 +296,7 @@ def test_drafts_get_the_same_verdicts(
         for depth in (1, 4, 0, 7):
             logits = (rng.normal(size=(depth + 1, vocab_size)) * 2).astype(np.float32)
             logits[:, rng.integers(vocab_size)] += 6
-            request = request_with(params, 13 * seed + depth, num_said=depth)
+            request = request_with(params, 13 * seed + depth, num_emitted=depth)
             draft = draft_for(request, logits, depth, rng, neural=neural) if depth else None
             cases.append(Case(request, draft))
             rows.append(logits)

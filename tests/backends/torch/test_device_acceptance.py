@@ -33,11 +33,11 @@ from tests.goodness import SMALLEST_P, fits
 FloatRows = NDArray[np.float32]
 
 
-def make_request(params: SamplingParams, seed: int, num_said: int) -> Request:
+def make_request(params: SamplingParams, seed: int, num_emitted: int) -> Request:
     return Request(
         id=0,
         params=params,
-        prompt=[0] * num_said,
+        prompt=[0] * num_emitted,
         seed=seed,
         shaper=Shaper(params, (), frozenset()),
         writer=cast(Any, None),
@@ -275,7 +275,7 @@ def generations(rule: str, features: dict[str, Any], *, drawn_at: float = 1.0) -
     said = torch.zeros(NUM_REQUESTS, LENGTH + DEPTH + 1, dtype=torch.int64)
     length = torch.zeros(NUM_REQUESTS, dtype=torch.int64)
     code = torch.ones(NUM_REQUESTS, dtype=torch.int64)
-    num_steps = num_said = 0
+    num_steps = num_emitted = 0
     while bool((length < LENGTH).any()):
         num_drafted = torch.tensor([3, 2, 3, 0, 0])[length.clamp(max=LENGTH)]
         contexts, tokens, steps = [code], [], []
@@ -306,9 +306,9 @@ def generations(rule: str, features: dict[str, Any], *, drawn_at: float = 1.0) -
                 1, length[:, None], torch.where(says, token, said.gather(1, length[:, None])[:, 0])[:, None]
             )
             code, length = torch.where(says, code * VOCAB + token, code), length + says
-            num_said += int(says.sum())
+            num_emitted += int(says.sum())
         num_steps += int(going.sum())
-    return [tuple(row) for row in said[:, :LENGTH].tolist()], num_said / num_steps
+    return [tuple(row) for row in said[:, :LENGTH].tolist()], num_emitted / num_steps
 
 
 def joint_law(features: dict[str, Any]) -> dict[tuple[int, ...], float]:

@@ -75,9 +75,9 @@ def test_gains_are_measured_by_plain_steps_as_they_were_where_costs_have_them_wr
     while not desk.step([who], forward_seconds=1.0)[0].verdict.num_drafted:
         desk.settle(who)
         before, num_before = who.spec.plain_seconds, who.num_output
-    num_said = who.num_output - num_before
-    assert num_said > 1
-    assert who.spec.plain_seconds - before == pytest.approx(num_said * 0.9, rel=0.03)
+    num_emitted = who.num_output - num_before
+    assert num_emitted > 1
+    assert who.spec.plain_seconds - before == pytest.approx(num_emitted * 0.9, rel=0.03)
 
 
 def test_steps_with_drafts_that_take_longer_than_their_curve_says_are_no_reason_to_think_so_of_plain_ones():

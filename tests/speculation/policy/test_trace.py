@@ -23,7 +23,7 @@ def test_a_record_says_why_what_was_expected_and_what_came():
     for row, outcome in zip(step.rows, outcomes, strict=True):
         assert row.depth == outcome.choice.depth == row.num_drafted == 4
         assert row.expected_tokens == pytest.approx(outcome.choice.expected) and row.expected_tokens > 1
-    assert [(row.num_accepted, row.num_said) for row in step.rows] == [(4, 5), (0, 1)]
+    assert [(row.num_accepted, row.num_emitted) for row in step.rows] == [(4, 5), (0, 1)]
 
 
 def test_a_record_has_all_that_a_step_took():
@@ -102,7 +102,7 @@ def test_a_record_is_json():
         "expected_tokens",
         "num_drafted",
         "num_accepted",
-        "num_said",
+        "num_emitted",
     }
 
 
@@ -111,7 +111,7 @@ def test_a_record_is_a_line_for_people():
     desk.step([request_of(), request_of(mode="off")])
     line = desk.policy.trace[-1].as_line()
     assert line.startswith("1000.00 ms (plain 1000.00 ms); expected ")
-    assert "suffix 4: 4 accepted, 5 said" in line and line.endswith("| plain, 1 said")
+    assert "suffix 4: 4 accepted, 5 emitted" in line and line.endswith("| plain, 1 emitted")
 
 
 def test_only_as_many_are_kept_as_were_asked_for():
@@ -133,5 +133,5 @@ def test_what_is_expected_is_what_comes_on_the_whole():
     desk = Desk(FLAT, suffix=lambda request: ([(len(request.tokens) + i) % 4 > 0 for i in range(8)], 0.7))
     desk.run([who], 400)
     rows = [row for step in list(desk.policy.trace)[-200:] for row in step.rows if row.depth]
-    expected, came = sum(row.expected_tokens for row in rows), sum(row.num_said for row in rows)
+    expected, came = sum(row.expected_tokens for row in rows), sum(row.num_emitted for row in rows)
     assert expected == pytest.approx(came, rel=0.35)

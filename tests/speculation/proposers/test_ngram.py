@@ -45,9 +45,9 @@ def test_catching_up_is_the_same_as_reading_at_once(prompt, output, sizes, data)
     proposer, request = NgramProposer(min_n, max_n), make_request(prompt)
     while output:
         assert draft(proposer, request, 5) == searched(request.tokens, min_n, max_n, 5)
-        num_said = data.draw(st.integers(1, len(output)))
-        request.tokens += output[:num_said]
-        output = output[num_said:]
+        num_emitted = data.draw(st.integers(1, len(output)))
+        request.tokens += output[:num_emitted]
+        output = output[num_emitted:]
     assert draft(proposer, request, 5) == searched(request.tokens, min_n, max_n, 5)
 
 

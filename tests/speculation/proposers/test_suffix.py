@@ -86,9 +86,9 @@ def test_catching_up_is_the_same_as_reading_at_once(prompt, output, depth, data)
     proposer, request = SuffixProposer(0), make_request(prompt)
     while output:
         draft(proposer, request, depth)
-        num_said = data.draw(st.integers(1, len(output)))
-        request.tokens += output[:num_said]
-        output = output[num_said:]
+        num_emitted = data.draw(st.integers(1, len(output)))
+        request.tokens += output[:num_emitted]
+        output = output[num_emitted:]
     assert draft(proposer, request, depth) == draft(SuffixProposer(0), make_request(request.tokens), depth)
 
 
@@ -235,7 +235,7 @@ def test_release_forgets_the_request():
     proposer.release(request)
     assert draft(proposer, request, 1) == [3]
     proposer.release(request)
-    assert not proposer._readings
+    assert not proposer._contexts
     assert draft(proposer, request, 1) == [3]
 
 
