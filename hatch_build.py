@@ -1,10 +1,9 @@
-"""Builds the native library while the package is built, where there is a compiler; without one, goes on.
+"""Builds the native library when the package is built. Without a compiler, the package is built without it.
 
-Hatchling stays the build backend because it lets a failed compilation be an ordinary outcome: scikit-build-core
-and meson-python need CMake or Meson and a working compiler to produce any wheel at all, and Outpace without its native
-library is still whole (llama.cpp runs every model). The library lies inside the package in the source tree too, so an
-editable install finds it in the same place; OUTPACE_NATIVE=0 leaves it out, OUTPACE_NATIVE=1 makes a failure fatal, as
-a wheel builder wants it.
+The build backend is Hatchling because its build succeeds when compilation fails. scikit-build-core and meson-python
+need CMake or Meson and a working compiler to produce any wheel. Outpace works without its native library: llama.cpp
+runs every model. The library is inside the package in the source tree too, so an editable install finds it in the same
+place. OUTPACE_NATIVE=0 skips the library. OUTPACE_NATIVE=1 makes a failed compilation fail the build, for releases.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ class NativeBuildHook(BuildHookInterface[Any]):
             self.app.display_warning(f"Outpace is installed without its native backend: {error}")
             return
         build_data["artifacts"].append(f"/{NATIVE.as_posix()}/{library.name}")
-        # It is loaded by ctypes, so one wheel serves every Python 3, but only one platform.
+        # ctypes loads the library, so one wheel works with every Python 3, but on one platform only.
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{_platform_tag()}"
 
 
 def _load_builder(path: Path) -> ModuleType:
-    """By path: importing the package would need its dependencies, which an isolated build does not have."""
+    """Load build.py by path: importing the package needs its dependencies, which an isolated build does not have."""
     spec = importlib.util.spec_from_file_location("outpace_native_build", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""From the sums of a cell's blocks to its figures, and all cells as one table. See benchmarks.policy_cells."""
+"""Computes a cell's figures from the sums of its blocks, and prints all cells as a table. See policy_cells."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _setting(blocks: Sequence[Block], name: str) -> dict[str, Any]:
 
 
 def _ratio(blocks: Sequence[Block], name: str, base: str, amount: str, seconds: str) -> Estimate:
-    columns = [[block[who][what] for block in blocks] for who in (name, base) for what in (amount, seconds)]
+    columns = [[block[run][key] for block in blocks] for run in (name, base) for key in (amount, seconds)]
     return ratio_of_rates(*columns)
 
 

@@ -1,19 +1,19 @@
-"""Does speculation change what the model says? Every proposer and depth, and `auto`, alone and batched, against plain.
+"""Does speculation change the output? Compares every proposer and depth, and `auto`, with plain decoding.
 
     python -m benchmarks.equality --prompts question.jsonl [--model FILE] [--draft FILE] [--temperature 0.8]
 
-At temperature 0 this is greedy equality; above it every prompt has a seed, and it is replay. The reference decodes each
-prompt alone, plainly, one token at a time. llama.cpp rounds differently when several tokens or sequences share a pass,
-and its 8-bit activations amplify that, so two tokens that are almost equally good can change places, with or without
+At temperature 0, decoding is greedy. Above 0, every prompt has a fixed seed. The reference decodes each prompt alone,
+without speculation, one token per step. llama.cpp rounds differently when several tokens or sequences share a pass, and
+its 8-bit activations amplify the difference. So two tokens with almost equal probability can swap, with or without
 speculation (the rows `none` show how often without). Each difference is listed with
 
-    gap     by how much the reference preferred its token (in log-probability, with the seed's noise where sampled)
-    shift   by how much the odds between the two tokens differ between the two runs, in the same context
+    gap     log-probability of the reference's token minus that of the other token (plus sampling noise, if sampled)
+    shift   difference of the log-odds of the two tokens between the two runs, in the same context
 
-A shift is rounding if it is no larger than the largest one met without speculation's help: where both runs agree
-(between the best two tokens), or between two plain runs. Anything larger is a bug, and makes the command fail.
+A shift counts as rounding if it is at most the largest shift that speculation did not cause: at positions where both
+runs agree (between the best two tokens), or between two plain runs. A larger shift is a bug, and the command fails.
 
-Without --draft, the first layers of the model itself are the draft (written to a temporary file).
+Without --draft, the first layers of the model are the draft (written to a temporary file).
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from outpace.models.resolve import resolve_model
 
 NUM_TOP = 100
 Numbered = tuple[int, list[int]]
-Way = Literal[Method, "auto"]
-WAYS: tuple[Way, ...] = ("none", "ngram", "suffix", "draft", "auto")
+CellMethod = Literal[Method, "auto"]
+METHODS: tuple[CellMethod, ...] = ("none", "ngram", "suffix", "draft", "auto")
 
 
 @dataclass
@@ -58,14 +58,14 @@ class Difference:
 
 @dataclass
 class Cell:
-    """One way of running, over all prompts."""
+    """Results of one method, depth and batch size over all prompts."""
 
-    method: Way
+    method: CellMethod
     depth: int
     batch: int
     compared: int = 0
     identical: int = 0
-    unaudited: int = 0  # differences where one run's token is not among those the other reported
+    unaudited: int = 0  # differences where one run's token is not among the top tokens of the other
     num_drafted: int = 0
     num_accepted: int = 0
     differences: list[Difference] = field(default_factory=list)
@@ -77,15 +77,15 @@ def main() -> int:
     parser.add_argument("--prompts", type=Path, required=True, help="Spec-Bench, HumanEval or JSON lines")
     parser.add_argument("--model", help="a GGUF file (default: the embedded SmolLM2)")
     parser.add_argument("--draft", help="a GGUF file (default: the model's own first layers)")
-    parser.add_argument("--draft-layers", type=int, default=27, help="without --draft (default: %(default)s)")
+    parser.add_argument("--draft-layers", type=int, default=27, help="if no --draft (default: %(default)s)")
     parser.add_argument("--count", type=int, default=60, help="prompts (default: %(default)s)")
-    parser.add_argument("--max-prompt-tokens", type=int, metavar="N", help="leave out longer prompts")
+    parser.add_argument("--max-prompt-tokens", type=int, metavar="N", help="skip longer prompts")
     parser.add_argument("--max-tokens", type=int, default=64, help="(default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0, help="(default: %(default)s)")
     parser.add_argument("--depths", type=int, nargs="+", default=[1, 4, 8], help="(default: 1 4 8)")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8], help="(default: 1 8)")
-    parser.add_argument("--methods", nargs="+", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--backend", default="llamacpp", help="what runs the model (default: %(default)s)")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--backend", default="llamacpp", help="(default: %(default)s)")
     parser.add_argument("--threads", type=int, help="(default: all usable cores)")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
@@ -106,22 +106,22 @@ def main() -> int:
 
 
 def run(options: argparse.Namespace, model: Path, draft: Path, prompts: list[str]) -> list[Cell]:
-    """Group by group, so that each prompt is read once: every run of it starts from the same cached prefix."""
+    """Run all cells group by group. Each prompt is prefilled once; all its runs start from the same cached prefix."""
     cells = [Cell("none", 0, batch) for batch in options.batches] if "none" in options.methods else []
     cells += [Cell(method, depth, batch) for method in options.methods if method not in ("none", "auto")
               for depth in options.depths for batch in options.batches]  # fmt: skip
     cells += (
         [Cell("auto", max(options.depths), batch) for batch in options.batches] if "auto" in options.methods else []
     )
-    room = {"cache_tokens": 16384, "threads": options.threads, "backend": options.backend}
-    with LLM(str(model), draft=str(draft), speculation="on", **room) as llm:
+    llm_options = {"cache_tokens": 16384, "threads": options.threads, "backend": options.backend}
+    with LLM(str(model), draft=str(draft), speculation="on", **llm_options) as llm:
         tokens = [_chat_tokens(llm, prompt) for prompt in prompts]
         if options.max_prompt_tokens:
             tokens = evenly([each for each in tokens if len(each) <= options.max_prompt_tokens], options.count)
         encoded = list(enumerate(tokens))
         group_size = max(options.batches)
         num_runs = len(encoded) * (1 + len(cells))
-        # Ctrl-C keeps what was measured: the groups that are complete, and the cells that got further.
+        # Ctrl-C keeps what was measured: all complete groups, and the finished cells of the current group.
         with tqdm(total=num_runs, unit="prompt", dynamic_ncols=True) as bar, suppress(KeyboardInterrupt):
             for begin in range(0, len(encoded), group_size):
                 group = encoded[begin : begin + group_size]
@@ -140,7 +140,7 @@ def _chat_tokens(llm: LLM, prompt: str) -> list[int]:
 def generate(
     llm: LLM, prompts: list[Numbered], cell: Cell, options: argparse.Namespace, bar: tqdm[Any]
 ) -> list[CompletionOutput]:
-    speculation = way_of(cell)
+    speculation = speculation_of(cell)
     outputs = []
     for begin in range(0, len(prompts), cell.batch):
         batch = prompts[begin : begin + cell.batch]
@@ -160,7 +160,7 @@ def generate(
     return outputs
 
 
-def way_of(cell: Cell) -> SpeculationParams:
+def speculation_of(cell: Cell) -> SpeculationParams:
     if cell.method == "auto":
         return SpeculationParams(mode="auto", max_depth=cell.depth)
     return SpeculationParams(mode="off" if cell.method == "none" else "on", method=cell.method, max_depth=cell.depth)
@@ -203,13 +203,13 @@ def is_reported(answer: TokenLogprob, token: int) -> bool:
 
 
 def log_odds(answer: TokenLogprob, a: int, b: int) -> float:
-    """How much likelier a is than b; infinite if one is not among the tokens reported."""
+    """log p(a) - log p(b); infinite if one of them was not reported."""
     known = {**dict(answer.top), answer.token_id: answer.logprob}
     return known[a] - known[b] if a in known and b in known else math.inf
 
 
 def rounding_bound(cells: list[Cell]) -> float:
-    """The largest shift met where speculation had no part in a difference: agreeing places, and plain runs."""
+    """The largest shift that speculation did not cause: positions where both runs agree, and plain runs."""
     agreeing = [shift for cell in cells for shift in cell.shifts]
     plain = [d.shift for cell in cells if cell.method == "none" for d in cell.differences]
     return max([*agreeing, *plain], default=0.0)
@@ -225,7 +225,7 @@ def report(cells: list[Cell], bound: float) -> bool:
         print(f"{cell.method:8}{cell.depth:6}{cell.batch:6}{same:>12}{accepted:>10}{gap:10.4f}{shift:11.4f}")
     shifts = np.array([shift for cell in cells for shift in cell.shifts] or [0.0])
     differences = [(cell, d) for cell in cells for d in cell.differences]
-    print(f"\nrounding over {shifts.size} places where the runs agree: exactly none at {np.mean(shifts == 0):.0%}, "
+    print(f"\nrounding over {shifts.size} positions where the runs agree: exactly 0 at {np.mean(shifts == 0):.0%}, "
           f"99% below {np.quantile(shifts, 0.99):.4f}; bound {bound:.4f}")  # fmt: skip
     for cell, d in differences:
         flag = "" if d.shift <= bound else "   NOT ROUNDING"
@@ -235,7 +235,7 @@ def report(cells: list[Cell], bound: float) -> bool:
     num_runs = sum(cell.compared for cell in cells)
     unaudited = sum(cell.unaudited for cell in cells)
     print(f"{len(differences) + unaudited} differences in {num_runs} runs, {too_large} larger than rounding, "
-          f"{unaudited} not to be told: a token outside the {NUM_TOP} likeliest reported")  # fmt: skip
+          f"{unaudited} unknown: a token was not among the top {NUM_TOP}")  # fmt: skip
     return too_large == 0
 
 

@@ -1,7 +1,7 @@
-"""Edited copies of a GGUF, for measuring and testing: a shallow draft, shuffled weights, another vocabulary.
+"""Writes edited copies of a GGUF file for tests and benchmarks: a shallow draft, shuffled weights, another vocabulary.
 
-A real draft model of the same family is not always at hand. The first layers of a model are one that always is: same
-vocabulary, cheaper, and right some of the time, which is what exercising acceptance and rejection needs.
+A draft model of the same family is not always available. The first layers of a model can replace it: they have the
+same vocabulary, cost less, and are right some of the time, so tests see both acceptance and rejection.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def edited_copy(
 
 
 def shallow_draft(source: Path, target: Path, num_layers: int) -> Path:
-    """The first layers of a model, straight into its output head."""
+    """Keep the first layers of a model and its output head."""
     reader = gguf.GGUFReader(source)
     architecture = reader.fields["general.architecture"].contents()
 
@@ -56,7 +56,7 @@ def shallow_draft(source: Path, target: Path, num_layers: int) -> Path:
 
 
 def shuffled_weights(source: Path, target: Path, seed: int = 0) -> Path:
-    """A model that knows nothing: the rows of every matrix in its layers change places. As costly as it was."""
+    """Shuffle the rows of every matrix in the layers: the output is useless, the cost of a step is the same."""
     rng = np.random.default_rng(seed)
 
     def shuffle(name: str, data: Any) -> Any:

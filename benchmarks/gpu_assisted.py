@@ -1,4 +1,4 @@
-"""The same padded weights as models of `transformers`, to see what its assisted generation makes of them."""
+"""Loads the padded weights into `transformers` models, to compare with its assisted generation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outpace.models.architecture import Architecture
 
 
 def as_transformers(config: Architecture, weights: Weights) -> Any:
-    """A LlamaForCausalLM over the very same memory: nothing is copied but the RoPE frequencies."""
+    """A LlamaForCausalLM that shares the memory of `weights`; only the RoPE frequencies are copied."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     described = LlamaConfig(
@@ -36,7 +36,7 @@ def as_transformers(config: Architecture, weights: Weights) -> Any:
 def generate(
     model: Any, prompt: Sequence[int], num_tokens: int, temperature: float, assistant: Any = None
 ) -> tuple[list[int], float]:
-    """What it says, and the seconds of the whole call, prompt included."""
+    """The new tokens, and the seconds of the whole call, including prefill."""
     tokens = torch.tensor([list(prompt)], device=model.device)
     sampling: dict[str, Any] = {"do_sample": False}
     if temperature:
@@ -46,5 +46,5 @@ def generate(
     found = model.generate(
         tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=num_tokens, assistant_model=assistant, **sampling
     )
-    said = found[0, len(prompt) :].tolist()  # waits for the device
-    return said, time.perf_counter() - begin
+    emitted = found[0, len(prompt) :].tolist()  # waits for the device
+    return emitted, time.perf_counter() - begin

@@ -1,9 +1,9 @@
-"""One cell of the GPU experiment: a setting of speculation, so many requests at once, a temperature.
+"""Runs one cell of the GPU experiment: a speculation setting, a number of concurrent requests, a temperature.
 
-Requests are all read in, then decode together until they have said so many tokens each on average; that is timed. Not
-timed are the target's reading of prompts, and steps that captured a graph or compiled a kernel, which happens once in a
-server's life. Timed are all of the engine's and the policy's own work and a draft model's reading of the prompts, also
-where the target still reads others'.
+All requests are prefilled and then decode together until they have emitted a given number of tokens on average. The
+time of decode steps counts, with all work of the engine and the policy. The draft model's prefill counts too, also
+in steps where the target still prefills. The target's prefill does not count, nor do steps that captured a graph or
+compiled a kernel, because a server does that once.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from outpace.speculation.proposers.draft_model import DraftModelProposer
 from outpace.speculation.proposers.ngram import NgramProposer
 from outpace.speculation.proposers.suffix import SuffixProposer
 
-ROOM = 3  # times the tokens a request says on average, before it reaches its end and so that of the measurement
+# max_tokens as a multiple of the mean: a run ends when its first request reaches max_tokens.
+MAX_TOKENS_FACTOR = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target and its draft, started; costs once they are measured."""
+    """A loaded target and its loaded draft."""
 
     target: LoadedModel
     draft: LoadedModel
@@ -45,7 +46,7 @@ class Pair:
         return sum(runner.num_prepared() for runner in self.runners)
 
     def engine(self, concurrency: int, costs: Costs | None) -> Engine:
-        """A fresh one over the same models: nothing learned yet but what steps cost."""
+        """A new engine with the same models. Its policy knows only the costs; None: they are measured now."""
         room = self.target.runner.capacity
         config = EngineConfig(
             draft=self.draft.description, max_sequences=concurrency, max_context=room.max_context,
@@ -68,8 +69,8 @@ class Pair:
         return engine
 
 
-def wishes(setting: str) -> SpeculationParams:
-    """'plain', 'auto', or a proposer and the depth it always drafts to: 'draft:4'."""
+def speculation_params(setting: str) -> SpeculationParams:
+    """`setting`: 'plain', 'auto', or a proposer and its fixed depth, as in 'draft:4'."""
     if setting in ("plain", "auto"):
         return SpeculationParams(mode="off" if setting == "plain" else "auto")
     method, _, depth = setting.partition(":")
@@ -78,19 +79,19 @@ def wishes(setting: str) -> SpeculationParams:
 
 @dataclass(slots=True)
 class Measured:
-    """What came of one run of a cell."""
+    """The result of one run of a cell."""
 
     seconds: float = 0.0
     num_tokens: int = 0
     num_steps: int = 0
-    num_rows: int = 0  # of all steps together
-    num_preparing: int = 0
-    parts: dict[str, float] | None = None  # where the seconds went
+    num_rows: int = 0  # summed over all steps
+    num_preparing: int = 0  # steps that captured a graph or compiled a kernel
+    parts: dict[str, float] | None = None  # seconds by part of the step
     drafted_per_position: list[int] | None = None
     accepted_per_position: list[int] | None = None
     methods: dict[str, int] | None = None  # drafts by proposer
     texts: list[list[int]] | None = None
-    trace: list[dict[str, Any]] = field(default_factory=list)  # every step, where that is asked for
+    trace: list[dict[str, Any]] = field(default_factory=list)  # one entry per step, with keep_trace
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -118,27 +119,27 @@ def run(
     *,
     keep_trace: bool = False,
 ) -> Measured:
-    """`concurrency` prompts at a time; `num_tokens` are said for each of them, on average."""
+    """Run `concurrency` prompts at a time, until each has emitted `num_tokens` on average."""
     found = Measured(parts=dict.fromkeys(_PARTS, 0.0), drafted_per_position=[], accepted_per_position=[], methods={})
     assert found.parts is not None
     assert found.methods is not None
     engine.policy.keep_trace(int(keep_trace))
-    engine.forget()  # what was said in earlier runs about the same prompts would be guessed too well
-    everyone: list[Request] = []
+    engine.forget()  # otherwise proposers would copy the answers of earlier runs of the same prompts
+    all_requests: list[Request] = []
     for begin in range(0, len(prompts), concurrency):
         requests = [
             engine.submit(
                 prompt,
                 SamplingParams(
-                    max_tokens=ROOM * num_tokens, temperature=temperature, ignore_eos=True, seed=begin + i,
-                    speculation=wishes(setting),
+                    max_tokens=MAX_TOKENS_FACTOR * num_tokens, temperature=temperature, ignore_eos=True, seed=begin + i,
+                    speculation=speculation_params(setting),
                 ),
             )
             for i, prompt in enumerate(prompts[begin : begin + concurrency])
         ]  # fmt: skip
-        everyone += requests
-        said = 0
-        while said < num_tokens * len(requests) and not any(request.finish_reason for request in requests):
+        all_requests += requests
+        num_emitted = 0
+        while num_emitted < num_tokens * len(requests) and not any(request.finish_reason for request in requests):
             num_prepared = pair.num_prepared
             started = time.perf_counter()
             engine.step()
@@ -151,7 +152,7 @@ def run(
             if stats.num_prefill_tokens:
                 found.seconds += 0.0 if has_prepared else stats.draft_seconds
                 continue
-            said += stats.num_emitted
+            num_emitted += stats.num_emitted
             if has_prepared:
                 continue
             found.seconds += taken
@@ -164,14 +165,14 @@ def run(
                 found.methods[name] = found.methods.get(name, 0) + counts.num_drafts
         for request in requests:
             engine.abort(request)
-    found.texts = [request.tokens[len(request.prompt) :] for request in everyone]
-    found.drafted_per_position = _added([request.spec.drafted_per_position for request in everyone])
-    found.accepted_per_position = _added([request.spec.accepted_per_position for request in everyone])
+    found.texts = [request.tokens[len(request.prompt) :] for request in all_requests]
+    found.drafted_per_position = _elementwise_sum([request.spec.drafted_per_position for request in all_requests])
+    found.accepted_per_position = _elementwise_sum([request.spec.accepted_per_position for request in all_requests])
     return found
 
 
 def _traced(engine: Engine, seconds: float, *, has_prepared: bool) -> dict[str, Any]:
-    """The step that has just been: where its time went and, where the policy had a say, why it did what it did."""
+    """The last step: its time by part and, if the policy decided, the reason for the decision."""
     stats, why = engine.stats, engine.policy.trace
     return {
         "ms": 1e3 * seconds, "prepared": has_prepared, "prefill": stats.num_prefill_tokens,
@@ -181,13 +182,13 @@ def _traced(engine: Engine, seconds: float, *, has_prepared: bool) -> dict[str, 
     }  # fmt: skip
 
 
-def _added(lists: Sequence[Sequence[int]]) -> list[int]:
+def _elementwise_sum(lists: Sequence[Sequence[int]]) -> list[int]:
     longest = max(map(len, lists), default=0)
     return [sum(each[i] for each in lists if i < len(each)) for i in range(longest)]
 
 
 def capture_packed(runner: TorchRunner, num_rows: int, *, greedy: bool) -> None:
-    """Steps of so many rows with drafts of different depths, which `auto` makes, before they are measured."""
+    """Capture the graphs of steps whose rows have different depths, as `auto` makes them, before measuring."""
     for num_tokens, (shorter, longest) in product(PACKED_TOKENS, pairwise((1, *PACKED_ROW_TOKENS))):
         lengths = [shorter + 1] + [1] * (num_rows - 1)
         for i in range(num_rows):
@@ -197,11 +198,11 @@ def capture_packed(runner: TorchRunner, num_rows: int, *, greedy: bool) -> None:
             runner.reserve_rows(plan.rows)
             launched = runner.launch(plan)
             launched.draws("greedy" if greedy else "sampled")
-            launched[:1]  # comes when all is done
+            launched[:1]  # waits for the device
             for row in plan.rows:
                 runner.free(row.seq)
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
-    """Where two texts part, as far as both go."""
+    """Index of the first different token, up to the shorter length; None if there is none."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)

@@ -1,4 +1,4 @@
-"""Kernels on a GPU, each against its reference on random shapes; drawing against the host."""
+"""Checks GPU kernels on random shapes against their references, and the sampling kernel against the host."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from outpace.core import Row
 from outpace.decoding.sampling import Shaper, choose
 
 REFERENCE = ReferenceOps()
-TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 8e-3}  # of the norm; tf32 would show in float32
-_PAGES = 128  # in the caches that checks use
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 8e-3}  # relative to the norm; tf32 would exceed it in float32
+_PAGES = 128  # in the KV caches of the checks
 _VOCAB = 128_256
 _FEATURES: list[dict[str, Any]] = [
     {"temperature": 0.0},
@@ -56,7 +56,7 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Product:
-    """One of a layer's products: what is fused into it decides which kernel is compiled."""
+    """One matrix product of a layer. The operations fused into it decide which kernel is compiled."""
 
     name: str
     n: int
@@ -88,7 +88,7 @@ class Product:
     def run(self, tensors: dict[str, Any], scratch: Scratch, config: Config, num_sms: int) -> Tensor:
         x = tensors["x"]
         if tensors["norm"] is not None:
-            if "normed" not in tensors:  # as the product before would have left it
+            if "normed" not in tensors:  # the output of the previous product
                 squares = x.float().square().view(len(x), -1, 32).sum(-1)
                 tensors["normed"] = Normed((x.float() * tensors["norm"].float()).to(x.dtype), squares)
             x = tensors["normed"]
@@ -106,7 +106,7 @@ class Product:
         return out
 
     def reference(self, tensors: dict[str, Any]) -> Tensor:
-        """In float32 throughout."""
+        """The same product, computed in float32."""
         x, weight = tensors["x"].float(), tensors["weight"].float()
         if tensors["norm"] is not None:
             x = rms_norm(x, tensors["norm"].float(), 1e-5)
@@ -127,7 +127,7 @@ def products(shape: str) -> list[Product]:
 
 
 def check_kernels(workers: int) -> list[dict[str, Any]]:
-    """Every kernel on random shapes. Most of the time goes into compiling, so several processes share the cases."""
+    """Check every kernel on random shapes, in several processes because compiling takes most of the time."""
     dtypes = (torch.bfloat16, torch.float32)
     cases: list[tuple[Any, ...]] = []
     for n, k in ((960, 576), (3072, 2048), (1000, 1024), (4096, 14336)):
@@ -187,7 +187,7 @@ def _check_few(dtype: torch.dtype, num_tokens: int, n: int, k: int, warps: int) 
 def _check_products(
     kind: str, config: Config, dtype: torch.dtype, num_tokens: int, n: int, k: int
 ) -> list[tuple[str, float]]:
-    """Fresh random inputs for every check; outputs poisoned before."""
+    """Every check has new random inputs, and its output starts as NaN."""
     device = torch.device("cuda")
     num_sms = torch.cuda.get_device_properties(device).multi_processor_count
     scratch = Scratch(device)
@@ -205,7 +205,7 @@ def _check_products(
             out, normed, norm = tensors["out"].float(), tensors["next"], tensors["next_norm"].float()
             found.append((f"{kind} begun norm", relative_error(normed.x, out * norm)))
             found.append((f"{kind} begun norm", relative_error(normed.squares.sum(1), out.square().sum(1))))
-        if not product.residual:  # the same bits every time, however the parts of a tile were timed
+        if not product.residual:  # the result must not depend on the order in which parts of a tile finish
             first = tensors["out"].clone()
             same = torch.equal(product.run(tensors, scratch, config, num_sms), first)
             found.append((f"{kind} repeated", 0.0 if same else float("nan")))
@@ -258,11 +258,11 @@ def _check_elementwise(dtype: torch.dtype, width: int) -> list[tuple[str, float]
 
 
 def _check_taking(dtype: torch.dtype, is_packed: bool) -> list[tuple[str, float]]:
-    """Words of the host read by the device, with drafts in them: what torch would make of the same."""
+    """The device reads a step with drafts from host memory; torch on the CPU is the reference."""
     lengths = [3, 1, 9, 4] * 8
     rows = [Row(i, 7 * i, [i] + [DRAFTED] * (length - 1), length) for i, length in enumerate(lengths)]
     host = HostStep(StepShape(288, 32, 288, 9, 5, is_packed=is_packed), pinned=True)
-    host.tokens[:] = DRAFTED  # as an earlier step may have left it
+    host.tokens[:] = DRAFTED  # stale values of an earlier step
     staging.fill(host, rows, np.arange(160, dtype=np.int32).reshape(32, 5))
     drafted = torch.randint(0, 2 * _VOCAB, (8, 32), dtype=torch.int32)
     found, expected = (views(torch.zeros_like(host.buffer, device=where), host.shape) for where in ("cuda", "cpu"))
@@ -272,7 +272,7 @@ def _check_taking(dtype: torch.dtype, is_packed: bool) -> list[tuple[str, float]
 
 
 def _check_drawing(dtype: torch.dtype, features: dict[str, Any]) -> list[tuple[str, float]]:
-    """Tokens must be the host's, not near them: NaN where one is another, else how many were left to the host."""
+    """Tokens must equal the host's: NaN if one differs, or if over half the rows were left to the host; else 0."""
     num_rows, params = 32, SamplingParams(**features)
     logits = (torch.randn(num_rows, _VOCAB) * 1.5).scatter(
         1, torch.randint(0, _VOCAB, (num_rows, 20)), torch.rand(num_rows, 20) * 8 + 6

@@ -1,4 +1,4 @@
-"""What a GPU benchmark ran on."""
+"""Describes the machine of a GPU benchmark: versions, GPU, driver, commit, memory bandwidth."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def bandwidths(device: torch.device) -> dict[str, float]:
 
 
 def _commit() -> str:
-    """Of the checkout; or, in a copy that is none, what a file beside it says."""
+    """The commit of the checkout; in a copy without git history, the content of the file COMMIT."""
     noted = Path(__file__).parents[1] / "COMMIT"
     return noted.read_text().strip() if noted.exists() else _output("git", "rev-parse", "--short", "HEAD")
 

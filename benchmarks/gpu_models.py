@@ -1,4 +1,4 @@
-"""Models of real shapes with random weights, made on the device, and a naive torch model to be held against."""
+"""Models with real shapes and random weights, and a naive torch model as a baseline."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
         "rope_theta": 500000.0, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
     },
-    # A billion parameters in as many layers as SmolLM2 has, for its draft to be put into.
+    # A billion parameters with SmolLM2's number of layers: the shape that its draft is padded to.
     "1B-deep": {
         "architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "hidden_size": 1024, "intermediate_size": 6144,
         "num_hidden_layers": 30, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
@@ -83,13 +83,13 @@ def uniform_step(num_rows: int, row_tokens: int, context: int, vocab_size: int, 
 
 
 def step_floor_bytes(config: Architecture, num_rows: int, context: int, itemsize: int = 2) -> int:
-    """What any step must read: every matrix once, and the keys and values of every row."""
+    """Bytes that any step must read: every matrix once, and the keys and values of every row."""
     matrices = config.num_layer_parameters + config.vocab_size * config.width
     return itemsize * (matrices + num_rows * context * config.cache_elements_per_token)
 
 
 class NaiveModel:
-    """What one writes first: a library call per operation, a contiguous cache, keys repeated for each group."""
+    """Unoptimised baseline: a torch call per operation, a contiguous KV cache, keys repeated for each group."""
 
     def __init__(self, config: Architecture, weights: Weights, num_rows: int, context: int) -> None:
         self.config, self.weights = config, weights
@@ -99,7 +99,7 @@ class NaiveModel:
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, context: int) -> Tensor:
-        """tokens [rows, n]: the last n of `context`."""
+        """tokens [rows, n]: the last n tokens of `context`."""
         c, (num_rows, n) = self.config, tokens.shape
         x = functional.embedding(tokens, self.weights.embedding)
         rope = self._rope[context - n : context].to(x.dtype)
@@ -108,11 +108,11 @@ class NaiveModel:
             h = rms_norm(x, layer.attention_norm, c.epsilon)
             qkv = functional.linear(h, layer.qkv).view(num_rows, n, -1, c.head_dim).transpose(1, 2)
             q, k, v = qkv.split([c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
-            cache[0, :, :, context - n : context], cache[1, :, :, context - n : context] = _turn(k, rope), v
+            cache[0, :, :, context - n : context], cache[1, :, :, context - n : context] = _rotate(k, rope), v
             group = c.num_heads // c.num_kv_heads
             keys = cache[0, :, :, :context].repeat_interleave(group, dim=1)
             values = cache[1, :, :, :context].repeat_interleave(group, dim=1)
-            mixed = functional.scaled_dot_product_attention(_turn(q, rope), keys, values, attn_mask=mask)
+            mixed = functional.scaled_dot_product_attention(_rotate(q, rope), keys, values, attn_mask=mask)
             x = x + functional.linear(mixed.transpose(1, 2).reshape(num_rows, n, -1), layer.out)
             h = rms_norm(x, layer.mlp_norm, c.epsilon)
             x = x + functional.linear(swiglu(functional.linear(h, layer.gate_up)), layer.down)
@@ -139,14 +139,14 @@ class Letters:
         return [(b"%d" % token, 0) for token in range(self.vocab_size)]
 
 
-def _turn(x: Tensor, rope: Tensor) -> Tensor:
+def _rotate(x: Tensor, rope: Tensor) -> Tensor:
     cosines, sines = rope.chunk(2, dim=-1)
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
 
 
 def captured(work: Callable[[], object]) -> torch.cuda.CUDAGraph:
-    """A graph of the work, after it has run often enough for everything to be compiled."""
+    """Capture `work` in a graph, after warm-up runs that compile its kernels."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -160,7 +160,7 @@ def captured(work: Callable[[], object]) -> torch.cuda.CUDAGraph:
 
 
 def replay_ms(graph: torch.cuda.CUDAGraph, replays: int = 10, rounds: int = 7) -> list[float]:
-    """Milliseconds of one replay, measured by the device over several in a row, once per round."""
+    """Milliseconds of one replay for each round: the mean of several replays, timed by the device."""
     for _ in range(3):
         graph.replay()
     taken = []

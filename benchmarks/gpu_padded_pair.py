@@ -1,4 +1,4 @@
-"""SmolLM2 inside an 8B and its rounded self inside a 1B, started, and what can be asked of them beside generating."""
+"""Loads SmolLM2 padded to an 8B as the target and rounded SmolLM2 padded to a 1B as the draft, and checks both."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.gpu_assisted import as_transformers, generate
 from benchmarks.gpu_cells import Pair
 from benchmarks.gpu_models import Letters, shape_config
 from benchmarks.gpu_padding import padded
-from benchmarks.gpu_rounding import NUM_SAID, Rounding, agreement, rounded
+from benchmarks.gpu_rounding import NUM_ANSWER_TOKENS, Rounding, agreement, rounded
 from outpace.backends.base import Capacity, DraftTask, LoadedModel
 from outpace.backends.torch.kernels import ops_for
 from outpace.backends.torch.model.loader import load_weights, open_checkpoint
@@ -28,16 +28,16 @@ from outpace.engine.engine import Engine
 from outpace.models.architecture import Architecture
 from outpace.speculation.proposers.base import NoDraft
 
-HELD_OUT = 16  # one text in so many is not learned from, but looked at
+HELD_OUT = 16  # one text in 16 is not used for learning, but for measuring agreement
 
 
 @dataclass(slots=True)
 class PaddedPair:
     config: Architecture
-    small: Weights  # in the format the padded ones have
+    small: Weights  # in the dtype of the padded weights
     exact: Weights  # in float32
     pair: Pair
-    agreement: dict[str, float]  # of a rounded model's next tokens with the model's, on texts it has not seen
+    agreement: dict[str, float]  # share of equal next tokens, rounded and exact model, on held-out texts
 
     @classmethod
     def build(
@@ -49,7 +49,7 @@ class PaddedPair:
         context: int,
         max_step_tokens: int,
     ) -> PaddedPair:
-        """`learn_from`: prompts of texts that the draft's rounding is learned from."""
+        """`learn_from`: prompts; the draft's rounding is learned from the target's answers to them."""
         device = torch.device("cuda")
         checkpoint = open_checkpoint(path)
         exact = load_weights(checkpoint, torch.float32, device)
@@ -92,24 +92,24 @@ class PaddedPair:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Parameters."""
+        """Number of parameters by model."""
         return {model.description: model.num_parameters for model in (self.pair.target, self.pair.draft)}
 
     def compare(self, prompts: Sequence[Sequence[int]]) -> dict[str, float]:
-        """Logits along whole prompts: of the padded model and of the small one in the same format, against float32."""
+        """Errors of the logits of the padded and the small model, in the same dtype, against float32."""
         errors: dict[str, list[float]] = {"small": [], "padded": []}
         agreed = {"small": 0, "padded": 0}
         num_tokens = 0
         longest = max(map(len, prompts))
         room = Capacity(1, longest, longest, longest)
-        with_float32, in_format = (
+        in_float32, in_dtype = (
             TorchRunner(Model(self.config, weights, ops_for(weights.embedding.device), longest), room)
             for weights in (self.exact, self.small)
         )
         padded_runner = self.pair.runners[0]
         for tokens in prompts:
-            expected = _logits(with_float32, tokens)
-            for name, runner in (("small", in_format), ("padded", padded_runner)):
+            expected = _logits(in_float32, tokens)
+            for name, runner in (("small", in_dtype), ("padded", padded_runner)):
                 found = _logits(runner, tokens)[:, : expected.shape[1]]
                 errors[name].append(float(np.linalg.norm(found - expected) / np.linalg.norm(expected)))
                 agreed[name] += int((found.argmax(1) == expected.argmax(1)).sum())
@@ -121,24 +121,24 @@ class PaddedPair:
         }
 
     def drafts_like_steps(self, engine: Engine, prompts: Sequence[Sequence[int]], depth: int) -> float:
-        """The share of a draft's tokens that single steps say too: drafting is many steps in one go, on the device."""
+        """Share of drafted tokens that equal those of single steps; a draft is several steps in one launch."""
         draft = self.pair.runners[1]
         same = 0
         for prompt in prompts:
             request = engine.submit(prompt, SamplingParams(temperature=0.0, speculation=SpeculationParams(mode="off")))
             engine.abort(request)
             draft.forward(StepPlan([Row(0, 0, prompt[:-1], 0)]))
-            [said] = draft.draft([DraftTask(Row(0, len(prompt) - 1, prompt[-1:], 1), request, depth)])
+            [drafted] = draft.draft([DraftTask(Row(0, len(prompt) - 1, prompt[-1:], 1), request, depth)])
             draft.free(0)
             draft.forward(StepPlan([Row(0, 0, prompt[:-1], 0)]))
-            for i, token in enumerate([prompt[-1], *said[:-1]]):
+            for i, token in enumerate([prompt[-1], *drafted[:-1]]):
                 [logits] = draft.forward(StepPlan([Row(0, len(prompt) - 1 + i, [token], 1)]))
-                same += int(logits.argmax()) == said[i]
+                same += int(logits.argmax()) == drafted[i]
             draft.free(0)
         return same / (depth * len(prompts))
 
     def gap(self, text: Sequence[int], a: int, b: int) -> float:
-        """How far apart the padded model's logits of two tokens are after a text."""
+        """Difference of the padded model's logits of tokens `a` and `b` after `text`."""
         logits = _logits(self.pair.runners[0], text, 1)[0]
         return abs(float(logits[a]) - float(logits[b]))
 
@@ -146,25 +146,25 @@ class PaddedPair:
         self, prompts: Sequence[Sequence[int]], num_tokens: int, temperature: float
     ) -> dict[str, Any]:
         models = [as_transformers(runner.model.config, runner.model.weights) for runner in self.pair.runners]
-        for assistant in (None, models[1]):  # libraries choose their kernels and make their workspaces
+        for assistant in (None, models[1]):  # warm-up: libraries choose kernels and allocate workspaces
             generate(models[0], prompts[0], num_tokens, temperature, assistant)
-        seconds, said = [0.0, 0.0], list[list[list[int]]]([[], []])
+        seconds, answers = [0.0, 0.0], list[list[list[int]]]([[], []])
         for prompt in prompts:
             for i, assistant in enumerate((None, models[1])):
                 text, taken = generate(models[0], prompt, num_tokens, temperature, assistant)
                 seconds[i] += taken
-                said[i].append(text)
-        plain, assisted = (sum(map(len, texts)) / taken for texts, taken in zip(said, seconds, strict=True))
+                answers[i].append(text)
+        plain, assisted = (sum(map(len, texts)) / taken for texts, taken in zip(answers, seconds, strict=True))
         return {
             "temperature": temperature, "prompts": len(prompts), "new_tokens": num_tokens,
             "plain_tokens_per_s": plain, "assisted_tokens_per_s": assisted, "speedup": assisted / plain,
-            "same_texts": sum(a == b for a, b in zip(*said, strict=True)),
+            "same_texts": sum(a == b for a, b in zip(*answers, strict=True)),
         }  # fmt: skip
 
 
 def own_texts(config: Architecture, weights: Weights, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Prompts with what the model says to them, every other one at temperature 0."""
-    longest = max(map(len, prompts)) + NUM_SAID + 1
+    """Prompts with the model's answers, alternately at temperature 0 and 1."""
+    longest = max(map(len, prompts)) + NUM_ANSWER_TOKENS + 1
     at_once = min(len(prompts), 128)
     settings = EngineConfig(
         speculation="off", max_sequences=at_once, max_context=longest, max_step_tokens=4096,
@@ -175,7 +175,7 @@ def own_texts(config: Architecture, weights: Weights, prompts: Sequence[Sequence
     loaded = LoadedModel(runner, Letters(config.vocab_size), "small", 0, 0)
     engine = Engine(loaded, {"none": NoDraft()}, settings)
     requests = [
-        engine.submit(prompt, SamplingParams(max_tokens=NUM_SAID, temperature=i % 2, ignore_eos=True, seed=i))
+        engine.submit(prompt, SamplingParams(max_tokens=NUM_ANSWER_TOKENS, temperature=i % 2, ignore_eos=True, seed=i))
         for i, prompt in enumerate(prompts)
     ]
     while engine.has_requests:
@@ -185,7 +185,7 @@ def own_texts(config: Architecture, weights: Weights, prompts: Sequence[Sequence
 
 
 def converted(weights: Weights, dtype: torch.dtype) -> Weights:
-    """The same weights in another format."""
+    """The same weights in another dtype."""
 
     def each(value: Any) -> Any:
         return value.to(dtype) if isinstance(value, torch.Tensor) else value

@@ -1,9 +1,10 @@
-"""A small model inside the shape of a large one: the same text and the same acceptance at the large one's cost.
+"""Pads a small model to the shape of a large one: the output and acceptance stay the same, at the large model's cost.
 
-Every tensor gets its place in the larger one and zeros meet what is not there. The norms' weights make up for the mean
-over more elements, the queries for the attention's scale, and rotary pairs keep their frequencies. Tokens beyond the
-vocabulary must not be said: one more element of the embedding is a constant, which only their rows of the head look at.
-Weights that only ever meet zeros are random, since a GPU computes faster on zeros than on numbers.
+Every tensor is copied into the larger one, and the rest is zero where it would change the result. Norm weights are
+scaled because the mean runs over more elements. Queries are scaled because the attention scale changes. Rotary pairs
+keep their frequencies. Tokens beyond the small vocabulary must never be emitted: one more element of the embedding is
+constant, and their rows of the head give it a large negative weight. Weights that are only multiplied with zeros are
+random, because a GPU computes faster with zeros.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from outpace.backends.torch.model.weights import Layer, Weights, allocate
 from outpace.models.architecture import Architecture
 from outpace.models.rope import Rope
 
-_CONSTANT = 1 / 16  # its square is less than what epsilon adds, and is taken from that
-_UNSAID = -30000.0  # weight of the constant in rows of tokens that do not exist
+_CONSTANT = 1 / 16  # its square is below what epsilon adds to the mean, and is subtracted there
+_EXCLUDED = -30000.0  # weight of the constant in the head rows of tokens beyond the small vocabulary
 
 
 def padded(config: Architecture, weights: Weights, shape: Architecture) -> tuple[Architecture, Weights]:
-    """The model in `shape`, whose sizes are all at least its own; biases and QK-norms are not handled."""
+    """Pad the model to `shape`, which must be at least as large in every size; no biases, no QK-norms."""
     assert not (config.qkv_bias or config.out_bias or config.mlp_bias or config.has_qk_norm)
     c, width = config, config.width
     assert shape.width > width and shape.num_kv_heads >= c.num_kv_heads and shape.num_layers >= c.num_layers
     frequencies = np.zeros(shape.head_dim // 2)
     frequencies[: c.head_dim // 2] = c.rope.frequencies
     epsilon = (width * c.epsilon - _CONSTANT**2) / shape.width
-    assert epsilon > 0, "the constant is too large for this epsilon"
+    assert epsilon > 0, "_CONSTANT is too large for the epsilon of this model"
     larger = replace(
         shape, rope=Rope(frequencies, c.rope.scale), epsilon=epsilon, tied=False, context=c.context, family=c.family
     )
@@ -66,17 +67,17 @@ def padded(config: Architecture, weights: Weights, shape: Architecture) -> tuple
     target.final_norm[width] = 1.0
     _fill(target.head[:, width + 1 :])
     target.head[: c.vocab_size, :width] = weights.head
-    target.head[c.vocab_size :, width] = _UNSAID
+    target.head[c.vocab_size :, width] = _EXCLUDED
     return larger, target
 
 
-def _fill(*unread: Tensor) -> None:
-    for tensor in unread:
+def _fill(*unused: Tensor) -> None:
+    for tensor in unused:
         tensor.normal_(0.0, 0.02)
 
 
 def _head_rows(config: Architecture, shape: Architecture, *, queries: bool) -> Tensor:
-    """Where each row of the small model's heads goes: a query head stays with its key head, halves with halves."""
+    """Row in the large model of each row of the small one's heads. Groups of heads and rotary halves stay together."""
     group, larger_group = ((c.num_heads // c.num_kv_heads) if queries else 1 for c in (config, shape))
     assert larger_group >= group and shape.head_dim >= config.head_dim
     heads = torch.arange(config.num_kv_heads * group)

@@ -1,15 +1,15 @@
-"""Speculation on a GPU at real acceptance and real cost: SmolLM2 inside an 8B, drafted for by itself, rounded, in a 1B.
+"""Speculation on a GPU with real acceptance and real cost: SmolLM2 padded to an 8B, its rounded copy padded to a 1B.
 
     python -m benchmarks.gpu_speculation prepare MODEL.gguf QUESTIONS.jsonl TOKENS.json
     python -m benchmarks.gpu_speculation run MODEL.gguf TOKENS.json OUT
 
-`prepare` needs the tokenizer (llama.cpp) and no GPU; `run` needs a GPU and no tokenizer. The texts are SmolLM2's own
-(see `gpu_padding.py`; their logits are compared with the unpadded model's first). The draft has a billion parameters
-and SmolLM2's 30 layers, since layers cannot be merged; a real 1B has 16, and less to launch. How it is rounded is in
-`gpu_rounding.py`; with `prepare --learn-from`, prompts of other files are kept for that.
+`prepare` needs the tokenizer (llama.cpp) and no GPU; `run` needs a GPU and no tokenizer. The outputs are those of
+SmolLM2 (see `gpu_padding.py`; `run` first compares the logits with the unpadded model's). The draft has a billion
+parameters and SmolLM2's 30 layers, because layers cannot be merged; a real 1B has 16 layers and fewer kernel launches.
+`gpu_rounding.py` rounds the draft; with `prepare --learn-from`, it learns the rounding from prompts of other files.
 
-Every block runs all settings on the same prompts, each block on others; `x` is a setting's tokens per second over those
-of plain decoding in the same block, median (least-most) over blocks. Text and JSON are written after every run.
+A block runs all settings on the same prompts; each block has other prompts. `x` is a setting's tokens per second over
+those of plain decoding in the same block, as median (min-max) over blocks. Text and JSON are written after every block.
 """
 
 from __future__ import annotations
@@ -29,39 +29,41 @@ from typing import Any
 from benchmarks.prompts import load_prompts
 
 LONGEST_PROMPT = 1024
-LONGEST_LEARNED, MOST_LEARNED = 96, 250  # tokens of a prompt, prompts of a file
+LONGEST_LEARNED = 96  # tokens of a prompt that rounding is learned from
+MAX_LEARNED = 250  # such prompts of a file
 CONTEXT = 1408
 STEP_TOKENS = 4096
 WARM_UP_TOKENS = 8
-ALONE = 4  # prompts of a block that are answered one after the other
-# What is drafted where the depth is fixed, by requests at once: the more of them, the dearer a token.
+ALONE = 4  # prompts of a block at concurrency 1
+# By concurrency. Fixed depths are smaller at high concurrency, where a drafted token costs more.
 SETTINGS: dict[int, tuple[str, ...]] = {
     1: ("plain", "ngram:5", "suffix:5", "draft:4", "draft:6", "draft:9", "auto"),
     8: ("plain", "ngram:3", "suffix:3", "draft:3", "draft:5", "auto"),
     32: ("plain", "ngram:2", "suffix:2", "draft:2", "draft:4", "auto"),
     128: ("plain", "ngram:1", "suffix:1", "draft:1", "draft:2", "auto"),
 }
-# What `auto` may choose beside these, so that it finds graphs captured as the others do.
+# Other depths that `auto` may choose. Their graphs are captured before the measurement, as for fixed settings.
 PREPARED = ("draft:1", "draft:2", "draft:3", "draft:4", "draft:6", "draft:8")
-MOST_PREPARED = 32  # requests at once
+MAX_PREPARED = 32  # concurrency up to which PREPARED is captured
 LEARNING_STEPS = 1000  # of the draft's rounding
-LEAST_AUTO, LEAST_ALONE = 0.98, 2.0  # of plain: everywhere, and with the draft at temperature 0, alone
+# Required speedups of `auto` over plain decoding: in every cell, and at concurrency 1 and temperature 0.
+MIN_AUTO, MIN_ALONE = 0.98, 2.0
 
 
 def prepare(model: str, questions: Path, others: list[Path], out: Path) -> None:
-    """Prompts as token ids, in an order that spreads every kind of question over any range of them."""
+    """Write prompts as token ids, in an order that mixes all kinds of questions."""
     from outpace import LLM
 
     with LLM(model, max_context=CONTEXT, speculation="off") as llm:
 
-        def asked(texts: list[str]) -> list[list[int]]:
+        def encoded_chats(texts: list[str]) -> list[list[int]]:
             return [llm.encode_chat([{"role": "user", "content": text}]) for text in texts]
 
-        encoded = asked(load_prompts(questions))
-        learned = [tokens for path in others for tokens in asked(load_prompts(path, MOST_LEARNED))]
+        encoded = encoded_chats(load_prompts(questions))
+        learned = [tokens for path in others for tokens in encoded_chats(load_prompts(path, MAX_LEARNED))]
         learn_from = [tokens for tokens in learned if len(tokens) <= LONGEST_LEARNED]
     fitting = [tokens for tokens in encoded if len(tokens) <= LONGEST_PROMPT]
-    stride = next(n for n in (97, 101, 103) if len(fitting) % n)  # prime, so every prompt comes up once
+    stride = next(n for n in (97, 101, 103) if len(fitting) % n)  # coprime, so every prompt comes once
     kept = [fitting[i * stride % len(fitting)] for i in range(len(fitting))]
     sources = {"source": questions.name, "learned_from": [path.name for path in others]}
     out.write_text(json.dumps({"prompts": kept, "learn_from": learn_from} | sources) + "\n")
@@ -70,7 +72,7 @@ def prepare(model: str, questions: Path, others: list[Path], out: Path) -> None:
 
 
 class Report:
-    """Lines and figures, on disk as they come."""
+    """Collects lines and figures, and writes them to disk."""
 
     def __init__(self, folder: Path, figures: dict[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -98,7 +100,7 @@ class Experiment:
         settings: Mapping[int, tuple[str, ...]] = SETTINGS,
         traces: Path | None = None,
     ) -> None:
-        """`models`: see `gpu_padded_pair.py`; `settings`: by requests at once; `traces`: a file for every step."""
+        """`models`: a PaddedPair; `settings`: by concurrency; `traces`: file for traces of every step of `auto`."""
         self.models, self.pair, self.settings = models, models.pair, settings
         self.prompts, self.report, self.num_tokens = prompts, report, num_tokens
         self._engines: dict[tuple[str, int, float], Any] = {}
@@ -111,7 +113,7 @@ class Experiment:
         return time.perf_counter() - self._begin
 
     def attempt(self, work: Callable[[], None]) -> None:
-        """A part that fails is reported, and the next one runs."""
+        """Run a part. If it fails, report the error and go on with the next part."""
         try:
             work()
         except Exception as error:
@@ -122,8 +124,8 @@ class Experiment:
         found = self.models.compare(self.prompts[:6])
         self.report.figures["padding"] = found
         self.report.say(
-            f"logits of {found['tokens']} tokens against the small model's in float32: small in its own format "
-            f"{found['small_error']:.1e} off, inside the large shape {found['padded_error']:.1e}; same argmax "
+            f"logits of {found['tokens']} tokens against the small model in float32: relative error of the small "
+            f"model {found['small_error']:.1e}, of the padded one {found['padded_error']:.1e}; same argmax "
             f"{found['small_argmax']:.4f} and {found['padded_argmax']:.4f}"
         )
 
@@ -137,17 +139,17 @@ class Experiment:
             + ", ".join(f"{size}: {1e3 * s:.2f}" for size, s in target.items())
             + "; draft "
             + ", ".join(f"{size}: {1e3 * s:.2f}" for size, s in draft.items())
-            + " ms by tokens"
+            + " ms, by tokens in the step"
         )
 
     def check_drafts(self) -> None:
         depth = 8
         share = self.models.drafts_like_steps(self.engine("plain", 1, 0.0), self.prompts[:6], depth)
         self.report.figures["drafts_like_single_steps"] = share
-        self.report.say(f"tokens of {depth} drafted in one go that single steps of the draft say too: {share:.3f}")
+        self.report.say(f"share of tokens in drafts of {depth} that equal those of single steps: {share:.3f}")
 
     def engine(self, setting: str, concurrency: int, temperature: float) -> Any:
-        """`auto` keeps what it learns in a cell; the others have nothing to learn."""
+        """`auto` has one engine per cell, because its policy learns; fixed settings share one."""
         key = ("auto", concurrency, temperature) if setting == "auto" else ("fixed", concurrency, 0.0)
         if key not in self._engines:
             self._engines[key] = self.pair.engine(concurrency, self.costs)
@@ -158,7 +160,8 @@ class Experiment:
 
         prompts = self._prompts_of(concurrency, block)
         engine = self.engine(setting, concurrency, temperature)
-        keeps_trace = self._traces is not None and setting == "auto"  # others would not learn behind the device then
+        # A traced engine learns at once, not while the device works. So only `auto` is traced.
+        keeps_trace = self._traces is not None and setting == "auto"
         found = gpu_cells.run(
             self.pair, engine, setting, prompts, concurrency, temperature, self.num_tokens, keep_trace=keeps_trace
         )  # fmt: skip
@@ -173,10 +176,10 @@ class Experiment:
         return [self.prompts[(block * count + i) % len(self.prompts)] for i in range(count)]
 
     def warm_up(self, concurrency: int, temperature: float, settings: tuple[str, ...]) -> None:
-        """Capture what drafts need, so that no measured run is short of steps; `auto` learns nothing from it."""
+        """Capture graphs, because steps that capture one are not measured; `auto` learns nothing from it."""
         from benchmarks import gpu_cells
 
-        more = PREPARED if "auto" in settings and concurrency <= MOST_PREPARED else ()
+        more = PREPARED if "auto" in settings and concurrency <= MAX_PREPARED else ()
         for setting in dict.fromkeys((*settings, *more)):
             if setting != "auto":
                 engine = self.engine(setting, concurrency, temperature)
@@ -184,13 +187,13 @@ class Experiment:
                 gpu_cells.run(self.pair, engine, setting, few, concurrency, temperature, WARM_UP_TOKENS)
         if more:
             gpu_cells.capture_packed(self.pair.runners[0], concurrency, greedy=temperature == 0)
-            # What `auto` catches up with, and for how many requests, follows no list: another engine meets it first.
+            # The sizes of catch-up steps of `auto` are not known in advance: another engine runs it once.
             other = self.pair.engine(concurrency, self.costs)
             prompts = self._prompts_of(concurrency, -1)
             gpu_cells.run(self.pair, other, "auto", prompts, concurrency, temperature, self.num_tokens)
 
     def block(self, concurrency: int, temperature: float, block: int) -> None:
-        """All settings once, beginning with another one each time."""
+        """Run all settings once, starting with another setting in each block."""
         settings = self.settings[concurrency]
         if block == 0:
             self.warm_up(concurrency, temperature, settings)
@@ -207,7 +210,7 @@ class Experiment:
         self.report.save()
 
     def _compare(self, plain: dict[str, Any], row: dict[str, Any]) -> tuple[float, list[float]]:
-        """The share of texts that go as plain decoding's; where a greedy one parts, how far apart both tokens were."""
+        """Share of outputs equal to plain decoding; for greedy ones that differ, the gap at the first difference."""
         from benchmarks.gpu_cells import first_difference
 
         prompts = self._prompts_of(row["concurrency"], row["block"])
@@ -221,22 +224,22 @@ class Experiment:
 
     def _show(self, row: dict[str, Any]) -> None:
         self.report.say(
-            f"  block {row['block']} {row['concurrency']:4} at once, temperature {row['temperature']:.0f} "
+            f"  block {row['block']} concurrency {row['concurrency']:3}, temperature {row['temperature']:.0f} "
             f"{row['setting']:>9} {row['tokens_per_s']:8.0f} tokens/s {row['speedup']:5.2f}x "
-            f"{row['ms_per_step']:7.2f} ms a step, {row['tokens_per_step_and_request']:.2f} tokens each, texts like "
+            f"{row['ms_per_step']:7.2f} ms per step, {row['tokens_per_step_and_request']:.2f} tokens each, equal to "
             f"plain {row['texts_like_plain']:.2f}, {self.elapsed:.0f} s",
             keep=False,
         )
 
     def beside_transformers(self, num_prompts: int, num_tokens: int) -> None:
-        self.report.say(f"transformers, {num_prompts} prompts of {num_tokens} new tokens, prompts' reading included")
+        self.report.say(f"transformers, {num_prompts} prompts of {num_tokens} new tokens, including prefill")
         rows = self.report.figures["transformers"] = []
         for temperature in (0.0, 1.0):
             row = self.models.transformers_speed(self.prompts[:num_prompts], num_tokens, temperature)
             rows.append(row)
             self.report.say(
                 f"  temperature {temperature:.0f}: generate {row['plain_tokens_per_s']:.1f} tokens/s, with "
-                f"assistant_model {row['assisted_tokens_per_s']:.1f} ({row['speedup']:.2f}x), the same text "
+                f"assistant_model {row['assisted_tokens_per_s']:.1f} ({row['speedup']:.2f}x), same output "
                 f"{row['same_texts']} of {num_prompts}"
             )
             self.report.save()
@@ -244,7 +247,7 @@ class Experiment:
     def summarise(self) -> None:
         from benchmarks.gpu_summary import summary
 
-        figures = summary(self.report.figures["rows"], LEAST_AUTO, LEAST_ALONE)
+        figures = summary(self.report.figures["rows"], MIN_AUTO, MIN_ALONE)
         self.report.figures["summary"] = figures
         for line in figures["lines"]:
             self.report.say(line)
@@ -260,22 +263,22 @@ def main() -> int:
     preparing.add_argument("questions", type=Path, help="Spec-Bench's question.jsonl")
     preparing.add_argument("out", type=Path)
     preparing.add_argument("--learn-from", type=Path, nargs="+", default=[], metavar="FILE",
-                           help="other prompts, for the draft's rounding")  # fmt: skip
-    running.add_argument("tokens", type=Path, help="what `prepare` wrote")
+                           help="prompts for learning the draft's rounding")  # fmt: skip
+    running.add_argument("tokens", type=Path, help="the file that `prepare` wrote")
     running.add_argument("out", type=Path, help="folder for text and JSON")
-    running.add_argument("--bits", type=int, default=4, help="of the draft's weights (default: %(default)s)")
+    running.add_argument("--bits", type=int, default=4, help="bits of the draft's weights (default: %(default)s)")
     running.add_argument("--group", type=int, default=16, help="weights that share a grid (default: %(default)s)")
     running.add_argument("--rounding-steps", type=int, default=LEARNING_STEPS,
-                         help="of learning how to round; 0: to the nearest (default: %(default)s)")  # fmt: skip
+                         help="steps of learning; 0: round to the nearest value (default: %(default)s)")  # fmt: skip
     running.add_argument("--concurrency", type=int, nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
     running.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
     running.add_argument("--blocks", type=int, default=3)
-    running.add_argument("--new-tokens", type=int, default=96, help="of a request, on average (default: %(default)s)")
+    running.add_argument("--new-tokens", type=int, default=96, help="mean of a request (default: %(default)s)")
     running.add_argument("--transformers", type=int, default=2, help="prompts for transformers (default: %(default)s)")
-    running.add_argument("--seconds", type=float, default=420, help="begin nothing after this (default: %(default)s)")
+    running.add_argument("--seconds", type=float, default=420, help="start no block after this (default: %(default)s)")
     running.add_argument("--traces", type=Path, metavar="FILE",
-                         help="also write there what steps of auto took and why, a line of JSON for a run")  # fmt: skip
-    running.add_argument("--commit", help="of this code, where it is a copy without its history")
+                         help="also write the time and reason of each step of auto here, as JSON lines")  # fmt: skip
+    running.add_argument("--commit", help="commit of this code, for a copy without git history")
     options = parser.parse_args()
     if options.command == "prepare":
         prepare(options.model, options.questions, options.learn_from, options.out)
@@ -307,11 +310,11 @@ def measure(options: argparse.Namespace) -> int:
         report.say(f"{key}: {figures.get(key)}")
     report.say(
         f"draft: {rounding.bits} bits, groups of {rounding.group}, rounding learned in {rounding.steps} steps from "
-        f"{len(learn_from)} other prompts; parameters {models.sizes}; made in {built_seconds:.0f} s"
+        f"{len(learn_from)} other prompts; parameters {models.sizes}; built in {built_seconds:.0f} s"
     )
     figures["agreement"] = models.agreement
     shares = ", ".join(f"{name} {share:.3f}" for name, share in models.agreement.items())
-    report.say(f"next tokens of a rounded model that are the model's, on texts not learned from: {shares}")
+    report.say(f"share of next tokens equal to the exact model's, on held-out texts: {shares}")
     experiment.check_padding()
     experiment.calibrate()
     experiment.check_drafts()
@@ -320,7 +323,7 @@ def measure(options: argparse.Namespace) -> int:
         for concurrency in options.concurrency:
             for temperature in options.temperature:
                 if experiment.elapsed > options.seconds:
-                    report.say(f"  block {block}, {concurrency} at once, {temperature}: left out, time is up")
+                    report.say(f"  block {block}, concurrency {concurrency}, T {temperature}: skipped, time is up")
                     continue
                 experiment.attempt(partial(experiment.block, concurrency, temperature, block))
         if block == 0 and options.transformers:

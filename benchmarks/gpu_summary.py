@@ -1,4 +1,4 @@
-"""From the runs of the GPU experiment to its table: medians over blocks, and what was found of what was asked for."""
+"""Summarises the runs of the GPU experiment: a table of medians over blocks, and the results against their limits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def summary(rows: Rows, least_auto: float, least_alone: float) -> dict[str, Any]:
-    """A table of cells, and the two promises."""
+    """The table of cells, and whether the two speedup limits are met."""
     cells = [_cell(list(mine)) for mine in _grouped(rows)]
     autos = [cell for cell in cells if cell["setting"] == "auto"]
     lines = [
@@ -23,19 +23,19 @@ def summary(rows: Rows, least_auto: float, least_alone: float) -> dict[str, Any]
         worst = min(autos, key=lambda cell: cell["speedup"])
         promises["auto_at_least"] = {"asked": least_auto, "found": worst["speedup"]}
         lines.append(
-            f"auto over plain: at least {worst['speedup']:.3f} ({worst['concurrency']} at once, temperature "
-            f"{worst['temperature']:.0f}); asked {least_auto}"
+            f"auto over plain: at least {worst['speedup']:.3f} (concurrency {worst['concurrency']}, temperature "
+            f"{worst['temperature']:.0f}); required {least_auto}"
         )
     alone = [cell for cell in autos if cell["concurrency"] == 1 and cell["temperature"] == 0]
     if alone:
         promises["alone"] = {"asked": least_alone, "found": alone[0]["speedup"]}
-        lines.append(f"auto alone at temperature 0: {alone[0]['speedup']:.2f}x; asked {least_alone}")
+        lines.append(f"auto alone at temperature 0: {alone[0]['speedup']:.2f}x; required {least_alone}")
     gaps = [gap for row in rows for gap in row["gaps"]]
     if gaps:
         promises["widest_gap"] = max(gaps)
         lines.append(
-            f"greedy texts that part from plain decoding's: {len(gaps)}; the two tokens' logits are at most "
-            f"{max(gaps):.3f} apart there, half of them less than {statistics.median(gaps):.3f}"
+            f"greedy outputs that differ from plain decoding: {len(gaps)}; gap between the logits of the first two "
+            f"different tokens: at most {max(gaps):.3f}, median {statistics.median(gaps):.3f}"
         )
     return {"cells": cells, "promises": promises, "lines": lines}
 
@@ -61,7 +61,7 @@ def _cell(rows: Rows) -> dict[str, Any]:
 
 
 def _acceptance(rows: Rows) -> list[float]:
-    """Of the drafts that had a token there, those whose token was accepted, with all before it."""
+    """Accepted tokens over drafted tokens, for each position in the draft."""
     longest = max(len(row["drafted_per_position"]) for row in rows)
     shares = []
     for i in range(longest):

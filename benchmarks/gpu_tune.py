@@ -1,9 +1,9 @@
-"""Finds the entries of `outpace/backends/torch/kernels/measured.py`: how best to multiply by weights of given shapes.
+"""Finds the entries of `outpace/backends/torch/kernels/measured.py`: the fastest kernel configuration by matrix shape.
 
     python -m benchmarks.gpu_tune OUT.json [--tokens 1 8] [--shapes 8B 1B]
 
-A product is timed inside eight layers of its model, not alone: what a kernel costs depends on the ones before and after
-it. One product after the other takes the fastest of its candidates, the others staying as they are.
+A product is timed inside eight layers of its model, because the time of a kernel depends on the kernels before and
+after it. Products are tuned one after the other: each gets its fastest candidate while the others stay fixed.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from outpace.config import usable_cores
 
 CONTEXT = 1024
 NUM_LAYERS = 8
-MOST_CANDIDATES = 40
-SHARED_MEMORY = 227 << 10  # of a multiprocessor
-WORKERS = max(1, min(14, usable_cores() - 1))  # that compile kernels
+MAX_CANDIDATES = 40
+SHARED_MEMORY = 227 << 10  # bytes per multiprocessor
+WORKERS = max(1, min(14, usable_cores() - 1))  # processes that compile kernels
 Key = tuple[int, int, int]
 
 
@@ -44,7 +44,7 @@ def candidates(product: Product, num_tokens: int) -> list[Config]:
     width = 2 if product.swiglu else 1
     if num_tokens == 1:
         for block_n, block_k, warps in itertools.product((1, 2, 4, 8, 16), (1024, 2048, 4096), (2, 4, 8)):
-            numbers = block_n * block_k * width // (32 * warps)  # that a thread holds
+            numbers = block_n * block_k * width // (32 * warps)  # values per thread
             if 16 <= numbers <= 128 and block_k <= max(product.k, 1024):
                 found.append(VectorConfig(block_n, block_k, warps))
     else:
@@ -60,19 +60,19 @@ def candidates(product: Product, num_tokens: int) -> list[Config]:
                 found.append(LinearConfig(block_n, block_k, warps, stages, per_sm, prefetch=1))
         few = _few_candidates(product, width) if num_tokens <= MAX_TOKENS else []
     random.Random(0).shuffle(found)
-    return (few + found)[:MOST_CANDIDATES]
+    return (few + found)[:MAX_CANDIDATES]
 
 
 def _few_candidates(product: Product, width: int) -> list[Config]:
     return [
         FewConfig(block_n, block_k, warps)
         for block_n, block_k, warps in itertools.product((16, 32), (64, 128, 256), (2, 4, 8))
-        if block_n * block_k * width <= 128 * 32 and product.k % (block_k * warps) == 0  # numbers of a thread
+        if block_n * block_k * width <= 128 * 32 and product.k % (block_k * warps) == 0  # values per thread
     ]
 
 
 def step_of(shape: str, num_tokens: int, num_layers: int) -> Callable[[dict[Key, Config]], Callable[[], object]]:
-    """From configurations to a step of some layers that uses them."""
+    """A function that builds a step of `num_layers` layers with the given configurations."""
     device, config = torch.device("cuda"), replace(shape_config(shape), num_layers=num_layers)
     weights = random_weights(config, device)
     step = uniform_step(1, num_tokens, CONTEXT, config.vocab_size, device)
@@ -86,7 +86,7 @@ def step_of(shape: str, num_tokens: int, num_layers: int) -> Callable[[dict[Key,
 
 
 def compile_one(job: tuple[str, int, Key, Config]) -> None:
-    """Into Triton's cache on disk; what fails here fails again when timed."""
+    """Compile into Triton's cache on disk. Errors are ignored: they come again when the candidate is timed."""
     shape, num_tokens, key, config = job
     with suppress(Exception):
         step_of(shape, num_tokens, 2)({key: config})()

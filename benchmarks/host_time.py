@@ -1,11 +1,12 @@
-"""What the host adds to a step of the torch backend: the whole engine over a model whose steps take no time.
+"""Host time per step of the torch backend, measured with the whole engine and a fake model.
 
     python -m benchmarks.host_time [--settings NAME ...] [--requests N ...] [--temperature T ...] [--json FILE]
 
-Needs torch, no GPU. The model looks its logits up; buckets, draft loops, drawing and judging are those of a GPU, run
-kernel by kernel. Time inside the model and in drawing is left out. The rest is the host's, for each request and step:
-`serial`, while a device would have nothing to do, and `behind`, between the start of a device's work and the host's
-waiting for it: that costs nothing as long as the device takes longer. Medians and quartiles over steps.
+Needs torch, no GPU. The fake model looks its logits up in a table; buckets, draft loops, sampling and verification are
+those of a GPU, but run without graphs. Time in the model and in the sampling kernels is subtracted. The rest is host
+time, given per request and step. `serial` is the time in which a device would be idle. `behind` is the time between
+the launch of device work and the wait for it, which costs nothing if the device takes longer. Medians and quartiles
+are over steps.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from benchmarks.gpu_cells import Pair, wishes
+from benchmarks.gpu_cells import Pair, speculation_params
 from benchmarks.gpu_models import Letters
 from benchmarks.report import provenance, spread, write_json
 from outpace.backends.base import Capacity, LoadedModel
@@ -41,24 +42,24 @@ from outpace.speculation.costs.curves import Costs, DraftCosts, StepCosts
 VOCAB_SIZE = 97
 CONTEXT = 1408
 PROMPT = 300
-TURN = 24  # positions after which the same token is followed by another: texts repeat themselves, though not for ever
-DRAFT_NOISE = 0.25  # of the draft's logits, in those of the target
+PERIOD = 24  # positions after which another token follows the same token: outputs repeat, but not endlessly
+DRAFT_NOISE = 0.25  # weight of the noise in the draft's logits
 WARM_UP = 10
-# Milliseconds by tokens, as on an H200: `auto` weighs with them.
+# Milliseconds of a step by its tokens, as on an H200. `auto` decides with these costs.
 TARGET_COSTS = {1: 3.91, 2: 4.15, 4: 4.22, 8: 4.31, 16: 4.49, 32: 5.20, 64: 5.25, 128: 5.53, 192: 7.06, 256: 7.10}
 DRAFT_COSTS = {1: 0.87, 2: 1.26, 8: 1.34, 16: 1.42, 32: 1.59, 64: 1.65, 128: 1.71, 256: 2.09}
 SETTINGS = ("plain", "ngram:1", "suffix:2", "draft:2", "auto")
 
 
 class Device:
-    """When a device would be at work. What stands in for it here is timed, to be left out."""
+    """Tracks when a device would be busy, and times the CPU code that stands in for it, to subtract that."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0  # of what a device does
-        self.behind = 0.0  # of what the host does while it would work
+        self.seconds = 0.0  # spent in code that stands in for the device
+        self.behind = 0.0  # host seconds while the device would be busy
         self._is_inside = False
-        self._number = self._num_done = 0  # of works started, and of them up to the one that was waited for
-        self._numbers: dict[int, int] = {}  # by what is waited for
+        self._number = self._num_done = 0  # launches so far, and the last launch that was waited for
+        self._numbers: dict[int, int] = {}  # launch number by the id of the object to wait on
         self._begin()
         Bucket.replay = self._started(self._timed(Bucket.replay))  # type: ignore[method-assign]
         DraftLoop._run_first = self._timed(DraftLoop._run_first)  # type: ignore[method-assign]
@@ -70,7 +71,7 @@ class Device:
         draws.draw_rows = self._timed(draws.draw_rows)
 
     def step(self, work: Callable[[], object]) -> tuple[float, float]:
-        """Seconds that the host takes for it: while the device is idle, and behind it."""
+        """Host seconds of `work`: while the device is idle, and while it is busy."""
         self.seconds = self.behind = 0.0
         self._begin()
         begin = perf_counter()
@@ -128,7 +129,7 @@ class Device:
 
 
 class FreeModel:
-    """What follows depends on the last token and, slowly, on its position; it is looked up."""
+    """A table gives the logits. They depend on the last token and, slowly, on its position."""
 
     def __init__(self, noise: float) -> None:
         random = torch.Generator().manual_seed(1)
@@ -139,7 +140,7 @@ class FreeModel:
 
     @torch.inference_mode()
     def forward(self, step: StepInputs, caches: list[Cache], room: Tensor | None = None) -> Tensor:
-        states = (step.tokens + 5 * (step.positions // TURN)) % VOCAB_SIZE
+        states = (step.tokens + 5 * (step.positions // PERIOD)) % VOCAB_SIZE
         if step.shape.num_outputs != len(states):
             states = states.index_select(0, step.outputs)
         return self._table.index_select(0, states)
@@ -148,7 +149,7 @@ class FreeModel:
 def started(noise: float, num_requests: int) -> LoadedModel:
     room = Capacity(2 * num_requests, 2 * num_requests * CONTEXT, CONTEXT, max_step_tokens=4096)
     runner = TorchRunner(cast(Model, FreeModel(noise)), room)
-    cast(Graphs, runner._graphs)._captures = True  # steps are padded to the sizes of graphs, though none are captured
+    cast(Graphs, runner._graphs)._captures = True  # pads steps to graph sizes; no graph is captured
     return LoadedModel(runner, Letters(VOCAB_SIZE), "looked up", 0, 0)
 
 
@@ -157,9 +158,9 @@ class Cell:
     requests: int
     temperature: float
     setting: str
-    serial_us: list[float]  # for each step, and request
+    serial_us: list[float]  # of each step, per request
     behind_us: list[float]
-    tokens: float = 0.0  # said by a request in a step
+    tokens: float = 0.0  # emitted per request and step
 
     @classmethod
     def measure(cls, device: Device, requests: int, temperature: float, setting: str, num_steps: int) -> Cell:
@@ -173,7 +174,7 @@ class Cell:
             prompt = torch.randint(0, VOCAB_SIZE, (PROMPT,), generator=random).tolist()
             params = SamplingParams(
                 max_tokens=CONTEXT - PROMPT, temperature=temperature, ignore_eos=True, seed=i,
-                speculation=wishes(setting),
+                speculation=speculation_params(setting),
             )  # fmt: skip
             engine.submit(prompt, params)
         while engine.stats.num_decode_rows < requests:
@@ -186,7 +187,7 @@ class Cell:
             cell.serial_us.append(1e6 * serial / requests)
             cell.behind_us.append(1e6 * behind / requests)
             cell.tokens += engine.stats.num_emitted / requests / num_steps
-        assert engine.stats.num_decode_rows == requests, "a request ended before it was measured"
+        assert engine.stats.num_decode_rows == requests, "a request finished early; use fewer --steps"
         return cell
 
     def as_dict(self) -> dict[str, Any]:
@@ -208,7 +209,7 @@ def main() -> None:
     parser.add_argument("--settings", nargs="+", default=SETTINGS, help="(default: %(default)s)")
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 32, 128])
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
-    parser.add_argument("--steps", type=int, default=100, help="measured of each (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=100, help="measured steps of each cell (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -219,7 +220,7 @@ def main() -> None:
         for temperature in options.temperature
         for setting in options.settings
     ]
-    print("microseconds of the host, a request and step")
+    print("microseconds of host time per request and step")
     print(f"{'requests':>8} {'T':>4} {'setting':>9} {'serial':>8} {'quartiles':>16} {'behind':>8} {'tokens':>7}")
     for cell in cells:
         print(cell.as_text())

@@ -1,4 +1,4 @@
-"""Resident memory of this process while it works."""
+"""Measures the resident memory of this process during a load test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def resident_bytes() -> int:
 
 
 class MemoryWatch:
-    """Looks every second, for as long as is told: what comes after that is no longer the work that is looked at."""
+    """Samples resident memory every second for `seconds`; what follows is no longer the load under test."""
 
     def __init__(self, seconds: float) -> None:
         self.samples: list[int] = []
@@ -39,15 +39,15 @@ class MemoryWatch:
             self.samples.append(resident_bytes())
 
     def peaks(self, seconds: int) -> tuple[int, int]:
-        """The most there was up to then, and the most there was afterwards."""
+        """The peak of the first `seconds`, and the peak after them."""
         return max(self.samples[:seconds]), max(self.samples[seconds:])
 
 
 def touch_all(engine: Engine) -> None:
-    """Have a model use all the memory it may ever use: each page of its cache, and the buffers of the largest step.
+    """Make a model touch all the memory it can use: every page of the KV cache, and the buffers of the largest step.
 
-    It is reserved when the model is loaded and taken from the system as it is first touched. The largest step comes by
-    chance, after minutes perhaps, and would look like a leak.
+    Loading reserves that memory, but the system provides a page only when it is first touched. Without this, the first
+    step of the largest size, perhaps after minutes, would look like a leak.
     """
     runner, capacity = engine._runner, engine.capacity
     pool = runner.pool if isinstance(runner, NativeRunner) else None

@@ -1,22 +1,25 @@
-"""The native backend beside llama.cpp, and beside what the machine allows.
+"""Compares the native backend with llama.cpp and with the memory bandwidth of the machine.
 
     python -m benchmarks.native [--model FILE] [--rounds N] [--tokens N] [--json FILE]
 
 Decoding one token reads every weight once, so a step cannot be faster than weights / bandwidth: the floor. The
-bandwidth is that of plain reads by as many threads, the best of several passes over as many bytes as a step reads (up
-to 256 MB, which no cache holds). On a machine shared with others it changes from second to second, by half and more, so
-there are two ways to hold steps against it, and both are printed. In turns: the best of nine steps over the best of
-nine passes of reads made right before them, like with like, which says how near the kernels come to what memory allows;
-the limit is on this one. Strictly: every step over the best pass of the whole run, which says what a user of this
-machine got of the most it ever gave; it counts the machine's own ups and downs against the steps, and plain reads held
-to it would fall short of 1 as well. Verifying a draft reads the weights once for all its tokens; what it costs beyond
-one token is arithmetic, and how little that is decides whether speculation can pay on a CPU at all.
+bandwidth is that of plain reads with as many threads: the best of several passes over as many bytes as a step reads (up
+to 256 MB, more than any cache holds). On a shared machine the bandwidth can change by half or more within seconds, so
+two shares of it are printed:
 
-Measured here: plain decoding through the whole engine; single forward passes of 1 to 16 tokens of one sequence; passes
-over one token each of several sequences; prefill; and the share of a plain step spent outside the kernels. Both
-backends are loaded in one process and take turns in changing order, so that a noisy machine hits both alike, with a
-rest between turns, because llama.cpp's threads go on spinning for a while; medians and quartiles, and ratios from the
-same rounds.
+    in turns   best of nine passes of reads / best of nine steps right after them. It shows how near the kernels come to
+               the memory bandwidth. The limit applies to this share.
+    strictly   best pass of the whole run / every step. It counts changes of the machine's speed against the steps, so
+               plain reads would also stay below 1.
+
+Verifying a draft reads the weights once for all its tokens. The additional cost is arithmetic, and it decides whether
+speculation can pay on a CPU.
+
+Measured are: plain decoding with the whole engine; single forward passes of 1 to 16 tokens of one sequence; passes over
+one token each of several sequences; prefill; and the share of a plain step spent outside the kernels. Both backends are
+loaded in one process and take turns in random order, so that noise affects both alike. They pause between turns,
+because llama.cpp's threads keep spinning for a while. Ratios are taken within a round; medians and quartiles are
+printed.
 """
 
 from __future__ import annotations
@@ -42,18 +45,18 @@ from outpace.models.resolve import resolve_model
 
 PROMPT = "Write a short note about the history of the bicycle and how it changed cities."
 BANDWIDTH_BYTES = 256 << 20  # at most
-FLOOR_PAIRS = 5  # of reads and steps, in every round
-FLOOR_STEPS = 9  # of one token, after as many passes of reads
+FLOOR_PAIRS = 5  # groups of reads and steps per round
+FLOOR_STEPS = 9  # steps of one token per group, after as many passes of reads
 PREFILL_SIZES = (128, 512)
 NUM_SEQUENCES = 8
 
-# What the backend is held to.
-RATE_RATIOS = {"embedded": 1.6, "other": 1.2}  # tokens per second, native over llama.cpp
+# Limits; they are printed beside the results.
+RATE_RATIOS = {"embedded": 1.6, "other": 1.2}  # tokens per second, native over llama.cpp, by model
 FLOOR_SHARE = 0.75
 STEP_LIMITS = {4: 1.5, 8: 2.5}
 SEQUENCES_LIMIT = 2.5
 HOST_LIMIT = 0.08
-SUMMARY = ("rate_ratio", "floor_share", "least_floor_share", "host_share")  # the last line's figures
+SUMMARY = ("rate_ratio", "floor_share", "least_floor_share", "host_share")  # printed as JSON in the last line
 
 
 class InsideKernels:
@@ -62,7 +65,7 @@ class InsideKernels:
     def __init__(self, runner: NativeRunner) -> None:
         self.seconds = 0.0
         self._forward: Callable[..., int] = runner._lib.forward
-        setattr(runner._lib, "forward", self._timed)  # noqa: B010 - set at load, so unknown to a type checker
+        setattr(runner._lib, "forward", self._timed)  # noqa: B010 - the attribute is unknown to a type checker
 
     def _timed(self, *arguments: Any) -> int:
         begin = perf_counter()
@@ -72,7 +75,7 @@ class InsideKernels:
 
 
 def decode_rate(llm: LLM, num_tokens: int) -> float:
-    """Tokens per second after the first, through the whole engine."""
+    """Tokens per second after the first token, with the whole engine."""
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
     timing = llm.generate(PROMPT, params, progress=False)[0].outputs[0].timing
     llm.engine.scheduler.forget_kept()
@@ -81,7 +84,7 @@ def decode_rate(llm: LLM, num_tokens: int) -> float:
 
 
 def floors_and_steps(runner: NativeRunner, threads: int) -> Iterator[tuple[float, list[float]]]:
-    """Seconds that reading the weights takes at best, and of steps of one token after 64, measured in turns."""
+    """In turns: the least seconds to read the weights, and the seconds of steps of one token after 64."""
     size = min(runner.bytes_per_step, BANDWIDTH_BYTES)
     runner.forward(StepPlan([Row(0, 0, list(range(64)), 0)]))
     for _ in range(FLOOR_PAIRS):
@@ -97,7 +100,7 @@ def floors_and_steps(runner: NativeRunner, threads: int) -> Iterator[tuple[float
 
 
 def sequences_seconds(runner: Runner, counts: Sequence[int]) -> dict[int, float]:
-    """One forward pass over a token each of so many sequences of 64."""
+    """Seconds of a forward pass over one token each of `count` sequences of length 64, by count."""
     for seq in range(max(counts)):
         runner.forward(StepPlan([Row(seq, 0, list(range(64)), 0)]))
     taken: dict[int, list[float]] = {count: [] for count in counts}
@@ -122,7 +125,7 @@ def prefill_seconds(runner: Runner, size: int) -> float:
 
 
 def host_shares(llm: LLM, inside: InsideKernels, num_tokens: int) -> list[float]:
-    """Time outside the library over time inside it, for every plain decoding step of one sequence."""
+    """Time outside the library over time inside it, for every plain decode step of one sequence."""
     shares = []
     llm.engine.submit(
         llm.tokenizer.encode(PROMPT), SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
@@ -139,7 +142,7 @@ def host_shares(llm: LLM, inside: InsideKernels, num_tokens: int) -> list[float]
 
 
 class Table:
-    """Lines of medians with quartiles, and the same figures for the results file."""
+    """Prints medians with quartiles, and keeps the medians for the results file."""
 
     def __init__(self) -> None:
         self.figures: dict[str, Any] = {}
@@ -203,14 +206,14 @@ def main() -> None:
         return [a / b for a, b in zip(top, bottom, strict=True)]
 
     table = Table()
-    table.heading("plain decoding through the engine")
+    table.heading("plain decoding with the engine")
     for name in llms:
         table.line(f"tokens_per_second.{name}", f"{name}, tokens per second", rates[name], ".1f")
     wanted = f">= {RATE_RATIOS['other' if options.model else 'embedded']}"
     table.line("rate_ratio", "native / llamacpp", paired(rates["native"], rates["llamacpp"]), ".2f", wanted)
     table.line("host_share", "host time over kernel time, native", shares, ".2%", f"<= {HOST_LIMIT:.0%}")
     table.heading(f"forward pass, ms ({native.bytes_per_step / 1e6:.0f} MB of weights)")
-    table.line("floor_ms", f"floor: reading them plainly, {threads} threads", [1e3 * s for s in floors], ".2f")
+    table.line("floor_ms", f"floor: reading the weights, {threads} threads", [1e3 * s for s in floors], ".2f")
     steps = [seconds for group in plain for seconds in group]
     table.line("plain_ms", "native, 1 token, in turns with the floor", [1e3 * s for s in steps], ".2f")
     share = paired(floors, [min(group) for group in plain])
@@ -221,7 +224,7 @@ def main() -> None:
         for n in CURVE_SIZES:
             values = [1e3 * s for s in curves[name][n]]
             table.line(f"step_ms.{name}.{n}", f"{name}, {n} token{'s' if n > 1 else ''}", values, ".2f")
-    table.heading("steps beside a step of one token")
+    table.heading("step time over that of one token")
     for name in llms:
         for n in CURVE_SIZES[1:]:
             wanted = f"<= {STEP_LIMITS[n]}" if name == "native" and n in STEP_LIMITS else ""

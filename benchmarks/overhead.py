@@ -1,10 +1,10 @@
-"""How much of a step is Outpace and not the model: host time per step, and tokens per second beside a bare loop.
+"""The overhead of Outpace over llama.cpp: host time per step, and tokens per second against a minimal loop.
 
     python -m benchmarks.overhead [--model FILE] [--tokens N] [--rounds N] [--json FILE]
 
-Host time is everything outside the llama.cpp calls of a plain decoding step: scheduling, filling the batch, sampling,
-detokenising, bookkeeping. The bare loop does the least that generates text: decode, argmax, repeat. Rounds are
-interleaved in one process and in changing order, so that a noisy machine hits all alike; medians and quartiles.
+Host time is the time outside the llama.cpp calls of a plain decode step: scheduling, filling the batch, sampling,
+detokenising, statistics. The bare loop only decodes, takes the argmax, and repeats. Rounds are interleaved in one
+process in random order, so that noise affects all alike. Medians and quartiles are printed.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class InsideLlama:
 
 
 def host_share(llm: LLM, inside: InsideLlama, num_sequences: int, num_tokens: int, temperature: float) -> list[float]:
-    """Host time over llama.cpp time, for every pure decoding step of a batch."""
+    """Host time over llama.cpp time, for every step in which all requests decode and none prefills."""
     params = SamplingParams(temperature=temperature, max_tokens=num_tokens, ignore_eos=True)
     prompt = llm.tokenizer.encode(PROMPT)
-    # Different first tokens, so that no prompt is shared and every request does its own work.
+    # Different first tokens, so that no prefix is reused.
     for i in range(num_sequences):
         llm.engine.submit([100 + i, *prompt], params)
     shares = []
@@ -79,7 +79,7 @@ def engine_rate(llm: LLM, num_tokens: int) -> float:
 
 
 def bare_rate(llm: LLM, num_tokens: int) -> float:
-    """The shortest loop there is over the same context: llama_decode, argmax, repeat; text once, at the end."""
+    """A minimal loop over the same context: llama_decode, argmax, repeat. Tokens become text once, at the end."""
     runner = llm._target.runner
     assert isinstance(runner, LlamaRunner)
     library, context, size = runner._lib, runner._ctx, runner.vocab_size
@@ -100,15 +100,15 @@ def bare_rate(llm: LLM, num_tokens: int) -> float:
         ids.ctypes.data,
         wants.ctypes.data,
     )
-    said: list[int] = []
+    emitted: list[int] = []
     while True:
         assert library.llama_decode(context, batch) == 0
         memory = (c.c_float * size).from_address(library.llama_get_logits(context))
-        said.append(int(np.frombuffer(memory, np.float32).argmax()))  # type: ignore[call-overload]
-        if len(said) == num_tokens:
+        emitted.append(int(np.frombuffer(memory, np.float32).argmax()))  # type: ignore[call-overload]
+        if len(emitted) == num_tokens:
             break
-        token[0], position[0], wants[0], batch.n_tokens = said[-1], len(prompt) + len(said) - 1, 1, 1
-    b"".join(llm.tokenizer.token_bytes(token) for token in said).decode(errors="replace")
+        token[0], position[0], wants[0], batch.n_tokens = emitted[-1], len(prompt) + len(emitted) - 1, 1, 1
+    b"".join(llm.tokenizer.token_bytes(token) for token in emitted).decode(errors="replace")
     seconds = perf_counter() - begin
     runner.free(0)
     return num_tokens / seconds

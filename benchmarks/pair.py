@@ -1,10 +1,10 @@
-"""A real target with a real draft: acceptance per position, and the honest speed ratio to plain decoding.
+"""A real target with a real draft: acceptance per position, and the speed ratio to plain decoding.
 
     python -m benchmarks.pair --model TARGET.gguf --draft DRAFT.gguf --prompts HumanEval.jsonl.gz [--settings ...]
 
-Every prompt is answered plainly, by `auto`, and by every fixed setting, in changing order, in one process; nothing is
-kept from one answer to the next. `total` is tokens per second from submission to the last token, `decode` without the
-reading of the prompt; both as ratios to plain decoding, all tokens over all time, with 95% intervals over prompts.
+Every prompt runs with plain decoding, with `auto`, and with every fixed setting, in changing order, in one process. No
+run reuses anything of an earlier run. `total` is tokens per second from submission to the last token; `decode` leaves
+out prefill. Both are ratios to plain decoding, all tokens over all time, with 95% intervals over prompts.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, required=True, help="Spec-Bench, HumanEval or JSON lines")
     parser.add_argument("--count", type=int, default=16, help="prompts (default: %(default)s)")
     parser.add_argument("--settings", nargs="+", default=DEFAULT_SETTINGS, metavar="METHOD:DEPTH",
-                        help=f"fixed ones (default: {' '.join(DEFAULT_SETTINGS)})")  # fmt: skip
+                        help=f"fixed settings (default: {' '.join(DEFAULT_SETTINGS)})")  # fmt: skip
     parser.add_argument("--max-tokens", type=int, default=96, help="(default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0, help="(default: %(default)s)")
-    parser.add_argument("--backend", default="auto", help="what runs both (default: %(default)s)")
+    parser.add_argument("--backend", default="auto", help="of both models (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
 
     texts = load_prompts(options.prompts, options.count)
     settings = [PLAIN, AUTO, *map(parse_setting, options.settings)]
     runs: dict[str, list[Run]] = {setting.name: [] for setting in settings}
-    room: dict[str, Any] = {"prefix_reuse": False, "backend": options.backend, "max_context": 2048}
-    with LLM(options.model, draft=options.draft, **room) as llm:
+    llm_options: dict[str, Any] = {"prefix_reuse": False, "backend": options.backend, "max_context": 2048}
+    with LLM(options.model, draft=options.draft, **llm_options) as llm:
         target = EngineTarget(llm)
         jobs = [
             Job(number, "prompt", llm.tokenizer.encode(text), SamplingParams(
@@ -70,8 +70,8 @@ def main() -> None:
 
 def row(runs: Sequence[Run], plain: Sequence[Run]) -> dict[str, Any]:
     counts = [run.trials[0].counts for run in runs]
-    drafted = added_up([each.drafted_per_position for each in counts])
-    accepted = added_up([each.accepted_per_position for each in counts])
+    drafted = elementwise_sum([each.drafted_per_position for each in counts])
+    accepted = elementwise_sum([each.accepted_per_position for each in counts])
     steps = sum(each.steps for each in counts)
     return {
         "tokens_per_second": sum(run.num_tokens for run in runs) / sum(run.seconds for run in runs),
@@ -85,7 +85,7 @@ def row(runs: Sequence[Run], plain: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def added_up(lists: Sequence[Sequence[int]]) -> list[int]:
+def elementwise_sum(lists: Sequence[Sequence[int]]) -> list[int]:
     return [sum(each) for each in zip_longest(*lists, fillvalue=0)]
 
 

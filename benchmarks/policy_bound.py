@@ -1,12 +1,12 @@
-"""The most that guessing from the text could gain in each cell of benchmarks.policy_cells: what a clairvoyant gets.
+"""An upper bound on the gain of ngram and suffix drafts in each cell of benchmarks.policy_cells.
 
     python -m benchmarks.policy_bound [--model FILE] [--backend NAME] [--cells PATTERNS] [--results FILE]
 
-Each prompt is answered plainly. Then, at every place of its answer, every proposer is asked what comes next, and the
-answer says how much of that is right. One who knew this beforehand would verify exactly the right tokens, never a wrong
-one, and could pass over a short guess to use a longer one behind it; the cheapest such way through the answer, by the
-cost of steps measured on this machine, is the bound. No policy with these proposers and these costs is faster, and a
-real one, which has to find out which guesses are right, stays below it. Beside it stands what policy_cells measured.
+Each prompt runs with plain decoding. Then every proposer drafts at every position of the answer, and the answer shows
+how many drafted tokens are right. An oracle that knows this in advance verifies only right tokens, and can skip a short
+draft to use a longer one later. Its cheapest sequence of steps, by the step costs of this machine, is the bound. No
+policy with these proposers and costs is faster, and a real policy stays below it. The results of policy_cells are
+printed beside it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> int:
     parser.add_argument("--model", help="a GGUF file (default: the embedded SmolLM2)")
     parser.add_argument("--backend", choices=get_args(BackendName), default="auto", help="(default: %(default)s)")
     add_cell_options(parser, default_cells="*/*/1")
-    parser.add_argument("--results", type=Path, metavar="FILE", help="of policy_cells (default: where it writes them)")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="of policy_cells (default: its default file)")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.set_defaults(draft=None)
     options = parser.parse_args()
@@ -61,49 +61,49 @@ def main() -> int:
         assert costs is not None
         curve = {tokens: costs.target.seconds(1, tokens) / costs.target.seconds(1, 1) for tokens in (2, 3, 4, 6, 8)}
     print_rows(rows)
-    print("a step beside one of one token: " + ", ".join(f"{n} tokens {ratio:.2f}x" for n, ratio in curve.items()))
+    print("step time over that of one token: " + ", ".join(f"{n} tokens {ratio:.2f}x" for n, ratio in curve.items()))
     if options.json:
         write_json(options.json, {"provenance": provenance([model]), "step_ratios": curve, "cells": rows})
     return 0
 
 
 def bound(llm: LLM, target: EngineTarget, job: Job) -> tuple[float, int, int] | None:
-    """Plain over clairvoyant seconds, the clairvoyant's steps and the tokens they said; None for an empty answer."""
+    """Plain over oracle seconds, the oracle's steps, and the tokens they emit; None for an answer below 2 tokens."""
     answer = target.run([job], PLAIN, Closed(1)).trials[0].token_ids
     costs = llm.engine.costs
     if len(answer) < 2 or costs is None:
         return None
     right = right_lengths(llm, job, answer)
-    plain, fastest, steps = cheapest_way(right, len(job.tokens), costs)
+    plain, fastest, steps = cheapest_path(right, len(job.tokens), costs)
     return plain / fastest, steps, len(answer) - 1
 
 
 def right_lengths(llm: LLM, job: Job, answer: Sequence[int]) -> list[int]:
-    """For each place after the answer's first token: how many tokens the best guess there has right."""
+    """For each position after the answer's first token: the number of right tokens of the best draft."""
     proposers: list[Proposer] = [
         NgramProposer(llm.config.ngram_min, llm.config.ngram_max),
         SuffixProposer(llm.config.suffix_store_tokens),
     ]
-    request = llm.engine.submit(job.tokens, job.params)  # to have one; it is never run
+    request = llm.engine.submit(job.tokens, job.params)  # proposers need a request; it never runs
     right = []
     try:
         for at in range(1, len(answer)):
             request.tokens.append(answer[at - 1])
             truth = answer[at : at + MAX_DEPTH]
-            guesses = [proposer.propose([DraftAsk(request, MAX_DEPTH)])[0].tokens for proposer in proposers]
-            right.append(max(num_right(guess, truth) for guess in guesses))
+            drafts = [proposer.propose([DraftAsk(request, MAX_DEPTH)])[0].tokens for proposer in proposers]
+            right.append(max(num_right(draft, truth) for draft in drafts))
     finally:
         llm.engine.abort(request)
     return right
 
 
-def num_right(guess: Sequence[int], truth: Sequence[int]) -> int:
-    pairs = zip(guess, truth, strict=False)
-    return next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(guess), len(truth)))
+def num_right(draft: Sequence[int], truth: Sequence[int]) -> int:
+    pairs = zip(draft, truth, strict=False)
+    return next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(draft), len(truth)))
 
 
-def cheapest_way(right: Sequence[int], num_prompt: int, costs: Costs) -> tuple[float, float, int]:
-    """Seconds of plain decoding, seconds and steps of the cheapest way, from the last token backwards."""
+def cheapest_path(right: Sequence[int], num_prompt: int, costs: Costs) -> tuple[float, float, int]:
+    """Seconds of plain decoding, then seconds and steps of the cheapest path (dynamic programming from the end)."""
     length = len(right)
     plain = 0.0
     seconds, steps = [0.0] * (length + 1), [0] * (length + 1)
@@ -111,12 +111,12 @@ def cheapest_way(right: Sequence[int], num_prompt: int, costs: Costs) -> tuple[f
         context = num_prompt + at + 1
         by_tokens = costs.target.by_tokens(1, 1, 1 + right[at], context)
         plain += by_tokens[0] + costs.schedule_seconds + costs.judge_seconds
-        ways = []
+        paths = []
         for depth, forward in enumerate(by_tokens):
-            said = min(depth + 1, length - at)
-            host = costs.schedule_seconds + said * costs.judge_seconds
-            ways.append((forward + host + seconds[at + said], 1 + steps[at + said]))
-        seconds[at], steps[at] = min(ways)
+            num_emitted = min(depth + 1, length - at)
+            host = costs.schedule_seconds + num_emitted * costs.judge_seconds
+            paths.append((forward + host + seconds[at + num_emitted], 1 + steps[at + num_emitted]))
+        seconds[at], steps[at] = min(paths)
     return plain, seconds[0], steps[0]
 
 

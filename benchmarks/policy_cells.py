@@ -1,16 +1,16 @@
-"""Does `auto` lose anywhere, and how near is it to the best fixed setting? Workload by temperature by concurrency.
+"""Compares `auto` with plain decoding and fixed settings, by workload, temperature and concurrency.
 
     python -m benchmarks.policy_cells [--model FILE] [--draft FILE] [--backend NAME] [--time-budget SECONDS]
-    python -m benchmarks.policy_cells --table            # print what the results file holds, run nothing
+    python -m benchmarks.policy_cells --table            # print the results file, run nothing
 
-In every cell the same requests run plainly, with `auto`, and with every proposer at fixed depths, interleaved block by
-block in one process. The results file is written after every block of every cell and read again at the next start: a
-run stopped by Ctrl-C or by its time budget is continued by the same command. Cells are visited block by block in turn,
-so that a run cut short has something of each.
+In every cell the same requests run with plain decoding, with `auto`, and with every proposer at fixed depths,
+interleaved block by block in one process. The results file is written after every block. The same command continues a
+run that was stopped by Ctrl-C or by its time budget. The first block of every cell runs before any second block, so a
+short run has results of every cell.
 
-Ratios are tokens per second beside plain decoding's, with 95% intervals over blocks: `decode` over the steps that read
-no prompt, `total` over everything. `estimated` is what the engine says of itself. `best fixed` is the best of those
-tried in that very cell, chosen after the fact, so it is flattered by noise.
+Ratios are tokens per second over those of plain decoding, with 95% intervals over blocks: `decode` over the steps
+without prefill, `total` over all steps. `estimated` is the engine's own estimate. `best fixed` is the best fixed
+setting of that cell, chosen after the measurement, so noise makes it look better than it is.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ def main() -> int:
     parser.add_argument("--draft", help="a GGUF file with the same vocabulary; adds the proposer `draft`")
     parser.add_argument("--backend", choices=get_args(BackendName), default="auto", help="(default: %(default)s)")
     add_cell_options(parser, default_cells="*")
-    parser.add_argument("--depths", type=int, nargs="+", default=[2, 4, 8], help="fixed ones (default: 2 4 8)")
-    parser.add_argument("--methods", nargs="+", choices=("ngram", "suffix", "draft"), help="(default: all there are)")
+    parser.add_argument("--depths", type=int, nargs="+", default=[2, 4, 8], help="fixed depths (default: 2 4 8)")
+    parser.add_argument("--methods", nargs="+", choices=("ngram", "suffix", "draft"), help="(default: all available)")
     parser.add_argument("--decode-only", action="store_true",
-                        help="read a prompt once for all settings: quicker, but `total` says nothing")  # fmt: skip
-    parser.add_argument("--time-budget", type=float, metavar="SECONDS", help="begin no block after so long")
+                        help="prefill a prompt once for all settings: faster, but `total` is meaningless")  # fmt: skip
+    parser.add_argument("--time-budget", type=float, metavar="SECONDS", help="start no block after this time")
     parser.add_argument("--threads", type=int, help="(default: all usable cores)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="(default: benchmarks/results/policy_cells_*.json)")
-    parser.add_argument("--table", action="store_true", help="print the results there are and stop")
-    parser.add_argument("--fresh", action="store_true", help="begin anew instead of continuing")
+    parser.add_argument("--table", action="store_true", help="print the existing results and stop")
+    parser.add_argument("--fresh", action="store_true", help="discard existing results")
     options = parser.parse_args()
 
     model = resolve_model(options.model)
@@ -78,8 +78,8 @@ def main() -> int:
         print_table(json.loads(path.read_text())["cells"])
         return 0
     end = perf_counter() + options.time_budget if options.time_budget else float("inf")
-    room: dict[str, Any] = {"max_context": 2048, "cache_tokens": 16384, "max_sequences": 4 * max(CONCURRENCIES)}
-    with LLM(str(model), draft=options.draft, threads=options.threads, backend=options.backend, **room) as llm:
+    llm_options: dict[str, Any] = {"max_context": 2048, "cache_tokens": 16384, "max_sequences": 4 * max(CONCURRENCIES)}
+    with LLM(str(model), draft=options.draft, threads=options.threads, backend=options.backend, **llm_options) as llm:
         methods: list[Method] = options.methods or ["ngram", "suffix", *(["draft"] if options.draft else [])]
         settings = [PLAIN, AUTO, *fixed_settings(methods, options.depths)]
         models = [model, *([Path(options.draft)] if options.draft else [])]
@@ -87,7 +87,7 @@ def main() -> int:
         try:
             run(EngineTarget(llm, keeps_prompts=options.decode_only), settings, options, results, path, end)
         except KeyboardInterrupt:
-            print(f"\nstopped; the same command continues with what is in {path.name}", file=sys.stderr)
+            print(f"\nstopped; run the same command to continue {path.name}", file=sys.stderr)
     print_table(results["cells"])
     return 0
 
@@ -95,9 +95,9 @@ def main() -> int:
 def add_cell_options(parser: argparse.ArgumentParser, *, default_cells: str) -> None:
     example = "workload/temperature/concurrency, as 'code_edit/*/1,*/0/8' (default: %(default)s)"
     parser.add_argument("--cells", default=default_cells, metavar="PATTERNS", help=example)
-    parser.add_argument("--blocks", type=int, help="of every cell (default: 12 at concurrency 1, else 4)")
-    parser.add_argument("--block-size", type=int, help="requests (default: 1 at concurrency 1, else twice that)")
-    parser.add_argument("--max-tokens", type=int, help="at most, for slow models (default: the workload's own)")
+    parser.add_argument("--blocks", type=int, help="blocks per cell (default: 12 at concurrency 1, else 4)")
+    parser.add_argument("--block-size", type=int, help="requests (default: 1 at concurrency 1, else 2 x concurrency)")
+    parser.add_argument("--max-tokens", type=int, help="limit per request, for slow models (default: the workload's)")
 
 
 def run(
@@ -111,7 +111,7 @@ def run(
     jobs: dict[Cell, list[Job]] = {}
     for cell, index in pending(options, results["cells"]):
         if perf_counter() >= end:
-            print("the time budget is spent; the same command continues", file=sys.stderr)
+            print("the time budget is used up; run the same command to continue", file=sys.stderr)
             return
         if cell not in jobs:
             jobs[cell] = cell_jobs(target, cell, options)
@@ -135,7 +135,7 @@ def run(
 
 
 def pending(options: argparse.Namespace, done: dict[str, Any]) -> Iterator[tuple[Cell, int]]:
-    """The blocks still to run: one of each cell, then the next of each."""
+    """The blocks that are not done yet: one of each cell, then the next of each."""
     cells = chosen_cells(options.cells)
     begun = {cell: len(done.get(cell.name, {"blocks": []})["blocks"]) for cell in cells}
     for index in range(max((num_blocks(cell, options) for cell in cells), default=0)):
@@ -158,7 +158,7 @@ def block_size(cell: Cell, options: argparse.Namespace) -> int:
 
 
 def cell_jobs(target: EngineTarget, cell: Cell, options: argparse.Namespace) -> list[Job]:
-    """As many requests as the cell's blocks hold. A prompt that is used again has another seed."""
+    """The requests of all blocks of a cell. A prompt that is used again has another seed."""
     count = num_blocks(cell, options) * block_size(cell, options)
     prompts = built_in(cell.workload)
     limit = options.max_tokens or max(prompt.max_tokens for prompt in prompts)
@@ -168,7 +168,7 @@ def cell_jobs(target: EngineTarget, cell: Cell, options: argparse.Namespace) -> 
 
 
 def summary(run: Run, plain: Run) -> dict[str, Any]:
-    """What a block leaves in the results file: sums, from which every figure can be computed again."""
+    """A block in the results file: sums, from which every figure can be computed again."""
     counts = [trial.counts for trial in run.trials]
     pairs = zip(run.trials, plain.trials, strict=True)
     return {
@@ -190,7 +190,7 @@ def summary(run: Run, plain: Run) -> dict[str, Any]:
 def load_results(
     path: Path, llm: LLM, settings: list[Setting], models: list[Path], options: argparse.Namespace
 ) -> dict[str, Any]:
-    """What is there already, if it was measured with the same settings; otherwise a new beginning."""
+    """The existing results if they have the same settings, or new ones. Other settings are an error."""
     same = {
         "settings": [setting.name for setting in settings],
         "backend": llm.config.backend,
@@ -211,7 +211,7 @@ def load_results(
 
 
 def save(path: Path, results: dict[str, Any]) -> None:
-    """A whole file or the old one, whatever interrupts."""
+    """Replace the file atomically, so that an interrupt leaves a complete file."""
     partial = path.with_suffix(".partial")
     write_json(partial, results, announce=False)
     partial.replace(path)

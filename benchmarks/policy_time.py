@@ -1,19 +1,18 @@
-"""What deciding and learning cost: the policy's own time per step, in the simulator, by number of running requests.
+"""The policy's own time per step, for deciding and learning, by number of running requests.
 
-    python -m benchmarks.policy_time [--rounds N] [--json FILE]
+    python -m benchmarks.policy_time [--rounds N] [--json FILE]      # in the simulator
     python -m benchmarks.policy_time --engine [--backend NAME]      # in real steps of the embedded model
 
-The policy is the engine's own; only models and the clock are simulated, on a machine whose plain step takes 4 ms. Timed
-are the two calls an engine makes in a step, the decision and what came of it, less what proposers take. Half of the
-runs fill the processor's caches with something else between two steps, as a model's weights do where the CPU computes
-(cold); with a GPU they stay as they are (warm). Sizes take turns in one process,
-so that a noisy machine hits all alike; medians and quartiles over steps, by what a step did. The last lines are the
-constants of `outpace/bench/simulation/policy_time.py`: what a step takes, each of its rows, and each row with a lookup
-or a draft, fitted to all steps.
+The policy is the engine's; only the models and the clock are simulated, with a plain step of 4 ms. The two calls of a
+step, decide and learn, are timed, without the time of proposers. Half of the runs overwrite the processor's caches
+between two steps, as a model's weights do when the CPU runs it (cold). With a GPU the caches stay (warm). Sizes take
+turns in one process, so that noise affects all alike. Medians and quartiles are over steps, by what a step did. The
+last lines are the constants of `outpace/bench/simulation/policy_time.py`, fitted to all steps: the time per step, per
+row, and per row with a lookup or a draft.
 
-With `--engine` a story is told at temperature 1, where there is nothing to copy: what `auto` adds to steps that say one
-token, all of it (guessing, deciding, learning and the books, with the processor's caches full of the model's weights),
-beside what the same calls take with speculation off.
+With `--engine`, the model writes a story at temperature 1, where lookups find little. Measured is all that `auto` adds
+to plain steps (lookups, deciding, learning and accounting, with the processor's caches full of the model's weights),
+beside the same calls with speculation off.
 """
 
 from __future__ import annotations
@@ -41,20 +40,18 @@ from outpace.config import BackendName
 SIZES = (1, 8, 32, 64, 256)
 PLAIN_STEP_MS = 4.0
 DID = ("idle", "decided", "drafted")
-LEAST_STEPS = 20  # for a median
+MIN_STEPS = 20  # for a median
 KINDS: dict[str, dict[str, Any]] = {
     "nothing to copy": {"text": Proposing(constant(0.05), guess_share=0.3)},
     "text": {"text": Proposing(either((0.1, 0.9)))},
     "text and model": {"text": Proposing(constant(0.7), guess_share=0.4), "model": Proposing(constant(0.75))},
 }
-
-
 WEIGHTS = np.ones(1 << 23)  # 64 MiB: more than the processor's caches hold
 
 
 @dataclass(slots=True)
 class Timed:
-    """A step: what it did, and what the policy took."""
+    """A step: what it did, and the time of the policy."""
 
     did: str  # "idle", "decided" or "drafted"
     rows: int
@@ -63,7 +60,7 @@ class Timed:
 
 
 class Stopwatch:
-    """Adds up the policy's calls."""
+    """Times the policy's calls."""
 
     def __init__(self, policy: Any, *, cold: bool) -> None:
         self._cold = cold
@@ -97,7 +94,7 @@ class Stopwatch:
 
 
 def measure(kind: str, concurrency: int, seed: int, *, cold: bool) -> list[Timed]:
-    """Every step but the first few, in which nothing is warm."""
+    """All steps but the first few, which warm up."""
     load = Load(concurrency, max(8, 2 * concurrency))
     scenario = Scenario(f"{kind} c{concurrency}", "h200", load, seed, mean_output=64, **KINDS[kind])
     simulation = Simulation(scenario, OURS)
@@ -108,20 +105,22 @@ def measure(kind: str, concurrency: int, seed: int, *, cold: bool) -> list[Timed
 
 
 def fitted(steps: Sequence[Timed]) -> list[float]:
-    """Milliseconds of a step, of each row and of each row touched, by least squares of relative errors of the medians
-    of steps alike."""
+    """Milliseconds per step, per row and per touched row: a least-squares fit of relative errors.
+
+    It fits the medians of groups of steps with equal rows and a similar share of touched rows.
+    """
     groups: dict[tuple[int, int], list[float]] = {}
     for step in steps:
         groups.setdefault((step.rows, 4 * step.num_touched // step.rows), []).append(step.milliseconds)
-    alike = {key: values for key, values in groups.items() if len(values) >= LEAST_STEPS}
-    medians = np.array([statistics.median(values) for values in alike.values()])
-    table = np.array([(1.0, rows, rows * quarters / 4) for rows, quarters in alike])
+    groups_kept = {key: values for key, values in groups.items() if len(values) >= MIN_STEPS}
+    medians = np.array([statistics.median(values) for values in groups_kept.values()])
+    table = np.array([(1.0, rows, rows * quarters / 4) for rows, quarters in groups_kept])
     found, _ = nnls(table / medians[:, None], np.ones(medians.size))
     return [float(each) for each in found]
 
 
 def engine_shares(backend: BackendName, rounds: int) -> dict[tuple[int, str], list[float]]:
-    """What choosing and learning take of every plain step, by number of requests and mode."""
+    """Share of choosing and learning in the time of every plain step, by number of requests and mode."""
     shares: dict[tuple[int, str], list[float]] = {(size, mode): [] for size in (1, 8) for mode in ("off", "auto")}
     llm = LLM(backend=backend, max_sequences=8, max_context=2048)
     engine = llm.engine
@@ -141,9 +140,9 @@ def engine_shares(backend: BackendName, rounds: int) -> dict[tuple[int, str], li
         setattr(engine._session, name, timed(getattr(engine._session, name)))
     prompt = llm.tokenizer.encode("Tell me a long story about a lighthouse keeper who finds a map.")
     for seed, (size, mode) in product(range(rounds), shares):
-        wishes = SpeculationParams(mode="off" if mode == "off" else "auto")
-        params = SamplingParams(temperature=1.0, max_tokens=128, ignore_eos=True, speculation=wishes)
-        engine.forget()  # what was said before would be copied
+        speculation = SpeculationParams(mode="off" if mode == "off" else "auto")
+        params = SamplingParams(temperature=1.0, max_tokens=128, ignore_eos=True, speculation=speculation)
+        engine.forget()  # otherwise proposers would copy earlier outputs
         for i in range(size):
             engine.submit(prompt, params, seed=1000 * seed + i)
         while engine.has_requests:
@@ -166,7 +165,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--engine", action="store_true", help="in the engine, with the embedded model")
+    parser.add_argument("--engine", action="store_true", help="measure in the engine, with the embedded model")
     parser.add_argument("--backend", choices=get_args(BackendName), default="auto", help="(default: %(default)s)")
     options = parser.parse_args()
     if options.engine:
@@ -188,7 +187,7 @@ def show(caches: str, steps: Sequence[Timed]) -> list[dict[str, Any]]:
     results = []
     for did, size in product(DID, SIZES):
         values = [step.milliseconds for step in steps if (step.did, step.rows) == (did, size)]
-        if len(values) < LEAST_STEPS:
+        if len(values) < MIN_STEPS:
             continue
         median = statistics.median(values)
         share = median / PLAIN_STEP_MS
@@ -203,7 +202,7 @@ def show_constants(caches: str, steps: Sequence[Timed]) -> dict[str, list[float]
     constants = {did: fitted([step for step in steps if step.did == did]) for did in DID}
     for did, values in constants.items():
         each, row, touched = (1e3 * value for value in values)
-        line = f"{each:6.1f} us a step, {row:5.2f} us a row, {touched:5.2f} us a row with a lookup or draft"
+        line = f"{each:6.1f} us per step, {row:5.2f} us per row, {touched:5.2f} us per row with a lookup or draft"
         print(f"{caches} {did:8} {line}")
     return constants
 

@@ -1,22 +1,22 @@
-"""Is `auto` of this tree faster than `auto` of another version? Both on this machine, in turns, beside plain decoding.
+"""Compares `auto` of this tree with `auto` of another version, and both with plain decoding, on this machine.
 
     python -m benchmarks.policy_versus --other OTHER_VENV/bin/python [--model FILE] [--draft FILE] [--cells PATTERNS]
-    python -m benchmarks.policy_versus --table FILE      # print what a results file holds, run nothing
+    python -m benchmarks.policy_versus --table FILE      # print a results file, run nothing
 
 `--other` is the Python of a virtual environment in which the other version is installed, for example from a second
 checkout: `git worktree add FOLDER COMMIT`, then `OTHER_VENV/bin/pip install -e FOLDER`. `new` is the package of this
-tree, `old` is the other one. Each version has a process of its own, and only one of the two computes at a time. In
-every block of every cell (workload/temperature/concurrency) the same requests run three times: plainly and with `auto`
-in this tree's process, and with `auto` in the other one; all orders take turns. Each process reads a prompt once,
-before its runs are timed. Each process measures its costs when it starts: no version uses the other's cost file.
+tree, `old` is the other one. Each version has its own process, and only one of the two computes at a time. In every
+block of every cell (workload/temperature/concurrency) the same requests run three times: with plain decoding and with
+`auto` in this tree's process, and with `auto` in the other one, in all orders in turn. Each process prefills a prompt
+before its runs are timed. Each process calibrates its costs when it starts: no version uses the other's cost file.
 
-Ratios are decode tokens per second, over the steps that read no prompt. A cell's ratio is the geometric mean over its
-blocks, with a 95% interval by Student's distribution on the logarithms. A group is one concurrency: the geometric mean
-of its cells, every cell counting alike. All three runs of a block must give the same tokens; where the backend promises
-that (native), a difference ends the measurement.
+Ratios are of decode tokens per second, over the steps without prefill. A cell's ratio is the geometric mean over its
+blocks, with a 95% interval by Student's distribution on the logarithms. A group is all cells of one concurrency: the
+geometric mean over its cells, with equal weights. All three runs of a block must give the same tokens. If the backend
+guarantees that (native), a difference ends the measurement.
 
-The results file is written after every block and read again at the next start: a run stopped by Ctrl-C or by its time
-budget is continued by the same command, as long as the settings are the same and the modules that decoding uses.
+The results file is written after every block. The same command continues a run that was stopped by Ctrl-C or by its
+time budget, if the settings and the sources of both versions are the same.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ if __name__ != "__main__" or sys.argv[1:2] != ["worker"]:
     from outpace.models.resolve import resolve_model
 
 RATIOS = (("new", "old"), ("new", "plain"), ("old", "plain"))
-ORDERS = list(permutations(("plain", "old", "new")))  # each follows each of the others equally often
-ROOM = {"max_context": 2048, "cache_tokens": 16384, "max_sequences": 32}  # as in benchmarks.policy_cells
+ORDERS = list(permutations(("plain", "old", "new")))  # so each run follows each other run equally often
+LLM_OPTIONS = {"max_context": 2048, "cache_tokens": 16384, "max_sequences": 32}  # as in benchmarks.policy_cells
 
 Sums = Mapping[str, Any]
 Block = Mapping[str, Sums]  # by the name of the run: plain, old, new
@@ -80,52 +80,52 @@ def main() -> int:
         check_apart(new.folder, old.folder)
         models = [resolve_model(options.model), *([resolve_model(options.draft)] if options.draft else [])]
         path = options.json or default_path(models, options)
-        # One after the other: each measures its costs while it starts, and must be alone for that.
+        # One after the other: each calibrates while it loads, and the other must be idle then.
         versions = {worker.name: worker.load(models, options.backend) for worker in (new, old)}
         results = load_results(path, versions, models, options)
         try:
             run(new, old, options, results, path, end)
         except KeyboardInterrupt:
-            print(f"\nstopped; the same command continues with what is in {path.name}", file=sys.stderr)
+            print(f"\nstopped; run the same command to continue {path.name}", file=sys.stderr)
     print_table(results)
     return 0
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--other", metavar="PYTHON", help="of the environment that has the other version")
+    parser.add_argument("--other", metavar="PYTHON", help="Python of the environment that has the other version")
     parser.add_argument("--model", help="a GGUF file (default: the embedded SmolLM2)")
     parser.add_argument("--draft", help="a GGUF file with the same vocabulary; adds the proposer `draft`")
     parser.add_argument("--backend", choices=get_args(BackendName), default="native", help="(default: %(default)s)")
     parser.add_argument("--concurrency", type=int, nargs="+", choices=CONCURRENCIES, default=list(CONCURRENCIES),
-                        metavar="N", help=f"only these (default: {' '.join(map(str, CONCURRENCIES))})")  # fmt: skip
+                        metavar="N", help=f"(default: {' '.join(map(str, CONCURRENCIES))})")  # fmt: skip
     parser.add_argument("--cells", default="*", metavar="PATTERNS",
                         help="workload/temperature/concurrency, as 'code_edit/*/1,*/0/8' (default: all)")  # fmt: skip
-    parser.add_argument("--blocks", type=int, default=12, help="of every cell (default: %(default)s)")
-    parser.add_argument("--block-size", type=int, metavar="N", help="requests (default: the concurrency)")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="at most (default: the workload's own)")
-    parser.add_argument("--time-budget", type=float, metavar="SECONDS", help="begin no block after so long")
+    parser.add_argument("--blocks", type=int, default=12, help="blocks per cell (default: %(default)s)")
+    parser.add_argument("--block-size", type=int, metavar="N", help="requests per block (default: the concurrency)")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="limit of each request (default: the workload's)")
+    parser.add_argument("--time-budget", type=float, metavar="SECONDS", help="start no block after this time")
     parser.add_argument("--json", type=Path, metavar="FILE", help="(default: benchmarks/results/policy_versus_*.json)")
     parser.add_argument("--table", type=Path, metavar="FILE", help="print the results in FILE and stop")
-    parser.add_argument("--fresh", action="store_true", help="begin anew instead of continuing")
+    parser.add_argument("--fresh", action="store_true", help="discard existing results")
     options = parser.parse_args()
     if not options.table and not options.other:
         parser.error("name the other version's Python with --other PYTHON, or a results file with --table FILE")
     for name in ("blocks", "block_size", "max_tokens"):
         if (value := getattr(options, name)) is not None and value < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1; got {value}")
-    # Names without wildcards are patterns too, so the cells of other concurrencies leave the list here.
+    # Cell names are valid patterns, so `options.cells` can hold the names of the chosen cells.
     cells = [cell.name for cell in chosen_cells(options.cells) if cell.concurrency in options.concurrency]
     if not cells:
-        parser.error(f"no cell fits {options.cells!r} at concurrency {' '.join(map(str, options.concurrency))}")
+        parser.error(f"no cell matches {options.cells!r} at concurrency {' '.join(map(str, options.concurrency))}")
     options.cells = ",".join(cells)
     return options
 
 
 class Worker:
-    """The driver's end of a process that runs one version of the package. It computes only when it is asked to.
+    """A child process that runs one version of the package. It computes only while it handles a command.
 
-    Ctrl-C does not reach it, for it has a process group of its own; it ends with this object, or with the driver.
+    It has its own process group, so Ctrl-C does not reach it. It ends with this object, or with the parent process.
     """
 
     def __init__(self, name: str, python: str, cache: Path, *, package_from: Path | None = None) -> None:
@@ -159,16 +159,16 @@ class Worker:
 
     @property
     def folder(self) -> Path:
-        """Of the package that this process has imported."""
+        """Folder of the package that the process imported."""
         return Path(self._origin["folder"])
 
     def load(self, models: Sequence[Path], backend: str) -> dict[str, Any]:
-        """For the record: the version, and what it has made of the options, without this machine's folders."""
+        """Load the model. Return the version and the resolved options for the results file, with paths shortened."""
         commit = commit_of(self.folder)
         print(f"{self.name}: {self._origin['version']}, commit {commit}, from {self.folder}", file=sys.stderr)
         draft = str(models[1].resolve()) if len(models) > 1 else None
         begin = perf_counter()
-        loaded = self.ask(model=str(models[0].resolve()), draft=draft, backend=backend, **ROOM)
+        loaded = self.ask(model=str(models[0].resolve()), draft=draft, backend=backend, **LLM_OPTIONS)
         self.backend = loaded["config"]["backend"]
         print(f"{self.name}: loaded in {perf_counter() - begin:.1f} s, backend {self.backend}", file=sys.stderr)
         config = loaded["config"].items()
@@ -186,19 +186,19 @@ class Worker:
             self._process.stdin.write(json.dumps(command) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # the answer is missing too, and that is reported
+            pass  # _answer() reports the missing answer
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            sys.exit(f"the process of the {self.name} version ({self._python}) ended; what it said is above")
+            sys.exit(f"the process of the {self.name} version ({self._python}) ended; its error message is above")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
     def _end(self) -> None:
-        """Whatever it is doing: it keeps nothing that is needed."""
+        """Stop the process at any time: it holds no results."""
         self._process.terminate()
         self._process.communicate()
 
@@ -216,7 +216,7 @@ def run(new: Worker, old: Worker, options: argparse.Namespace, results: dict[str
         sys.exit(f"the new version runs the model on {new.backend}, the old one on {old.backend}; choose a --backend")
     for cell, index in pending(options, results["cells"]):
         if perf_counter() >= end:
-            print("the time budget is spent; the same command continues", file=sys.stderr)
+            print("the time budget is used up; run the same command to continue", file=sys.stderr)
             return
         block: dict[str, dict[str, Any]] = {}
         for name in ORDERS[index % len(ORDERS)]:
@@ -249,7 +249,7 @@ def check_block(block: Block, where: str, *, is_exact: bool) -> None:
 def load_results(
     path: Path, versions: Mapping[str, Any], models: Sequence[Path], options: argparse.Namespace
 ) -> dict[str, Any]:
-    """What is there already, if the same settings and sources were measured; otherwise a new beginning."""
+    """The existing results if they have the same settings and sources, or new ones. Others are an error."""
     same = {
         "backend": options.backend,
         "models": [each.name for each in models],
@@ -258,7 +258,7 @@ def load_results(
         "sources": {name: version["source"] for name, version in versions.items()},
     }
     if versions["new"]["source"] == versions["old"]["source"]:
-        print("both versions have the same source: only noise is measured", file=sys.stderr)
+        print("warning: both versions have the same source, so only noise is measured", file=sys.stderr)
     if path.exists() and not options.fresh:
         found: dict[str, Any] = json.loads(path.read_text())
         if found["measured"] != same:
@@ -282,7 +282,7 @@ def default_path(models: Sequence[Path], options: argparse.Namespace) -> Path:
 
 
 def commit_of(package: Path) -> str | None:
-    """Of the checkout that holds the package, and whether the package differs from it; None where it was installed."""
+    """Commit of the package's checkout, with `+changes` if the package differs from it; None without a checkout."""
     if shutil.which("git") is None or not (package.parent / ".git").exists():
         return None
     asked = (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--", "."])
@@ -298,7 +298,7 @@ def commit_of(package: Path) -> str | None:
 
 @dataclass(frozen=True)
 class LogMean:
-    """A mean of logarithms with its standard error; without one where there were too few blocks to tell."""
+    """A mean of logarithms with its standard error, which is None if there are too few blocks."""
 
     value: float
     error: float | None
@@ -314,7 +314,7 @@ class LogMean:
 
 
 def cell_mean(blocks: Sequence[Block], name: str, base: str) -> LogMean | None:
-    """None where no answer was longer than its first token, for the first one is no decoding."""
+    """None if no answer has more than one token: the first token comes from prefill."""
     both = [(block[name], block[base]) for block in blocks]
     logs = [math.log(_rate([ours]) / _rate([theirs])) for ours, theirs in both if _decodes(ours) and _decodes(theirs)]
     if not logs:
@@ -324,7 +324,7 @@ def cell_mean(blocks: Sequence[Block], name: str, base: str) -> LogMean | None:
 
 
 def group_mean(cells: Sequence[LogMean]) -> LogMean:
-    """Every cell counts alike. The degrees of freedom are Welch and Satterthwaite's, for cells differ in spread."""
+    """Cells have equal weights. Degrees of freedom follow Welch and Satterthwaite, because cells differ in variance."""
     value = statistics.fmean(cell.value for cell in cells)
     num_blocks = sum(cell.num_blocks for cell in cells)
     variances = [(cell.error**2, cell.degrees) for cell in cells if cell.error is not None]
@@ -351,7 +351,7 @@ def figures(blocks: Sequence[Block]) -> dict[str, Any]:
 
 
 def groups(cells: Mapping[str, Any]) -> dict[str, Any]:
-    """By concurrency, the last part of a cell's name."""
+    """Ratios by concurrency, which is the last part of a cell's name."""
     found: dict[str, Any] = {}
     for concurrency in sorted({int(name.rpartition("/")[2]) for name in cells}):
         chosen = [cell["blocks"] for name, cell in cells.items() if int(name.rpartition("/")[2]) == concurrency]
@@ -382,8 +382,8 @@ def print_table(results: Mapping[str, Any]) -> None:
         print(f"{name}: {version['version']}, commit {version['commit']}, Python {version['python']}")
     machine, measured = results["provenance"], results["measured"]
     print(f"{machine['cpu']}, {machine['cores']} cores; {' + '.join(measured['models'])}, {measured['backend']}; "
-          f"requests in a block: {measured['block_size'] or 'as many as run at once'}; "
-          f"tokens: {measured['max_tokens'] or 'as many as the workload asks for'}\n")  # fmt: skip
+          f"requests in a block: {measured['block_size'] or 'the concurrency'}; "
+          f"tokens: {measured['max_tokens'] or 'the limit of the workload'}\n")  # fmt: skip
     if not cells:
         print("no block is done")
         return
@@ -407,7 +407,7 @@ def print_table(results: Mapping[str, Any]) -> None:
         lowest = min(known, key=lambda cell: known[cell]) if known else None
         print(f"  lowest of a cell, {name}: {f'{_bound(known[lowest])} in {lowest}' if lowest else '-'}")
     most = max(cell["figures"]["most_idle_cpu_seconds"] for cell in cells.values())
-    print(f"a process that waited for its turn used at most {1000 * most:.1f} ms of CPU time")
+    print(f"an idle process used at most {1000 * most:.1f} ms of CPU time")
 
 
 def _shown(found: Mapping[str, Any], names: Sequence[str]) -> str:
@@ -419,12 +419,12 @@ def _bound(low: float | None) -> str:
     return "-" if low is None else f"{low:.3f}"
 
 
-# The worker: JSON lines in, JSON lines out. Only what both versions have may be used here.
+# The worker: JSON lines in, JSON lines out. It may use only what both versions of the package have.
 
 
 def work() -> int:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints must not get among the answers
+    os.dup2(2, 1)  # output of libraries must not mix with the answers
 
     def answer(value: Mapping[str, Any]) -> None:
         print(json.dumps(value), file=answers, flush=True)
@@ -447,9 +447,9 @@ def work() -> int:
 
 
 def source_digest(package: Path) -> str:
-    """Of the modules that were imported, the kernels and the prompts: what decides how fast which answers come.
+    """Hash of the imported modules, the kernels and the prompts: the files that decide speed and output.
 
-    A commit is not enough. It does not say what was changed since, and most commits change nothing of this.
+    A commit is not enough: it does not include later changes, and most commits change none of these files.
     """
     modules = [module.__file__ for name, module in sys.modules.items() if name.partition(".")[0] == "outpace"]
     paths = {Path(file).resolve() for file in modules if file}
@@ -463,7 +463,7 @@ def source_digest(package: Path) -> str:
 
 
 def run_block(target: EngineTarget, command: Mapping[str, Any]) -> dict[str, Any]:
-    """Requests are numbered through all blocks of a cell; a prompt that is used again has another seed."""
+    """Run a block. Requests are numbered over all blocks of a cell; a prompt that is used again has another seed."""
     cell, size, most = command["cell"], command["block_size"], command["max_tokens"]
     begin = command["index"] * size
     prompts = built_in(cell["workload"])
@@ -471,7 +471,7 @@ def run_block(target: EngineTarget, command: Mapping[str, Any]) -> dict[str, Any
     jobs = target.jobs(chosen, temperature=cell["temperature"], base_seed=begin)
     jobs = [limited(job, most) for job in jobs] if most else jobs
     load = Closed(cell["concurrency"])
-    # Reads the prompts that are not kept from the last run, and brings this process back to the CPU's caches.
+    # Prefills the prompts that are not cached from the last run, and fills the CPU's caches for this process.
     target.run([limited(job, 1) for job in jobs], PLAIN, load)
     run = target.run(jobs, AUTO if command["setting"] == AUTO.name else PLAIN, load)
     counts = [trial.counts for trial in run.trials]

@@ -1,12 +1,12 @@
-"""What rounding costs: each backend's next-token distributions beside float32 on the same, dequantised weights.
+"""The error of each backend's rounding: its next-token distributions against float32 with the same weights.
 
     python -m benchmarks.quality --prompts FILE [--model FILE] [--positions N] [--json FILE]
 
-A quantised file fixes its weights; what a backend adds is how it rounds activations and sums. The reference is the
-plain numpy decoder of the tests, which dequantises the file and computes in float32. Over the first N positions of real
-text, in windows of 256 tokens: the mean KL divergence from the reference, how often the most likely token is the same,
-and the perplexity of the text. The first token of a window is left out: it has no context, and in some models its
-activations are so large that every backend's rounding shows there and nowhere else (its KL is printed apart).
+A quantised file fixes the weights; a backend adds its own rounding of activations and sums. The reference is the numpy
+decoder of the tests, which dequantises the file and computes in float32. Reported are, over the first N positions of
+real text in windows of 256 tokens: the mean KL divergence from the reference, how often the most likely token is the
+same, and the perplexity of the text. The first token of a window is left out: it has no context, and in some models its
+activations are so large that the rounding error of every backend is large only there (its KL is a separate column).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from outpace.models.resolve import resolve_model
 from tests.numpy_reference import ReferenceModel
 
 WINDOW = 256
-MANY = 1 << 20  # all the prompts there are
+ALL = 1 << 20  # more prompts than a file has
 
 
 def windows(text: list[int], num_positions: int) -> Iterator[list[int]]:
-    """Pieces of the text with one token more than positions, which is the last one's answer."""
+    """Windows of the text, each with one token more than positions: the target of the last position."""
     for begin in range(0, min(num_positions, len(text) - 1), WINDOW):
         yield text[begin : begin + min(WINDOW, num_positions - begin, len(text) - 1 - begin) + 1]
 
@@ -90,7 +90,7 @@ def main() -> None:
     capacity = Capacity(max_sequences=1, cache_tokens=WINDOW, max_context=WINDOW, max_step_tokens=WINDOW)
     library, threads = load_library(), usable_cores()
     native = NativeModel(path, library)
-    text = native.tokenizer.encode("\n\n".join(load_prompts(options.prompts, MANY)))
+    text = native.tokenizer.encode("\n\n".join(load_prompts(options.prompts, ALL)))
     runners = {
         "native": native.start(capacity, threads).runner,
         "llamacpp": LlamaModel(path, library).start(capacity, threads).runner,

@@ -1,4 +1,4 @@
-"""What every results file carries: what was run, on what, with which versions and files."""
+"""Helpers for results files: provenance (command, machine, versions, models), statistics and JSON."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def provenance(models: Sequence[Path]) -> dict[str, Any]:
 
 
 def spread(values: Sequence[float], style: str) -> str:
-    """First and third quartile."""
+    """The first and the third quartile as text."""
     low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
     return f"{low:{style}} .. {high:{style}}"
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The median lies between these with 95% certainty, whatever the distribution; few values give all of them."""
+    """A 95% interval of the median for any distribution. With few values it is the minimum and the maximum."""
     ordered, n = sorted(values), len(values)
     left_out = 0
     while sum(comb(n, i) for i in range(left_out + 1)) / 2**n <= 0.025:

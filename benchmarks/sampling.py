@@ -1,10 +1,10 @@
-"""What choosing tokens costs: host time per step with the native library's sampler and with the numpy reference.
+"""The cost of sampling: host time per step with the native library's sampler and with the numpy reference.
 
     python -m benchmarks.sampling [--model FILE] [--backend NAME] [--rounds N] [--tokens N] [--json FILE]
 
-Plain decoding through the whole engine, one and eight sequences, at several settings. Both verifiers take turns in one
-process and in changing order; they say the same tokens, so the steps are the same. Host time is everything outside the
-model's forward pass, as the engine's own statistics have it; medians and quartiles over steps.
+Plain decoding with the whole engine, with one and eight sequences, at several settings. Both verifiers take turns in
+one process in random order. They choose the same tokens, so the steps are the same. Host time is the time outside the
+model's forward pass, from the engine's statistics. Medians and quartiles are over steps.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def step_times(llm: LLM, verifier: Verifier, num: int, setting: dict[str, Any], num_tokens: int) -> list[list[float]]:
-    """(host, forward) seconds of every pure decoding step."""
+    """(host, forward) seconds of every step in which all requests decode and none prefills."""
     engine = llm.engine
     engine._forward_and_verify = HostJudge(llm._target.runner, verifier)
     prompt = llm.tokenizer.encode(PROMPT)
     params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, seed=1, **setting)
-    for i in range(num):  # different first tokens, so that no prompt is shared
+    for i in range(num):  # different first tokens, so that no prefix is reused
         engine.submit([100 + i, *prompt], params)
     times = []
     while engine.has_requests:
@@ -64,7 +64,7 @@ def main() -> None:
     llm = LLM(options.model, backend=options.backend, speculation="off", max_context=2048, max_sequences=8)
     native = llm._target.runner.capabilities.verifier
     if native is None:
-        parser.error("the native library was not built, so there is nothing to compare")
+        parser.error("the native library is missing; build it with python -m outpace.backends.native.build")
     verifiers: dict[str, Verifier] = {"numpy": HostVerifier(), "native": native}
     cells = [(name, num, label) for name in verifiers for num in NUM_SEQUENCES for label in SETTINGS]
     times: dict[tuple[str, int, str], list[list[float]]] = {cell: [] for cell in cells}

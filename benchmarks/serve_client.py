@@ -1,8 +1,8 @@
-"""A load generator for benchmarks.serve_load, in a process of its own so that it shares no interpreter with the server.
+"""Load generator for benchmarks.serve_load. It runs in its own process, so it does not share the server's GIL.
 
-Reads a job from stdin (JSON, see `Job`), keeps that many requests in flight, and writes what it got to stdout, with the
-CPU time it took: what clients use of a small machine is missing from the server. So it is one thread over raw sockets,
-which collects bytes while requests are in flight and looks into them only afterwards.
+It reads a job from stdin (JSON, see `Job`), keeps `concurrency` requests in flight, and writes the answers and its CPU
+time to stdout. CPU time of clients is missing from the server on a small machine. So it uses one thread and raw
+sockets, collects bytes while requests are in flight, and parses them only afterwards.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from socket import create_connection, socket
 from time import perf_counter, process_time
 from typing import Any
 
-_LAST_CHUNK = b"\r\n0\r\n\r\n"  # JSON escapes line ends, so no event contains it
+_LAST_CHUNK = b"\r\n0\r\n\r\n"  # JSON escapes line breaks, so no event contains this
 _HEAD_END = b"\r\n\r\n"
 
 
 @dataclass(slots=True)
 class Job:
     port: int
-    bodies: list[dict[str, Any]]  # sent in turn, over and over
+    bodies: list[dict[str, Any]]  # sent in turn, repeatedly
     concurrency: int
-    seconds: float | None = None  # begin no request after this long,
-    count: int | None = None  # or after this many
-    keep_alive: bool = True  # False: a connection per request
+    seconds: float | None = None  # send no request after this time
+    count: int | None = None  # send no more than this many requests
+    keep_alive: bool = True  # False: one connection per request
 
     def requests(self) -> list[bytes]:
         connection = "keep-alive" if self.keep_alive else "close"
@@ -39,7 +39,7 @@ class Job:
 
 @dataclass(slots=True)
 class Exchange:
-    """One request and the bytes that answer it."""
+    """One request and the bytes of its answer."""
 
     connection: socket
     body: int
@@ -47,10 +47,10 @@ class Exchange:
     raw: bytearray
     first_at: float = 0.0
     last_at: float = 0.0
-    length: int | None = None  # of all, where the head announces it
+    length: int | None = None  # of head and body, if the head has a content-length
 
     def take(self, data: bytes) -> bool:
-        """Whether the answer is complete with these bytes. None at all: the server has closed the connection."""
+        """Add bytes; True if the answer is complete. Empty `data`: the server has closed the connection."""
         if not self.raw:
             self.first_at = perf_counter()
         self.raw += data
@@ -109,7 +109,7 @@ def answer(exchange: Exchange) -> dict[str, Any]:
 
 
 def text_of(raw: bytes) -> dict[str, Any]:
-    """What an answer said, whichever way it was sent."""
+    """Status, text and counts of an answer, streamed or not."""
     head, _, body = raw.partition(_HEAD_END)
     status = int(head.split(None, 2)[1])
     if b"chunked" in head.lower():
@@ -143,7 +143,7 @@ def _chunks(body: bytes) -> list[bytes]:
 
 
 def main() -> None:
-    """One job a line, until the input ends: a process that is already up measures no start of its own."""
+    """Run one job per line of stdin. The process stays up, so its start is not measured."""
     for line in sys.stdin:
         print(json.dumps(run(Job(**json.loads(line)))), flush=True)
 

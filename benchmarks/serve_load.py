@@ -1,13 +1,14 @@
-"""The server under load, and what it costs beside the offline engine. Loopback only; clients are another process.
+"""Tests the server under load, and compares its throughput with the offline engine's. Uses only loopback.
 
     python -m benchmarks.serve_load load --model fake          64 streaming clients for two minutes
     python -m benchmarks.serve_load load --model embedded
     python -m benchmarks.serve_load overhead                   throughput at concurrency 8, served and offline
 
-`load` compares every answer with the offline engine's for the same prompt and seed, and afterwards looks for anything
-left behind: requests, cache sequences and cells, memory. `overhead` gives both the same requests, answered to the same
-letter, in random order within a round, and compares within rounds. Server and offline engine are this process; clients
-share the machine with them, so their CPU time is shown. Exits with status 1 where something does not hold.
+`load` compares every answer with the offline engine's for the same prompt and seed. Afterwards it checks for leaks:
+requests, sequences and cells of the KV cache, memory. `overhead` runs the same requests served and offline, in random
+order within a round, checks that the texts are equal, and compares within rounds. Server and offline engine run in this
+process. Clients are another process on the same machine, so their CPU time is shown. If a check fails, the exit status
+is 1.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from outpace.models.resolve import resolve_model
 from tests.fakes import ByteTokenizer, FakeModel, fake_engine, runner_of
 from tests.server_helper import LiveServer
 
-MOST_LAG = 0.020  # seconds, at the 99th percentile of the event loop's lag
-MOST_GROWTH = 0.05  # of resident memory, once the load has lasted for
-STEADY_SECONDS = 30
-LEAST_RATIO = 0.95  # served over offline throughput
+MAX_LAG = 0.020  # seconds; limit of the 99th percentile of the event loop's lag
+MAX_GROWTH = 0.05  # limit of the growth of resident memory after STEADY_SECONDS
+STEADY_SECONDS = 30  # warm-up of the load
+MIN_RATIO = 0.95  # served over offline throughput
 
-FAKE_SECONDS = 0.005  # a step of the fake model, outside the interpreter as a real one's is
+FAKE_SECONDS = 0.005  # of a step of the fake model; it releases the GIL, as a real model does
 
-STORE_TOKENS = 4096  # like the cache, full within seconds: memory that still grows after that is a leak
+STORE_TOKENS = 4096  # small, so that the store is full within seconds: later growth of memory is a leak
 
 SUBJECTS = ("river", "market", "engine", "winter", "library", "harbour", "garden", "signal")
 TASKS = (
@@ -54,14 +55,14 @@ TASKS = (
 
 
 def bodies(num_tokens: int, *, ignore_eos: bool = False) -> list[dict[str, Any]]:
-    """Different prompts, temperatures and seeds; each has one right answer."""
+    """Requests with different prompts and temperatures. Each has a seed, so it has one right answer."""
     prompts = [task.format(subject) for subject in SUBJECTS for task in TASKS]
     return [
         {
             "prompt": prompt,
             "temperature": (0.0, 0.7, 1.0)[i % 3],
             "seed": i,
-            # Answers of one length would all end in the same step, and their clients come back as one crowd.
+            # Lengths differ. With equal lengths, all answers would end in the same step and all clients send together.
             "max_tokens": num_tokens // 2 + num_tokens * i * 7 // len(prompts) % num_tokens,
             "ignore_eos": ignore_eos,
         }
@@ -74,7 +75,7 @@ def params_of(body: dict[str, Any]) -> SamplingParams:
 
 
 class Clients:
-    """The load generator's process, ready before it is needed."""
+    """The process of the load generator. It starts before the measurement."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", "benchmarks.serve_client"]
@@ -93,8 +94,8 @@ class Clients:
         self._process.wait(10)
 
 
-class ForgetfulFake(FakeModel):
-    """The tests' fake keeps every row of logits it ever made; under load that would look like a leak of ours."""
+class BoundedFake(FakeModel):
+    """A fake model with a bounded memo. The tests' fake keeps all logits, which would look like a leak under load."""
 
     def logits(self, context: Sequence[int]) -> Any:
         if len(self._memory) > 4096:
@@ -104,7 +105,7 @@ class ForgetfulFake(FakeModel):
 
 def make_fake(max_sequences: int) -> tuple[Engine, Tokenizer, int]:
     engine = fake_engine(
-        ForgetfulFake(),
+        BoundedFake(),
         max_sequences=max_sequences,
         cache_tokens=8192,
         max_context=1024,
@@ -116,12 +117,12 @@ def make_fake(max_sequences: int) -> tuple[Engine, Tokenizer, int]:
     runner = runner_of(engine)
     forward = runner.forward
 
-    def forgetful(plan: StepPlan) -> Any:
+    def timed_forward(plan: StepPlan) -> Any:
         runner.steps.clear()
         sleep(FAKE_SECONDS)
         return forward(plan)
 
-    runner.forward = forgetful  # type: ignore[method-assign]
+    runner.forward = timed_forward  # type: ignore[method-assign]
     engine.calibrate()
     return engine, ByteTokenizer(), 1024
 
@@ -137,7 +138,7 @@ def offline_answers(engine: Engine, tokenizer: Tokenizer, wanted: Sequence[dict[
 
 
 def quantile_bound(buckets: Sequence[tuple[str, float]], share: float) -> float:
-    """The smallest bucket bound that this share of a histogram lies under."""
+    """The smallest bucket bound that is at least this quantile of the histogram."""
     total = buckets[-1][1]
     return float(next(bound for bound, count in buckets if count >= share * total))
 
@@ -184,14 +185,14 @@ def load(options: argparse.Namespace) -> int:
         "resident_bytes_every_10_seconds": memory.samples[::10],
         "memory_growth": growth,
         "client_cpu_seconds": result["cpu_seconds"],
-        "left_behind": "nothing",  # check_clean has looked, and raises where it finds something
+        "left_behind": "nothing",  # check_clean raises if it finds a leak
         "acceptance_rate": metrics["vllm:spec_decode_draft_acceptance_rate"],
     }
     holds = {
         "every answer equals the offline engine's": not wrong,
         "the counter of tokens equals what clients received": figures["tokens_received_equal_counter"],
-        f"P99 of the event loop's lag is at most {MOST_LAG * 1000:g} ms": quantile_bound(lag, 0.99) <= MOST_LAG,
-        f"memory grows by less than {MOST_GROWTH:.0%} after {STEADY_SECONDS} s": growth < MOST_GROWTH,
+        f"P99 of the event loop's lag is at most {MAX_LAG * 1000:g} ms": quantile_bound(lag, 0.99) <= MAX_LAG,
+        f"memory grows by less than {MAX_GROWTH:.0%} after {STEADY_SECONDS} s": growth < MAX_GROWTH,
     }
     for name, value in figures.items():
         print(f"{name:32}{value}")
@@ -208,9 +209,9 @@ class Trial:
 
 
 def overhead(options: argparse.Namespace) -> int:
-    """Both variants in one process over one engine, never at the same time."""
+    """Run all variants in one process with one engine, one at a time."""
     llm = LLM(max_sequences=options.clients, speculation="off")
-    wanted = bodies(options.tokens, ignore_eos=True)[::2]  # short, so that a round sees one mood of the machine
+    wanted = bodies(options.tokens, ignore_eos=True)[::2]  # short rounds: the machine's speed changes little
     prompts, params = [body["prompt"] for body in wanted], [params_of(body) for body in wanted]
     num_tokens = sum(body["max_tokens"] for body in wanted)
     clients = Clients()
@@ -236,7 +237,7 @@ def overhead(options: argparse.Namespace) -> int:
     cpu: dict[str, list[dict[str, float]]] = {name: [] for name in variants}
     order = list(variants)
     expected: list[str] | None = None
-    for round_ in range(-1, options.rounds):  # the first warms up
+    for round_ in range(-1, options.rounds):  # the first round warms up
         random.shuffle(order)
         for name in order:
             loop_began = server.loop_cpu_seconds()
@@ -264,9 +265,9 @@ def overhead(options: argparse.Namespace) -> int:
         if name != "offline":
             ratio, (low, high) = statistics.median(ratios), median_interval(ratios)
             figures[name] |= {"over_offline": ratio, "over_offline_95_percent": [low, high]}
-            print(f"{'  beside offline, paired':24}{ratio:9.3f}   95%: {low:.3f} .. {high:.3f}   >= {LEAST_RATIO}")
+            print(f"{'  over offline, paired':24}{ratio:9.3f}   95%: {low:.3f} .. {high:.3f}   >= {MIN_RATIO}")
             print(f"{'  of one core':24}event loop {shares['event_loop']:.1%}, clients {shares['clients']:.1%}")
-            holds[f"{name}: at least {LEAST_RATIO} of the offline engine's throughput"] = ratio >= LEAST_RATIO
+            holds[f"{name}: at least {MIN_RATIO} of the offline engine's throughput"] = ratio >= MIN_RATIO
     return _finish(options, holds, figures | {"clients": options.clients, "rounds": options.rounds}, llm)
 
 
@@ -292,7 +293,7 @@ def main() -> int:
         command = commands.add_parser(name)
         command.set_defaults(action=action)
         command.add_argument("--clients", type=int, default=clients, help="requests in flight (default: %(default)s)")
-        command.add_argument("--tokens", type=int, default=tokens, help="tokens an answer (default: %(default)s)")
+        command.add_argument("--tokens", type=int, default=tokens, help="mean tokens per answer (default: %(default)s)")
         command.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     commands.choices["load"].add_argument("--model", choices=("fake", "embedded"), default="fake")
     commands.choices["load"].add_argument("--seconds", type=float, default=120.0)

@@ -1,4 +1,4 @@
-"""A chat in the terminal over a running `outpace serve`, with the ordinary OpenAI client (pip install openai).
+"""Chat in the terminal with a running `outpace serve`, using the OpenAI client (pip install openai).
 
 python examples/chat_client.py [--base-url http://localhost:8000/v1] [--api-key KEY]
 """
@@ -33,9 +33,8 @@ def main() -> None:
                 print(piece, end="", flush=True)
             if chunk.usage:
                 spec = chunk.usage.model_extra["speculation"]
-                print(
-                    f"\n[{chunk.usage.completion_tokens} tokens, {spec['accepted']} of {spec['drafted']} drafts kept]"
-                )
+                accepted = f"{spec['accepted']} of {spec['drafted']} drafted tokens accepted"
+                print(f"\n[{chunk.usage.completion_tokens} tokens, {accepted}]")
         messages.append({"role": "assistant", "content": answer})
 
 

@@ -1,6 +1,6 @@
 """Outpace: LLM inference built around speculative decoding. Lossless, never slower, visible.
 
-Names are loaded on first use, so that `import outpace` costs neither numpy nor a model library.
+Names are loaded on first use, so `import outpace` loads neither numpy nor a model library.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_MODULES = {
     "LLM": "outpace.llm",
     "SamplingParams": "outpace.config",
     "SpeculationParams": "outpace.config",
@@ -27,8 +27,8 @@ __all__ = ["LLM", "OutpaceError", "SamplingParams", "SpeculationParams", "__vers
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'outpace' has no attribute {name!r}")
 
 

@@ -1,6 +1,6 @@
-"""The command line: picks a subcommand, imports only that one, and turns errors into a sentence and an exit status.
+"""The command line: imports only the chosen subcommand, and turns errors into one sentence and an exit status.
 
-Exit status: 0 done, 1 failed (an interrupt too), 2 wrong usage.
+Exit status: 0 done, 1 failed or interrupted, 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from outpace.errors import OutpaceError, UsageError
 COMMANDS = {
     "run": "generate text from one prompt",
     "serve": "serve the OpenAI API",
-    "bench": "does speculation pay here, for which requests, at what setting",
-    "costs": "what steps, drafts and guesses cost, as speculation reckons with them",
-    "doctor": "what this machine has and lacks, and what a step costs on it",
+    "bench": "measure where speculation pays on this machine, and with which settings",
+    "costs": "print the costs of steps, drafts and lookups that speculation decides by",
+    "doctor": "show what this machine has and lacks, and what a step costs on it",
 }
 
 
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             importlib.import_module(f"outpace.commands.{name}").add_arguments(subparser)
     options = parser.parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character gets a question mark
+        sys.stdout.reconfigure(errors="replace")  # print a question mark for characters the terminal cannot show
     try:
         status: int = importlib.import_module(f"outpace.commands.{options.command}").execute(options)
         sys.stdout.flush()
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\noutpace: interrupted before anything was generated; run it again to start over", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        # The reader went away, as `| head` does. Point stdout elsewhere so that the interpreter's own flush is quiet.
+        # The reader closed the pipe, as `| head` does. Redirect stdout so that the interpreter can flush it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 

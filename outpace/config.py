@@ -1,8 +1,8 @@
-"""What a user can ask for, validated where it is written down.
+"""The user's settings, validated on construction.
 
-Three frozen objects: `SpeculationParams` and `SamplingParams` belong to one request, `EngineConfig` to an engine.
-`None` means "decide for me"; `EngineConfig.resolve` turns it into a `ResolvedConfig` with nothing left open, which is
-what gets printed and stored with results.
+Three frozen classes: `SpeculationParams` and `SamplingParams` belong to one request, `EngineConfig` to an engine.
+`None` means "choose for me". `EngineConfig.resolve` makes all choices and returns a `ResolvedConfig`, which is printed
+and stored with results.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
 LOSSY: frozenset[str] = frozenset({"typical", "threshold"})
 AUTO_METHODS: tuple[Method, ...] = ("suffix", "ngram", "draft")
 MAX_DEPTH = 64
-DEFAULT_DEPTH = 4  # of a draft that is made in any case
-DEFAULT_AUTO_DEPTH = 16  # the most `auto` takes where no depth is given
+DEFAULT_DEPTH = 4  # for speculation `on`
+DEFAULT_AUTO_DEPTH = 16  # the limit for `auto` where no depth is given
 
 
 def _check(ok: bool, sentence: str) -> None:
@@ -41,8 +41,8 @@ def _check_choice(name: str, value: object, choices: Any) -> None:
 
 
 def _check_number(name: str, value: object, low: float, high: float, *, meaning: str = "") -> None:
-    """Reject NaN, infinities outside the range, and things that are not numbers, in one sentence."""
-    # A comparison with NaN is false, and one with an int of any size is exact: no conversion that could overflow.
+    """Reject NaN, numbers outside the range, and values that are not numbers."""
+    # Comparing with NaN is false. Comparing with a huge int is exact, where converting it to float could overflow.
     ok = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
     bounds = f"between {low:g} and {high:g}" if math.isfinite(high) else f"at least {low:g}"
     _check(ok, f"{name} must be a number {bounds}{meaning}; got {value!r}")
@@ -53,18 +53,18 @@ def _check_kind(name: str, value: object, kind: type | tuple[type, ...], what: s
 
 
 def _check_consistent(mode: str | None, method: str | None, depth: int | None) -> None:
-    """The same contradictions are wrong for an engine and for a request."""
+    """Reject contradictions; the same rules hold for an engine and for a request."""
     _check(
         not (mode == "off" and depth),
-        f"speculation is off but depth is {depth}; leave out the depth or say speculation 'on'",
+        f"speculation is off but depth is {depth}; leave out the depth or set speculation to 'on'",
     )
     _check(
         not (mode == "off" and method not in (None, "none")),
-        f"speculation is off but method is {method!r}; leave out the method or say speculation 'on'",
+        f"speculation is off but method is {method!r}; leave out the method or set speculation to 'on'",
     )
     _check(
         not (mode == "on" and (depth == 0 or method == "none")),
-        "speculation is on but depth 0 or method 'none' means plain decoding; say speculation 'off'",
+        "speculation is on but depth 0 or method 'none' means plain decoding; set speculation to 'off'",
     )
 
 
@@ -76,13 +76,13 @@ def _check_int(name: str, value: object, low: int, high: int | None = None, *, m
 
 @dataclass(frozen=True, slots=True)
 class WorkloadPreset:
-    """What is known of a kind of text before the first token."""
+    """What to expect of a kind of text before the first token."""
 
-    log_odds: float  # added to what is believed of a draft token's chances, until evidence takes over
-    threshold: float  # for acceptance 'threshold', which is lossy and has to be asked for by name
+    log_odds: float  # added to the prior acceptance of a draft token, until there is evidence
+    threshold: float  # for acceptance 'threshold', which is lossy and never a default
 
 
-# A wrong token breaks code and JSON, and both repeat what the prompt says; prose has many right ways to go on.
+# Code and JSON often repeat the prompt, and a wrong token breaks them. Prose has many good continuations.
 WORKLOADS: Mapping[str, WorkloadPreset] = {
     "code": WorkloadPreset(0.4, 0.75),
     "json": WorkloadPreset(0.6, 0.75),
@@ -93,19 +93,19 @@ WORKLOADS: Mapping[str, WorkloadPreset] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationParams:
-    """How one request may be speculated on. Unset fields follow the engine's settings."""
+    """Speculation settings of one request. Unset fields follow the engine's settings."""
 
     mode: SpeculationMode | None = None
     method: Method | None = None
     max_depth: int | None = None
     workload: Workload | None = None
-    """What kind of text to expect: where `auto` starts from, and the threshold of lossy acceptance if none is given."""
+    """The kind of text to expect: sets the prior of `auto`, and the default threshold of `threshold` acceptance."""
     acceptance: Acceptance = "exact"
     threshold: float | None = None
-    """`threshold` acceptance takes a draft token outright where the target gives it at least this probability."""
+    """`threshold` acceptance always accepts a draft token to which the target gives at least this probability."""
     posterior_threshold: float = 0.09
     posterior_alpha: float = 0.3
-    """`typical` acceptance takes it where its probability exceeds min(posterior_threshold, alpha * exp(-entropy))."""
+    """`typical` accepts a token whose probability exceeds min(posterior_threshold, posterior_alpha * exp(-entropy))."""
 
     def __post_init__(self) -> None:
         if self.mode is not None:
@@ -126,7 +126,7 @@ class SpeculationParams:
             _check_number("threshold", self.threshold, 0.0, 1.0)
             _check(
                 self.acceptance == "threshold",
-                f"a threshold was given with acceptance {self.acceptance!r}; say acceptance='threshold' to use it",
+                f"a threshold was given with acceptance {self.acceptance!r}; set acceptance='threshold' to use it",
             )
         _check_number("posterior_threshold", self.posterior_threshold, 0.0, 1.0)
         _check_number("posterior_alpha", self.posterior_alpha, 0.0, 1.0)
@@ -138,7 +138,7 @@ class SpeculationParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are chosen for one request. Temperature 0 is greedy."""
+    """Sampling settings of one request. Temperature 0 is greedy."""
 
     n: int = 1
     temperature: float = 1.0
@@ -166,12 +166,12 @@ class SamplingParams:
         _check(self.top_p > 0, f"top_p must be above 0, or no token is left; got {self.top_p!r}")
         _check_number("min_p", self.min_p, 0.0, 1.0)
         _check_number("repetition_penalty", self.repetition_penalty, 0.0, 10.0)
-        # Smaller ones divide logits into infinities, of which no distribution can be made.
+        # Smaller values turn logits into infinities, which give no valid distribution.
         _check(self.repetition_penalty >= 0.01, "repetition_penalty must be at least 0.01; 1 leaves logits alone")
         _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_kind("logit_bias", self.logit_bias, Mapping, "a mapping of token ids to biases")
-        object.__setattr__(self, "logit_bias", dict(self.logit_bias))  # the caller's own may change later
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))  # the caller may change its own mapping later
         for token, bias in self.logit_bias.items():
             _check_int("a logit_bias token id", token, 0)
             _check_number(f"the logit_bias of token {token}", bias, -100.0, 100.0)
@@ -207,28 +207,28 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """What to load and how much room to give it."""
+    """What to load, how much memory to give it, and how to speculate."""
 
     model: str | None = None  # a GGUF file or a Hugging Face folder; None: the embedded SmolLM2-135M-Instruct
-    draft: str | None = None  # another with the same vocabulary
+    draft: str | None = None  # a model with the same vocabulary
     backend: BackendName = "auto"
     speculation: SpeculationMode = "auto"
     method: Method | None = None
     depth: int | None = None
     ngram_min: int = 2
     ngram_max: int = 4
-    suffix_store_tokens: int = 65536  # how much of earlier requests' output the suffix proposer remembers
-    disable_by_batch_size: int | None = None  # from this many running requests on, decode plainly
-    allowed_loss: float = 0.02  # how much slower than plain decoding `auto` may get before it only probes
+    suffix_store_tokens: int = 65536  # output of earlier requests that the suffix proposer keeps
+    disable_by_batch_size: int | None = None  # no speculation from this many running requests on
+    allowed_loss: float = 0.02  # how much slower than plain decoding `auto` may get; beyond it, `auto` only probes
     max_context: int | None = None  # longest prompt plus output of one request
     cache_tokens: int | None = None  # room for all running requests together
     max_sequences: int = 8  # requests running at once
-    max_step_tokens: int = 512  # the most tokens one forward pass may carry; also the largest prefill chunk
+    max_step_tokens: int = 512  # most tokens in one forward pass; also the largest prefill chunk
     prefix_reuse: bool = True  # compute a shared prompt prefix once
     threads: int | None = None
     llama_library: str | None = None  # a libllama to use instead of the installed one
     device: DeviceName = "auto"  # of the torch backend
-    dtype: DtypeName = "auto"  # of its weights and cache
+    dtype: DtypeName = "auto"  # of the torch backend's weights and cache
     gpu_memory_utilization: float = 0.9  # the share of a GPU's memory that Outpace may fill
 
     def __post_init__(self) -> None:
@@ -273,7 +273,7 @@ class EngineConfig:
     def resolve(
         self, *, model_context: int, model_path: str, draft_path: str | None, backend: BackendName = "llamacpp"
     ) -> ResolvedConfig:
-        """Settle everything left open, from what the loaded model says of itself."""
+        """Fill in the unset fields, from the properties of the loaded model."""
         if self.max_context is not None:
             max_context = self.max_context
             _check(
@@ -289,7 +289,7 @@ class EngineConfig:
             "model": model_path,
             "draft": draft_path,
             "backend": backend,
-            # Also where speculation is off: a request may turn it on for itself.
+            # Set even if speculation is off: a request may turn it on for itself.
             "method": method,
             "methods": (method,) if self.method is not None else AUTO_METHODS if self.draft else AUTO_METHODS[:2],
             "depth": DEFAULT_DEPTH if self.depth is None else self.depth,
@@ -306,14 +306,14 @@ DEFAULT_CONTEXT = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedConfig:
-    """An EngineConfig with nothing left open."""
+    """An EngineConfig with every field set."""
 
     model: str
     draft: str | None
     backend: BackendName
     speculation: SpeculationMode
-    method: Method  # of drafts that are made in any case
-    methods: tuple[Method, ...]  # those that compete in `auto`
+    method: Method  # for speculation `on`
+    methods: tuple[Method, ...]  # for speculation `auto`, which chooses among them
     depth: int
     auto_depth: int
     disable_by_batch_size: int | None
@@ -337,7 +337,7 @@ class ResolvedConfig:
 
 
 def usable_cores() -> int:
-    """Cores this process may run on, which a container or taskset may have narrowed."""
+    """Cores this process may run on; a container or taskset may limit them."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

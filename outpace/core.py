@@ -1,8 +1,8 @@
-"""The nouns of the engine. This module imports nothing local, so every other room may use it.
+"""The data types of the engine. This module imports nothing local at run time, so every other package may use it.
 
-Vocabulary, as the field uses it: a *draft* is guessed ahead of the target; its tokens are *accepted* or not; after the
-accepted ones the target adds exactly one token of its own, *recovered* where a draft token was refused, *bonus* where
-all were accepted. Mean accepted length counts that token too: (accepted + steps) / steps.
+A *draft* is a guess at the target's next tokens, which the target *accepts* or rejects. After the accepted tokens the
+target adds exactly one token of its own: *recovered* if a draft token was rejected, *bonus* if all were accepted. Mean
+accepted length counts that token too: (accepted + steps) / steps.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One sequence being generated. `tokens` is append-only: what is in it has been said for good."""
+    """One sequence being generated. `tokens` is append-only: emitted tokens never change."""
 
     id: int
     params: SamplingParams
     prompt: Sequence[int]
-    seed: int  # the user's, or one drawn at submission
+    seed: int  # the user's, or drawn at submission
     shaper: Shaper
     writer: OutputWriter
     max_length: int  # prompt and output together never exceed this
-    may_speculate: bool = True  # by its own wish, or else the engine's
+    may_speculate: bool = True  # by the request's own setting, or else the engine's
     tokens: list[int] = field(default_factory=list)
     seq: int | None = None  # the cache sequence held while running
     num_computed: int = 0  # leading tokens whose keys and values are in the target's cache
@@ -57,35 +57,35 @@ class Request:
 
     @property
     def num_pending(self) -> int:
-        """Tokens said but not yet in the cache: a whole prompt at first, one while decoding."""
+        """Tokens not yet in the cache: at first the whole prompt, one while decoding."""
         return len(self.tokens) - self.num_computed
 
     @property
     def is_decoding(self) -> bool:
-        said = len(self.tokens)
-        return said - self.num_computed == 1 and said > len(self.prompt)
+        num_tokens = len(self.tokens)
+        return num_tokens - self.num_computed == 1 and num_tokens > len(self.prompt)
 
     @property
     def max_useful_depth(self) -> int:
-        """A step says up to depth + 1 tokens; more than the request may still say would be thrown away."""
+        """The largest depth worth drafting: a step emits up to depth + 1 tokens, and no more than max_length allows."""
         left = self.max_length - len(self.tokens) - 1
         return left if left > 0 else 0
 
 
 @dataclass(slots=True)
 class SpeculationCounts:
-    """What speculation did for one request; `per_position[i]` counts acceptances of the (i+1)-th draft token."""
+    """What speculation did for one request; index i of the `_per_position` lists is the (i+1)-th draft token."""
 
     steps: int = 0  # decoding steps, plain ones included
     num_drafts: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
-    num_lenient: int = 0  # accepted only because a lossy rule was asked for
+    num_lenient: int = 0  # accepted only by a lossy rule
     drafted_per_position: list[int] = field(default_factory=list)
     accepted_per_position: list[int] = field(default_factory=list)
     proposers: set[str] = field(default_factory=set)
     decode_seconds: float = 0.0  # of the steps it took part in
-    plain_seconds: float = 0.0  # what the cost curve says plain decoding of the same tokens would have taken
+    plain_seconds: float = 0.0  # for plain decoding of the same tokens, by the cost curve
 
     def add(self, verdict: Verdict, proposer: str) -> None:
         self.steps += 1
@@ -111,7 +111,7 @@ class SpeculationCounts:
 
     @property
     def estimated_speedup(self) -> float | None:
-        """None where nothing was drafted: two clocks of plain decoding would only show their noise."""
+        """None if nothing was drafted: the ratio would only be measurement noise."""
         if not self.num_drafted or self.plain_seconds <= 0 or self.decode_seconds <= 0:
             return None
         return self.plain_seconds / self.decode_seconds
@@ -119,19 +119,19 @@ class SpeculationCounts:
 
 @dataclass(slots=True)
 class Draft:
-    """Guessed tokens. `probs[i]` is exactly the distribution tokens[i] was drawn from; None stands for one-hot."""
+    """Draft tokens. tokens[i] was drawn from exactly the distribution `probs[i]`; None means one-hot."""
 
     tokens: list[int]
     proposer: str
     probs: list[FloatRow] | None = None
     confidence: list[float] = field(default_factory=list, compare=False)
-    """How sure the proposer is of each token, given those before it: a figure to calibrate, not one to believe. It may
-    depend on the past and on whole distributions, never on which token was drawn from them."""
+    """The proposer's confidence in each token, given those before it; it needs calibration. It may depend on earlier
+    tokens and on whole distributions, never on which token was drawn from them."""
 
 
 @dataclass(slots=True)
 class Case:
-    """A request whose next tokens are to be decided, and what was drafted for it."""
+    """A request whose next tokens are to be verified or sampled, and its draft."""
 
     request: Request
     draft: Draft | None
@@ -143,9 +143,9 @@ class Case:
 
 @dataclass(slots=True)
 class Row:
-    """One sequence's share of a step: consecutive tokens at positions start, start+1, ...; ragged across rows.
+    """One sequence's tokens in a step, at positions start, start+1, ...; rows may differ in length.
 
-    Logits are wanted for the last `num_logits` of them: none while a prompt is still being read, depth + 1 for a draft.
+    Logits are needed for the last `num_logits` tokens: 0 inside a prompt, depth + 1 for a draft.
     """
 
     seq: int
@@ -167,7 +167,7 @@ class StepPlan:
 
 @dataclass(slots=True)
 class Verdict:
-    """What the target made of a draft: the accepted tokens and, last, the one it says itself."""
+    """The result of verifying a draft: the accepted tokens, then the target's own token."""
 
     tokens: list[int]
     num_drafted: int
@@ -177,7 +177,7 @@ class Verdict:
 
 @dataclass(slots=True)
 class MethodCounts:
-    """What one proposer's drafts came to."""
+    """Counts of one proposer's drafts."""
 
     num_drafts: int = 0
     num_drafted: int = 0
@@ -186,7 +186,7 @@ class MethodCounts:
 
 @dataclass(slots=True)
 class StepStats:
-    """What one step did and where its time went, in seconds. Exporters read it; nothing else is measured twice."""
+    """What one step did and how long its parts took, in seconds. All metrics come from here."""
 
     num_prefill_tokens: int = 0
     num_decode_rows: int = 0
@@ -195,22 +195,22 @@ class StepStats:
     num_emitted: int = 0
     num_finished: int = 0
     num_preempted: int = 0
-    num_plain_rows: int = 0  # of the decode rows, those without a draft
-    depths: list[int] = field(default_factory=list)  # tokens verified, for each row with a draft
-    accepted: list[int] = field(default_factory=list)  # and accepted, in the same order
+    num_plain_rows: int = 0  # decode rows without a draft
+    depths: list[int] = field(default_factory=list)  # draft tokens verified, for each row with a draft
+    accepted: list[int] = field(default_factory=list)  # draft tokens accepted, in the same order
     drafts_by_method: dict[str, MethodCounts] = field(default_factory=dict)
     schedule_seconds: float = 0.0
-    policy_seconds: float = 0.0  # deciding,
-    learning_seconds: float = 0.0  # and learning from the step before
-    lookup_seconds: float = 0.0  # asking proposers that need no model, before deciding
+    policy_seconds: float = 0.0  # deciding what to draft
+    learning_seconds: float = 0.0  # learning from the step before
+    lookup_seconds: float = 0.0  # lookups by proposers without a model, before deciding
     draft_seconds: float = 0.0
     forward_seconds: float = 0.0
     verify_seconds: float = 0.0
-    hidden_seconds: float = 0.0  # that the pass had been under way before: what the host did then cost nothing
-    has_prepared: bool = False  # something that is done once, which took part of these seconds
+    hidden_seconds: float = 0.0  # the pass ran this long while the host did other work, which thus cost no time
+    has_prepared: bool = False  # one-time work, such as a graph capture, took part of the time
 
     def add_draft(self, method: str, verdict: Verdict) -> None:
-        """Count what became of one decode row."""
+        """Count the result of one decode row."""
         if not verdict.num_drafted:
             self.num_plain_rows += 1
             return
@@ -227,17 +227,17 @@ class StepStats:
 
     @property
     def host_seconds(self) -> float:
-        """Time outside model forwards; a draft model's own forwards count as drafting, not as host time."""
+        """Time outside forward passes; those of a draft model count as drafting, not as host time."""
         return self.schedule_seconds + self.speculation_seconds + self.verify_seconds
 
     @property
     def speculation_seconds(self) -> float:
-        """What speculation took of the host's time."""
+        """Host time spent on speculation, without drafting."""
         return self.policy_seconds + self.learning_seconds + self.lookup_seconds
 
     @property
     def deciding_seconds(self) -> float:
-        """What speculation took of the host's time, as far as anybody waited for it: drafting waits for all of it."""
+        """`speculation_seconds` that were not hidden behind a running pass; with drafting, none are hidden."""
         hidden = 0.0 if self.draft_seconds else self.hidden_seconds
         return max(0.0, self.speculation_seconds - hidden)
 
@@ -255,7 +255,7 @@ class TokenLogprob:
 
 @dataclass(slots=True)
 class Segment:
-    """A piece of finished text and whether the token that completed it came from an accepted draft."""
+    """A piece of final text, and whether the token that completed it came from an accepted draft."""
 
     text: str
     from_draft: bool
@@ -272,7 +272,7 @@ class Delta:
 
     @property
     def segments(self) -> list[Segment]:
-        """Text that became certain since any was last asked for: with this delta, where they are read as they come."""
+        """Text that became final since the last read: this delta's own, if deltas are read as they arrive."""
         if self._segments is None:
             self._segments = self.request.writer.take()
         return self._segments

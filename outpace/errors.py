@@ -1,4 +1,4 @@
-"""What can go wrong, said in one sentence that names the cause and the remedy.
+"""Error classes. Each message is one sentence that names the cause and the remedy.
 
 Every error a user can meet is an OutpaceError; its class decides the exit status of the command line.
 """
@@ -7,16 +7,16 @@ from __future__ import annotations
 
 
 class OutpaceError(Exception):
-    """Something failed that the user can understand and act on (exit status 1)."""
+    """A failure that the user can understand and act on (exit status 1)."""
 
 
 class UsageError(OutpaceError, ValueError):
-    """A parameter, flag or request that cannot be meant as given (exit status 2)."""
+    """An invalid parameter, flag or request (exit status 2)."""
 
 
 class ModelError(OutpaceError):
-    """A model file that cannot be used: missing, broken, unsupported, or not matching its partner."""
+    """A model file that cannot be used: missing, broken, unsupported, or not matching the other model."""
 
 
 class BackendError(OutpaceError):
-    """The library underneath is missing, does not match, or reported a fault."""
+    """A backend's library is missing, has the wrong version, or reported an error."""

@@ -1,4 +1,4 @@
-"""The offline door: prompts in, completions out. Owns an engine and the text on both sides of it."""
+"""The offline API: prompts in, completions out. Owns an engine, and encodes and decodes text for it."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class LLM:
         *,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
-        """Complete every prompt, a text or token ids each, in one batch. Results come in the order of the prompts."""
+        """Complete every prompt (text or token ids) in one batch. Results are in the order of the prompts."""
         many: list[Any] = [prompts] if _is_one_prompt(prompts) else list(prompts)
         encoded = [self._encode(prompt) for prompt in many]
         texts = [prompt if isinstance(prompt, str) else None for prompt in many]
@@ -103,7 +103,7 @@ class LLM:
         return self._run(encoded, list(texts), _params_per_prompt(params, len(texts)), progress)
 
     def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> Stream:
-        """One prompt or conversation, delta by delta. Closing the stream ends the request."""
+        """Stream one prompt or conversation, delta by delta. Closing the stream aborts the request."""
         params = params or SamplingParams()
         if params.n != 1:
             raise UsageError(f"stream gives one completion and n is {params.n}; use generate for several")
@@ -121,7 +121,7 @@ class LLM:
         return self._encode_rendered(self.render_chat(messages))
 
     def close(self) -> None:
-        """Give the models' memory back. Nothing can be generated after that."""
+        """Free the models' memory. Nothing can be generated after that."""
         if not self._is_closed:
             self.engine.keep_costs()
         self._is_closed = True
@@ -157,17 +157,17 @@ class LLM:
         progress: bool | None,
     ) -> list[RequestOutput]:
         groups: list[list[Request]] = []
-        everyone: list[Request] = []
+        requests: list[Request] = []
         try:
             for tokens, each in zip(encoded, params, strict=True):
                 group = [self._submit(tokens, each, index) for index in range(each.n)]
                 groups.append(group)
-                everyone += group
+                requests += group
         except BaseException:
-            self._driver.end(everyone)
+            self._driver.end(requests)
             raise
-        show = sys.stderr.isatty() and len(everyone) > 1 if progress is None else progress
-        with self._driver.read(everyone) as stream, _Progress(len(everyone), enabled=show) as bar:
+        show = sys.stderr.isatty() and len(requests) > 1 if progress is None else progress
+        with self._driver.read(requests) as stream, _Progress(len(requests), enabled=show) as bar:
             for delta in stream:
                 bar.add(delta)
         return [
@@ -181,7 +181,7 @@ class LLM:
 
 
 class _Progress:
-    """A bar over requests, with tokens per second beside it."""
+    """A progress bar over requests, with tokens per second."""
 
     def __init__(self, total: int, *, enabled: bool) -> None:
         self._enabled = enabled
@@ -212,7 +212,7 @@ class _Progress:
 
 
 def completion(request: Request, index: int = 0) -> CompletionOutput:
-    """What a request has come to, finished or not."""
+    """The output of a request so far, finished or not."""
     began = request.submitted_at
     return CompletionOutput(
         index=index,
@@ -229,7 +229,7 @@ def completion(request: Request, index: int = 0) -> CompletionOutput:
 
 
 def _is_one_prompt(prompts: Any) -> bool:
-    """A text, or token ids: numpy's integers too."""
+    """Whether this is one prompt: a text, or token ids, also of numpy."""
     return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
 
 

@@ -1,7 +1,7 @@
-"""What the engine did, added up: one writer, the thread that steps the engine, and exporters that only read.
+"""Totals of what the engine did. Only the engine's thread writes them; exporters only read.
 
-`EngineMetrics` is plain numbers. `Exporter` shows them in Prometheus' format, under the names vLLM's dashboards use and
-our own beside them; `summary` gives the same as one object for JSON, `log_line` as a sentence. Nothing here knows HTTP.
+`EngineMetrics` holds plain numbers. `Exporter` shows them in Prometheus' format, under the names that vLLM's dashboards
+use and some of our own; `summary` gives them as one JSON object, `log_line` as a log line. HTTP is left to the server.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 
 
 class Histogram:
-    """Counts by bucket. Cheaper than the client library's own, which locks and converts on every observation."""
+    """Counts by bucket. Cheaper than the client library's class, which locks and converts on every observation."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
@@ -46,7 +46,7 @@ class Histogram:
         return sum(self._counts)
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative, as Prometheus wants them."""
+        """Cumulative counts, as Prometheus expects them."""
         seen = 0
         result = []
         for bound, count in zip((*map(float, self._bounds), "+Inf"), list(self._counts), strict=True):
@@ -61,7 +61,7 @@ class EngineMetrics:
     num_faults: int = 0
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
-    by_method: dict[str, MethodCounts] = field(default_factory=dict)  # drafts
+    by_method: dict[str, MethodCounts] = field(default_factory=dict)  # counts of drafts
     accepted_per_position: Counter[int] = field(default_factory=Counter)
     num_plain_rows: int = 0
     num_preemptions: int = 0
@@ -89,7 +89,7 @@ class EngineMetrics:
         for depth, num_rows in Counter(stats.depths).items():
             self.depth.observe(depth, num_rows)
         for accepted, num_rows in Counter(stats.accepted).items():
-            for position in range(accepted):  # what is accepted of a draft is always its beginning
+            for position in range(accepted):  # the accepted tokens are always a prefix of the draft
                 self.accepted_per_position[position] += num_rows
         for method, counts in stats.drafts_by_method.items():
             total = self.by_method.setdefault(method, MethodCounts())
@@ -104,7 +104,7 @@ class EngineMetrics:
         seconds["verify"] += stats.verify_seconds
 
     def advanced(self, request: Request, num_new: int, last_at: float | None, now: float) -> None:
-        """A step brought this request `num_new` tokens; `last_at` is when it got some before."""
+        """A step emitted `num_new` tokens for this request; `last_at` is when it last emitted some."""
         self.num_generated_tokens += num_new
         if last_at is None:
             self.num_prompt_tokens += len(request.prompt)
@@ -124,7 +124,7 @@ class EngineMetrics:
             histogram.observe(spec.num_accepted / spec.num_drafted)
 
     def look_at(self, engine: Engine) -> None:
-        """Gauges: how full the engine is now. Prefixes kept of finished requests give way, so they do not count."""
+        """Update the gauges. Kept prefixes of finished requests do not count as used: they are evicted on demand."""
         scheduler = engine.scheduler
         self.num_running, self.num_waiting = len(scheduler.running), len(scheduler.waiting)
         used = sum(request.num_computed for request in scheduler.running)
@@ -145,7 +145,7 @@ class EngineMetrics:
 
     @property
     def estimated_speedup(self) -> float | None:
-        """By the engine's budget; None before anything was drafted."""
+        """From the engine's budget; None before anything was drafted."""
         return self.plain_seconds / self.spent_seconds if self.spent_seconds and self.num_drafted else None
 
     @property
@@ -172,12 +172,12 @@ def summary(metrics: EngineMetrics) -> dict[str, Any]:
 
 
 def log_line(before: dict[str, Any], now: dict[str, Any], seconds: float) -> str:
-    """What happened between two summaries, in one line."""
+    """The changes between two summaries, in one line."""
     generated = now["generated_tokens"] - before["generated_tokens"]
     prompt = now["prompt_tokens"] - before["prompt_tokens"]
     drafted, accepted = now["drafted"] - before["drafted"], now["accepted"] - before["accepted"]
     parts = [
-        f"{generated / seconds:.1f} tokens/s generated, {prompt / seconds:.1f} read",
+        f"{generated / seconds:.1f} tokens/s generated, {prompt / seconds:.1f} prompt tokens/s",
         f"{now['running']} running, {now['waiting']} waiting, cache {now['cache_usage']:.0%}",
         f"{accepted} of {drafted} draft tokens accepted" if drafted else "no drafts: plain decoding",
     ]
@@ -187,7 +187,7 @@ def log_line(before: dict[str, Any], now: dict[str, Any], seconds: float) -> str
 
 
 class Exporter(Collector):
-    """Prometheus asks, the numbers are read. Several may exist side by side, each with a registry of its own."""
+    """Reads the metrics when Prometheus collects. Several may exist, each with its own registry."""
 
     def __init__(self, metrics: EngineMetrics, model_name: str) -> None:
         self._metrics = metrics
@@ -215,13 +215,13 @@ class Exporter(Collector):
         yield histogram("vllm:time_to_first_token_seconds", "From submission to first token.", m.time_to_first_token)
         yield histogram("vllm:time_per_output_token_seconds", "Between output tokens.", m.time_per_output_token)
         yield histogram("vllm:e2e_request_latency_seconds", "From submission to the last token.", m.latency)
-        yield gauge("vllm:num_requests_running", "Requests that hold a place in the engine.", m.num_running)
-        yield gauge("vllm:num_requests_waiting", "Requests waiting for a place in the engine.", m.num_waiting)
-        usage = "Share of the cache that running requests hold; 1 is all of it."
+        yield gauge("vllm:num_requests_running", "Requests that run now.", m.num_running)
+        yield gauge("vllm:num_requests_waiting", "Requests that wait in the queue.", m.num_waiting)
+        usage = "Share of the KV cache that running requests hold; 1 is all of it."
         yield gauge("vllm:kv_cache_usage_perc", usage, m.cache_usage)
-        yield gauge("vllm:gpu_cache_usage_perc", f"{usage} The older name.", m.cache_usage)
-        yield counter("vllm:num_preemptions", "Requests pushed out to be computed again later.", m.num_preemptions)
-        yield counter("vllm:prompt_tokens", "Prompt tokens of requests that began to answer.", m.num_prompt_tokens)
+        yield gauge("vllm:gpu_cache_usage_perc", f"{usage} Older name of vllm:kv_cache_usage_perc.", m.cache_usage)
+        yield counter("vllm:num_preemptions", "Requests preempted, to be computed again later.", m.num_preemptions)
+        yield counter("vllm:prompt_tokens", "Prompt tokens of requests that emitted a token.", m.num_prompt_tokens)
         yield counter("vllm:generation_tokens", "Tokens generated.", m.num_generated_tokens)
         yield self._labelled("vllm:request_success", "Requests ended, by reason.", "finished_reason", dict(m.finished))
         yield from self._own(m)
@@ -244,26 +244,26 @@ class Exporter(Collector):
         speedup = m.estimated_speedup or 1.0
         yield gauge(
             "outpace_estimated_speedup_ratio",
-            "Plain decoding of the same tokens over what it took; 1: no gain.",
+            "Estimated time of plain decoding of the same tokens / time taken; 1: no gain.",
             speedup,
         )
         yield self._histogram(
-            "outpace_speculation_depth", "Draft tokens verified for one request in one step; 0 is plain.", m.depth
+            "outpace_speculation_depth", "Draft tokens verified for one request in one step; 0: plain.", m.depth
         )
         yield counter("outpace_plain_steps", "Steps of a decoding request that verified no draft.", m.num_plain_rows)
         yield self._labelled(
             "outpace_ledger_seconds",
-            "Seconds decoding took, and what plain decoding of the same tokens would have taken.",
+            "Seconds that decoding took, and the estimate for plain decoding of the same tokens.",
             "kind",
             {"spent": m.spent_seconds, "plain": m.plain_seconds},
             family=GaugeMetricFamily,
         )
         yield counter("outpace_lossy_requests", "Requests that asked for lossy acceptance.", m.num_lossy_requests)
-        yield counter("outpace_lossy_tokens", "Tokens kept only by a lossy rule.", m.num_lenient)
+        yield counter("outpace_lossy_tokens", "Tokens accepted only by a lossy rule.", m.num_lenient)
         yield counter("outpace_engine_steps", "Forward passes of the target.", m.num_steps)
-        yield counter("outpace_engine_faults", "Steps that broke and were recovered from.", m.num_faults)
+        yield counter("outpace_engine_faults", "Steps that failed.", m.num_faults)
         yield self._labelled(
-            "outpace_step_seconds", "Where the time of steps went.", "part", {k: m.step_seconds[k] for k in _PARTS}
+            "outpace_step_seconds", "Time of steps, by part.", "part", {k: m.step_seconds[k] for k in _PARTS}
         )
 
     def _counter(self, name: str, what: str, value: float) -> CounterMetricFamily:

@@ -1,4 +1,4 @@
-"""Jobs, targets and a clock for tests of the benchmark that need no weights and no waiting."""
+"""Jobs, targets and a clock for benchmark tests without weights and without waiting."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def engine_target(**options: object) -> EngineTarget:
 
 
 class Clock:
-    """Time that passes only where it is said to: so much for every step of the engine, and while sleeping."""
+    """A clock that advances only by a given time per engine step, and while sleeping."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds_per_step: float = 0.1) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""Results made of invented runs whose truth is known: so fast under each setting, so often accepted, by class."""
+"""Results of invented runs with known speedups and acceptance, by setting and class."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outpace.bench.verdict import verdict
 from outpace.core import SpeculationCounts
 
 PLAIN_SECONDS = 0.02  # per token
-Speeds = Mapping[str, Mapping[str, float]]  # setting -> class -> times plain
+Speeds = Mapping[str, Mapping[str, float]]  # setting -> class -> speedup over plain decoding
 
 
 def counts(drafted: int, rate: float, depth: int = 4) -> SpeculationCounts:
@@ -48,12 +48,12 @@ def made_paired(
     settings = [parse_setting(name) for name in speeds]
     paired = Paired(settings, {name: [] for name in speeds})
     for block in range(num_blocks):
-        mood = rng.lognormvariate(0, 0.3)  # the machine's, the same for all settings
+        slowdown = rng.lognormvariate(0, 0.3)  # of the machine, the same for all settings
         for name, by_class in speeds.items():
             run = Run()
             for i in range(block_size):
                 category = classes[(block * block_size + i) % len(classes)]
-                later = 49 * PLAIN_SECONDS / by_class[category] * mood * rng.lognormvariate(0, noise)
+                later = 49 * PLAIN_SECONDS / by_class[category] * slowdown * rng.lognormvariate(0, noise)
                 rate = (acceptance or {}).get(name, 0.6)
                 spec = counts(80, rate) if name != "off" else SpeculationCounts(steps=49)
                 trial = Trial(i, category, 30, 50, "text", "length", 0.1, 0.1 + later, token_ids=[1, 2], counts=spec)
@@ -104,5 +104,5 @@ def cell(speeds: Speeds, classes: Sequence[str], *, temperature: float = 0.0, co
 
 
 def flat(classes: Sequence[str], **speeds: float) -> Speeds:
-    """Every class alike; `off` is plain."""
+    """The same speedup for every class; `off` is plain decoding."""
     return {name.replace("_", ":"): dict.fromkeys(classes, value) for name, value in {"off": 1.0, **speeds}.items()}

@@ -1,7 +1,6 @@
-"""A policy at work without an engine: proposers that draft what they are told, a target that always says 1.
+"""Runs a policy without an engine: scripted proposers, and a target that always emits token 1.
 
-A thin world around `Session`, which has the protocol of a step: the desk only judges drafts and lets time pass, on a
-clock of its own, as long as its costs say.
+`Session` has the protocol of a step. The desk only verifies drafts and advances its own clock by what its costs say.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from tests.requests_helper import make_request
 
 RIGHT, WRONG, OTHER = 1, 2, 3
 
-FLAT = {1: 1.0, 256: 1.0}  # further tokens are free: a step waits for the weights
+FLAT = {1: 1.0, 256: 1.0}  # further tokens are free: a step is bound by reading the weights
 PROPORTIONAL = {1: 1.0, 256: 256.0}  # a second token costs as much as a second step
 USUAL = {1: 1.0, 256: 1.0 + 255 * 0.3}  # a further token costs a third of a step
 
-# Which tokens will be right, and how sure it claims to be: of all of them alike, or of each.
+# Which tokens are right, and the confidence: one for all tokens, or one for each.
 Script = Callable[[Request], tuple[Sequence[bool], float | Sequence[float]]]
 
 
@@ -50,12 +49,12 @@ class Clock:
 
 
 class Scripted(NoDraft):
-    """Looks drafts up, as told; `asked` has the requests of every call."""
+    """A lookup proposer that follows a script; `asked` has the requests of every call."""
 
     def __init__(self, name: str, script: Script, costs: DraftCosts, clock: Clock) -> None:
         self.name = name
         self.script = script
-        self.costs = costs  # what its drafts take in truth
+        self.costs = costs  # the true costs of its drafts
         self._clock = clock
         self.asked: list[list[Request]] = []
 
@@ -79,9 +78,9 @@ class Scripted(NoDraft):
 
 
 class ScriptedModel(Scripted):
-    """A draft model of any name: it catches up with texts, and asks before every token whether to go on.
+    """A scripted draft model: it catches up with requests, and asks `goes_on` before every token.
 
-    One that drafts in one pass asks nobody and claims no confidence.
+    With one-pass costs it does not ask and gives no confidence.
     """
 
     is_lookup = False
@@ -137,7 +136,7 @@ class ScriptedModel(Scripted):
 
 
 def model_costs(seconds: float, *, one_pass: bool = False) -> DraftCosts:
-    """A pass takes so long for one token, and half as much again for 256."""
+    """A pass takes `seconds` for one token, and 1.5 times that for 256."""
     return DraftCosts(StepCosts({1: seconds, 256: 1.5 * seconds}), one_pass=one_pass)
 
 
@@ -170,7 +169,7 @@ class Desk:
         begins_ahead: bool = False,
         **options: Any,
     ) -> None:
-        """`draft` is a model whose passes take `draft_seconds`; `models` are others, under any name."""
+        """`draft` scripts a model whose passes take `draft_seconds`; `models` adds others by name."""
         scripts = {name: script for name, script in (("suffix", suffix), ("ngram", ngram)) if script is not None}
         drafting = dict(models or {})
         if draft is not None:
@@ -187,18 +186,18 @@ class Desk:
             self.proposers[name] = ScriptedModel(name, script, self.truth.drafts[name], self.clock)
         settings: dict[str, Any] = {"speculation": "auto", "depth": 8, "max_step_tokens": 512, **options}
         config = fake_config(draft="fake" if draft is not None else None, **settings)
-        if "method" not in options:  # then all compete, those too that no configuration has heard of
-            unheard: Any = [name for name in drafting if name not in config.methods]
-            config = replace(config, methods=(*config.methods, *unheard))
+        if "method" not in options:  # then all compete, also models that the configuration does not list
+            unlisted: Any = [name for name in drafting if name not in config.methods]
+            config = replace(config, methods=(*config.methods, *unlisted))
         self.policy = Policy(
             config, costs, self.proposers, can_speculate=can_speculate, begins_ahead=begins_ahead, trace_steps=1000
         )
         self.session = Session(self.policy, self.proposers, self.clock)
-        self.accepts: Callable[[Sequence[int]], int] = _num_right  # of a draft's tokens, so many
+        self.accepts: Callable[[Sequence[int]], int] = _num_right  # how many of a draft's tokens are accepted
 
     @property
     def costs(self) -> Costs:
-        """What the policy believes."""
+        """The costs as the policy has learned them."""
         assert self.policy.costs is not None
         return self.policy.costs
 
@@ -208,15 +207,15 @@ class Desk:
         return found
 
     def settle(self, request: Request) -> None:
-        """Book the plain steps that have passed."""
+        """Record the plain steps that have passed."""
         self.policy._accounts.settle([request], [self.policy._state(request)], 1.0)
 
     def gain(self, steps: float) -> None:
-        """As if so many plain steps had been gained before."""
+        """Add the time of this many plain steps to what speculation saved."""
         self.policy.budget.book(0.0, steps, 1.0)
 
     def lose(self, steps: float) -> None:
-        """As if so many plain steps had been lost before."""
+        """Add the time of this many plain steps to what speculation lost."""
         self.policy.budget.book(steps, 0.0, 1.0)
 
     def decision(self, requests: Sequence[Request], *, num_prefill: int = 0) -> Decision:
@@ -238,7 +237,7 @@ class Desk:
         hidden_seconds: float = 0.0,
         has_prepared: bool = False,
     ) -> list[Outcome]:
-        """One step. `forward_seconds` is what the target's pass takes, where that is not what such passes take."""
+        """Run one step. `forward_seconds` replaces the time that the true costs give for the target's pass."""
         rows = len(requests)
         stats = StepStats(num_decode_rows=rows, num_prefill_tokens=num_prefill, has_prepared=has_prepared)
         context = sum(len(request.tokens) for request in requests) / rows
@@ -263,7 +262,7 @@ class Desk:
         return outcomes
 
     def run(self, requests: Sequence[Request], steps: int, *, policy_seconds: float = 0.0) -> list[list[int]]:
-        """Depths verified, step by step."""
+        """Run steps; returns the depths verified, step by step."""
         return [
             [outcome.verdict.num_drafted for outcome in self.step(requests, policy_seconds=policy_seconds)]
             for _ in range(steps)
@@ -272,12 +271,12 @@ class Desk:
     def _judge(self, request: Request, choice: Choice) -> Outcome:
         drafted = choice.draft.tokens if choice.draft is not None else []
         num_accepted = self.accepts(drafted)
-        is_refused = num_accepted < len(drafted)
-        said = [*drafted[:num_accepted], OTHER if is_refused and drafted[num_accepted] == RIGHT else RIGHT]
-        request.tokens += said
+        is_rejected = num_accepted < len(drafted)
+        emitted = [*drafted[:num_accepted], OTHER if is_rejected and drafted[num_accepted] == RIGHT else RIGHT]
+        request.tokens += emitted
         if len(request.tokens) >= request.max_length:
             request.finish_reason = "length"
-        return Outcome(request, choice, Verdict(said, len(drafted), num_accepted))
+        return Outcome(request, choice, Verdict(emitted, len(drafted), num_accepted))
 
 
 def _num_right(drafted: Sequence[int]) -> int:

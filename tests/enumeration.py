@@ -1,13 +1,12 @@
-"""Exact laws of random procedures, in rational arithmetic and over every outcome.
+"""Exact distributions ("laws") of random procedures, by enumerating every outcome in rational arithmetic.
 
-`exact_law` runs a procedure once for every way its random decisions can fall and adds up the probabilities,
-so a law is compared with `==`, not estimated. Randomness is the engine's own kind: numbers looked up by
-address. `Noise` knows each number only as the interval that earlier decisions left of it; a decision that
-cuts the interval is a branch. A fresh address is therefore an independent number, and an address asked
-again answers with the same number, as in production: procedures that share noise on purpose, or reuse it by
-mistake, get the law they really have.
+`exact_law` runs a procedure once for every combination of its random decisions and adds up the probabilities. So a law
+is compared with `==`, not estimated. As in the engine, random numbers are looked up by address. `Noise` stores each
+number as the interval that earlier decisions left for it; a decision that splits the interval is a branch. A new
+address is an independent number, and a repeated address gives the same number, as in production. Procedures that share
+noise, on purpose or by mistake, therefore get their true law.
 
-The models are functions from a context to a distribution, different for every context, in small fractions.
+A model is a function from a context to a distribution of small fractions, different for every context.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Noise:
 
     def __init__(self, path: Sequence[int] = ()) -> None:
         self.probability = Fraction(1)  # of everything decided so far
-        self.untaken: list[tuple[int, ...]] = []  # paths that leave this one beyond its prescription
+        self.untaken: list[tuple[int, ...]] = []  # other branches met after the end of the prescribed path
         self.asked_again: set[Address] = set()
         self._prescribed = path
         self._taken: list[int] = []
@@ -49,7 +48,7 @@ class Noise:
         return self._piece(address, [_exact(probability), Fraction(1)]) == 0
 
     def draw(self, address: Address, weights: Distribution) -> int:
-        """The token whose share of the weights, laid end to end, contains the number."""
+        """The token that the number selects by inverse transform sampling of the weights."""
         total = _exact(weights.sum())
         ends, end = [], Fraction(0)
         for weight in weights:
@@ -59,9 +58,7 @@ class Noise:
         return self._piece(address, ends)
 
     def _piece(self, address: Address, ends: Sequence[Fraction]) -> int:
-        """Which piece of [0, 1) the number lies in, pieces ending at `ends`; branches if that is still
-        open.
-        """
+        """Which piece of [0, 1) the number lies in, pieces ending at `ends`; branches if several are possible."""
         if address in self._intervals:
             self.asked_again.add(address)
         low, high = self._intervals.get(address, (Fraction(0), Fraction(1)))
@@ -87,7 +84,7 @@ class Noise:
 
 
 def _exact(value: Any) -> Fraction:
-    # A float that slipped into a rule would make every equality below meaningless.
+    # A float in a rule would make every exact comparison below meaningless.
     if not isinstance(value, Rational):
         raise TypeError(f"{value!r} is a {type(value).__name__}, not an exact number")
     return Fraction(value)
@@ -108,8 +105,8 @@ class ExactDice:
 
 
 def exact_law(procedure: Callable[[Noise], Outcome], *, may_reuse_noise: bool = False) -> Law[Outcome]:
-    """The law of what a procedure returns. By default no number may be asked for twice: a rule that did so
-    would lose the independence that `Chance` promises as soon as the noise is looked up by address.
+    """The law of what a procedure returns. By default no number may be used twice: a rule that did so would lose the
+    independence that `Chance` promises, since noise is looked up by address.
     """
     law: Law[Outcome] = {}
     paths: list[tuple[int, ...]] = [()]
@@ -134,7 +131,7 @@ def total_variation(law: Law[Outcome], other: Law[Outcome]) -> Fraction:
 
 
 def joint_law(model: Model, length: int, context: Context = ()) -> Law[Context]:
-    """The law of the next `length` tokens said by the model alone."""
+    """The law of the next `length` tokens, sampled from the model alone."""
     return completed({(): Fraction(1)}, model, length, context)
 
 
@@ -154,7 +151,7 @@ def completed(law: Law[Context], model: Model, length: int, context: Context = (
 
 
 def row(*probabilities: Fraction | int | str) -> Distribution:
-    """A distribution written out: row("1/2", "1/3", "1/6")."""
+    """A distribution, such as row("1/2", "1/3", "1/6")."""
     exact = np.array([Fraction(p) for p in probabilities], dtype=object)
     assert exact.sum() == 1
     return exact
@@ -165,13 +162,13 @@ def one_hot(token: int, vocab: int) -> Distribution:
 
 
 def heated(probs: Distribution) -> Distribution:
-    """The distribution at another temperature: squares, which is temperature 1/2."""
+    """The distribution at temperature 1/2: its squares, normalised."""
     squares = probs * probs
     return np.asarray(squares / squares.sum(), dtype=object)
 
 
 def seeded_model(name: str, vocab: int, *, masked: bool = False) -> Model:
-    """Arbitrary small fractions, different for every context; `masked` forbids some tokens in most."""
+    """Arbitrary small fractions, different for every context; `masked` forbids some tokens in most contexts."""
 
     @cache
     def model(context: Context) -> Distribution:
@@ -214,18 +211,16 @@ def pairs(vocab: int) -> list[Pair]:
     ]
 
 
-# A drafter says tokens and, with each, the distribution it claims to have drawn it from.
+# A drafter returns tokens and, for each, the distribution it claims to have drawn it from.
 Drafted = tuple[list[int], list[Distribution]]
 Drafter = Callable[[Pair, Context, int, Noise], Drafted]
 Rule = Callable[..., Verdict]
-# Whether to draft no further, given everything said and drafted so far and the draft's next distribution.
+# Whether to stop drafting, given the context with the draft so far and the draft's next distribution.
 Stop = Callable[[Context, Distribution], bool]
 
 
 def draw_draft(pair: Pair, context: Context, depth: int, noise: Noise, *, stop: Stop | None = None) -> Drafted:
-    """An honest draft of up to `depth` tokens; noise is addressed by where it begins and the offset inside
-    it.
-    """
+    """A draft of up to `depth` tokens, drawn from `probs`. Its noise has the address (start, offset)."""
     tokens: list[int] = []
     probs: list[Distribution] = []
     for offset in range(depth):
@@ -249,7 +244,7 @@ def speculate(
 def step_law(
     rule: Rule, pair: Pair, depth: int, context: Context = (), drafter: Drafter = draw_draft
 ) -> Law[tuple[Context, int]]:
-    """The law of what one speculative step says, with how many of its tokens were the draft's."""
+    """The law of the tokens that one speculative step emits, and of how many it accepted."""
 
     def step(noise: Noise) -> tuple[Context, int]:
         verdict = speculate(rule, pair, depth, noise, context, drafter)
@@ -259,7 +254,7 @@ def step_law(
 
 
 def said(law: Law[tuple[Context, int]]) -> Law[Context]:
-    """The law of the tokens alone."""
+    """The law of the emitted tokens alone."""
     tokens_law: Law[Context] = {}
     for (tokens, _), probability in law.items():
         tokens_law[tokens] = tokens_law.get(tokens, Fraction(0)) + probability

@@ -1,4 +1,4 @@
-"""A server with as much of the OpenAI API as the benchmark uses: streamed answers, models, a metrics page."""
+"""A server with the part of the OpenAI API that the benchmark uses: streamed answers, models, a metrics page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ vllm:spec_decode_num_accepted_tokens_total{{model_name="m"}} {accepted}
 
 
 class FakeServer:
-    """Every answer is `num_tokens` tokens, `seconds_per_token` apart; speculation gives them in pairs."""
+    """Answers have `max_tokens` tokens, `seconds_per_token` apart; with `pairs`, two tokens at a time."""
 
     def __init__(self, *, seconds_per_token: float = 0.001, pairs: bool = False, page: str = VLLM_PAGE) -> None:
         self.seconds_per_token, self.pairs, self.page = seconds_per_token, pairs, page
@@ -70,22 +70,22 @@ class FakeServer:
         self.most_running = max(self.most_running, self.num_running)
         handler.send_response(200)
         handler.end_headers()
-        wanted, said = body["max_tokens"], 0
-        while said < wanted:
+        wanted, num_sent = body["max_tokens"], 0
+        while num_sent < wanted:
             time.sleep(self.seconds_per_token)
-            num_new = min(2 if self.pairs else 1, wanted - said)
-            said += num_new
+            num_new = min(2 if self.pairs else 1, wanted - num_sent)
+            num_sent += num_new
             self.drafts += self.pairs
             self._send(
                 handler, {"choices": [{"index": 0, "delta": {"content": "ab" * num_new}, "finish_reason": None}]}
             )
-            if self.break_next and said > 2:
+            if self.break_next and num_sent > 2:
                 self.break_next -= 1
                 self._send(handler, {"error": {"message": "lost"}})
                 self.num_running -= 1
                 return
         self._send(handler, {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]})
-        self._send(handler, {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": said}})
+        self._send(handler, {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": num_sent}})
         handler.wfile.write(b"data: [DONE]\n\n")
         self.num_running -= 1
 

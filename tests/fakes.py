@@ -1,8 +1,8 @@
-"""A model small enough to know by heart, behind the real protocols.
+"""A tiny model behind the real protocols.
 
-`FakeRunner` answers with logits that are a pure function of the whole context it holds in its cache: if the engine ever
-leaves a wrong token there, or feeds one at the wrong place, the answer changes. It also counts cache cells the way a
-real backend would and refuses what a real backend could not do.
+`FakeRunner` returns logits that are a pure function of the tokens in its cache. If the engine leaves a wrong token
+there, or feeds one at a wrong position, the output changes. The runner also counts cache cells like a real backend, and
+asserts that no call is one that a real backend could not do.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EOS, BOS = 256, 257
 
 
 class ByteTokenizer:
-    """Tokens 0 to 255 are bytes; then an end and a beginning."""
+    """Tokens 0 to 255 are bytes; then follow EOS and BOS."""
 
     vocab_size = 258
     bos_text = "<s>"
@@ -48,9 +48,9 @@ class ByteTokenizer:
 
 
 class FakeModel:
-    """Logits from the last `order` tokens of a context and its length modulo a period: repetitive, yet never trivial.
+    """Logits depend on the last `order` tokens of the context and its length modulo 7: text repeats, not trivially.
 
-    Two models with the same salt agree; `noise` blends in another model's opinion, for drafts that are right sometimes.
+    Two models with the same salt agree; `noise` mixes in another model's logits, for drafts that are sometimes right.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class FakeModel:
 
     def _opinion(self, state: tuple[int, ...], salt: int) -> NDArray[np.float64]:
         seed = zlib.crc32(np.array([salt, *state], np.int64).tobytes())
-        # A few tokens stand out, so that texts repeat themselves and drafts have something to find.
+        # A few tokens are much likelier, so that texts repeat and lookups find drafts.
         rng = np.random.default_rng(seed)
         row = rng.normal(size=self.vocab_size) * 0.5
         row[rng.integers(97, 103, size=3)] += 3.0
@@ -85,7 +85,7 @@ class FakeRunner:
         self.capabilities = Capabilities(can_rewind=can_rewind)
         self.vocab_size = model.vocab_size
         self.sequences: dict[int, list[int]] = {}
-        self._cells: dict[int, list[int]] = {}  # the identity of each cached token; shared by forks
+        self._cells: dict[int, list[int]] = {}  # an id for each cached token; forks share ids
         self._next_cell = 0
         self.num_forwards = 0
         self.num_computed = 0
@@ -156,7 +156,7 @@ def fake_loaded(model: FakeModel, config: ResolvedConfig, *, can_rewind: bool = 
 def fake_engine(
     model: FakeModel | None = None, *, draft_noise: float = 0.3, can_rewind: bool = True, **options: object
 ) -> Engine:
-    """A whole engine over the fake model, with every proposer; the draft model is the target with some noise."""
+    """An engine over the fake model, with every proposer; the draft model is the target with some noise."""
     model = model or FakeModel()
     config = fake_config(draft="fake", **options)
     draft = fake_loaded(FakeModel(model.vocab_size, salt=model._salt, order=model._order, noise=draft_noise), config)

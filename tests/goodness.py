@@ -1,4 +1,4 @@
-"""Goodness of fit, for the tests that must estimate a law instead of computing it."""
+"""Goodness of fit, for tests that estimate a distribution instead of computing it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from scipy import stats
 
 Outcome = TypeVar("Outcome", bound=Hashable)
 
-# Seeds are fixed, so a test that passes keeps passing; this bounds how lucky its seeds had to be.
+# Seeds are fixed, so a passing test keeps passing. Correct code fails with this probability for a new seed.
 SMALLEST_P = 1e-4
 
 
 def chi_square_p(counts: NDArray[Any], probabilities: NDArray[Any]) -> float:
-    """How likely counts this far from the expected ones are. Cells expecting fewer than 5 are put together."""
+    """The p-value of the counts. Cells with an expected count below 5 are merged."""
     expected = np.asarray(probabilities, dtype=np.float64)
     expected = expected * (counts.sum() / expected.sum())
     assert not counts[expected == 0].any(), "something happened that has probability zero"
@@ -32,7 +32,7 @@ def chi_square_p(counts: NDArray[Any], probabilities: NDArray[Any]) -> float:
 
 
 def fits(outcomes: Iterable[Outcome], law: Mapping[Outcome, float]) -> float:
-    """`chi_square_p` of outcomes against a law of any hashable things."""
+    """`chi_square_p` of outcomes against a law of any hashable outcomes."""
     index = {outcome: i for i, outcome in enumerate(law)}
     counts = np.bincount([index[outcome] for outcome in outcomes], minlength=len(index))
     return chi_square_p(counts, np.array(list(law.values()), dtype=np.float64))

@@ -1,7 +1,7 @@
-"""A decoder in float32 numpy, straight from the papers: what every backend should compute, were it not for rounding.
+"""A decoder in float32 numpy, written from the papers: what every backend should compute, apart from rounding.
 
-It reads a GGUF with the `gguf` package, dequantises every tensor, and runs whole sequences without a cache. Nothing of
-the native backend's own code is used, so that a mistake there cannot hide here.
+It reads a GGUF with the `gguf` package, dequantises every tensor, and runs whole sequences without a cache. It uses
+no code of the native backend, so it cannot share its mistakes.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class ReferenceModel:
         )
 
     def _rope(self, x: Floats) -> Floats:
-        """[tokens, heads, dim]: rotate pairs, neighbours in Llama's files and halves elsewhere."""
+        """x is [tokens, heads, dim]. Rotated pairs are neighbours in Llama's files, and the two halves elsewhere."""
         half = self.num_rotated // 2
         frequencies = self.rope_base ** (-np.arange(half) / half) / self.rope_factor
         if "rope_freqs.weight" in self.tensors:

@@ -1,4 +1,4 @@
-"""The proposer that CONTRIBUTING.md shows: all it takes to have drafts from somewhere else."""
+"""The proposer that CONTRIBUTING.md shows: a complete proposer that drafts by a function."""
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
@@ -10,10 +10,10 @@ from outpace.speculation.proposers.base import DraftAsk, NoDraft
 
 
 class OwnProposer(NoDraft):
-    """Drafts by any function that continues texts by so many tokens in one go, such as a model of your own."""
+    """Drafts with any function that continues texts by a given number of tokens, such as a model of your own."""
 
     name = "own"
-    is_lookup = False  # its drafts take time: they are made only where that was decided, by what they cost
+    is_lookup = False  # its drafts cost time, so they are made only if the policy decides that they pay
 
     def __init__(self, continued: Callable[[list[list[int]], int], list[list[int]]]) -> None:
         self._continued = continued

@@ -1,4 +1,4 @@
-"""Requests for tests that need their tokens and nothing else of them."""
+"""Requests for tests that need only their tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ids = count()
 
 
 def make_request(prompt: Sequence[int], output: Sequence[int] = ()) -> Request:
-    """A request that has already said `output`. Its id is its own, as an engine's would be."""
+    """A request that has already emitted `output`, with a unique id, as in an engine."""
     return Request(
         id=next(_ids),
         params=SamplingParams(),

@@ -71,7 +71,7 @@ class LiveServer:
             connection.close()
 
     def metrics(self) -> dict[str, float]:
-        """Every sample by its name, with all labels but the model's."""
+        """Every sample by its name, with all labels except model_name."""
         _, text, _ = self.get("/metrics")
         samples = {}
         for family in text_string_to_metric_families(text):
@@ -85,7 +85,7 @@ class LiveServer:
         wait_until(lambda: not self.engine.has_requests and self.async_engine.num_open == 0)
 
     def check_clean(self) -> None:
-        """No slot, cell or ticket is left over once nothing runs; prefixes kept on purpose are given up first."""
+        """Check that no sequence, cache cell or ticket is left when nothing runs; kept prefixes are dropped first."""
         self.wait_until_idle()
         self.aside(self._check_clean)
 
@@ -99,7 +99,7 @@ class LiveServer:
         assert cache.num_free_tokens == self.engine.capacity.cache_tokens
 
     def aside(self, work: Callable[[], R]) -> R:
-        """Use the engine in its own thread, where nobody else does."""
+        """Run `work` in the engine's own thread, between steps."""
         return self.async_engine.call(work).result(timeout=120)
 
     def loop_cpu_seconds(self) -> float:

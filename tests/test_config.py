@@ -1,4 +1,4 @@
-"""A wrong parameter is refused where it is written down, in a sentence that names it; what is open gets settled."""
+"""Wrong settings are refused on construction, in a sentence that names them; `resolve` fills in unset fields."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAN, INF = math.nan, math.inf
 
 
 def refusal(kind: Any, **options: Any) -> str:
-    """The sentence with which the options are refused; one sentence, and no more than one."""
+    """The error message for these options; it must be exactly one sentence."""
     with pytest.raises(UsageError) as caught:
         kind(**options)
     sentence = str(caught.value)
@@ -153,11 +153,11 @@ def test_a_wrong_threshold_is_named_with_its_value(value):
         ),
         (
             {"threshold": 0.5},
-            "a threshold was given with acceptance 'exact'; say acceptance='threshold' to use it",
+            "a threshold was given with acceptance 'exact'; set acceptance='threshold' to use it",
         ),
         (
             {"threshold": 0.5, "acceptance": "typical"},
-            "a threshold was given with acceptance 'typical'; say acceptance='threshold' to use it",
+            "a threshold was given with acceptance 'typical'; set acceptance='threshold' to use it",
         ),
     ],
     ids=lambda value: repr(value) if isinstance(value, dict) else "",
@@ -197,22 +197,22 @@ def test_a_wrong_engine_option_is_named_with_its_value(field, value):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected"),
     [
         ({"method": "draft"}, ["method 'draft' needs a draft model", "--draft"]),
-        ({"speculation": "off", "depth": 4}, ["speculation is off but depth is 4", "say speculation 'on'"]),
+        ({"speculation": "off", "depth": 4}, ["speculation is off but depth is 4", "set speculation to 'on'"]),
         ({"speculation": "off", "method": "ngram"}, ["speculation is off but method is 'ngram'", "leave out"]),
-        ({"speculation": "on", "depth": 0}, ["speculation is on but depth 0", "say speculation 'off'"]),
-        ({"speculation": "on", "method": "none"}, ["method 'none' means plain decoding", "say speculation 'off'"]),
+        ({"speculation": "on", "depth": 0}, ["speculation is on but depth 0", "set speculation to 'off'"]),
+        ({"speculation": "on", "method": "none"}, ["method 'none' means plain decoding", "set speculation to 'off'"]),
         ({"max_sequences": 9, "max_step_tokens": 8}, ["max_step_tokens (8) must be at least max_sequences (9)"]),
         ({"max_context": 101, "cache_tokens": 100}, ["cache_tokens (100) must be at least max_context (101)"]),
         ({"ngram_min": 5, "ngram_max": 4}, ["ngram_max must be a whole number at least 5 (ngram_min); got 4"]),
     ],
     ids=lambda value: repr(value) if isinstance(value, dict) else "",
 )
-def test_options_that_contradict_each_other_are_refused_with_a_way_out(options, said):
+def test_options_that_contradict_each_other_are_refused_with_a_way_out(options, expected):
     sentence = refusal(EngineConfig, **options)
-    for part in said:
+    for part in expected:
         assert part in sentence
 
 
@@ -338,7 +338,7 @@ def test_threads_default_to_the_cores_this_process_may_use():
     assert resolved(threads=3).threads == 3
 
 
-# ---- faults once found
+# ---- regressions
 
 
 def test_depth_zero_under_auto_stays_zero():

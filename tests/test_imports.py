@@ -1,6 +1,6 @@
-"""The folder listing is the architecture: which room may import which.
+"""Checks which package may import which; the folder listing is the architecture.
 
-Imports for types only (`if TYPE_CHECKING`) do not count: nothing runs by them.
+Imports under `if TYPE_CHECKING` do not count: they do not run.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ ALLOWED: dict[str, set[str]] = {
     "server": BASICS | {"backends.base", "decoding", "engine", "llm", "metrics", "models", "outpace"},
     "bench": BASICS | SPECULATION | {"engine", "llm", "models", "outpace", "speculation"},
 }
-DOORS = {"cli", "commands", "serve", "__main__"}  # which may open any room
+ENTRY_POINTS = {"cli", "commands", "serve", "__main__"}  # may import any package
 
 
-def room_of(module: str) -> str:
-    """`backends` and `speculation` are rooms with rooms in them; the package itself is `outpace`."""
+def package_of(module: str) -> str:
+    """`backends` and `speculation` have packages inside; the top level is `outpace`."""
     parts = module.split(".")[1:]
     if not parts:
         return "outpace"
@@ -77,23 +77,23 @@ def modules() -> dict[str, ast.Module]:
 
 
 def refused(module: str, tree: ast.AST) -> list[str]:
-    """Imports of this module that its room does not allow."""
-    room = room_of(module)
-    if room in DOORS:
+    """Imports of this module that its package does not allow."""
+    package = package_of(module)
+    if package in ENTRY_POINTS:
         return []
-    others = {room_of(name): name for name in imported(tree) if name.partition(".")[0] == "outpace"}
-    return [name for other, name in others.items() if other != room and other not in ALLOWED[room]]
+    others = {package_of(name): name for name in imported(tree) if name.partition(".")[0] == "outpace"}
+    return [name for other, name in others.items() if other != package and other not in ALLOWED[package]]
 
 
 MODULES = modules()
 
 
-def test_every_room_is_known():
-    assert {room_of(module) for module in MODULES} - DOORS - {"speculation"} == set(ALLOWED)
+def test_every_package_is_known():
+    assert {package_of(module) for module in MODULES} - ENTRY_POINTS - {"speculation"} == set(ALLOWED)
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_module_imports_only_what_its_room_may(module: str):
+def test_a_module_imports_only_what_its_package_may(module: str):
     assert not refused(module, MODULES[module])
 
 

@@ -1,4 +1,4 @@
-"""The offline door over a fake model: prompts of every kind in, completions in order out, and never a broken engine."""
+"""The offline API over a fake model: all kinds of prompts, ordered completions, and a usable engine after errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SEEDED = SamplingParams(temperature=0.9, seed=3, max_tokens=12, ignore_eos=True)
 
 
 def use_fakes(monkeypatch: pytest.MonkeyPatch, model: FakeModel | None = None) -> None:
-    """Let every LLM load fakes instead of files."""
+    """Make every LLM load fake models instead of files."""
 
     def load(wanted: EngineConfig, model_path: Path, draft_path: Path | None) -> Loaded:
         draft_name = str(draft_path) if draft_path else None
@@ -46,7 +46,7 @@ def token_ids(llm: LLM, prompts: Any, params: Any = GREEDY) -> list[list[int]]:
 
 
 def is_clean(llm: LLM) -> bool:
-    """Nobody runs or waits, and what memory is held is held for prefixes only."""
+    """Whether no request runs or waits; also checks that only kept prefixes hold cache."""
     llm.engine.scheduler.check_integrity()
     return not llm.engine.has_requests
 
@@ -187,7 +187,7 @@ def test_a_template_that_writes_its_own_beginning_gets_no_second_one(llm):
 
 def test_a_model_without_a_template_says_what_to_use_instead(llm):
     llm.tokenizer.chat_template = None
-    with pytest.raises(UsageError, match="carries no chat template; use generate"):
+    with pytest.raises(UsageError, match="has no chat template; use generate"):
         llm.chat(HELLO, GREEDY)
 
 
@@ -339,7 +339,7 @@ def test_progress_off_prints_nothing_and_on_prints_to_stderr(llm, capsys):
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, runner: FakeRunner, at: int) -> None:
-    """Ctrl-C arrives while the at-th forward from now is under way: its tokens are in the cache already."""
+    """Raise KeyboardInterrupt in the at-th forward pass from now, after its tokens entered the cache."""
     forward, calls = runner.forward, iter(range(1, 10**6))
 
     def interrupted(plan: StepPlan) -> Any:
@@ -373,12 +373,12 @@ def test_ctrl_c_in_a_stream_leaves_what_was_said_to_be_read(llm, monkeypatch):
     interrupt(monkeypatch, runner_of(llm.engine), at=5)
     deltas = llm.stream("abc", GREEDY)
     request = deltas.request
-    heard = []
+    received = []
     with pytest.raises(KeyboardInterrupt):
         for delta in deltas:
-            heard += delta.token_ids
+            received += delta.token_ids
     assert request.finish_reason == "abort"
-    assert heard and request.tokens[len(request.prompt) :] == heard
+    assert received and request.tokens[len(request.prompt) :] == received
     assert is_clean(llm)
 
 
@@ -396,15 +396,15 @@ def test_ctrl_c_ends_requests_of_others_too_since_their_caches_are_half_written(
     assert token_ids(llm, "abc") == expected
 
 
-# ---- faults once found
+# ---- regressions
 
 
 def steps_at_most(monkeypatch: pytest.MonkeyPatch, llm: LLM, limit: int) -> None:
-    """Turn a loop without end into a failure."""
+    """Fail after `limit` steps instead of looping forever."""
     step, calls = llm.engine.step, iter(range(limit))
 
     def counted() -> Any:
-        assert next(calls, None) is not None, "the engine is stepped for ever with nothing to do"
+        assert next(calls, None) is not None, "the engine is stepped forever with nothing to do"
         return step()
 
     monkeypatch.setattr(llm.engine, "step", counted)
@@ -414,10 +414,10 @@ def test_a_stream_survives_another_generation_in_between(llm, monkeypatch):
     expected = token_ids(llm, "abc")[0]
     steps_at_most(monkeypatch, llm, 200)
     deltas = llm.stream("abc", GREEDY)
-    heard = list(next(deltas).token_ids)
+    received = list(next(deltas).token_ids)
     llm.generate("something else", SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True))
-    heard += [token for delta in deltas for token in delta.token_ids]
-    assert heard == expected
+    received += [token for delta in deltas for token in delta.token_ids]
+    assert received == expected
 
 
 def test_a_stream_ends_when_an_interrupt_elsewhere_reset_the_engine(llm, monkeypatch):
@@ -428,9 +428,9 @@ def test_a_stream_ends_when_an_interrupt_elsewhere_reset_the_engine(llm, monkeyp
         with pytest.raises(KeyboardInterrupt):
             llm.generate("something else", GREEDY)
     steps_at_most(monkeypatch, llm, 200)
-    heard = [token for delta in deltas for token in delta.token_ids]
+    received = [token for delta in deltas for token in delta.token_ids]
     assert deltas.request.finish_reason == "abort"
-    assert len(heard) < GREEDY.max_tokens, "only what was said before the interrupt"
+    assert len(received) < GREEDY.max_tokens, "only what was emitted before the interrupt"
 
 
 def test_closing_a_stream_that_was_never_read_ends_its_request(llm):

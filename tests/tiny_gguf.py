@@ -1,4 +1,4 @@
-"""Writes small random models of every family the native backend knows, in every type it packs."""
+"""Writes small random models of every family and tensor type that the native backend supports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FAMILIES = ("llama", "qwen2", "qwen3")
 
 
 def byte_tokens() -> list[str]:
-    """The 256 bytes as GPT-2 writes them, and some more to fill the vocabulary."""
+    """The 256 bytes in GPT-2's encoding, and more tokens to fill the vocabulary."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     spare = iter(range(256, 512))
     return [chr(b) if b in plain else chr(next(spare)) for b in range(256)] + [
@@ -24,7 +24,7 @@ def byte_tokens() -> list[str]:
 
 
 def _random_k_quant(rng: np.random.Generator, kind: str, rows: int, cols: int, scale: float) -> NDArray[np.uint8]:
-    """Random codes under scales of a sensible size: the package that writes GGUFs cannot quantise to these."""
+    """Random codes with scales of a sensible size; the `gguf` package cannot quantise to these types."""
     size, halves, largest = {"Q4_K": (144, (0, 2), 15), "Q5_K": (176, (0, 2), 31), "Q6_K": (210, (208,), 32)}[kind]
     blocks = rng.integers(0, 256, (rows, cols // 256, size), np.uint8)
     for at in halves:

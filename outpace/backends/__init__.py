@@ -1,4 +1,4 @@
-"""Backends and the one function that loads a model with the right one."""
+"""Selects a backend for a model and loads the model with it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Loaded:
 
 
 def load(config: EngineConfig, model_path: Path, draft_path: Path | None) -> Loaded:
-    """Load the target and, if there is one, its draft; checks that they speak the same vocabulary."""
+    """Load the target and, if there is one, its draft. Both must have the same vocabulary."""
     if config.backend != "torch" and not (config.backend == "auto" and model_path.is_dir()):
-        _refuse_settings_of_torch(config)
-    with ExitStack() as undo:  # what was opened is closed again if a later part cannot be
+        _reject_torch_settings(config)
+    with ExitStack() as undo:  # closes what was opened if a later step fails
         target, backend = _open(config, config.backend, model_path)
         undo.callback(target.close)
         resolved = config.resolve(
@@ -38,13 +38,13 @@ def load(config: EngineConfig, model_path: Path, draft_path: Path | None) -> Loa
         )
         draft = None
         if draft_path is not None:
-            # A draft is free to run on another backend than its target: whatever runs it best.
+            # A draft may run on another backend than its target.
             wanted: BackendName = backend if backend == "torch" or config.backend == "llamacpp" else "auto"
             draft, _ = _open(config, wanted, draft_path)
             undo.callback(draft.close)
             check_same_vocabulary(target.tokenizer, draft.tokenizer)
         if backend == "torch" and config.cache_tokens is None:
-            resolved = _fill_device(resolved, target, draft)
+            resolved = _fit_cache_to_device(resolved, target, draft)
         capacity = _capacity(resolved)
         loaded_target = target.start(capacity, resolved.threads)
         undo.callback(loaded_target.runner.close)
@@ -53,21 +53,21 @@ def load(config: EngineConfig, model_path: Path, draft_path: Path | None) -> Loa
     return Loaded(loaded_target, loaded_draft, resolved)
 
 
-def _refuse_settings_of_torch(config: EngineConfig) -> None:
-    """Where another backend runs the model; the CPU is where that is in any case."""
+def _reject_torch_settings(config: EngineConfig) -> None:
+    """Reject torch settings for other backends. The value "cpu" is accepted: they all run on the CPU."""
     unset = EngineConfig()
     for name in ("device", "dtype", "gpu_memory_utilization"):
         value = getattr(config, name)
         if value not in (getattr(unset, name), "cpu"):
             raise UsageError(
-                f"{name} is {value!r}, a setting of the torch backend, and this model is to run on another; "
-                "say backend 'torch' or leave it out"
+                f"{name} is {value!r}, a setting of the torch backend, and another backend runs this model; "
+                f"set backend 'torch' or remove {name}"
             )
 
 
 def _capacity(resolved: ResolvedConfig) -> Capacity:
     return Capacity(
-        # As many again as may run, so that finished requests' prefixes can be kept for a while.
+        # Twice as many as may run, so that prefixes of finished requests can be kept for reuse.
         max_sequences=min(2 * resolved.max_sequences, MAX_SEQUENCES),
         cache_tokens=resolved.cache_tokens,
         max_context=resolved.max_context,
@@ -75,8 +75,8 @@ def _capacity(resolved: ResolvedConfig) -> Capacity:
     )
 
 
-def _fill_device(resolved: ResolvedConfig, target: OpenModel, draft: OpenModel | None) -> ResolvedConfig:
-    """Room for all requests at full length, or as much as the GPU has left."""
+def _fit_cache_to_device(resolved: ResolvedConfig, target: OpenModel, draft: OpenModel | None) -> ResolvedConfig:
+    """Set cache_tokens to what all requests need at full length, limited by free GPU memory."""
     from outpace.backends.torch.runner import TorchModel, fitting_cache_tokens
 
     models = [model for model in (target, draft) if isinstance(model, TorchModel)]
@@ -88,7 +88,7 @@ def _fill_device(resolved: ResolvedConfig, target: OpenModel, draft: OpenModel |
 
 
 def _open(config: EngineConfig, wanted: BackendName, path: Path) -> tuple[OpenModel, BackendName]:
-    """The model on the backend asked for; with "auto", a folder on torch, a GGUF on the native one where it can run."""
+    """Open the model. "auto" uses torch for a folder, and for a GGUF file native if it can run it, else llama.cpp."""
     if wanted == "torch" or (wanted == "auto" and path.is_dir()):
         return _open_torch(config, path), "torch"
     if path.is_dir():

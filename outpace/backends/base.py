@@ -1,7 +1,7 @@
-"""What the engine asks of a backend. A runner owns weights, cache memory and kernels; it decides nothing.
+"""The interface between the engine and a backend. A runner owns weights, cache memory and kernels.
 
-Sequences are small integers below `capacity.max_sequences`. The engine keeps the books (see `kv/`): it never asks for
-more than the capacity, always appends at the end of what a sequence holds, and says when tokens go away.
+Sequences are small integers below `capacity.max_sequences`. The engine does the accounting (see `kv/`): it never
+exceeds the capacity, always appends at the end of a sequence, and tells the runner which tokens to remove.
 """
 
 from __future__ import annotations
@@ -25,66 +25,66 @@ class Capacity:
 
 
 class Verifier(Protocol):
-    """From logits to tokens: a draft's, and the verdicts on all drafts of a step at once.
+    """Turns logits into tokens: draft tokens, and the verdicts on all drafts of a step.
 
-    `decoding/verification.py` is the reference. Every other one must say the same: which of them judges a request does
-    not change what comes out, only how soon.
+    `decoding/verification.py` is the reference. Every other verifier must return the same results; only the speed may
+    differ.
     """
 
     def verify(self, cases: Sequence[Case], logits: NDArray[np.float32]) -> list[Verdict]:
-        """One verdict per case. Each has as many consecutive rows of `logits` as drafted tokens, and one more."""
+        """Return one verdict per case. A case has len(case.tokens) + 1 consecutive rows of `logits`."""
         ...
 
     def own_token(self, request: Request, prefix: Sequence[int], logits: NDArray[np.float32]) -> int:
-        """What a model with these logits says after `prefix`: its argmax, or what the noise at that place picks."""
+        """The token after `prefix` for these logits: the argmax, or the token picked by the noise at that position."""
         ...
 
     def probs(self, request: Request, prefix: Sequence[int], logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The distribution that a model with these logits draws from after `prefix`."""
+        """The distribution from which the token after `prefix` is drawn, for these logits."""
         ...
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Free its resources."""
         ...
 
 
 class Logits(Protocol):
-    """Lines of logits that may still lie on a device: asking for some brings those to the host."""
+    """Rows of logits that may be on a device. Indexing copies the selected rows to the host."""
 
     def __getitem__(self, lines: slice) -> NDArray[np.float32]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What came of a step."""
+    """The result of a step."""
 
-    logits: Logits  # those asked for, valid until the next step
+    logits: Logits  # the requested rows, valid until the next step
     verdicts: list[Verdict]  # one per case
-    forward_seconds: float  # what the model took; of judging, what could not be done meanwhile is not in it
-    hidden_seconds: float = 0.0  # that it had been under way before: what the host did then cost nothing
-    is_typical: bool = True  # both together are what such a step takes
+    forward_seconds: float  # the forward pass, without verification on the host
+    hidden_seconds: float = 0.0  # the device worked on the step this long before the call
+    is_typical: bool = True  # forward_seconds + hidden_seconds is the normal duration of such a step
 
 
 class Judge(Protocol):
-    """`Runner.forward` and `Verifier.verify` in one: how the engine has its steps run.
+    """Runs a step: `Runner.forward` and `Verifier.verify` in one call.
 
-    `decoding/verification.py` makes one of any runner and verifier; a backend whose logits need not leave its device
-    brings its own.
+    `decoding/verification.py` builds one from any runner and verifier. A backend that verifies on its device provides
+    its own.
     """
 
     def __call__(
         self, plan: StepPlan, cases: Sequence[Case], meanwhile: Callable[[], None] | None = None
     ) -> Judged:  # fmt: skip
-        """Cases are the rows of the plan that want logits, in their order; without any, the step is only run.
+        """`cases` are the rows of the plan with logits, in plan order; without cases the step is only run.
 
-        `meanwhile` is what the host could well do while a device is at work; it is done nowhere else.
+        `meanwhile` is host work to do while the device is busy. A judge may skip it.
         """
         ...
 
 
 @dataclass(slots=True)
 class DraftTask:
-    """Read the row, then say `depth` tokens in the request's own noise."""
+    """Run the row, then draft `depth` tokens with the request's own noise."""
 
     row: Row
     request: Request
@@ -93,20 +93,20 @@ class DraftTask:
 
 class Drafter(Protocol):
     def __call__(self, tasks: Sequence[DraftTask]) -> list[list[int]]:
-        """Appends each row's tokens and all but the last of those said to its sequence."""
+        """Append each row's tokens, and its drafted tokens except the last, to its sequence."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    can_rewind: bool  # truncate to any length; without it requests decode plainly and share no prefixes
-    exact_to_the_bit: bool = False  # a token's logits do not depend on what shares its step or how it got there
-    verifier: Verifier | None = None  # judges drafts faster than the host's numpy
-    judge: Judge | None = None  # runs steps and judges where the logits are
-    drafter: Drafter | None = None  # drafts whole depths in one go
-    follow: Callable[[Runner], None] | None = None  # begins to verify that runner's drafts before it is asked to
-    num_prepared: Callable[[], int] | None = None  # things done once, such as captures: a step with one takes longer
-    captured: tuple[int, int] | None = None  # up to so many rows, and tokens a row, steps are captured and replayed
+    can_rewind: bool  # truncate to any length; without it there is no speculation and no prefix sharing
+    exact_to_the_bit: bool = False  # logits do not depend on the batch or on the split into steps
+    verifier: Verifier | None = None  # verifies drafts faster than numpy on the host
+    judge: Judge | None = None  # runs steps and verifies them where the logits are
+    drafter: Drafter | None = None  # drafts all tokens of a draft in one call
+    follow: Callable[[Runner], None] | None = None  # starts to verify that runner's drafts early
+    num_prepared: Callable[[], int] | None = None  # count of one-time work, such as captures; it makes a step slow
+    captured: tuple[int, int] | None = None  # max rows, and max tokens per row, of captured steps
 
 
 class Runner(Protocol):
@@ -117,8 +117,8 @@ class Runner(Protocol):
     def forward(self, plan: StepPlan) -> NDArray[np.float32]:
         """Run the model once over all rows and append their tokens to their sequences.
 
-        Returns the logits asked for, one line per token in row order, [sum of num_logits, vocab_size]. The array is the
-        backend's own memory: read-only, and valid until the next forward.
+        Returns the requested logits, one line per token in row order, [sum of num_logits, vocab_size]. The array is
+        the backend's memory: read-only, and valid until the next forward.
         """
         ...
 
@@ -158,7 +158,7 @@ class Tokenizer(Protocol):
 
 
 class OpenModel(Protocol):
-    """A model file that has been looked at and can be run; its weights may not have been read yet."""
+    """A model file that the backend can run. Its weights may not be loaded yet."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...

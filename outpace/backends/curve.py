@@ -1,6 +1,6 @@
-"""How long forward passes of different sizes take, measured side by side.
+"""Measures how long forward passes of different sizes take, for several runners.
 
-Runners take turns within every round, so that a noisy machine hits all alike; callers make medians of what comes back.
+Runners alternate within every round, so that noise affects all of them equally. Callers take medians of the results.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from outpace.core import Row, StepPlan
 
 CURVE_SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
 _CONTEXT = 64  # tokens already in the cache
-_STEPS = 4  # forward passes in a row, as decoding makes them
-REST = 0.05  # seconds: a backend's threads spin for some milliseconds after a step, in the way of the next one's
+_STEPS = 4  # consecutive forward passes, as in decoding
+REST = 0.05  # seconds: a backend's threads spin for some milliseconds after a step and would slow the next backend
 
 
 def measure_curves(
     runners: Mapping[str, Runner], sizes: Sequence[int], rounds: int
 ) -> dict[str, dict[int, list[float]]]:
-    """Seconds of single forward passes over one row of each size, all its tokens' logits included."""
+    """Seconds of single forward passes over one row of each size, with logits for all its tokens."""
     seconds: dict[str, dict[int, list[float]]] = {name: {size: [] for size in sizes} for name in runners}
     for runner in runners.values():
         context = [token % runner.vocab_size for token in range(_CONTEXT)]
         runner.forward(StepPlan([Row(_last_sequence(runner), 0, context, 0)]))
-        _run(runner, max(sizes))  # the first pass pays for touching memory
+        _run(runner, max(sizes))  # the first pass is slow: it touches new memory
     for _ in range(rounds):
         for size in sizes:
             for name, runner in runners.items():
@@ -49,4 +49,4 @@ def _run(runner: Runner, size: int) -> list[float]:
         runner.forward(StepPlan([Row(seq, _CONTEXT, tokens, size)]))
         taken.append(perf_counter() - begin)
         runner.truncate(seq, _CONTEXT)
-    return taken[1:]  # the first one wakes the threads up
+    return taken[1:]  # the first one wakes the threads

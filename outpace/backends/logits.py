@@ -1,4 +1,4 @@
-"""Logits that a library has left in its own memory, seen as an array without copying them."""
+"""Wraps logits in a library's memory as an array, without a copy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 def logits_at(address: int, num_rows: int, vocab_size: int) -> NDArray[np.float32]:
-    """Read-only, [num_rows, vocab_size], and valid as long as that memory is. Without rows the address is not read."""
+    """A read-only [num_rows, vocab_size] array, valid as long as that memory is. With no rows, `address` is unused."""
     if num_rows == 0:
         return np.empty((0, vocab_size), np.float32)
     memory = memoryview((c.c_float * (num_rows * vocab_size)).from_address(address)).cast("B")

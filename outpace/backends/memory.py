@@ -1,4 +1,4 @@
-"""How much memory this process may still take, as far as the system says."""
+"""How much more memory this process can use, as reported by the system."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def available_bytes() -> int | None:
-    """The least of what the machine has available and what a container leaves; None where neither can be read."""
+    """The smaller of the machine's available memory and the container's; None if neither can be read."""
     found = [value for value in (_from_meminfo(), _from_cgroup()) if value is not None]
     return min(found, default=None)
 
@@ -20,7 +20,7 @@ def _from_meminfo() -> int | None:
 
 
 def _from_cgroup() -> int | None:
-    """Under cgroup v2, as containers set it: the limit less what is used and cannot be reclaimed."""
+    """The cgroup v2 limit of a container minus the used memory that cannot be reclaimed."""
     root = Path("/sys/fs/cgroup")
     try:
         limit = (root / "memory.max").read_text().strip()

@@ -1,1 +1,1 @@
-"""Measuring whether speculation pays: workloads, paired runs, simulation, reports. Uses the engine's public doors."""
+"""Measures whether speculation pays: workloads, paired runs, simulation, reports. Uses the engine's public API."""

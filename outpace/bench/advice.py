@@ -1,4 +1,4 @@
-"""The command line that follows from a verdict: for Outpace, and in the words of vLLM and llama.cpp."""
+"""The command lines that follow from a verdict, for Outpace, vLLM and llama.cpp."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ DEFAULT_DEPTH = 4
 
 
 def commands(decision: str, setting: str | None, losing: Sequence[str], results: Mapping[str, Any]) -> dict[str, str]:
-    """Empty where the verdict does not say what to do."""
+    """Empty if the verdict gives no advice."""
     if decision == "too_little_data" or setting is None:
         return {}
     target = results["target"]
-    if target.get("baseline_url"):  # somebody else's server, whose own settings are all there is to advise
+    if target.get("baseline_url"):  # two servers: advise which of them to use
         return {"serve as": target["baseline_url" if decision == "leave_off" else "url"]}
     model, draft = _models(results)
     if decision == "leave_off":
@@ -37,7 +37,7 @@ def commands(decision: str, setting: str | None, losing: Sequence[str], results:
 
 
 def _models(results: Mapping[str, Any]) -> tuple[str, str | None]:
-    """By file name, or, of a server, by the name it serves the model under."""
+    """By file name or, for a server, by the served model name."""
     target = results["target"]
     config = target.get("config") or {}
     draft = config.get("draft")
@@ -56,7 +56,7 @@ def _outpace_mode(setting: str) -> list[str]:
 
 
 def _method_and_depth(setting: str, draft: str | None, results: Mapping[str, Any]) -> tuple[str, int]:
-    """Engines without a policy need a fixed answer: the setting's own, or the best one that was tried."""
+    """Engines without a policy need a fixed setting: the given one, or the best one measured."""
     if ":" not in setting:
         fixed = {
             name: each["all"]["value"] for name, each in results["overall"].items() if ":" in name and each.get("all")
@@ -86,7 +86,7 @@ def _llama(method: str, depth: int, draft: str | None) -> list[str]:
 
 
 def _hub(model: str) -> str:
-    """vLLM wants a model's name on a hub, which a GGUF file does not tell."""
+    """vLLM wants the model's name on a hub, which a GGUF file does not contain."""
     return model.removesuffix(".gguf")
 
 

@@ -1,4 +1,4 @@
-"""Small pictures as inline SVG: lines with intervals, distribution curves, bars. Knows numbers, not what they mean."""
+"""Draws charts as inline SVG: lines with intervals, distribution curves, bars. `pictures.py` chooses their contents."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from html import escape
 
 WIDTH, HEIGHT = 460, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 36, 70
-_TALLEST = 1.6  # times the largest value: how far an interval may reach up
+_TALLEST = 1.6  # times the largest value: higher intervals are cut off
 COLOURS = ("#6b7280", "#1d4ed8", "#c2410c", "#047857", "#7e22ce", "#b91c1c", "#0e7490", "#a16207", "#be185d")
 
 
@@ -65,7 +65,7 @@ def line_chart(
     from_zero: bool = True,
     markers: bool = True,
 ) -> str:
-    """`x_names` puts the points at evenly spaced places 0, 1, 2 ... with these names."""
+    """With `x_names`, points have x = 0, 1, 2 ... and these names as ticks."""
     points = [point for each in series for point in each.points]
     if not points:
         return ""
@@ -112,7 +112,7 @@ def bar_chart(
 
 
 def _tops(points: Sequence[Point]) -> list[float]:
-    """How high each point reaches; an interval that knows nothing is cut off, or it would dwarf all else."""
+    """The top of each point's interval. A very wide interval is cut off, so that the rest stays readable."""
     most = _TALLEST * max(point.y for point in points)
     return [point.y if point.high is None else min(point.high, most) for point in points]
 
@@ -181,7 +181,7 @@ def _whisker(left: float, point: Point, y: _Axis, colour: str) -> str:
 
 
 def _legend(series: Sequence[Series]) -> str:
-    """Below the axis, in as many rows as it takes; two fit."""
+    """Below the axis; there is space for two rows."""
     parts, left, top = [], float(_LEFT), HEIGHT - 26
     for each in series:
         if not each.in_legend:

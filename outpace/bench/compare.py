@@ -1,4 +1,4 @@
-"""Two runs side by side: what is different about them, and what came out differently."""
+"""Compares two runs: first their conditions, then their figures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 Results = Mapping[str, Any]
-_TELLING = ("outpace", "commit", "python", "xllamacpp", "torch", "cpu", "gpu", "cores", "models", "seed")
+_CONDITIONS = ("outpace", "commit", "python", "xllamacpp", "torch", "cpu", "gpu", "cores", "models", "seed")
 
 
 def as_text(before: Results, after: Results) -> str:
@@ -14,23 +14,23 @@ def as_text(before: Results, after: Results) -> str:
         f"before  {before['verdict']['sentence']}",
         f"after   {after['verdict']['sentence']}",
         "",
-        *_circumstances(before, after),
+        *_changed_conditions(before, after),
         *_cells(before, after),
     ]
     return "\n".join(lines)
 
 
-def _circumstances(before: Results, after: Results) -> Iterator[str]:
-    """What else changed: figures of two machines or models are not a comparison of two settings."""
+def _changed_conditions(before: Results, after: Results) -> Iterator[str]:
+    """Figures from two machines or two models do not compare two settings."""
     changed = [
         (name, before["provenance"].get(name), after["provenance"].get(name))
-        for name in _TELLING
+        for name in _CONDITIONS
         if before["provenance"].get(name) != after["provenance"].get(name)
     ]
     for name, old, new in changed:
         if name == "models":
             old, new = ", ".join(old or ()), ", ".join(new or ())
-            old, new = (old, new) if old != new else (old, f"{new} (another file)")
+            old, new = (old, new) if old != new else (old, f"{new} (different file)")
         yield f"{name + ' differs':20}{old}  ->  {new}"
     if changed:
         yield ""
@@ -61,13 +61,13 @@ def _row(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 def _speedups(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> str:
     if not old or not new:
         return "-"
-    surely = ""
+    change = ""
     if None not in (old["low"], old["high"], new["low"], new["high"]):
         if new["low"] > old["high"]:
-            surely = "  better"
+            change = "  better"
         elif new["high"] < old["low"]:
-            surely = "  WORSE"
-    return f"{old['value']:.2f} -> {new['value']:.2f}{surely}"
+            change = "  WORSE"
+    return f"{old['value']:.2f} -> {new['value']:.2f}{change}"
 
 
 def _change(old: float | None, new: float | None, style: str) -> str:

@@ -1,4 +1,4 @@
-"""Load on the engine itself, closed or open loop: every job to its end, what came of it, and when."""
+"""Runs jobs on the engine itself, in a closed or open loop, and records results and times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def run_closed(engine: Engine, jobs: Sequence[Job], concurrency: int) -> Run:
 
 
 def run_load(engine: Engine, jobs: Sequence[Job], load: Load, seed: int = 0) -> Run:
-    """The engine must be idle. A run that breaks off leaves it clean."""
+    """The engine must be idle. If the run fails, the engine is reset."""
     try:
         return _EngineRun(engine, jobs, load, seed).finish()
     except BaseException:
@@ -30,11 +30,11 @@ class _EngineRun:
     def __init__(self, engine: Engine, jobs: Sequence[Job], load: Load, seed: int) -> None:
         self._engine = engine
         self._jobs = jobs
-        self._most_at_once = load.concurrency if isinstance(load, Closed) else len(jobs)
+        self._max_running = load.concurrency if isinstance(load, Closed) else len(jobs)
         due = [0.0] * len(jobs) if isinstance(load, Closed) else arrival_times(load, len(jobs), seed)
         self._is_open_loop = not isinstance(load, Closed)
         self._waiting = deque(enumerate(due))
-        self._running: dict[int, tuple[int, float, Request]] = {}  # by request id: job, moment it was due, request
+        self._running: dict[int, tuple[int, float, Request]] = {}  # by request id: job index, due time, request
         self._done: dict[int, Trial] = {}
 
     def finish(self) -> Run:
@@ -52,10 +52,10 @@ class _EngineRun:
 
     def _submit_due(self) -> None:
         now = perf_counter() - self._begin
-        while self._waiting and self._waiting[0][1] <= now and len(self._running) < self._most_at_once:
+        while self._waiting and self._waiting[0][1] <= now and len(self._running) < self._max_running:
             index, due = self._waiting.popleft()
             job = self._jobs[index]
-            # In a closed loop a request is due when there is room for it, in an open one at its own time.
+            # In a closed loop a request is due when a slot is free, in an open loop at its arrival time.
             due_at = self._begin + due if self._is_open_loop else perf_counter()
             try:
                 request = self._engine.submit(job.tokens, job.params)

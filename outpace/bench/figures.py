@@ -1,4 +1,4 @@
-"""From paired runs to the numbers of a report: plain dictionaries, all that the verdict and the pictures know."""
+"""Turns paired runs into the numbers of a report: plain dictionaries, the only input of the verdict and the charts."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _CDF_POINTS = 41
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What a request must keep to in order to count as good. The defaults: an answer begins within two seconds and
-    comes no slower than people read."""
+    """The limits in seconds for a good request. By default an answer begins within two seconds and is no slower than
+    people read."""
 
     time_to_first_token: float = 2.0
     time_per_output_token: float = 0.1
@@ -114,9 +114,9 @@ def _figures(trials: Sequence[Trial], objective: Objective) -> dict[str, Any]:
 
 
 def acceptance_figures(trials: Sequence[Trial], runs: Sequence[Run]) -> dict[str, Any] | None:
-    """Per request where the answers tell, otherwise what the server's own metrics said; None where nothing was drafted.
+    """From the answers if they have counts, otherwise from the server's metrics; None if nothing was drafted.
 
-    A mean hides the requests that speculation hurts, so the histogram is over requests, with its tenth percentile.
+    A mean hides the requests that speculation slows down, so there is a histogram over requests, with its P10.
     """
     drafting = [trial.counts for trial in trials if trial.counts.num_drafted]
     totals = DraftTotals.of([trial.counts for trial in trials if not trial.error])
@@ -125,7 +125,7 @@ def acceptance_figures(trials: Sequence[Trial], runs: Sequence[Run]) -> dict[str
         if not reported.num_drafted and reported.mean_accepted_length is None:
             return None
         totals = reported
-    elif totals.mean_accepted_length is None:  # a server's answers count tokens, not steps; its metrics do
+    elif totals.mean_accepted_length is None:  # a server's answers do not count steps; its metrics do
         totals = replace(reported, num_drafted=totals.num_drafted, num_accepted=totals.num_accepted)
     rates = [each.num_accepted / each.num_drafted for each in drafting]
     edges = np.arange(HISTOGRAM_BINS + 1) / HISTOGRAM_BINS
@@ -164,7 +164,7 @@ def _reported(parts: Sequence[DraftTotals]) -> DraftTotals:
 
 
 def estimate_dict(estimate: Estimate) -> dict[str, Any] | None:
-    """JSON knows no NaN: where there is nothing to compare there is nothing."""
+    """None instead of NaN, which JSON does not have: there was nothing to compare."""
     return estimate.as_dict() if math.isfinite(estimate.value) else None
 
 

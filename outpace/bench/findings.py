@@ -1,4 +1,4 @@
-"""What the figures show beside the verdict: tails, drafts that do not fit, temperatures, loads, failures."""
+"""Findings beside the verdict: tail latency, unsuitable drafts, temperatures, loads, failures."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-P50_BETTER = 0.98  # of plain's: the median got better
-P99_WORSE = 1.05  # of plain's: the tail got worse
-MIN_TAIL_REQUESTS = 20  # a 99th percentile of fewer is one request's bad luck
-MISMATCHED_FIRST = 0.15  # a draft that agrees on fewer first tokens than this has nothing to do with its target
-WEAK_RATE = 0.5  # below it, an accepted draft token costs two drafted ones
-LARGE_SHARE = 0.4  # of decoding time spent on drafting
+P50_BETTER = 0.98  # times plain's P50: at or below this the median got better
+P99_WORSE = 1.05  # times plain's P99: at or above this the tail got worse
+MIN_TAIL_REQUESTS = 20  # with fewer, P99 depends on a single request
+MISMATCHED_FIRST = 0.15  # share of first tokens accepted; below this the draft does not match its target
+WEAK_RATE = 0.5  # below this, an accepted token costs more than two drafted ones
+LARGE_SHARE = 0.4  # of decode time spent on drafting
 
 Results = Mapping[str, Any]
 Cell = Mapping[str, Any]
@@ -55,7 +55,7 @@ def kept_caches(results: Results) -> Iterator[Finding]:
     if results["target"].get("caches_emptied") is False:
         yield Finding(
             "kept_caches",
-            "The server keeps its caches between runs, so prompts that come again (at another load or temperature) are "
+            "The server keeps its caches between runs. Repeated prompts (at another load or temperature) are "
             "answered from them, and proposers that remember answers look better than they are.",
         )
 
@@ -129,19 +129,19 @@ def tails(results: Results) -> Iterator[Finding]:
 
 
 def _confirmation(results: Results, trouble: TailTrouble) -> str:
-    """What the class does when it has the machine to itself."""
+    """The speedup of the class when it runs alone."""
     for cell in results["cells"]:
         same_place = all(cell[key] == trouble.cell[key] for key in ("temperature", "load"))
         if cell["purpose"] == "confirm" and cell["only_class"] == trouble.culprit and same_place:
             speedup = cell["settings"].get(trouble.setting, {}).get("speedup")
             if speedup:
-                verb = "which confirms it" if speedup["value"] < 1.0 else "so it suffers from its neighbours, not alone"
+                verb = "which confirms it" if speedup["value"] < 1.0 else "so it loses only in a mixed batch"
                 return f"; run alone it has {shown(speedup)}, {verb}"
     return ""
 
 
 def draft_health(results: Results) -> Iterator[Finding]:
-    """Is the draft model too weak, too big, or no relative of its target? Judged at the lowest temperature measured."""
+    """Is the draft model too weak, too big or unrelated to its target? Uses the lowest temperature measured."""
     cells = [c for c in results["cells"] if any(_is_draft(name) for name in c["settings"])]
     cells = [c for c in cells if c["purpose"] != "confirm"]
     if not cells:
@@ -160,7 +160,7 @@ def draft_health(results: Results) -> Iterator[Finding]:
     if first is not None and first < MISMATCHED_FIRST:
         yield Finding(
             "draft_mismatched",
-            f"The draft does not belong to this target: {where} it guesses only {first:.0%} of first tokens right "
+            f"The draft does not belong to this target: {where} only {first:.0%} of its first tokens are accepted "
             f"({speed} with {name}); use a draft of the same family and training, or none.",
             facts,
         )
@@ -168,13 +168,13 @@ def draft_health(results: Results) -> Iterator[Finding]:
         yield Finding(
             "draft_weak",
             f"The draft is too weak here: {where} {acceptance['rate']:.0%} of its tokens are accepted ({speed} with "
-            f"{name}); a better one, or a smaller depth, would be needed.",
+            f"{name}); use a better one, or a smaller depth.",
             facts,
         )
     elif share is not None and share > LARGE_SHARE and _value(figures["speedup"]) < 1.0:
         yield Finding(
             "draft_big",
-            f"The draft is too big for this target: drafting takes {share:.0%} of decoding time, although "
+            f"The draft is too big for this target: drafting takes {share:.0%} of decode time, although "
             f"{acceptance['rate']:.0%} of its tokens are accepted {where} ({speed} with {name}); use a smaller one.",
             facts,
         )
@@ -187,7 +187,7 @@ def draft_health(results: Results) -> Iterator[Finding]:
 
 
 def low_acceptance(results: Results) -> Iterator[Finding]:
-    """A tenth of the requests below one half is where a good mean hides a bad experience."""
+    """A good mean can hide a tenth of the requests with acceptance below WEAK_RATE."""
     for name in _settings(results):
         found = [c["settings"][name] for c in grid_cells(results) if name in c["settings"]]
         worst = [f for f in found if f["acceptance"] and f["acceptance"]["per_request"]["p10"] is not None]
@@ -197,7 +197,7 @@ def low_acceptance(results: Results) -> Iterator[Finding]:
         if low["per_request"]["p10"] < WEAK_RATE:
             yield Finding(
                 "low_acceptance",
-                f"Acceptance is uneven with {name}: {low['rate']:.0%} overall where it is worst, but at most "
+                f"Acceptance is uneven with {name}: in the worst cell {low['rate']:.0%} overall, but at most "
                 f"{low['per_request']['p10']:.0%} for the worst tenth of requests.",
                 {"setting": name, "p10": low["per_request"]["p10"], "rate": low["rate"]},
             )
@@ -216,7 +216,7 @@ def loads(results: Results) -> Iterator[Finding]:
 
 
 def _trend(results: Results, kind: str, place: Any) -> Iterator[Finding]:
-    """How each setting's speedup runs along one axis, the other being held at its first value."""
+    """Each setting's speedup along one axis, with the other axis at its first value."""
     cells = grid_cells(results)
     if not cells:
         return
@@ -263,11 +263,11 @@ def unequal_answers(results: Results) -> Iterator[Finding]:
         return
     if unequal:
         sentence = (
-            f"{unequal} of {total} answers differ from plain decoding's to the same prompt and seed: rounding, where "
-            "the backend's results depend on what shares a step; see docs/exactness.md."
+            f"{unequal} of {total} answers differ from plain decoding with the same prompt and seed. Rounding causes "
+            "this where the backend's results depend on the batch of a step; see docs/exactness.md."
         )
     else:
-        sentence = f"All {total} answers are plain decoding's, token for token."
+        sentence = f"All {total} answers equal those of plain decoding, token for token."
     yield Finding("equality", sentence, {"num_unequal": unequal, "num_compared": total})
 
 

@@ -1,4 +1,4 @@
-"""Numbers as people read them; a dash where there is none."""
+"""Formats numbers for reports; a dash if there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report as one HTML file: verdict, pictures, tables, provenance. It asks the network for nothing, runs no code."""
+"""The report as one HTML file: verdict, charts, tables, provenance. It loads nothing and has no scripts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def write_html(path: Path, results: Results) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(as_html(results), encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; choose another place for the report") from error
+        raise UsageError(f"cannot write {path}: {error.strerror}; choose another path for the report") from error
 
 
 def as_html(results: Results) -> str:
@@ -63,7 +63,7 @@ def as_html(results: Results) -> str:
         _list(finding["sentence"] for finding in verdict["findings"]),
         _note(results),
         _commands(verdict["commands"]),
-        "<h2>Pictures</h2>",
+        "<h2>Charts</h2>",
         '<p class="note">Vertical lines are 95% intervals. 1 is plain decoding.</p>',
         f'<div class="pictures">{"".join(pictures(results))}</div>',
         "<h2>By class</h2>",
@@ -71,7 +71,7 @@ def as_html(results: Results) -> str:
         "<h2>All cells</h2>",
         _table(*_cell_table(results)),
         f'<p class="note">{escape(_objective(results))}</p>',
-        "<h2>Where this comes from</h2>",
+        "<h2>Provenance</h2>",
         _provenance(results),
     ]
     return (
@@ -91,9 +91,9 @@ def _subject(results: Results) -> str:
 def _note(results: Results) -> str:
     plan = results["plan"]
     if plan["was_interrupted"]:
-        return '<p class="note">The run was interrupted; the figures are of what was measured until then.</p>'
+        return '<p class="note">The run was interrupted; the figures cover only what was measured before.</p>'
     if plan["ran_out_of_time"]:
-        return '<p class="note">The time budget was spent before everything planned had run.</p>'
+        return '<p class="note">The time budget ended before the whole plan had run.</p>'
     return ""
 
 
@@ -101,7 +101,7 @@ def _commands(commands: Mapping[str, str]) -> str:
     if not commands:
         return ""
     blocks = (f"<p>{escape(name)}</p><pre>{escape(command)}</pre>" for name, command in commands.items())
-    return f"<h2>What follows</h2>{''.join(blocks)}"
+    return f"<h2>Commands</h2>{''.join(blocks)}"
 
 
 def _class_table(results: Results) -> tuple[list[str], list[list[str]]]:
@@ -149,8 +149,8 @@ def _objective(results: Results) -> str:
     return (
         "TTFT: time to first token, ms. TPOT: time per output token after it, ms. E2E: end to end, s. Good: answered "
         f"within {1e3 * objective['time_to_first_token']:.0f} ms to the first token and "
-        f"{1e3 * objective['time_per_output_token']:.0f} ms for each further one. Unequal: answers that are not plain "
-        "decoding's to the same prompt and seed."
+        f"{1e3 * objective['time_per_output_token']:.0f} ms for each further one. Unequal: answers that differ from "
+        "plain decoding with the same prompt and seed."
     )
 
 

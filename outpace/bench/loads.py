@@ -1,8 +1,8 @@
-"""How requests arrive: so many at once (closed loop), or at given moments whatever the system does (open loop).
+"""How requests arrive: a fixed number at once (closed loop), or at given times (open loop).
 
-A closed loop waits for an answer before it asks again, so a slow system is asked less and its worst moments are met
-by few requests. An open loop does not wait, and counts a request's latency from the moment it was to arrive, sent or
-not: that is what a user would have felt.
+A closed loop waits for an answer before it sends the next request. A slow system then gets fewer requests, and few of
+them meet its worst moments. An open loop does not wait. It counts latency from the time a request was due, even if it
+was sent later: that is what a user would notice.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal
 from outpace.errors import UsageError
 
 Arrivals = Literal["poisson", "bursty"]
-_BURSTY_SHAPE = 0.2  # of the gamma-distributed gaps: their standard deviation is 2.2 times their mean
+_BURSTY_SHAPE = 0.2  # shape of the gamma-distributed gaps: their standard deviation is 2.2 times their mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Closed:
 
     @property
     def block_size(self) -> int:
-        """Alone, each prompt is a block. Together, twice as many as run at once: the load holds for half the block."""
+        """At concurrency 1 each prompt is a block; else twice the concurrency, so the load is full for half a block."""
         return 1 if self.concurrency == 1 else 2 * self.concurrency
 
     def as_dict(self) -> dict[str, Any]:
@@ -40,12 +40,12 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    rate: float  # requests a second
+    rate: float  # requests per second
     arrivals: Arrivals = "poisson"
 
     def __post_init__(self) -> None:
         if not self.rate > 0:
-            raise UsageError(f"a rate of arrivals must be above 0 requests a second; got {self.rate:g}")
+            raise UsageError(f"the arrival rate must be above 0 requests per second; got {self.rate:g}")
 
     @property
     def name(self) -> str:
@@ -53,7 +53,7 @@ class Open:
 
     @property
     def block_size(self) -> int:
-        """About eight seconds of traffic, for queues take time to form."""
+        """About eight seconds of traffic, because queues take time to form."""
         return max(8, round(8 * self.rate))
 
     def as_dict(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ Load = Closed | Open
 
 
 def arrival_times(load: Open, count: int, seed: int) -> list[float]:
-    """Seconds after the beginning; the same for every setting that is compared."""
+    """Seconds from the start; the same for every setting that is compared."""
     rng = random.Random(seed)
     shape = 1.0 if load.arrivals == "poisson" else _BURSTY_SHAPE
     times, now = [], 0.0

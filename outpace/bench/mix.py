@@ -1,4 +1,4 @@
-"""Which prompts a run asks, in which proportion: `json=0.6,story=0.4`, built-in workloads and files alike."""
+"""The prompts of a run and their proportions, from built-in workloads and files: `json=0.6,story=0.4`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outpace.errors import UsageError
 
 
 def parse_mix(text: str) -> dict[str, float]:
-    """Names with weights; a name alone weighs 1."""
+    """Names with weights; a name alone has weight 1."""
     weights: dict[str, float] = {}
     for part in text.split(","):
         name, _, weight = part.strip().rpartition("=") if "=" in part else (part.strip(), "", "1")
@@ -22,10 +22,10 @@ def parse_mix(text: str) -> dict[str, float]:
             value = -1.0
         if not name or not 0 < value < float("inf"):
             raise UsageError(
-                f"a mix is NAME=WEIGHT,NAME=WEIGHT with weights above 0, as json=0.6,story=0.4; got {text!r}"
+                f"a mix is NAME=WEIGHT,NAME=WEIGHT with weights above 0, for example json=0.6,story=0.4; got {text!r}"
             )
         if name in weights:
-            raise UsageError(f"{name!r} stands twice in the mix; give it one weight")
+            raise UsageError(f"{name!r} appears twice in the mix; give it one weight")
         weights[name] = value
     return weights
 
@@ -40,7 +40,9 @@ def load_sources(names: Sequence[str], max_tokens: int | None = None) -> dict[st
             path = Path(name).expanduser()
             prompts = load_prompts(path) if max_tokens is None else load_prompts(path, max_tokens)
         else:
-            raise UsageError(f"{name!r} is neither a built-in workload ({', '.join(BUILT_IN)}) nor a file; check it")
+            raise UsageError(
+                f"{name!r} is neither a built-in workload ({', '.join(BUILT_IN)}) nor a file; check the name"
+            )
         sources[name] = [_capped(prompt, max_tokens) for prompt in prompts]
     return sources
 
@@ -54,10 +56,10 @@ def _capped(prompt: Prompt, limit: int | None) -> Prompt:
 def draw(
     sources: Mapping[str, Sequence[Prompt]], weights: Mapping[str, float], count: int, seed: int = 0
 ) -> list[Prompt]:
-    """`count` prompts in the mix's proportion, every stretch of them near it, and each source in an order of its own.
+    """`count` prompts in the proportions of the mix; the prompts of each source are shuffled.
 
-    Not by lot: at every place comes the source that has fallen furthest behind its share, so that small blocks are as
-    mixed as the whole. A source that is exhausted begins again.
+    Sources do not alternate at random: the next prompt comes from the source furthest behind its share, so that small
+    blocks have the same mix as the whole. An exhausted source starts again.
     """
     rng = random.Random(seed)
     total = sum(weights.values())

@@ -1,8 +1,8 @@
-"""The same requests under every setting, block by block in random order, in one process on one engine.
+"""Runs the same requests under every setting, block by block in random order, in one process on one engine.
 
-A noisy or throttled machine then hits all settings alike, and a ratio of two of them is worth something. Nothing a
-setting's run leaves behind (kept prefixes, the suffix proposer's store) is there when the next one begins: no setting
-profits from another's answers to the same prompts. Costs are known before the first measurement.
+A noisy or throttled machine then affects all settings alike, so the ratio of two settings is meaningful. Caches (kept
+prefixes, the suffix proposer's store) are emptied between runs, so no setting profits from another's answers to the
+same prompts. Costs are calibrated before the first measurement.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SpeedRow = tuple[float, float, float, float]
 
 @dataclass(slots=True)
 class Paired:
-    """Runs by setting; the i-th of each are the same requests, one block."""
+    """Runs by setting; the i-th run of each setting has the same requests, one block."""
 
     settings: Sequence[Setting]
     runs: dict[str, list[Run]] = field(default_factory=dict)
@@ -33,22 +33,22 @@ class Paired:
         return min((len(runs) for runs in self.runs.values()), default=0)
 
     def blocks(self, setting: str) -> list[Run]:
-        """Of an interrupted comparison, only the blocks that every setting has finished."""
+        """Only the blocks that every setting has finished; an interrupt may leave others."""
         return self.runs.get(setting, [])[: self.num_blocks]
 
     def trials(self, setting: str) -> list[Trial]:
         return [trial for run in self.blocks(setting) for trial in run.trials]
 
     def decode_ratio(self, setting: str, base: str = PLAIN.name) -> Estimate:
-        """Tokens per second over the engine's steps that read no prompt."""
+        """Tokens per second over the engine's steps without prefill."""
         return _run_ratio(self.blocks(setting), self.blocks(base), "decode_tokens", "decode_seconds")
 
     def throughput_ratio(self, setting: str, base: str = PLAIN.name) -> Estimate:
-        """Tokens per second from the first request's beginning to the last one's end, prompts included."""
+        """Tokens per second from the start of the first request to the end of the last, prefill included."""
         return _run_ratio(self.blocks(setting), self.blocks(base), "num_tokens", "seconds")
 
     def speedup(self, setting: str, base: str = PLAIN.name, category: str | None = None) -> Estimate:
-        """How much faster tokens follow each other, as a client sees it; of one class of requests, or of all."""
+        """Ratio of decode speeds as a client sees them, for one class of requests or for all."""
         return speed_ratio([self.speed_rows(setting, base, category)])
 
     def pairs(self, setting: str, base: str = PLAIN.name, category: str | None = None) -> list[list[Pair]]:
@@ -63,10 +63,10 @@ class Paired:
         ]
 
     def speed_rows(self, setting: str, base: str = PLAIN.name, category: str | None = None) -> list[SpeedRow]:
-        """Per block: tokens after the first and the time after the first, ours and theirs.
+        """Per block: tokens after the first and the seconds they took, of the setting and of the base.
 
-        The block is the unit, for its requests shared the machine's moods. A request that failed on either side says
-        nothing about speed; failures are counted elsewhere.
+        The block is the unit, because its requests ran under the same machine conditions. A request that failed on
+        either side is left out; failures are counted elsewhere.
         """
         rows = []
         for block in self.pairs(setting, base, category):
@@ -82,18 +82,18 @@ class Paired:
         return rows
 
     def estimated_speedup(self, setting: str) -> float | None:
-        """What the engine itself says it gained, over all requests; None where it did not draft."""
+        """The engine's own estimate over all requests; None if nothing was drafted."""
         counts = [trial.counts for trial in self.trials(setting)]
         plain, spent = sum(each.plain_seconds for each in counts), sum(each.decode_seconds for each in counts)
         return plain / spent if spent > 0 and any(each.num_drafted for each in counts) else None
 
     def num_unequal(self, setting: str, base: str = PLAIN.name) -> int:
-        """Requests whose answer is not the baseline's, though prompt and seed are."""
+        """Requests whose answer differs from the base with the same prompt and seed."""
         return sum(not ours.same_answer(theirs) for block in self.pairs(setting, base) for ours, theirs in block)
 
 
 def speed_ratio(cells: Sequence[Sequence[SpeedRow]]) -> Estimate:
-    """Over several cells every one counts alike, however slow its load made it: each is scaled to its own baseline."""
+    """Ratio over several cells. Each is scaled to its own baseline, so that a slow cell does not weigh more."""
     scaled = []
     for rows in cells:
         sums = [sum(column) for column in zip(*rows, strict=True)]
@@ -112,7 +112,7 @@ def _run_ratio(ours: Sequence[Run], theirs: Sequence[Run], amount: str, seconds:
 def interleaved(
     target: Target, block: Sequence[Job], settings: Sequence[Setting], load: Load, seed: int = 0
 ) -> Iterator[tuple[Setting, Run]]:
-    """One block under every setting, in an order of its own, each as soon as it is done."""
+    """Run one block under every setting in shuffled order; yield each run when it is done."""
     order = list(settings)
     random.Random(seed).shuffle(order)
     for setting in order:
@@ -120,7 +120,7 @@ def interleaved(
 
 
 def measure(target: Target, jobs: Sequence[Job], settings: Sequence[Setting], load: Load) -> Paired:
-    """All jobs, block by block; if interrupted, what was measured so far."""
+    """Run all jobs, block by block; if interrupted, return what was measured so far."""
     paired = Paired(settings, {setting.name: [] for setting in settings})
     target.warm_up(jobs[0], settings)
     try:

@@ -1,9 +1,9 @@
-"""The same prompts through several engines, interleaved on one machine, their texts compared beside their speed.
+"""Runs the same prompts through several engines, interleaved on one machine, and compares their speed and texts.
 
 Every engine gets the same token ids and answers greedily, one request at a time. Speed is tokens per second from
-asking to the whole answer, prompt included: what a user waits for. An engine's own plain decoding is what its
-speculation is measured against, and what its speculative texts must equal; across engines texts may differ, for they
-round, and some of them unpack the weights, differently.
+request to complete answer, prefill included: what a user waits for. An engine's own plain decoding is the baseline of
+its speculation, whose texts must equal it. Texts of two engines may differ, because they round differently and some
+of them dequantise the weights differently.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from outpace.models.resolve import resolve_model
 
 CONTEXT = 2048
 REFERENCE = ("outpace", "auto")
-Variant = tuple[str, str]  # engine, way of decoding
+Variant = tuple[str, str]  # engine, its variant
 
 
 @dataclass(slots=True)
@@ -59,9 +59,7 @@ def run(options: argparse.Namespace) -> int:
     for name in [each for each in names if each not in skipped]:
         try:
             peers[name] = open_peer(name, models)
-        except (
-            Exception
-        ) as error:  # engines fail in their own ways; whichever it is, the others are still worth measuring
+        except Exception as error:  # an engine may raise anything; the others are still measured
             skipped[name] = f"cannot run {model.name}: {_briefly(error)}"
     attempts, was_cut_short = _measure(peers, prompts, options.max_tokens, options.time_budget)
     for peer in peers.values():
@@ -98,14 +96,14 @@ def _prompts(model: Path, options: argparse.Namespace) -> tuple[list[tuple[str, 
 def _measure(
     peers: Mapping[str, Peer], prompts: Sequence[tuple[str, list[int]]], max_tokens: int, time_budget: float
 ) -> tuple[dict[Variant, list[Attempt]], bool]:
-    """Prompt by prompt through every variant, in changing order. Prompts are shuffled, so that a run that is cut short
-    has seen all workloads alike."""
+    """Run each prompt through every variant, in changing order. Prompts are shuffled, so that a run that is cut short
+    covers all workloads alike."""
     variants = [(name, variant) for name, peer in peers.items() for variant in peer.variants]
     attempts: dict[Variant, list[Attempt]] = {variant: [] for variant in variants}
     rng = random.Random(0)
     order = rng.sample(list(prompts), len(prompts))
     for name, variant in variants:
-        _attempt(peers[name], variant, *order[0], 4)  # the first request pays for touching memory
+        _attempt(peers[name], variant, *order[0], 4)  # warm-up: a first request is slower, as it touches new memory
     end = perf_counter() + time_budget
     bar = tqdm(total=len(order) * len(variants), unit="answer", disable=not sys.stderr.isatty())
     try:
@@ -116,7 +114,7 @@ def _measure(
             for name, variant in rng.sample(variants, len(variants)):
                 turn[name, variant] = _attempt(peers[name], variant, workload, tokens, max_tokens)
                 bar.update(1)
-            for key, attempt in turn.items():  # a prompt counts when every variant has had it
+            for key, attempt in turn.items():  # a prompt counts only when every variant has run it
                 attempts[key].append(attempt)
     except KeyboardInterrupt:
         if not any(attempts.values()):
@@ -131,13 +129,13 @@ def _attempt(peer: Peer, variant: str, workload: str, tokens: Sequence[int], max
     begin = perf_counter()
     try:
         answer = peer.answer(variant, tokens, max_tokens)
-    except Exception as error:  # shown as a failure of that engine, whatever it raises
+    except Exception as error:  # any exception is shown as a failure of that engine
         return Attempt(workload, error=_briefly(error))
     return Attempt(workload, answer.text, answer.num_tokens, perf_counter() - begin)
 
 
 def rows(attempts: Mapping[Variant, Sequence[Attempt]]) -> list[dict[str, Any]]:
-    """One per variant, the fastest first."""
+    """One row per variant, the fastest first."""
     plains = {name: next(v for v in attempts if v[0] == name) for name, _ in attempts}
     found = []
     for variant, tries in attempts.items():
@@ -216,7 +214,7 @@ def _lines(results: Mapping[str, Any]) -> Iterator[str]:
     for row in ahead:
         yield f"{row['engine']}, {row['variant']} is ahead of Outpace here: {interval(row['to_outpace_auto'])}"
     if results["was_cut_short"]:
-        yield "The run was cut short; the figures are of the prompts every engine had answered."
+        yield "The run was cut short; the figures cover only the prompts that every engine has run."
 
 
 def _of(count: int | None, whole: int) -> str:

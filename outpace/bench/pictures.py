@@ -1,4 +1,4 @@
-"""Which pictures a report has, and where in the results their numbers are."""
+"""The charts of a report, and where in the results their numbers are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Cell = Mapping[str, Any]
 
 
 def pictures(results: Results) -> list[str]:
-    """Every picture there are numbers for."""
+    """Every chart that has numbers."""
     colours = _colours(results)
     found = [
         _by_temperature(results, colours),
@@ -30,7 +30,7 @@ def pictures(results: Results) -> list[str]:
 
 
 def _colours(results: Results) -> dict[str, str]:
-    """Plain decoding is always grey and `auto` always blue, whatever else there is."""
+    """Plain decoding is always grey and `auto` always blue."""
     names = ["off", "auto", *(name for cell in results["cells"] for name in cell["settings"])]
     return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(dict.fromkeys(names))}
 
@@ -107,7 +107,7 @@ def _by_class(results: Results, colours: Mapping[str, str]) -> str:
 
 
 def _depths(results: Results) -> str:
-    """The sweep: a line per proposer over its depths, and `auto` across as a level."""
+    """The sweep: one line per proposer over its depths, and `auto` as a horizontal line."""
     cell = next((cell for cell in results["cells"] if cell["purpose"] == "sweep"), None)
     if cell is None:
         return ""
@@ -129,7 +129,7 @@ def _depths(results: Results) -> str:
     return line_chart(
         f"Speedup by depth, temperature {cell['temperature']:g}, {cell['load']['name']}",
         series,
-        x_label="draft tokens a step",
+        x_label="draft tokens per step",
         y_label="times plain decoding",
         x_names=[str(depth) for depth in depths],
         reference=1.0,
@@ -137,7 +137,7 @@ def _depths(results: Results) -> str:
 
 
 def _cdfs(results: Results, colours: Mapping[str, str]) -> Iterator[str]:
-    """Latency with and without, for the lightest and the heaviest load."""
+    """Latency by setting, for the lightest and the heaviest load."""
     line = _first_temperature(results)
     for cell in {cell["name"]: cell for cell in (line[:1] + line[-1:])}.values():
         for key, label, scale in (
@@ -193,13 +193,13 @@ def _acceptance_histogram(results: Results, colours: Mapping[str, str]) -> str:
         "Acceptance per request",
         groups,
         series,
-        x_label="share of its draft tokens accepted, from",
+        x_label="share of draft tokens accepted (lower edge)",
         y_label="requests",
     )
 
 
 def _acceptance_by_position(results: Results) -> str:
-    """Of the fixed settings, whose positions mean the same in every step, by temperature."""
+    """Only fixed settings: their positions mean the same in every step. One line per temperature."""
     cells = grid_cells(results)
     series: list[Series] = []
     for cell in cells:
@@ -217,6 +217,6 @@ def _acceptance_by_position(results: Results) -> str:
         "Acceptance by position in the draft",
         series,
         x_label="position",
-        y_label="share accepted of those drafted",
+        y_label="share of drafted tokens accepted",
         x_names=[str(i + 1) for i in range(depth)],
     )

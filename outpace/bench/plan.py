@@ -1,4 +1,4 @@
-"""What a run measures: its cells, each a temperature, a load and the settings compared there."""
+"""The plan of a run: cells, each with a temperature, a load and the settings to compare."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Purpose = Literal["grid", "sweep", "confirm"]
 
 @dataclass(frozen=True, slots=True)
 class CellPlan:
-    """`grid` cells hold every temperature and load; `sweep` ones more settings at one of them; `confirm` ones a
-    single class, to see whether it was the culprit."""
+    """`grid` cells cover every temperature and load; a `sweep` cell compares more settings at one of them; a `confirm`
+    cell runs a single class, to check whether it causes a slow tail."""
 
     temperature: float
     load: Load
@@ -31,7 +31,7 @@ class CellPlan:
 
     @property
     def num_requests(self) -> int:
-        """Of one setting."""
+        """Per setting."""
         return self.num_blocks * self.load.block_size
 
     def as_dict(self) -> dict[str, Any]:
@@ -46,7 +46,7 @@ class CellPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Cells, the mix of prompts asked in each, and the seconds all of it may take."""
+    """Cells, the mix of prompts in each, and the time budget for all of them in seconds."""
 
     cells: tuple[CellPlan, ...]
     weights: dict[str, float]
@@ -71,16 +71,16 @@ def grid(
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much a run measures where the user does not say."""
+    """How much a run measures by default."""
 
     temperatures: tuple[float, ...]
     concurrencies: tuple[int, ...]
-    requests_alone: int  # at concurrency 1, per cell
-    blocks_together: int  # at higher ones
-    sweep_requests: int  # of every fixed setting
+    requests_alone: int  # per cell, at concurrency 1
+    blocks_together: int  # per cell, at higher concurrency
+    sweep_requests: int  # per fixed setting
     confirm_blocks: int
     max_tokens: int | None
-    time_budget: float  # seconds; loading and confirming come on top
+    time_budget: float  # seconds, not counting loading and `confirm` cells
 
     def num_blocks(self, load: Load) -> int:
         return self.requests_alone if load == Closed(1) else self.blocks_together

@@ -1,7 +1,7 @@
-"""Prompts from the files people have: Spec-Bench, MT-Bench, ShareGPT, HumanEval, GSM8K, and plain JSON lines.
+"""Loads prompts from common files: Spec-Bench, MT-Bench, ShareGPT, HumanEval, GSM8K, and plain JSON lines.
 
-The format is recognised by the fields of a record, not by the file's name; a `.gz` is read as it is. Of a conversation
-with several turns of one side only (Spec-Bench, MT-Bench) the first is asked: the later ones need the model's answers.
+The format is recognised by the fields of a record, not by the file's name. Gzip files need no unpacking. Spec-Bench
+and MT-Bench have only the user's turns; the first is used, because later ones need the model's answers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FORMATS = "`prompt` or `messages`, or the fields of Spec-Bench, MT-Bench, Share
 
 
 def load_prompts(path: Path, max_tokens: int = DEFAULT_MAX_TOKENS) -> list[Prompt]:
-    """Every usable prompt of the file; one that names its own max_tokens, temperature or class keeps them."""
+    """Every usable prompt of the file. A record's own max_tokens, temperature or class is kept."""
     prompts = []
     for number, record in enumerate(_records(path), start=1):
         if not isinstance(record, Mapping):
@@ -69,7 +69,7 @@ def _prompt(record: Mapping[str, Any], file_class: str, max_tokens: int) -> Prom
 
 
 def _messages(record: Mapping[str, Any]) -> tuple[tuple[Message, ...], str | None]:
-    """What to ask, and the class the format itself suggests."""
+    """The messages, and the class that the format suggests."""
     if "messages" in record:
         return tuple(_message(each["role"], each["content"]) for each in record["messages"]), None
     if "turns" in record:  # Spec-Bench and MT-Bench
@@ -85,7 +85,7 @@ def _messages(record: Mapping[str, Any]) -> tuple[tuple[Message, ...], str | Non
 
 
 def _first_exchange(turns: list[Mapping[str, Any]]) -> tuple[Message, ...]:
-    """A ShareGPT conversation up to and with its first question; those that begin with an answer are left out."""
+    """A ShareGPT conversation up to its first question, included; empty if it begins with an answer."""
     messages: list[Message] = []
     for turn in turns:
         role = _SHAREGPT_ROLES.get(turn["from"])

@@ -1,4 +1,4 @@
-"""What a results file must say of itself: command, code, versions, machine, and the very files that were measured."""
+"""The origin of a results file: command, commit, versions, machine, and hashes of the model files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def provenance(command: Sequence[str], models: Sequence[Path]) -> dict[str, Any]
 
 
 def peak_memory_bytes() -> int | None:
-    """Of this process, weights and caches included; None where the system does not tell."""
+    """Of this process, weights and caches included; None if the system does not report it."""
     try:
         import resource
     except ImportError:
@@ -46,12 +46,12 @@ def peak_memory_bytes() -> int | None:
 
 
 def shortened(argument: str) -> str:
-    """A results file names files, not the folders of one machine."""
+    """Only the file name of a path: a results file does not name the folders of one machine."""
     return Path(argument).name if os.sep in argument and Path(argument).is_absolute() else argument
 
 
 def commit_name() -> str | None:
-    """Of the checkout this package runs from; None where it was installed."""
+    """Of the checkout that this package runs from; None if it was installed."""
     commit = _git("rev-parse", "--short", "HEAD")
     return commit + ("+changes" if _git("status", "--porcelain") else "") if commit else None
 

@@ -1,4 +1,4 @@
-"""The whole of a run as one JSON object: `verdict`, `cells`, `provenance`, and what lies between them."""
+"""Builds, saves and loads the results of a run: one JSON object with `verdict`, `cells`, `provenance` and more."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _cell(cell: Cell, objective: Objective) -> dict[str, Any]:
 
 
 def suspects(results: dict[str, Any], plan: Plan) -> list[CellPlan]:
-    """Cells to run once more with one class alone, where a tail got worse and a class seems to blame."""
+    """Cells to run again with one class alone, where the tail got worse and that class seems to be the cause."""
     known = {setting.name: setting for cell in plan.cells for setting in cell.settings}
     plans = []
     for trouble in tail_troubles(results):
@@ -69,13 +69,13 @@ def _load(described: dict[str, Any]) -> Load:
 
 
 def save(path: Path, results: dict[str, Any]) -> None:
-    """JSON proper: no NaN or infinity, which other readers refuse."""
+    """Strict JSON: NaN and infinity become null, because other parsers reject them."""
     text = json.dumps(_without_nan(results), indent=1, allow_nan=False)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; choose another place for the results") from error
+        raise UsageError(f"cannot write {path}: {error.strerror}; choose another path for the results") from error
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""What a server says of its speculation on its metrics page, whoever wrote the server.
+"""Reads speculation figures from the metrics page of Outpace, vLLM, llama.cpp or SGLang.
 
-Counters named ...spec_decode_num_drafts, _num_draft_tokens, _num_accepted_tokens and _num_accepted_tokens_per_pos are
-new vLLM's, which Outpace uses too, and llama.cpp's; old vLLM counts emitted tokens instead of drafts; SGLang has
-gauges only: the mean accepted length, and lately the rate.
+New vLLM, Outpace and llama.cpp have the counters ...spec_decode_num_drafts, _num_draft_tokens, _num_accepted_tokens
+and _num_accepted_tokens_per_pos. Old vLLM counts emitted tokens instead of drafts. SGLang has gauges only: the mean
+accepted length and, in newer versions, the rate.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _COUNTERS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_emitt
 
 @dataclass(slots=True)
 class Snapshot:
-    """The figures of one moment, summed over models and ranks; None where the server does not have them."""
+    """The figures at one moment, summed over models and ranks; None if the server does not have them."""
 
     num_drafts: float | None = None
     num_draft_tokens: float | None = None
     num_accepted_tokens: float | None = None
     num_emitted_tokens: float | None = None
     accepted_per_position: dict[int, float] = field(default_factory=dict)
-    accept_length: float | None = None  # a gauge: of the server's own recent past
+    accept_length: float | None = None  # a gauge over the server's recent past
     accept_rate: float | None = None
 
     @property
@@ -36,7 +36,7 @@ class Snapshot:
 
 
 def read_metrics(page: str) -> Snapshot:
-    """From the text of a /metrics page; a page that is none of ours to read gives an empty snapshot."""
+    """Parse the text of a /metrics page; an unknown page gives an empty snapshot."""
     found = Snapshot()
     try:
         samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
@@ -65,7 +65,7 @@ def _count(found: Snapshot, name: str, labels: dict[str, str], value: float) -> 
 
 
 def between(before: Snapshot, after: Snapshot) -> DraftTotals | None:
-    """What happened from one moment to the other; from gauges, what the second moment says. None: nothing is known."""
+    """Totals between two snapshots; gauges come from the second. None if nothing is known."""
     if after.is_empty:
         return None
     if after.num_draft_tokens is None:
@@ -80,7 +80,7 @@ def between(before: Snapshot, after: Snapshot) -> DraftTotals | None:
     per_position = [
         round(after.accepted_per_position.get(i, 0.0) - before.accepted_per_position.get(i, 0.0)) for i in positions
     ]
-    while per_position and per_position[-1] == 0:  # some servers list every position there could be
+    while per_position and per_position[-1] == 0:  # some servers list every possible position
         per_position.pop()
     if not drafted:
         return DraftTotals()
@@ -89,7 +89,7 @@ def between(before: Snapshot, after: Snapshot) -> DraftTotals | None:
         num_accepted=accepted,
         # Per verified draft, the target's own token included; steps without a draft are not counted by these servers.
         mean_accepted_length=1 + accepted / drafts if drafts else None,
-        # A draft counts at all its positions; servers do not say how long each one was.
+        # Each draft counts at every position, because servers do not report draft lengths.
         drafted_per_position=[drafts] * len(per_position) if drafts else [],
         accepted_per_position=per_position if drafts else [],
     )

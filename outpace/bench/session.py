@@ -1,6 +1,6 @@
-"""Carries out a plan: blocks of all cells in turn, so that a run cut short has something of each.
+"""Runs a plan: blocks of all cells in turn, so that a run that is cut short has data for each cell.
 
-Ctrl-C and the time budget end the measuring, not the report: whatever was measured is kept.
+Ctrl-C and the time budget end the measuring, not the report: all finished measurements are kept.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from outpace.bench.workloads import Prompt
 
 @dataclass(slots=True)
 class Cell:
-    """A cell of the plan with what has been measured of it."""
+    """A cell of the plan and its measurements."""
 
     plan: CellPlan
     jobs: list[Job]
@@ -38,7 +38,7 @@ class Session:
     _end: float = 0.0
 
     def measure(self) -> None:
-        """All cells of the plan."""
+        """Measure all cells of the plan."""
         self._end = perf_counter() + self.plan.time_budget
         self.cells = [self._cell(each) for each in self.plan.cells]
         try:
@@ -52,7 +52,7 @@ class Session:
         self.cells = [cell for cell in self.cells if cell.paired.num_blocks]
 
     def confirm(self, suspects: Iterable[CellPlan], seconds: float) -> None:
-        """More cells, in what time is given for them."""
+        """Measure more cells, for at most `seconds`; the last block may run over."""
         if self.was_interrupted:
             return
         cells = [self._cell(each) for each in suspects]

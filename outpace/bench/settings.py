@@ -1,4 +1,4 @@
-"""Ways of decoding to be compared: plain, left to the policy, or a fixed proposer and depth."""
+"""The decoding settings to compare: plain, chosen by the policy, or a fixed proposer and depth."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ def parse_setting(text: str) -> Setting:
     method, _, depth = text.partition(":")
     known = [name for name in get_args(Method) if name != "none"]
     if method not in known or not depth.isdecimal() or int(depth) == 0:
-        raise UsageError(f"a setting is off, auto, or METHOD:DEPTH with {', '.join(known)}, as suffix:4; got {text!r}")
+        raise UsageError(f"a setting is off, auto, or METHOD:DEPTH such as suffix:4 ({', '.join(known)}); got {text!r}")
     return fixed(method, int(depth))  # type: ignore[arg-type]

@@ -1,9 +1,10 @@
-"""`outpace bench simulate`: policies side by side in a world where costs and acceptance are known.
+"""`outpace bench simulate`: compares policies in a simulated world with known costs and acceptance.
 
-For every scenario and seed each policy meets the same requests. Reported are tokens per second and the P99 of time per
-output token, both as ratios to plain decoding, and tokens per second as a ratio to the oracle, which knows the truth
-and is bound by no rule. Seeds come from the hash of the commit, so that nobody can tune on them; `--seeds-from` takes
-another text, to compare two commits on the same seeds. Where ours is below what is promised, the scenario is listed.
+For every scenario and seed, each policy gets the same requests. The report has tokens per second and the P99 of time
+per output token, both as ratios to plain decoding, and tokens per second as a ratio to the oracle, which knows all
+rates and has none of our limits. Seeds come from the commit hash, so that a policy cannot be tuned on them;
+`--seeds-from` takes another text, to compare two commits on the same seeds. Scenarios where ours misses a promise are
+listed.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from outpace.bench.simulation.world import Result, Scenario
 from outpace.errors import UsageError
 
 PLAIN = "plain"
-LEAST_OF_PLAIN = 0.98  # of every run
-LONG = 256  # output tokens from which on a request is long
-MOST_P99 = {"long": 1.05, "short": 1.15}
+MIN_RATIO_TO_PLAIN = 0.98  # promised for every run
+LONG = 256  # output tokens; a request with at least this many is long
+MAX_P99_RATIO = {"long": 1.05, "short": 1.15}  # promised for every scenario
 
 _DESCRIPTION = """\
 Compare speculation policies in a simulated world: machines from measured cost curves, drafts of known quality, closed
@@ -46,7 +47,7 @@ and open loads up to 256 running requests. No model is loaded.
 examples:
   outpace bench simulate --quick
   outpace bench simulate --json simulation.json --resume simulation.jsonl
-  outpace bench simulate --policies ours oracle --only h200   # a part of it
+  outpace bench simulate --policies ours oracle --only h200   # some policies and scenarios
 """
 
 
@@ -55,22 +56,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="a small sample of scenarios, in under a minute")
     parser.add_argument("--json", metavar="FILE", help="write every figure to FILE")
     parser.add_argument(
-        "--resume", metavar="FILE", help="keep every simulation in FILE as it ends; those on file are not run again"
+        "--resume", metavar="FILE", help="save each finished simulation to FILE; skip those that are in it"
     )
     parser.add_argument("--only", metavar="TEXT", help="only scenarios whose name contains TEXT")
     parser.add_argument("--policies", nargs="+", metavar="NAME", choices=policy_names(), default=policy_names(),
-                        help=f"plain decoding and these: {', '.join(policy_names())} (default: all)")  # fmt: skip
-    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="of each scenario (default: %(default)s)")
-    parser.add_argument(
-        "--seeds-from", metavar="TEXT", help="derive the seeds from TEXT (default: the hash of the commit)"
-    )
+                        help=f"policies beside plain decoding: {', '.join(policy_names())} (default: all)")  # fmt: skip
+    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="seeds per scenario (default: %(default)s)")
+    parser.add_argument("--seeds-from", metavar="TEXT", help="derive the seeds from TEXT (default: the commit hash)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N",
-                        help="simulations at once (default: %(default)s)")  # fmt: skip
+                        help="simulations in parallel (default: %(default)s)")  # fmt: skip
 
 
 def execute(options: argparse.Namespace) -> int:
     if options.seeds < 1:
-        raise UsageError(f"--seeds {options.seeds}: give how many seeds each scenario has, 1 or more.")
+        raise UsageError(f"--seeds {options.seeds}: each scenario needs a seed; give 1 or more.")
     source = options.seeds_from or commit_name() or outpace.__version__
     records = RecordFile(Path(options.resume) if options.resume else None)
     scenarios = [each for each in _scenarios(options.quick) if options.only is None or options.only in each.name]
@@ -80,8 +79,8 @@ def execute(options: argparse.Namespace) -> int:
     try:
         runs.run(options.jobs)
     except KeyboardInterrupt:
-        again = f"; `--resume {options.resume} --seeds-from {source}` goes on from here" if options.resume else ""
-        print(f"interrupted: only what has ended is reported{again}", file=sys.stderr)
+        again = f"; to continue: --resume {options.resume} --seeds-from {source}" if options.resume else ""
+        print(f"interrupted: only finished scenarios are reported{again}", file=sys.stderr)
     report = summarise(runs.rows(), policies)
     report |= {"seeds_from": source, "seeds": options.seeds, "seconds": perf_counter() - begin}
     if options.json:
@@ -96,13 +95,13 @@ def policy_names() -> list[str]:
 
 
 def policy_named(name: str) -> str | Rival:
-    """A rival remembers what it has seen: every simulation has its own."""
+    """Each simulation gets its own rival, because rivals have state."""
     return next((rival for rival in (Fixed(0), *all_rivals()) if rival.name == name), name)
 
 
 @dataclass
 class Runs:
-    """Every policy in every scenario with every seed, as far as that is not on file."""
+    """Every policy in every scenario with every seed; those on file are not run again."""
 
     scenarios: list[Scenario]
     policies: list[str]
@@ -133,7 +132,7 @@ class Runs:
                 bar.update()
 
     def rows(self) -> list[dict[str, Any]]:
-        """Of every scenario that has ended with every policy and seed."""
+        """One row per scenario that has finished with every policy and seed."""
         found = []
         for scenario in self.scenarios:
             seeds = [seeded.seed for seeded in self._seeded(scenario)]
@@ -151,7 +150,7 @@ class Runs:
 
 
 def _simulate_named(wanted: tuple[bool, str, int, str]) -> Record:
-    """Scenarios hold functions, which do not travel between processes; their names do."""
+    """Takes the scenario's name: scenarios hold functions, which cannot be sent to another process."""
     quick, name, seed, policy = wanted
     world = next(each for each in _scenarios(quick) if each.name == name)
     return Record(name, quick, seed, code_of(policy), Simulation(replace(world, seed=seed), policy_named(policy)).run())
@@ -162,7 +161,7 @@ def _scenarios(quick: bool) -> list[Scenario]:
 
 
 def compared(scenario: Scenario, results: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
-    """A scenario's figures by policy; of every policy a result for each seed, in the same order."""
+    """A scenario's figures by policy. Each policy has one result per seed, in the same order."""
     plain = results[PLAIN]
     policies: dict[str, dict[str, Any]] = {}
     for name, of_policy in results.items():
@@ -170,7 +169,7 @@ def compared(scenario: Scenario, results: Mapping[str, Sequence[Result]]) -> dic
             continue
         ratios = _ratios(of_policy, plain)
         found: dict[str, Any] = {"ratio_to_plain": geometric_mean(ratios), "lowest": min(ratios)}
-        for kind in MOST_P99:
+        for kind in MAX_P99_RATIO:
             found[f"p99_{kind}"] = _p99_ratio(of_policy, plain, kind)
         if ORACLE in results:
             found["ratio_to_oracle"] = geometric_mean(_ratios(of_policy, results[ORACLE]))
@@ -192,7 +191,7 @@ def _ratios(ours: Sequence[Result], theirs: Sequence[Result]) -> list[float]:
 
 
 def _p99_ratio(ours: Sequence[Result], theirs: Sequence[Result], kind: str) -> float | None:
-    """Over the requests of all seeds; None where there are none of this kind."""
+    """Over the requests of all seeds; None if there are none of this kind."""
 
     def p99(results: Sequence[Result]) -> float | None:
         times = [seconds for each in results for length, seconds in each.tpots if (length >= LONG) == (kind == "long")]
@@ -225,19 +224,19 @@ def _summary(figures: list[dict[str, Any]], stationary: list[bool]) -> dict[str,
         "of_oracle_stationary": geometric_mean(of_oracle) if of_oracle else None,
         **{
             f"p99_{kind}": max((p99 for each in figures if (p99 := each[f"p99_{kind}"]) is not None), default=None)
-            for kind in MOST_P99
+            for kind in MAX_P99_RATIO
         },
     }
 
 
 def missed(row: dict[str, Any]) -> list[str]:
-    """What is promised of ours in every scenario and does not hold in this one."""
+    """The promises for ours that this scenario breaks."""
     ours, found = row["policies"].get(OURS), list[str]()
     if ours is None:
         return found
-    if ours["lowest"] < LEAST_OF_PLAIN:
+    if ours["lowest"] < MIN_RATIO_TO_PLAIN:
         found.append(f"{ours['lowest']:.3f} of plain")
-    for kind, most in MOST_P99.items():
+    for kind, most in MAX_P99_RATIO.items():
         p99 = ours[f"p99_{kind}"]
         if p99 is not None and p99 > most:
             found.append(f"P99 of {kind} requests {p99:.3f} of plain")
@@ -262,12 +261,13 @@ def as_text(report: dict[str, Any]) -> str:
 
     for name, each in sorted(policies.items(), key=lambda item: -item[1]["geometric_mean"]):
         lines.append(f"{name:20} " + " ".join(shown(each[column]) for column in columns))
-    lines += ["", "of the oracle: geometric mean over stationary scenarios; P99: of the worst scenario"]
+    lines += ["", "of the oracle: geometric mean over stationary scenarios; P99: worst scenario"]
     if OURS in policies:
         below = report["below_promise"]
         lines.append(
-            f"promised of ours: every run at least {LEAST_OF_PLAIN}, P99 of requests of {LONG} tokens and more at most "
-            f"{MOST_P99['long']}, of shorter ones {MOST_P99['short']}; missed in {len(below)} of {len(rows)} scenarios"
+            f"promised for ours: every run at least {MIN_RATIO_TO_PLAIN}; P99 at most {MAX_P99_RATIO['long']} for "
+            f"requests of {LONG} tokens or more, at most {MAX_P99_RATIO['short']} for shorter ones; "
+            f"missed in {len(below)} of {len(rows)} scenarios"
         )
         lines += [f"  {line}" for line in below]
     return "\n".join(lines)

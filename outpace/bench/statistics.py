@@ -1,4 +1,4 @@
-"""Percentiles, and how sure a ratio of two paired measurements is. Pure functions of numbers."""
+"""Percentiles, and confidence intervals for ratios of paired measurements. Pure functions of numbers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 RESAMPLES = 2000
-MIN_UNITS = 3  # fewer paired units say nothing about their spread
-MIN_RESAMPLED_UNITS = 8  # resampling never leaves the range of its units, which is too narrow where they are few
+MIN_UNITS = 3  # with fewer paired units the spread is unknown
+MIN_RESAMPLED_UNITS = 8  # with fewer, resampling gives too narrow an interval
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value and its confidence interval; without one where there were too few units to tell."""
+    """A value and its confidence interval; no interval if there were too few units."""
 
     value: float
     low: float | None = None
@@ -36,12 +36,12 @@ class Estimate:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """By linear interpolation between the two nearest; NaN of nothing."""
+    """By linear interpolation between the two nearest values; NaN if there are none."""
     return float(np.percentile(np.asarray(values, np.float64), percent)) if len(values) else math.nan
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """The three that a table shows; P99 of few values is close to their largest, and so it should be read."""
+    """The three that a table shows. P99 of few values is close to the largest of them."""
     return {f"p{percent}": percentile(values, percent) for percent in (50, 90, 99)}
 
 
@@ -54,10 +54,10 @@ def ratio_of_rates(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> Estimate:
-    """(sum of amounts / sum of seconds) over the same of the baseline, element i of all four being one paired unit.
+    """(sum of amounts / sum of seconds) over the same of the baseline. Element i of all four is one paired unit.
 
-    The interval comes from resampling the units, never their halves: what disturbed the machine during a unit disturbed
-    both sides of it. For very few units it is Student's, on the logarithm of the ratio.
+    The interval comes from resampling whole units, because a disturbance of the machine during a unit affects both of
+    its sides. With fewer than MIN_RESAMPLED_UNITS it is Student's interval, on the logarithm of the ratio.
     """
     columns = np.array([amounts, seconds, base_amounts, base_seconds], np.float64)
     num_units = columns.shape[1]
@@ -82,18 +82,18 @@ def _ratio(sums: Floats) -> Floats:
 
 
 def _log_ratio_error(columns: Floats) -> float:
-    """Standard error of the logarithm of the ratio, from how far each unit pulls it to its side."""
+    """Standard error of the logarithm of the ratio, from the influence of each unit."""
     shares = columns / columns.sum(axis=1, keepdims=True)
-    pulls = shares[0] - shares[1] - shares[2] + shares[3]
+    influence = shares[0] - shares[1] - shares[2] + shares[3]
     num_units = columns.shape[1]
-    return math.sqrt(num_units / (num_units - 1) * float((pulls**2).sum()))
+    return math.sqrt(num_units / (num_units - 1) * float((influence**2).sum()))
 
 
 def expanded_tail(num_units: int, confidence: float) -> float:
-    """The tail probability to cut off the bootstrap distribution of a mean-like figure of `num_units` units.
+    """The tail probability at which to cut the bootstrap distribution of a mean-like figure of `num_units` units.
 
-    The plain percentile interval is too narrow for few units, as a normal interval with the uncorrected standard
-    deviation would be. Cutting less by the factor between those and Student's gives the coverage back.
+    The plain percentile interval is too narrow for few units, like a normal interval with the uncorrected standard
+    deviation. The factor from that one to Student's interval corrects the coverage.
     """
     t = student_t_quantile(0.5 + confidence / 2, num_units - 1)
     return NormalDist().cdf(-t * math.sqrt(num_units / (num_units - 1)))

@@ -1,4 +1,4 @@
-"""What is measured: anything that can run jobs under a setting and a load. Here, the engine in this process."""
+"""A target runs jobs under a setting and a load. This one is the engine in this process."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ class Target(Protocol):
     name: str
 
     def jobs(self, prompts: Sequence[Prompt], *, temperature: float, base_seed: int = 0) -> list[Job]:
-        """The prompts as requests; every one has its own seed, the same under every setting."""
+        """The prompts as requests. Each has its own seed, the same under every setting."""
         ...
 
     def warm_up(self, job: Job, settings: Sequence[Setting]) -> None:
-        """Everything that only the first request pays for."""
+        """Do all work that only a first request causes."""
         ...
 
     def run(self, jobs: Sequence[Job], setting: Setting, load: Load, seed: int = 0) -> Run:
-        """All jobs to the end. `seed` fixes the moments of arrival."""
+        """Run all jobs to the end. `seed` fixes the arrival times."""
         ...
 
     def describe(self) -> dict[str, Any]:
-        """What was measured, for the record."""
+        """What was measured, for the results file."""
         ...
 
 
 class EngineTarget:
-    """Settings differ by what each request asks for; between runs the engine forgets what the last one left.
+    """Each request carries its setting. The engine's caches are emptied between runs.
 
-    Where it `keeps_prompts`, a prompt that was read stays read: for slow models, when only decoding is of interest.
+    With `keeps_prompts` the prefix cache is kept: for slow models, where only decoding is of interest.
     """
 
     name = "in process"
@@ -85,7 +85,7 @@ def sampling(prompts: Sequence[Prompt], temperature: float, base_seed: int) -> l
 
 
 def encode(llm: LLM, prompt: Prompt) -> list[int]:
-    """Through the model's chat template; a model without one gets the bare text of the conversation."""
+    """With the model's chat template; without one, the plain text of the messages."""
     if llm.tokenizer.chat_template is None:
         return llm.tokenizer.encode("\n\n".join(message["content"] for message in prompt.messages))
     return llm.encode_chat(prompt.messages)

@@ -1,4 +1,4 @@
-"""The report as text: the verdict first, then what it rests on."""
+"""The report as text: the verdict first, then its figures."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def _verdict(results: Results) -> Iterator[str]:
         yield from textwrap.wrap(finding["sentence"], _WIDTH, initial_indent="- ", subsequent_indent="  ")
     plan = results["plan"]
     if plan["was_interrupted"]:
-        yield "- The run was interrupted; the figures are of what was measured until then."
+        yield "- The run was interrupted; the figures cover only what was measured before."
     elif plan["ran_out_of_time"]:
-        yield f"- The time budget of {plan['time_budget']:.0f} s was spent before everything planned had run."
+        yield f"- The time budget of {plan['time_budget']:.0f} s ended before the whole plan had run."
 
 
 def _cells(results: Results) -> Iterator[str]:
@@ -53,7 +53,7 @@ def _row(figures: Mapping[str, Any]) -> str:
 
 
 def _classes(results: Results) -> Iterator[str]:
-    """Speedup by class over all cells of the grid, a column per setting."""
+    """Speedup by class over all cells of the grid, one column per setting."""
     settings = [name for name in results["overall"] if name != "off"]
     if not settings:
         return

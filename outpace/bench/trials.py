@@ -1,4 +1,4 @@
-"""The nouns of a measurement: a job to do, what came of it, and a run of many."""
+"""The data types of a measurement: a job, its result (a trial), and a run of many."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from outpace.core import SpeculationCounts
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request to make. `prompt_id` says which prompt it is, so that runs can be compared."""
+    """One request to send. `prompt_id` identifies the prompt, so that runs can be compared."""
 
     prompt_id: int
     category: str
-    tokens: Sequence[int]  # empty where the target is a server, which has the tokenizer
+    tokens: Sequence[int]  # empty if the target is a server, which has the tokenizer
     params: SamplingParams
     messages: Sequence[Message] = ()
 
 
 @dataclass(slots=True)
 class Trial:
-    """One request as it went. Times in seconds, from when the request should have begun."""
+    """The result of one request. Times are in seconds from when the request was due."""
 
     prompt_id: int
     category: str
@@ -33,13 +33,13 @@ class Trial:
     finish_reason: str | None
     time_to_first_token: float
     end_to_end: float
-    token_ids: list[int] = field(default_factory=list)  # empty where only the text is known
+    token_ids: list[int] = field(default_factory=list)  # empty if only the text is known
     counts: SpeculationCounts = field(default_factory=SpeculationCounts)
-    error: str | None = None  # why there is no answer; then nothing else counts
+    error: str | None = None  # why there is no answer; the other fields are then meaningless
 
     @property
     def num_later(self) -> int:
-        """Tokens after the first, whose time is another figure."""
+        """Tokens after the first, which `time_to_first_token` covers."""
         return max(self.num_output - 1, 0)
 
     @property
@@ -60,11 +60,11 @@ class Trial:
 
 @dataclass(slots=True)
 class DraftTotals:
-    """What was drafted and accepted in a run, however it came to be known."""
+    """Drafted and accepted tokens of a run, from its answers or from a server's metrics."""
 
     num_drafted: int = 0
     num_accepted: int = 0
-    mean_accepted_length: float | None = None  # tokens a step, the target's own included
+    mean_accepted_length: float | None = None  # tokens per step, the target's own included
     drafted_per_position: list[int] = field(default_factory=list)
     accepted_per_position: list[int] = field(default_factory=list)
 
@@ -90,7 +90,7 @@ def _at(index: int, lists: Sequence[Sequence[int]]) -> int:
 class Run:
     """A set of requests run to the end under one setting.
 
-    Decoding is counted over the steps that read no prompt: what speculation can change. A server does not tell.
+    Decode figures cover the steps without prefill, which speculation can change. They are 0 for a server.
     """
 
     trials: list[Trial] = field(default_factory=list)  # in the order of the jobs
@@ -99,7 +99,7 @@ class Run:
     decode_tokens: int = 0
     draft_seconds: float = 0.0
     num_steps: int = 0
-    reported: DraftTotals | None = None  # by a server's metrics, where its answers say nothing of drafts
+    reported: DraftTotals | None = None  # from a server's metrics, in case its answers have no draft counts
 
     @property
     def num_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""Load on a server: streamed requests, closed or open loop, every one timed from when it was due."""
+"""Load on a server: streamed requests, closed or open loop, each timed from its due time."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def _closed(
     done: dict[int, Trial] = {}
 
     async def worker() -> None:
-        for index, (job, body) in waiting:  # shared: each takes the next as soon as it is free
+        for index, (job, body) in waiting:  # shared: each worker takes the next when it is free
             done[index] = await _request(client, url, job, body, perf_counter())
 
     await asyncio.gather(*(worker() for _ in range(concurrency)))
@@ -54,21 +54,21 @@ async def _at(client: httpx.AsyncClient, url: str, job: Job, body: dict[str, Any
 
 
 async def _request(client: httpx.AsyncClient, url: str, job: Job, body: dict[str, Any], due: float) -> Trial:
-    reading = _Reading(due)
+    answer = _StreamedAnswer(due)
     try:
         async with client.stream("POST", url, json=body) as reply:
             if reply.status_code != 200:
                 detail = (await reply.aread()).decode(errors="replace")[:200]
                 return failed(job, f"the server answered {reply.status_code}: {detail}")
             async for line in reply.aiter_lines():
-                reading.take(line)
+                answer.take(line)
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
         return failed(job, f"{type(error).__name__}: {error}")
-    return reading.trial(job)
+    return answer.trial(job)
 
 
-class _Reading:
-    """One streamed answer as it comes."""
+class _StreamedAnswer:
+    """One answer, parsed line by line as it arrives."""
 
     def __init__(self, due: float) -> None:
         self._due = due
@@ -85,7 +85,7 @@ class _Reading:
             return
         chunk = json.loads(line.removeprefix("data:"))
         if "error" in chunk:
-            self._error = f"the server broke off: {chunk['error']}"
+            self._error = f"the server sent an error in the stream: {chunk['error']}"
             return
         self._usage = chunk.get("usage") or self._usage
         self._timings = chunk.get("timings") or self._timings
@@ -102,8 +102,8 @@ class _Reading:
         if self._error:
             return failed(job, self._error)
         if self._finish_reason is None:
-            return failed(job, "the stream ended before the answer did")
-        # Without usage a chunk is taken for a token, which drafts make wrong; every server here sends usage.
+            return failed(job, "the stream ended before the answer was complete")
+        # Without usage each chunk counts as one token, which is wrong with drafts; every server here sends usage.
         num_output = int(self._usage.get("completion_tokens", len(self._texts)))
         first_at = self._first_at if self._first_at is not None else self._last_at
         return Trial(
@@ -119,8 +119,8 @@ class _Reading:
         )
 
     def _counts(self) -> SpeculationCounts:
-        """What the answer itself says of its drafts: an Outpace server's usage, llama.cpp's timings."""
-        said = self._usage.get("speculation") or {}
-        drafted = said.get("drafted", self._timings.get("draft_n", 0))
-        accepted = said.get("accepted", self._timings.get("draft_n_accepted", 0))
+        """Draft counts from the answer itself: an Outpace server's usage, llama.cpp's timings."""
+        speculation = self._usage.get("speculation") or {}
+        drafted = speculation.get("drafted", self._timings.get("draft_n", 0))
+        accepted = speculation.get("accepted", self._timings.get("draft_n_accepted", 0))
         return SpeculationCounts(num_drafted=int(drafted), num_accepted=int(accepted))

@@ -1,7 +1,7 @@
-"""A server with the OpenAI API as the thing measured: one with speculation and one without, or an Outpace server,
-where each request says how it wants to be decoded.
+"""Measures servers with the OpenAI API: one with speculation and one without, or one Outpace server, where each
+request carries its own speculation setting.
 
-Times are a client's: from when a request was due until its chunks arrive. Tokens are counted by the server (`usage`).
+Times are the client's: from a request's due time until its chunks arrive. The server counts tokens (`usage`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from outpace.bench.url_load import run_requests
 from outpace.bench.workloads import Prompt
 from outpace.errors import OutpaceError, UsageError
 
-_RESETS = ("/reset_prefix_cache", "/flush_cache")  # ours and vLLM's (in its development mode); SGLang's
+_RESETS = ("/reset_prefix_cache", "/flush_cache")  # Outpace and vLLM (in its development mode); SGLang
 _TIMEOUT = httpx.Timeout(600.0, connect=10.0)
 
 
@@ -32,11 +32,11 @@ class UrlTarget:
         self._url = _base(url)
         self._baseline_url = _base(baseline_url) if baseline_url else None
         self._models = {each: self._model_name(each) for each in filter(None, (self._url, self._baseline_url))}
-        self._can_forget = {each: self._forget(each) for each in self._models}
+        self._can_reset = {each: self._reset_caches(each) for each in self._models}
         if self._baseline_url is None and not self._is_outpace():
             raise UsageError(
-                f"{url} is not an Outpace server, so it cannot be asked to decode plainly; name one that does "
-                "with --baseline-url"
+                f"{url} is not an Outpace server, so a request cannot turn speculation off; give "
+                "a server without speculation as --baseline-url"
             )
 
     def jobs(self, prompts: Sequence[Prompt], *, temperature: float, base_seed: int = 0) -> list[Job]:
@@ -48,15 +48,15 @@ class UrlTarget:
         for setting in settings:
             (trial,) = self.run([short], setting, Closed(1)).trials
             if trial.error:
-                raise OutpaceError(f"the first request to {self._place(setting)} failed: {trial.error}")
+                raise OutpaceError(f"the first request to {self._url_for(setting)} failed: {trial.error}")
 
     def run(self, jobs: Sequence[Job], setting: Setting, load: Load, seed: int = 0) -> Run:
-        place = self._place(setting)
-        self._forget(place)
-        before = self._metrics(place)
-        bodies = [self._body(job, setting, place) for job in jobs]
-        run = asyncio.run(run_requests(f"{place}/v1/chat/completions", self._headers, jobs, bodies, load, seed))
-        run.reported = between(before, self._metrics(place))
+        url = self._url_for(setting)
+        self._reset_caches(url)
+        before = self._metrics(url)
+        bodies = [self._body(job, setting, url) for job in jobs]
+        run = asyncio.run(run_requests(f"{url}/v1/chat/completions", self._headers, jobs, bodies, load, seed))
+        run.reported = between(before, self._metrics(url))
         return run
 
     def describe(self) -> dict[str, Any]:
@@ -65,15 +65,15 @@ class UrlTarget:
             "url": self._url,
             "baseline_url": self._baseline_url,
             "model": self._models[self._url],
-            "caches_emptied": all(self._can_forget.values()),
+            "caches_emptied": all(self._can_reset.values()),
         }
 
-    def _place(self, setting: Setting) -> str:
+    def _url_for(self, setting: Setting) -> str:
         return self._baseline_url if self._baseline_url and setting == PLAIN else self._url
 
-    def _body(self, job: Job, setting: Setting, place: str) -> dict[str, Any]:
+    def _body(self, job: Job, setting: Setting, url: str) -> dict[str, Any]:
         body: dict[str, Any] = {
-            "model": self._models[place],
+            "model": self._models[url],
             "messages": list(job.messages),
             "max_tokens": job.params.max_tokens,
             "temperature": job.params.temperature,
@@ -97,12 +97,14 @@ class UrlTarget:
                 f"{url}/v1/models answered {error.response.status_code}; check the address, and --api-key"
             ) from error
         except httpx.HTTPError as error:
-            raise OutpaceError(f"{url} does not answer ({error}); check the address and that it runs") from error
+            raise OutpaceError(f"{url} does not answer ({error}); check the address and the server") from error
         except (ValueError, KeyError, IndexError, TypeError) as error:
-            raise OutpaceError(f"{url}/v1/models does not list a model as the OpenAI API does; check it") from error
+            raise OutpaceError(
+                f"{url}/v1/models does not list a model as the OpenAI API does; check the URL"
+            ) from error
 
-    def _forget(self, url: str) -> bool:
-        """Empty what the server keeps of earlier requests, so that no run profits from another; False: it cannot be."""
+    def _reset_caches(self, url: str) -> bool:
+        """Empty the server's caches, so that no run profits from another; False if the server cannot do it."""
         return any(self._post(f"{url}{path}") for path in _RESETS)
 
     def _post(self, url: str) -> bool:
@@ -118,7 +120,7 @@ class UrlTarget:
         return read_metrics(self._metrics_page(url))
 
     def _metrics_page(self, url: str) -> str:
-        """Empty where there is none: acceptance is then unknown, which is not a failure."""
+        """Empty if there is none: acceptance is then unknown, which is not a failure."""
         try:
             reply = httpx.get(f"{url}/metrics", headers=self._headers, timeout=_TIMEOUT, follow_redirects=True)
         except httpx.HTTPError:
@@ -127,7 +129,7 @@ class UrlTarget:
 
 
 def _base(url: str) -> str:
-    """With or without the path clients of the OpenAI API are given."""
+    """The URL without the `/v1` that OpenAI clients use."""
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"{url!r} is not a URL; write it as http://host:port")
     return url.rstrip("/").removesuffix("/v1")

@@ -1,7 +1,6 @@
-"""From figures to a decision in plain sentences: use it, use it for some classes, leave it off, or not known yet.
+"""Turns figures into a decision in plain sentences: use it, use it for some classes, leave it off, or not known yet.
 
-A pure function of the results: every sentence carries the figures it rests on, and nothing is decided where the
-intervals do not decide it.
+A pure function of the results. Every sentence has its figures, and a decision needs intervals that support it.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from outpace.bench.advice import commands
 from outpace.bench.findings import Finding, all_findings, shown
 
 PLAIN_NAME = "off"
-WORTH_IT = 1.03  # below this a gain is real at most, but not worth a setting
-MIN_UNITS = 8  # fewer paired blocks than this decide nothing
-NO_GAIN = 1.05  # an interval that ends below this excludes a gain anybody would notice
-NO_LOSS = 0.97  # and one that begins above this, a loss
-AUTO_MARGIN = 0.97  # of the best fixed setting: `auto` is preferred where it reaches this, for it needs no upkeep
+WORTH_IT = 1.03  # a smaller gain may be real, but is not worth a setting
+MIN_UNITS = 8  # with fewer paired blocks there is no decision
+NO_GAIN = 1.05  # an interval that ends below this excludes a noticeable gain
+NO_LOSS = 0.97  # an interval that begins above this excludes a noticeable loss
+AUTO_MARGIN = 0.97  # of the best setting's speedup; from there on `auto` is preferred, because it needs no tuning
 
 Results = Mapping[str, Any]
 
@@ -27,7 +26,7 @@ def verdict(results: Results) -> dict[str, Any]:
     overall = results["overall"]
     candidates = {name: each for name, each in overall.items() if name != PLAIN_NAME and each.get("all")}
     if not candidates:
-        sentence = "Nothing was compared with plain decoding, so there is no verdict; measure with and without."
+        sentence = "Speculation was not compared with plain decoding, so there is no verdict; measure both."
         return _answer("too_little_data", None, sentence, [], [], findings, results)
     setting = _preferred(candidates)
     gains, losses = _classes(candidates[setting])
@@ -36,7 +35,7 @@ def verdict(results: Results) -> dict[str, Any]:
 
 
 def _preferred(candidates: Mapping[str, Any]) -> str:
-    """The fastest overall; `auto` where it is about as fast."""
+    """The fastest overall, or `auto` if it is about as fast."""
     best = max(candidates, key=lambda name: float(candidates[name]["all"]["value"]))
     if "auto" in candidates and candidates["auto"]["all"]["value"] >= AUTO_MARGIN * candidates[best]["all"]["value"]:
         return "auto"
@@ -44,7 +43,7 @@ def _preferred(candidates: Mapping[str, Any]) -> str:
 
 
 def _classes(speedups: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Classes that surely gain something worth having, and those that surely lose."""
+    """Classes with a significant gain worth having, and classes with a significant loss."""
     known = {name: each for name, each in speedups.items() if name != "all" and each and each["low"] is not None}
     gains = [name for name, each in known.items() if each["low"] > 1.0 and each["value"] >= WORTH_IT]
     losses = [name for name, each in known.items() if each["high"] < 1.0]
@@ -63,18 +62,18 @@ def _decide(setting: str, speedups: Mapping[str, Any], gains: list[str], losses:
         return "use", f"Use it: with {setting}, {figure}, and no class of requests loses."
     if gains and (losses or not is_gain):
         keep = _with_figures(gains, speedups)
-        rest = f" It costs {_with_figures(losses, speedups)}." if losses else " The others gain nothing to speak of."
+        rest = f" These lose: {_with_figures(losses, speedups)}." if losses else " The others show no clear gain."
         return "use_for_some", f"Use it for {keep} only: with {setting}, {figure}.{rest}"
     if is_gain:
-        costs = _with_figures(losses, speedups)
-        return "use_for_some", f"It pays overall, not for everybody: with {setting}, {figure}, but it costs {costs}."
+        slower = _with_figures(losses, speedups)
+        return "use_for_some", f"It pays, but not for every class: with {setting}, {figure}. These lose: {slower}."
     if whole["high"] >= NO_GAIN:
         return "too_little_data", (
-            f"Too little data for a verdict: {figure} leaves it open. Run it longer, or on a quieter machine."
+            f"Too little data for a verdict: {figure} is inconclusive. Run it longer, or on a quieter machine."
         )
     if setting == "auto" and whole["low"] >= NO_LOSS:
         return "leave_off", f"Leave it off, or leave it on auto, which costs nothing here: {figure}."
-    return "leave_off", f"Leave it off: with {setting}, the best tried, {figure}."
+    return "leave_off", f"Leave it off: with {setting}, the best setting tried, {figure}."
 
 
 def _with_figures(names: list[str], speedups: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
-"""The prompts to measure with, by class: six workloads written for this project, from copying to inventing.
+"""The built-in prompts by class: six workloads written for this project, from copying text to inventing it.
 
-The texts are in `data/NAME.txt`. A line `%%% max_tokens=N` begins a prompt, `%% ROLE` another message of it; before the
-first prompt stands what the workload is for.
+The texts are in `data/NAME.txt`. A line `%%% max_tokens=N` begins a prompt, `%% ROLE` another message of it. The text
+before the first prompt describes the workload.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ROLE_LINE = re.compile(r"^%% (\w+)\n", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A conversation to answer. `category` is its class in every table; None leaves the temperature to the run."""
+    """A conversation to answer. `category` is its class in every table. Without a temperature, the run's applies."""
 
     messages: Sequence[Message]
     category: str
@@ -55,6 +55,6 @@ def _messages(body: str) -> tuple[Message, ...]:
 
 
 def evenly(items: Sequence[T], count: int) -> list[T]:
-    """`count` items spread over the whole, so that every kind a file holds is represented."""
+    """`count` items spread over the whole, so that every kind in a file is represented."""
     count = min(count, len(items))
     return [items[i * len(items) // count] for i in range(count)]

@@ -1,1 +1,1 @@
-"""One file per subcommand: `add_arguments` describes it, `execute` does it. Loaded only when chosen."""
+"""One module per subcommand: `add_arguments` adds its options, `execute` runs it. Loaded only when chosen."""

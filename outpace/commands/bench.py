@@ -1,4 +1,4 @@
-"""`outpace bench`: does speculation pay, for which requests, at what setting, and what happens to the slowest 1%?"""
+"""`outpace bench`: measures where speculation pays, with which settings, and its effect on the slowest 1%."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from outpace.config import BackendName, Method
 from outpace.errors import UsageError
 
 SUBCOMMANDS = {
-    "compare": "what changed between two runs",
-    "simulate": "policies side by side in a world where costs and acceptance are known",
-    "peers": "the same prompts through what one would use instead, where installed",
+    "compare": "show the changes between two runs",
+    "simulate": "compare policies in a simulation with known costs and acceptance",
+    "peers": "compare with other installed engines on the same prompts",
 }
 DEPTHS = (2, 4, 8)
 MAIN_DEPTH = 4
 
 _DESCRIPTION = f"""\
-Measure whether speculation pays on this machine, for your models, prompts, temperatures and load, and say so.
-All settings run interleaved in one process on the same requests; the report ends in a verdict.
+Measure whether speculation pays on this machine, for your models, prompts, temperatures and load.
+All settings run interleaved in one process on the same requests; the report ends with a verdict.
 
 Without options: the embedded model, six built-in workloads ({", ".join(BUILT_IN)}),
 temperatures {", ".join(f"{t:g}" for t in FULL.temperatures)}, {", ".join(map(str, FULL.concurrencies))} requests \
-at once; under ten minutes. --quick: a smaller answer in under one.
+at once; under ten minutes. With --quick: fewer cases, under one minute.
 
 examples:
   outpace bench --quick
@@ -73,39 +73,50 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--draft", metavar="FILE", help="a smaller GGUF with the same vocabulary, to draft with")
     group.add_argument("--backend", choices=get_args(BackendName), default="auto", help="(default: %(default)s)")
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all usable cores)")
-    group.add_argument("--url", metavar="URL", help="a server with the OpenAI API instead, with speculation")
+    group.add_argument(
+        "--url", metavar="URL", help="measure a server with the OpenAI API instead; its speculation is on"
+    )
     group.add_argument("--baseline-url", metavar="URL",
-                       help="the same without speculation; not needed for an Outpace server")  # fmt: skip
+                       help="the same server without speculation; not needed for an Outpace server")  # fmt: skip
     group.add_argument("--api-key", metavar="KEY", help="for --url and --baseline-url")
     group = parser.add_argument_group("requests")
     group.add_argument(
-        "--mix", metavar="NAME=W,...", help="workloads or prompt files by weight (default: all built in)"
+        "--mix", metavar="NAME=W,...", help="weights of workloads or prompt files (default: all built-in ones)"
     )
     group.add_argument("--temperature", metavar="T,...", help="(default: 0,0.7,1)")
     group.add_argument("--concurrency", metavar="N,...", help="requests at once, closed loop (default: 1,4,16)")
-    group.add_argument("--rate", metavar="R,...", help="requests a second, open loop, instead")
+    group.add_argument("--rate", metavar="R,...", help="requests per second, open loop; instead of --concurrency")
     group.add_argument("--arrivals", choices=get_args(Arrivals), default="poisson", help="(default: %(default)s)")
-    group.add_argument("--max-tokens", type=int, metavar="N", help="at most, of every answer")
-    group.add_argument("--requests", type=int, metavar="N", help="per cell and setting (default: 36 alone, 5 blocks)")
-    group.add_argument("--time-budget", type=float, metavar="S", help="seconds of measuring (default: 460, quick 40)")
-    group.add_argument("--seed", type=int, default=0, metavar="S", help="of prompts, sampling and arrivals")
-    group = parser.add_argument_group("settings")
-    group.add_argument("--settings", metavar="S,...", help="off, auto, METHOD:DEPTH (default: off,auto, one fixed)")
+    group.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an answer")
     group.add_argument(
-        "--depths", metavar="K,...", help="of the sweep over fixed settings; 0: no sweep (default: 2,4,8)"
+        "--requests",
+        type=int,
+        metavar="N",
+        help="requests per cell and setting (default: 36 one at a time, else 5 blocks)",
+    )
+    group.add_argument("--time-budget", type=float, metavar="S", help="seconds of measuring (default: 460, quick 40)")
+    group.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="seed of prompts, sampling and arrivals (default: %(default)s)"
+    )
+    group = parser.add_argument_group("settings")
+    group.add_argument(
+        "--settings", metavar="S,...", help="off, auto or METHOD:DEPTH (default: off, auto and one METHOD:4)"
+    )
+    group.add_argument(
+        "--depths", metavar="K,...", help="depths of the sweep over fixed settings; 0: no sweep (default: 2,4,8)"
     )
     group = parser.add_argument_group("report")
-    group.add_argument("--quick", action="store_true", help="a smaller but complete answer in under a minute")
+    group.add_argument("--quick", action="store_true", help="measure fewer cases, in under a minute")
     group.add_argument("--ttft-objective", type=float, default=1e3 * Objective().time_to_first_token, metavar="MS",
-                       help="a good request begins to answer within (default: %(default).0f)")  # fmt: skip
+                       help="longest time to first token of a good request (default: %(default).0f)")  # fmt: skip
     group.add_argument("--tpot-objective", type=float, default=1e3 * Objective().time_per_output_token, metavar="MS",
-                       help="and takes at most this per further token (default: %(default).0f)")  # fmt: skip
-    group.add_argument("--json", type=Path, metavar="FILE", help="write everything measured")
-    group.add_argument("--html", type=Path, metavar="FILE", help="write a report with pictures, one file")
+                       help="longest time per further token of a good request (default: %(default).0f)")  # fmt: skip
+    group.add_argument("--json", type=Path, metavar="FILE", help="write all measurements")
+    group.add_argument("--html", type=Path, metavar="FILE", help="write a report with charts")
 
 
 def plan_from(options: argparse.Namespace) -> tuple[Plan, dict[str, Any]]:
-    """The plan, and the prompts it draws from: wrong usage is heard before a model is loaded."""
+    """The plan and its prompts. Wrong usage is reported here, before a model is loaded."""
     scale = QUICK if options.quick else FULL
     temperatures = _numbers("--temperature", options.temperature, float) or scale.temperatures
     for temperature in temperatures:
@@ -149,12 +160,12 @@ def _loads(options: argparse.Namespace, scale: Scale) -> list[Load]:
 
 
 def _num_blocks(requests: int | None, load: Load, scale: Scale) -> int:
-    """As many as hold the requests asked for."""
+    """Enough blocks for `requests`, or the scale's default."""
     return scale.num_blocks(load) if requests is None else math.ceil(requests / load.block_size)
 
 
 def _sweep(options: argparse.Namespace, scale: Scale, temperature: float, load: Load) -> list[CellPlan]:
-    """Every proposer at every depth, at the first temperature and load."""
+    """A cell with every method at every depth, at the first temperature and load."""
     depths = [int(each) for each in _numbers("--depths", options.depths, int) or DEPTHS]
     if depths == [0] or options.settings or options.baseline_url:
         return []
@@ -172,4 +183,4 @@ def _numbers(flag: str, text: str | None, kind: type[float] | type[int]) -> tupl
     try:
         return tuple(dict.fromkeys(kind(part) for part in text.split(",")))
     except ValueError:
-        raise UsageError(f"{flag} wants numbers with commas between them, as 1,4; got {text!r}") from None
+        raise UsageError(f"{flag} must be numbers separated by commas, such as 1,4; got {text!r}") from None

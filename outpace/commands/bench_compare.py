@@ -1,4 +1,4 @@
-"""`outpace bench compare`: what changed between two runs of `outpace bench --json`."""
+"""`outpace bench compare`: shows the changes between two runs of `outpace bench --json`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 
 _DESCRIPTION = """\
-Compare two runs cell by cell and setting by setting: speed, speedup over plain decoding, tail, acceptance. The second
-run is shown beside the first. Changes in tokens per second between two runs are changes of machine, model or code;
-changes in speedup are changes of speculation, each run having its own plain decoding to compare with.
+Compare two runs cell by cell and setting by setting: speed, speedup over plain decoding, tail, acceptance. Tokens per
+second change with the machine, the model or the code. Speedup changes with speculation, because each run compares with
+its own plain decoding.
 
 example:
   outpace bench compare before.json after.json
@@ -17,8 +17,8 @@ example:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = _DESCRIPTION
-    parser.add_argument("before", type=Path, metavar="A.json", help="written by outpace bench --json")
-    parser.add_argument("after", type=Path, metavar="B.json", help="another one")
+    parser.add_argument("before", type=Path, metavar="A.json", help="a file written by outpace bench --json")
+    parser.add_argument("after", type=Path, metavar="B.json", help="the run to compare with it")
 
 
 def execute(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""The measuring half of `outpace bench`: open the target, carry out the plan, write the reports."""
+"""Runs the plan of `outpace bench`: opens the target, measures, writes the reports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from outpace.bench.workloads import Prompt
 from outpace.llm import LLM
 from outpace.models.resolve import resolve_model
 
-CONFIRM_SHARE = 0.15  # of the time budget, for running suspected classes alone
+CONFIRM_SHARE = 0.15  # share of the time budget for measuring suspect classes again, alone
 
 
 def run(options: argparse.Namespace, planned: tuple[Plan, Mapping[str, Sequence[Prompt]]]) -> int:
@@ -59,19 +59,19 @@ def _target(options: argparse.Namespace, plan: Plan) -> Iterator[tuple[Target, l
         return
     model = resolve_model(options.model)
     most = max((cell.load.concurrency if isinstance(cell.load, Closed) else 16) for cell in plan.cells)
-    room: dict[str, Any] = {
+    engine: dict[str, Any] = {
         "backend": options.backend,
         "threads": options.threads,
         "max_sequences": max(8, most),
         "cache_tokens": max(8192, 1024 * most),
     }
     models = [model, *([Path(options.draft)] if options.draft else [])]
-    with LLM(str(model), draft=options.draft, **room) as llm:
+    with LLM(str(model), draft=options.draft, **engine) as llm:
         yield EngineTarget(llm), models
 
 
 class _Progress:
-    """Requests done of those planned, with the time left; on a terminal only."""
+    """A bar with the requests done of those planned; on a terminal only."""
 
     def __init__(self, plan: Plan) -> None:
         self._total = sum(cell.num_requests * len(cell.settings) for cell in plan.cells)

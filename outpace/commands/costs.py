@@ -1,4 +1,4 @@
-"""`outpace costs`: what steps and drafts cost on this machine, as the policy uses them."""
+"""`outpace costs`: prints the costs of steps and drafts on this machine, as the policy uses them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from outpace.speculation.costs.curves import Costs, StepCosts
 
 _DESCRIPTION = """\
 Print the costs that `--speculation auto` decides by: a step of the target (and of a draft model) by its number of
-tokens, what rows and context add, and what a lookup costs. They are measured in about two seconds at the first start,
-kept in the cache directory, and corrected by every step that runs.
+tokens, the cost of further rows and of context, and the cost of a lookup. They are measured in about two seconds at
+the first start, saved in the cache directory, and corrected by every step that runs.
 
 examples:
   outpace costs
@@ -24,11 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     engine = EngineConfig()
     parser.description = _DESCRIPTION
     parser.add_argument("--model", metavar="FILE", help="a GGUF file (default: the embedded SmolLM2-135M-Instruct)")
-    parser.add_argument("--draft", metavar="FILE", help="a smaller GGUF with the same vocabulary")
+    parser.add_argument("--draft", metavar="FILE", help="a smaller GGUF file with the same vocabulary")
     parser.add_argument("--backend", choices=get_args(BackendName), default=engine.backend,
                         help="what runs the model (default: %(default)s)")  # fmt: skip
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all usable cores)")
-    parser.add_argument("--measure", action="store_true", help="measure again instead of using what is kept")
+    parser.add_argument("--measure", action="store_true", help="measure again instead of using the saved costs")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 

@@ -1,4 +1,4 @@
-"""`outpace doctor`: what this machine has, what it lacks, the floor under a step and the measured cost beside it."""
+"""`outpace doctor`: shows what this machine has and lacks, the lower bound of a step's time, and measured times."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from outpace.errors import BackendError, ModelError
 from outpace.models.resolve import resolve_model
 
 _DESCRIPTION = """\
-Say what Outpace finds on this machine: instruction set, compiler, native library, memory bandwidth; and, for a model,
-the floor under a decoding step (its weights must be read once, however fast the arithmetic) beside what steps of 1 to
-16 tokens take on each backend. Speculation pays where several tokens cost little more than one.
+Show what Outpace finds on this machine: instruction set, compiler, native library, memory bandwidth. For a model, show
+the floor of a decoding step (the time to read its weights once from memory) and the measured times of steps of 1 to 16
+tokens on each backend. Speculation pays where several tokens cost little more than one.
 
 examples:
   outpace doctor
   outpace doctor --model target.gguf --json
 """
 _BANDWIDTH_BYTES = 256 << 20
-_BRINGS = "it would bring faster decoding, cheap verification of drafts, and results exact to the bit"
+_BENEFITS = "it gives faster decoding, cheap verification of drafts, and bit-exact results"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = _DESCRIPTION
     parser.add_argument("--model", metavar="FILE", help="a GGUF file (default: the embedded SmolLM2-135M-Instruct)")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all usable cores)")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="of measuring (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="measuring rounds (default: %(default)s)")
     parser.add_argument("--llama-library", metavar="FILE", help="a libllama to use instead of the installed one")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
@@ -78,7 +78,7 @@ def _machine(threads: int) -> dict[str, Any]:
 
 
 def _model(path: Path, threads: int, options: argparse.Namespace) -> dict[str, Any]:
-    """The cost of steps on every backend that can run the model, and why not on the others."""
+    """The times of steps on every backend that can run the model, and why the others cannot."""
     from outpace.backends.base import Capacity, Runner
     from outpace.backends.curve import CURVE_SIZES, measure_curves
     from outpace.backends.llamacpp.runner import LlamaModel
@@ -119,7 +119,7 @@ def _as_text(report: dict[str, Any]) -> str:
         lines.append(f"native library   {machine['native_library']}")
         lines.append(f"instruction set  {machine['instruction_set']}")
     else:
-        lines.append(f"native library   missing: {machine['native_missing']}; {_BRINGS}")
+        lines.append(f"native library   missing: {machine['native_missing']}; {_BENEFITS}")
     bandwidth = machine["bytes_per_second"]
     if bandwidth:
         lines.append(f"memory reads     {bandwidth / 1e9:.1f} GB/s with {machine['threads']} threads")

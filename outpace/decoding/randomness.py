@@ -1,8 +1,8 @@
-"""Noise that is looked up, not drawn: a pure function of who asks and where.
+"""Counter-based noise: a pure function of the request and the position.
 
-Every random number the engine uses is addressed by (request seed, place, purpose). Nothing is consumed, so no number
-depends on the batch, the step or how much was drawn before; a request replays wherever it runs. The generator is
-SplitMix64: a 64-bit counter through a finaliser that passes BigCrush (Steele, Lea, Flood 2014). It is a few integer
+Every random number in the engine is addressed by (request seed, purpose, place). There is no generator state, so no
+number depends on the batch, the step or earlier draws, and a request replays on any machine. The generator is
+SplitMix64: a 64-bit counter through a finaliser that passes BigCrush (Steele, Lea, Flood 2014). It takes a few integer
 operations in any language, so other backends can compute the same noise on the device.
 """
 
@@ -23,11 +23,11 @@ _U64 = np.uint64
 class Purpose(IntEnum):
     """Streams that must be independent of each other at the same place."""
 
-    TOKEN = 1  # the noise that picks a token; shared by draft and target, so that they agree where they can
-    TAIL = 2  # the same, among the tokens too unlikely to be looked at one by one
+    TOKEN = 1  # picks a token; draft and target share it, so that they agree as often as possible
+    TAIL = 2  # the same, among the unlikely tokens (see HEAD_RATIO in sampling.py)
     ACCEPT = 3
     RECOVER = 4
-    DRAFT = 5  # an unseeded request's draft, which must be independent of its verification
+    DRAFT = 5  # draft of an unseeded request; must be independent of its verification
     CHILD = 6  # the seeds of the n completions of one request
 
 
@@ -51,7 +51,7 @@ def uniform(k: int, index: int = 0) -> float:
 
 
 def uniforms(k: int, indices: NDArray[np.int64]) -> NDArray[np.float64]:
-    """`uniform` for many indices at once; equal to it bit by bit."""
+    """`uniform` for many indices; the same bits."""
     with np.errstate(over="ignore"):
         x = _U64(k) + (indices.astype(_U64) + _U64(1)) * _U64(_GOLDEN)
         x = (x ^ (x >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
@@ -61,7 +61,7 @@ def uniforms(k: int, indices: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def exponentials(k: int, indices: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Standard exponential noise: argmax(p / exponential) is a draw from p, in proportion to it."""
+    """Standard exponential noise: argmax(p / exponential) is a draw with probability proportional to p."""
     return minus_log(uniforms(k, indices))
 
 
@@ -71,5 +71,5 @@ def gumbels(k: int, indices: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def child_seed(seed: int, index: int) -> int:
-    """The seed of the index-th of n completions; the first keeps the request's own."""
+    """The seed of the index-th of n completions; the first uses the request's seed."""
     return seed if index == 0 else key(seed, Purpose.CHILD, index)

@@ -1,13 +1,13 @@
-"""Logits to probabilities: the only home of temperature, top-k, top-p, min-p, penalties, bias and masks.
+"""Turns logits into probabilities: temperature, top-k, top-p, min-p, penalties, bias and masks.
 
-Draft and target both pass through here, which is what makes comparing their distributions meaningful. Order: bias and
-masks, penalties, temperature, top-k, top-p, min-p. Everything is float32; greedy is the one-hot limit, taken directly
-as an argmax. This module decides nothing about acceptance.
+Draft and target logits both pass through here, so their distributions can be compared. Order: bias, penalties, masks,
+temperature, top-k, top-p, min-p. Everything is float32; greedy is the one-hot limit, computed as an argmax. Acceptance
+is in `acceptance.py`.
 
-It is the reference: other implementations (`backends/native/csrc/sampling.cpp`, the torch backend's
-`device_sampling.py` and `kernels/drawing.py`) must give the same tokens. They can, because every decision here is a
-comparison of numbers that come from exact IEEE operations in a fixed order (see `numerics.py`), so that bits agree and
-ties fall the same way. Only a NaN among the logits is outside of that.
+This is the reference: other implementations (`backends/native/csrc/sampling.cpp`, the torch backend's
+`sampling/filters.py` and `kernels/drawing.py`) must give the same tokens. Every decision compares numbers that come
+from exact IEEE operations in a fixed order (see `numerics.py`), so the bits agree and ties resolve the same way. Logits
+that contain a NaN are the only exception.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from outpace.decoding.randomness import Purpose, exponentials, key
 
 FloatRow = NDArray[np.float32]
 
-# Tokens less likely than this share of the likeliest one are looked at together first, and one by one only if the
-# group wins: a draw from the same distribution that touches a few dozen tokens instead of the whole vocabulary.
+# Tokens below this fraction of the largest probability are drawn as one group first, and one by one only if the group
+# wins. The distribution is the same, but a draw touches a few dozen tokens instead of the whole vocabulary.
 HEAD_RATIO = np.float32(1e-3)
 _LARGEST = float(np.finfo(np.float32).max)
-_TAIL_INDEX = -1  # of the noise that the unlikely tokens share
+_TAIL_INDEX = -1  # index of the noise for the group of unlikely tokens
 
 
 def sharpness(temperature: float) -> np.float32:
-    """What logits are multiplied with to be powers of two; for a tiny temperature as large as float32 goes."""
+    """The factor that turns logits into exponents of two; at most the largest float32, for tiny temperatures."""
     return np.float32(min(LOG2_E / max(temperature, 1e-300), _LARGEST))
 
 
 class Shaper:
     """Turns one request's logits into the distribution its next token is drawn from.
 
-    `prefix` is always the draft tokens supposed to have been said since the last commit: state that depends on earlier
-    tokens (penalties, min_tokens) advances through it token by token, so that a row inside a draft sees exactly what it
-    would see if those tokens had been said one at a time.
+    `prefix` is always the draft tokens before the row. State that depends on earlier tokens (penalties, min_tokens)
+    counts them as emitted, so that a row inside a draft gets exactly what it would get if those tokens had been emitted
+    one at a time.
     """
 
     def __init__(self, params: SamplingParams, prompt: Sequence[int], stop_ids: frozenset[int]) -> None:
@@ -57,29 +57,29 @@ class Shaper:
         self._output_counts: Counter[int] = Counter()
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """These tokens have been said for good."""
+        """Record tokens that were emitted."""
         self.num_output += len(tokens)
         if self.may_adjust and self.params.has_penalties:
             self._output_counts.update(tokens)
 
     @property
     def said(self) -> dict[int, int]:
-        """What penalties look at: how often each token was said; tokens of the prompt alone not at all."""
+        """Input of the penalties: how often each token was emitted; 0 for tokens that are only in the prompt."""
         return dict.fromkeys(self._prompt_ids, 0) | self._output_counts
 
     def greedy(self, logits: FloatRow, prefix: Sequence[int]) -> int:
-        """The one-hot limit: the likeliest token, the lowest id among equals."""
+        """The argmax; the lowest id among equals."""
         return int(self.adjusted(logits, prefix).argmax())
 
     def probs(self, logits: FloatRow, prefix: Sequence[int]) -> FloatRow:
-        """The distribution of the next token after `prefix`; sums to one, zero where filtered out."""
+        """The distribution of the next token after `prefix`; sums to one, zero for filtered tokens."""
         params = self.params
         x = self.adjusted(logits, prefix)
         if params.is_greedy:
             one_hot = np.zeros(x.shape, dtype=np.float32)
             one_hot[x.argmax()] = 1.0
             return one_hot
-        # The maximum goes first: a tiny temperature then sends all other tokens to zero instead of overflowing.
+        # Subtract the maximum first: with a tiny temperature, other tokens then become zero instead of overflowing.
         x = x - x.max()
         with np.errstate(over="ignore"):
             x *= self.sharpness
@@ -96,7 +96,7 @@ class Shaper:
         return p
 
     def adjusted(self, logits: FloatRow, prefix: Sequence[int]) -> FloatRow:
-        """Bias, masks and penalties. Returns `logits` itself, uncopied, where none applies; see `may_adjust`."""
+        """Apply bias, penalties and masks. Returns `logits` itself, not a copy, if none applies; see `may_adjust`."""
         masks_stops = self.num_output + len(prefix) < self.params.min_tokens and self.stop_ids.size > 0
         if not (self._bias_ids.size or masks_stops or self.params.has_penalties):
             return logits
@@ -124,7 +124,7 @@ class Shaper:
 
 
 def _keep_top_k(p: FloatRow, k: int) -> None:
-    """Zero all but the k largest; among equals at the border the lower ids stay, so that exactly k remain."""
+    """Zero all but the k largest. Among equals at the border the lower ids stay, so that exactly k remain."""
     border = np.partition(p, p.size - k)[p.size - k]
     p[p < border] = 0.0
     tied = np.flatnonzero(p == border)
@@ -136,8 +136,8 @@ def _keep_top_k(p: FloatRow, k: int) -> None:
 def _keep_top_p(p: FloatRow, top_p: float) -> None:
     """Zero all but the smallest set of likeliest tokens whose mass reaches top_p; the token that crosses it stays.
 
-    Tokens below (1 - top_p) / size weigh less than 1 - top_p together, so the set lies within the others: only those
-    need sorting.
+    All tokens below (1 - top_p) / size together have less mass than 1 - top_p, so none of them is in the set and only
+    the others are sorted.
     """
     candidates = np.flatnonzero(p >= np.float32((1.0 - top_p) / p.size))
     order = candidates[np.argsort(-p[candidates], kind="stable")]
@@ -152,11 +152,11 @@ def _keep_top_p(p: FloatRow, top_p: float) -> None:
 def choose(probs: FloatRow, seed: int, position: int) -> int:
     """The token that (seed, position) picks from a distribution: argmax(log probs + gumbel noise).
 
-    It is computed as argmax(probs / exponential noise), which is the same without two of the three logarithms.
-    A fixed function, so it replays; and since likely tokens always meet the same noise, a draft and a target with
-    similar distributions pick the same token about as often as they can. The unlikely tail enters as one contestant
-    with its total mass; if it wins, a second contest with noise of its own is held inside it. By the max-stability of
-    gumbel noise this is a draw from `probs`.
+    It is computed as argmax(probs / exponential noise), which is the same without two of the three logarithms. It is
+    deterministic, so it replays. Likely tokens always get the same noise, so a draft and a target with similar
+    distributions pick the same token about as often as possible. The unlikely tail takes part as one candidate with its
+    total mass; if it wins, a second draw with separate noise picks a token inside it. By the max-stability of gumbel
+    noise this is a draw from `probs`.
     """
     cut = probs.max() * HEAD_RATIO
     head = np.flatnonzero(probs >= cut)
@@ -174,7 +174,7 @@ def choose(probs: FloatRow, seed: int, position: int) -> int:
 
 
 def token_logprob(logits: FloatRow, token: int, num_top: int) -> TokenLogprob:
-    """Log-probability under the model's own distribution, before temperature and filters."""
+    """Log-probability under the model's distribution, before temperature and filters."""
     x = logits.astype(np.float64)
     x -= x.max()
     x -= np.log(np.exp(x).sum())

@@ -1,8 +1,8 @@
-"""From a draft and the target's logits to a verdict: which rule of acceptance judges which request.
+"""Verifies a draft against the target's logits. Selects the acceptance rule for each request:
 
     greedy, seeded, or a one-hot draft   match: the target's own token at each position decides
-    sampled, unseeded, a neural draft    block verification (token-by-token rejection for a single token or by name)
-    a lossy rule asked for by name       match, with leniency
+    sampled, unseeded, a neural draft    block verification (token-by-token rejection if the request asks for it)
+    a lossy rule, set by the request     match, with leniency
 
 Logits are processed row by row and only as far as the rule needs them.
 """
@@ -25,13 +25,13 @@ FloatRow = NDArray[np.float32]
 
 
 def matches_own_tokens(params: SamplingParams) -> bool:
-    """Whether a draft for this request should be drawn with the target's own noise, to be judged by `match`."""
+    """Whether a draft for this request should be drawn with the target's noise, because `match` verifies it."""
     speculation = params.speculation
     return params.is_greedy or params.seed is not None or speculation.is_lossy
 
 
 def verify(request: Request, draft: Draft | None, logits: NDArray[np.float32]) -> Verdict:
-    """Judge a draft. Row i of `logits` is the target's answer after i draft tokens: one row more than tokens."""
+    """Verify a draft. Row i of `logits` is the target's output after i draft tokens: one row more than tokens."""
     tokens = draft.tokens if draft is not None else []
     rows = _Rows(request, tokens, logits)
     if draft is None or draft.probs is None or matches_own_tokens(request.params):
@@ -41,7 +41,7 @@ def verify(request: Request, draft: Draft | None, logits: NDArray[np.float32]) -
 
 
 class HostVerifier:
-    """The reference, and what judges where a backend brings nothing faster: numpy, one request after the other."""
+    """The reference, in numpy, one request at a time; used if a backend provides nothing faster."""
 
     def verify(self, cases: Sequence[Case], logits: NDArray[np.float32]) -> list[Verdict]:
         verdicts = []
@@ -61,11 +61,11 @@ class HostVerifier:
         return request.shaper.probs(logits, prefix)
 
     def close(self) -> None:
-        pass  # it holds nothing
+        pass  # it has no resources
 
 
 def judge_of(runner: Runner) -> Judge:
-    """The backend's own, or one that brings logits to the host and judges there."""
+    """The backend's own judge, or one that verifies on the host."""
     return runner.capabilities.judge or HostJudge(runner, runner.capabilities.verifier or HostVerifier())
 
 
@@ -84,7 +84,7 @@ class HostJudge:
 
 
 class _Rows:
-    """The target's answers along a draft, computed when first asked for."""
+    """The target's distributions and tokens along a draft, computed on first use."""
 
     def __init__(self, request: Request, tokens: Sequence[int], logits: NDArray[np.float32]) -> None:
         self._request = request
@@ -117,10 +117,10 @@ def _leniency(params: SamplingParams, rows: _Rows) -> acceptance.Leniency | None
 
 
 class Dice:
-    """Chance from counter-based noise, addressed by where the draft begins and the offset inside it.
+    """`Chance` from counter-based noise, addressed by the position where the draft begins and the offset in it.
 
-    Where a draft begins is part of the address because block verification lets noise at later offsets influence where
-    the accepted prefix ends: those positions, drafted anew in the next step, must meet fresh noise.
+    The begin of the draft is part of the address because in block verification noise at later offsets influences where
+    the accepted prefix ends. Those positions are drafted again in the next step and need fresh noise.
     """
 
     def __init__(self, seed: int, anchor: int) -> None:

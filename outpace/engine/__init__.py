@@ -1,1 +1,1 @@
-"""The visible loop: schedule, speculate, run the target once, verify, commit, stream."""
+"""The engine's loop: schedule, speculate, run the target once, verify, commit, stream."""

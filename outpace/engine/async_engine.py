@@ -1,7 +1,8 @@
-"""An engine in a thread of its own, behind an event loop: submit, stream, abort.
+"""Runs an engine in its own thread behind an event loop: submit, stream, abort.
 
-This is the loop's side; the thread's is worker.py. The loop sends it commands, it answers with pieces, and neither side
-waits for the other. If the engine dies, every caller hears of it and `on_death` is called so that the process can end.
+This module is the event loop's side; worker.py is the thread's side. The loop sends commands, the thread answers with
+pieces, and neither waits for the other. If the engine fails and cannot recover, every caller gets an error and
+`on_death` is called so that the process can end.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ R = TypeVar("R")
 
 
 class AsyncEngine:
-    """`max_queued` completions may wait beyond those that run; one more is refused with `Overloaded`."""
+    """At most `max_queued` completions wait besides the running ones; further ones raise `Overloaded`."""
 
     def __init__(self, engine: Engine, *, max_queued: int) -> None:
         self.engine = engine
         self.metrics = EngineMetrics()
         self.on_death: Callable[[], None] = lambda: None
-        self.failure: str | None = None  # why the engine is dead
+        self.failure: str | None = None  # why the engine stopped
         self._max_queued = max_queued
         self._worker = Worker(engine, self.metrics, self._post)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -45,7 +46,7 @@ class AsyncEngine:
     # ---- called from the event loop
 
     def start(self) -> None:
-        """Begin to serve the running event loop."""
+        """Start the engine's thread; results go to the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._began = perf_counter()
         self._thread = Thread(target=self._run, name="outpace-engine", daemon=True)
@@ -61,19 +62,17 @@ class AsyncEngine:
         return self._num_open
 
     def submit(self, orders: Sequence[Order], *, stream: bool = True) -> Generation:
-        """Queue these, or refuse them together. Without `stream` a completion comes in one piece, at its end."""
+        """Queue all of these, or refuse all. Without `stream`, each completion arrives as one piece when it ends."""
         if self.failure is not None:
             raise EngineStopped(f"the engine has stopped: {self.failure}; restart the server")
         if not self.is_accepting:
             raise EngineStopped("the server is shutting down; send the request to another one, or later")
         most = self.engine.max_running + self._max_queued
         if len(orders) > most:
-            raise UsageError(
-                f"{len(orders)} completions were asked for at once, where at most {most} fit; ask for fewer"
-            )
+            raise UsageError(f"{len(orders)} completions were requested at once and at most {most} fit; request fewer")
         if self._num_open + len(orders) > most:
             raise Overloaded(
-                f"{self._num_open} completions are running or waiting and {len(orders)} more were asked for, where at "
+                f"{self._num_open} completions are running or waiting and {len(orders)} more were requested; at "
                 f"most {most} fit; try again later",
                 self._seconds_until_room(),
             )
@@ -84,34 +83,34 @@ class AsyncEngine:
         return generation
 
     def call(self, work: Callable[[], R]) -> Future[R]:
-        """Have the engine's thread do something between two steps: nobody else may touch the engine while it runs."""
+        """Run `work` in the engine's thread between two steps. Other threads must not touch a running engine."""
         result: Future[R] = Future()
         self._worker.inbox.put(Call(work, result))
         return result
 
     def forget(self) -> None:
-        """Drop what finished requests left behind, before anything that is submitted after this runs."""
+        """Drop the data of finished requests. Requests submitted after this call run after that."""
         self.call(self.engine.forget)
 
     def drain(self) -> None:
-        """Take no new requests; those that are here go on."""
+        """Accept no new requests; queued and running ones continue."""
         self._is_draining = True
 
     def end_all(self, sentence: str) -> None:
-        """End every answer where it stands; its reader hears why."""
+        """Abort every request; its reader gets an error with this sentence."""
         for generation in list(self._open):
             tickets = generation.tickets
             self._worker.inbox.put(Abort(tickets))
             self._receive([(generation, Piece(t.index, error=EngineStopped(sentence))) for t in tickets])
 
     async def stop(self) -> None:
-        """End what is unfinished and wait for the thread."""
+        """Abort unfinished requests and wait for the thread."""
         self.drain()
         self.end_all("the server was stopped before the answer was complete; ask again")
         await asyncio.to_thread(self.join)
 
     def join(self) -> None:
-        """The thread ends after the step it is in; then the engine may be closed. From any thread but its own."""
+        """Stop the thread after its current step and wait; then the engine may be closed. Not from that thread."""
         self._worker.inbox.put(Stop())
         if self._thread is not None:
             self._thread.join()
@@ -122,12 +121,12 @@ class AsyncEngine:
         self._close(generation)
 
     def _close(self, generation: Generation) -> None:
-        """Nothing more will come of it. It lets go of its tickets, which hold it: a cycle would outlive the request."""
+        """Forget a finished generation. Its tickets refer back to it; the cycle would keep both in memory."""
         self._open.discard(generation)
         generation.tickets = []
 
     def _seconds_until_room(self) -> float:
-        """From how fast completions have been ending since the start: when half of the queue should be gone."""
+        """The time to finish half of the queue, at the mean rate of completions since the start."""
         if not self._num_delivered:
             return 1.0
         each = (perf_counter() - self._began) / self._num_delivered
@@ -149,19 +148,19 @@ class AsyncEngine:
         try:
             self._worker.run()
         except BaseException as error:
-            self._die(error)
+            self._fail(error)
 
     def _post(self, parcels: Sequence[Parcel]) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._receive, parcels)
 
-    def _die(self, error: BaseException) -> None:
-        log.critical("the engine cannot go on", exc_info=error)
-        self.failure = f"{type(error).__name__}, after which it could not be brought back; the log has the details"
+    def _fail(self, error: BaseException) -> None:
+        log.critical("the engine failed and cannot recover", exc_info=error)
+        self.failure = f"{type(error).__name__}, and recovery failed; the log has the details"
         assert self._loop is not None
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._bury)
+            self._loop.call_soon_threadsafe(self._end_after_failure)
 
-    def _bury(self) -> None:
+    def _end_after_failure(self) -> None:
         self.end_all(f"the engine has stopped: {self.failure}; restart the server")
         self.on_death()

@@ -1,8 +1,8 @@
-"""Python's garbage collector waits while a step is under way.
+"""Pauses Python's garbage collector during a step.
 
-It comes whenever some hundreds more objects were made than have gone. A step of many requests makes thousands, which
-all go by themselves at its end: the collector would look through them several times a step, and now and then through
-everything there is, to find nothing.
+The collector runs whenever several hundred more objects were allocated than freed. A step with many requests allocates
+thousands, and reference counting frees them all when it ends. Without the pause the collector would scan them several
+times a step, sometimes with the whole heap, and free nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import gc
 
 
 class PausedCollection:
-    """Where the collector is off already, by the user's wish or another engine's, nothing changes."""
+    """If the collector is already off, because of the user or another engine, it stays off."""
 
     __slots__ = ("_was_on",)
 

@@ -1,4 +1,4 @@
-"""Several readers, one engine: whoever reads makes everyone progress, and nobody loses what was said to them."""
+"""Lets several streams share one engine. Reading any stream steps the engine; the others' deltas are queued."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from outpace.engine.engine import Engine
 class Driver:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._queues: dict[int, deque[Delta]] = {}  # request id to its reader's
+        self._queues: dict[int, deque[Delta]] = {}  # by request id; the requests of one stream share a queue
 
     def read(self, requests: Sequence[Request]) -> Stream:
-        """What these requests say from now on. They must have been submitted and not stepped yet."""
+        """A stream of these requests' deltas. They must be submitted, and no step may have run since."""
         queue: deque[Delta] = deque()
         self._queues.update((request.id, queue) for request in requests)
         return Stream(self, requests, queue)
 
     def step(self) -> None:
-        """A step that breaks, by an error or an interrupt, leaves a clean engine behind."""
+        """Step the engine. If the step fails or is interrupted, reset the engine."""
         try:
             deltas = self.engine.step()
         except BaseException:
@@ -39,7 +39,7 @@ class Driver:
 
 
 class Stream:
-    """An iterator over deltas. Closing or dropping it ends what is unfinished of its requests."""
+    """An iterator over deltas. Closing or dropping it aborts its unfinished requests."""
 
     def __init__(self, driver: Driver, requests: Sequence[Request], queue: deque[Delta]) -> None:
         self.requests = requests
@@ -49,14 +49,14 @@ class Stream:
 
     @property
     def request(self) -> Request:
-        """The first, and for a single prompt the only one; its counts and text can be read at any time."""
+        """The first request, the only one for a single prompt; its counts and text can be read at any time."""
         return self.requests[0]
 
     def __iter__(self) -> Stream:
         return self
 
     def __next__(self) -> Delta:
-        # An engine without requests has nothing more to say: it finished ours, or was reset.
+        # An engine without requests emits nothing more: it finished our requests, or was reset.
         while not self._queue and self._num_unfinished and self._driver.engine.has_requests:
             self._driver.step()
         if not self._queue:

@@ -1,7 +1,7 @@
-"""The visible loop. One step: schedule, decide, reserve, draft, run the target once, verify, commit, learn.
+"""The engine's loop. One step: schedule, decide, reserve, draft, run the target once, verify, commit, learn.
 
-The engine knows requests, not texts or files: tokens come in, deltas come out. It is driven by calling `step` from one
-thread for as long as `has_requests`.
+The engine takes token ids and returns deltas; text and model files are handled elsewhere. One thread calls `step` while
+`has_requests` is true.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Turn:
 
     @property
     def draft(self) -> Draft | None:
-        """What the target is asked to verify."""
+        """The draft that the target verifies; None without draft tokens."""
         draft = self.choice.draft
         return draft if draft is not None and draft.tokens else None
 
@@ -65,12 +65,12 @@ class Engine:
         self._runner = target.runner
         self._tokenizer = target.tokenizer
         self._forward_and_verify = judge_of(target.runner)
-        # A runner that begins steps by itself leaves the host time to learn meanwhile; others would only wait for that.
+        # With a runner that starts steps ahead, the host can learn while the device works. Others would wait for it.
         self._can_postpone = target.runner.capabilities.follow is not None
         models = [target] if draft is None else [target, draft]
         prepared = [model.runner.capabilities.num_prepared for model in models]
         self._prepared = [count for count in prepared if count is not None]
-        self._num_prepared = self._count_prepared()  # up to the latest step's end
+        self._num_prepared = self._count_prepared()  # at the end of the latest step
         self._proposers = dict(proposers)
         self._draft_model = draft
         if draft is not None and target.runner.capabilities.follow is not None:
@@ -90,7 +90,7 @@ class Engine:
         self._session = Session(self.policy, self._proposers)
 
     def _start(self) -> None:
-        self._postponed: partial[None] | None = None  # what the latest step taught, still to be learned
+        self._postponed: partial[None] | None = None  # learns from the latest step, during the next one
         can_rewind = self._runner.capabilities.can_rewind
         self._cache = SequenceCache(self._runner)
         self.scheduler = Scheduler(
@@ -102,12 +102,12 @@ class Engine:
 
     @property
     def costs(self) -> Costs | None:
-        """What steps cost here; None until they are measured."""
+        """The measured costs of steps; None before calibration."""
         return self.policy.costs
 
     @property
     def budget(self) -> Budget:
-        """What speculation has spent and saved since the start."""
+        """The time that speculation has spent and saved since the start."""
         return self.policy.budget
 
     @property
@@ -123,7 +123,7 @@ class Engine:
         return self.scheduler.has_requests
 
     def submit(self, prompt: Sequence[int], params: SamplingParams, *, seed: int | None = None) -> Request:
-        """Queue a request. `seed` replaces the parameters' own, for the n completions of one prompt."""
+        """Queue a request. `seed` replaces `params.seed`, for the n completions of one prompt."""
         prompt = list(prompt)
         self.check(prompt, params)
         if seed is None:
@@ -147,7 +147,7 @@ class Engine:
         )
 
     def calibrate(self, *, again: bool = False) -> None:
-        """Learn what steps cost, from the last time or, `again`, by measuring. Only while nothing runs."""
+        """Load the costs of steps, or measure them if none are saved or `again` is set. Only while nothing runs."""
         costs = self._cost_file.load() if self._cost_file is not None and not again else None
         proposers = [proposer for name, proposer in self._proposers.items() if name != "none"]
         if costs is not None and costs.drafts.keys() == {proposer.name for proposer in proposers}:
@@ -162,12 +162,12 @@ class Engine:
         self.policy.use_costs(costs)
 
     def keep_costs(self) -> None:
-        """Save what steps have taught about costs, for the next start."""
+        """Save the costs, as corrected by the steps that ran, for the next start."""
         if self._cost_file is not None and self.costs is not None:
             self._cost_file.save(self.costs)
 
     def abort(self, request: Request) -> None:
-        """End a request now, wherever it stands; what it said so far stays in its writer."""
+        """End a request now, in any state; its writer keeps the text so far."""
         if request.finish_reason is None:
             request.finish_reason = "abort"
             request.writer.finish()
@@ -175,7 +175,7 @@ class Engine:
             self.policy.release(request)
 
     def reset(self) -> None:
-        """Forget all requests and caches: the way back from a step that was interrupted half way."""
+        """End all requests and clear the caches, after a step that failed or was interrupted."""
         ended = [*self.scheduler.running, *self.scheduler.waiting]
         self.restart()
         for request in ended:
@@ -185,9 +185,9 @@ class Engine:
             request.writer.finish()
 
     def restart(self, requests: Sequence[Request] = ()) -> None:
-        """Forget all caches, then queue these requests, to be computed anew with all they have said so far.
+        """Clear all caches, then queue these requests; their tokens so far are computed again.
 
-        Requests that are not among them are let go of as they are, without being ended: the caller still holds them.
+        The engine drops all other requests without ending them: the caller still holds them.
         """
         for request in [*self.scheduler.running, *self.scheduler.waiting, *requests]:
             for proposer in self._proposers.values():
@@ -200,16 +200,16 @@ class Engine:
             self.scheduler.add(request)
 
     def forget(self, *, prefixes: bool = True) -> None:
-        """Drop what finished requests left behind, proposers' stores and kept prefixes: the next start from nothing."""
+        """Drop the data of finished requests: proposers' stores and, with `prefixes`, kept prefixes."""
         if prefixes:
             self.scheduler.forget_kept()
         for proposer in self._proposers.values():
             proposer.forget()
 
     def step(self) -> list[Delta]:
-        """Advance every scheduled request by a prompt chunk or by one token and what its draft adds to it.
+        """Advance every scheduled request by a prompt chunk, or by one token plus its accepted draft tokens.
 
-        The first step of a request that may speculate measures what steps cost, where that is not known.
+        Calibrates first if the costs are unknown, nothing runs yet and a waiting request may speculate.
         """
         waiting = self.scheduler.waiting if self.costs is None and not self.scheduler.running else ()
         if any(request.may_speculate for request in waiting):
@@ -227,8 +227,8 @@ class Engine:
         self._session.draft(decision, stats)
         drafted = perf_counter()
         plan, cases = _plan(turns)
-        judged = self._forward_and_verify(plan, cases, self._meanwhile(turns))
-        self._learn_postponed()  # where there was no time for it meanwhile
+        judged = self._forward_and_verify(plan, cases, self._host_work(turns))
+        self._learn_postponed()  # unless it was done during the forward pass
         catch_up_seconds = self._learn_drafting(decision, judged)
         deltas, outcomes = self._commit(turns, plan, judged, stats)
         stats.forward_seconds, stats.hidden_seconds = judged.forward_seconds, judged.hidden_seconds
@@ -240,7 +240,7 @@ class Engine:
         return sum([count() for count in self._prepared])
 
     def _schedule(self, stats: StepStats) -> list[Work]:
-        """Pick the work of a step."""
+        """Schedule the step; proposers release preempted requests."""
         begin = perf_counter()
         work = self.scheduler.schedule()
         for request in self.scheduler.take_preempted():
@@ -253,7 +253,7 @@ class Engine:
         return work
 
     def _reserve(self, work: Sequence[Work], decision: Decision, stats: StepStats) -> list[_Turn]:
-        """Take cache room for drafts before any is made; where there is less, drafts are shorter."""
+        """Reserve cache for drafts before drafting; where less is free, drafts get shorter."""
         begin = perf_counter()
         choices = iter(decision.choices)
         turns = [_Turn(item, next(choices) if item.is_decoding else Choice.plain()) for item in work]
@@ -266,9 +266,9 @@ class Engine:
         stats.schedule_seconds += perf_counter() - begin
         return turns
 
-    def _meanwhile(self, turns: Sequence[_Turn]) -> Callable[[], None] | None:
-        """What can be done while a device is at work: what the last step taught is learned, and texts that begin are
-        taken in by those who look drafts up in them."""
+    def _host_work(self, turns: Sequence[_Turn]) -> Callable[[], None] | None:
+        """Work for the host while the device runs: learn from the last step, and let the lookup proposers prepare the
+        requests whose prompts end in this step. None if there is none."""
         waiting: list[Request] = []
         if self.stats.num_prefill_tokens and self.costs is not None:
             begun = [turn.work.request for turn in turns if turn.work.completes and not turn.work.is_decoding]
@@ -285,9 +285,9 @@ class Engine:
         return learn_and_prepare
 
     def _learn_drafting(self, decision: Decision, judged: Judged) -> float:
-        """What drafting took; nothing is learned of costs where something else was done in that time.
+        """Learn the costs of drafting, unless other work was done in that time.
 
-        Returns the seconds of it that went into catching up with texts.
+        Returns the seconds that proposers spent on catching up.
         """
         is_typical = judged.is_typical and self._count_prepared() == self._num_prepared
         return self._session.learn_drafting(decision, is_typical=is_typical)
@@ -295,7 +295,7 @@ class Engine:
     def _commit(
         self, turns: Sequence[_Turn], plan: StepPlan, judged: Judged, stats: StepStats
     ) -> tuple[list[Delta], list[Outcome]]:
-        """Emit what was judged, keep its cache and drop the rest."""
+        """Emit the verified tokens; keep their cache and drop the rest."""
         deltas: list[Delta] = []
         outcomes: list[Outcome] = []
         verdicts = iter(judged.verdicts)
@@ -318,7 +318,7 @@ class Engine:
     def _emit(
         self, turn: _Turn, row: Row, verdict: Verdict, logits: NDArray[np.float32] | None, stats: StepStats
     ) -> Delta:
-        """Say the verdict's tokens, one by one until something ends the request; keep their cache, drop the rest."""
+        """Emit the verdict's tokens one by one until the request ends; keep their cache, drop the rest."""
         request, choice = turn.work.request, turn.choice
         num_accepted, num_emitted = verdict.num_accepted, 0
         room_left = request.max_length - len(request.tokens)
@@ -331,9 +331,9 @@ class Engine:
             request.finish_reason = request.writer.add(token, from_draft=from_draft, room_left=room_left - num_emitted)
             if request.finish_reason:
                 break
-        said = verdict.tokens[:num_emitted]
-        request.shaper.advance(said)
-        # In the cache are the row's tokens; of the draft among them, what was accepted and said.
+        emitted = verdict.tokens[:num_emitted]
+        request.shaper.advance(emitted)
+        # The cache holds all of the row's tokens. Of the draft, only accepted and emitted tokens stay.
         num_fed = len(row.tokens)
         num_kept = num_fed - verdict.num_drafted + min(num_accepted, num_emitted)
         self._cache.commit(row.seq, num_fed, num_kept)
@@ -348,7 +348,7 @@ class Engine:
             stats.num_finished += 1
             self._end(request, keep_prefix=True)
         stats.num_emitted += num_emitted
-        return Delta(request, said, request.finish_reason)
+        return Delta(request, emitted, request.finish_reason)
 
     def _end(self, request: Request, *, keep_prefix: bool) -> None:
         request.finished_at = perf_counter()
@@ -365,9 +365,9 @@ class Engine:
         stats: StepStats,
         catch_up_seconds: float,
     ) -> None:
-        """Tell the session what came of the step: at once, or while the next one runs where that leaves the host time.
+        """Let the session learn from the step: now, or during the next step if the runner leaves the host time.
 
-        One step late is soon enough, unless a request has ended, or the next look depends on what came of this one.
+        It must be now if a request has ended, or if the next decision depends on this step's result.
         """
         num_prepared = self._count_prepared()
         stats.has_prepared = num_prepared > self._num_prepared
@@ -387,13 +387,13 @@ class Engine:
             learn(is_hidden=is_hidden)
 
     def check(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        """Refuse what cannot run here. Reads nothing that changes, so any thread may ask before it submits."""
+        """Raise UsageError for a request that cannot run here. Reads only constant state, so any thread may call it."""
         if not prompt:
             raise UsageError("the prompt is empty; give at least one token of text")
         if len(prompt) >= self._config.max_context:
             raise UsageError(
-                f"the prompt has {len(prompt)} tokens and the context holds {self._config.max_context}, where at least "
-                "one must be left for the answer; shorten the prompt or raise max_context"
+                f"the prompt has {len(prompt)} tokens and the context holds {self._config.max_context}; at least one "
+                "must be left for the answer; shorten the prompt or raise max_context"
             )
         vocab_size = self._runner.vocab_size
         for name, ids in (
@@ -412,7 +412,7 @@ class Engine:
 
 
 def _plan(turns: Sequence[_Turn]) -> tuple[StepPlan, list[Case]]:
-    """What the target computes, and which of its rows want a verdict."""
+    """What the target computes, and the rows to verify or sample."""
     drafts = [turn.draft for turn in turns]
     plan = StepPlan([_row(turn.work, draft) for turn, draft in zip(turns, drafts, strict=True)])
     cases = [Case(turn.work.request, draft) for turn, draft in zip(turns, drafts, strict=True) if turn.work.completes]

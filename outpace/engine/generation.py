@@ -1,8 +1,8 @@
-"""One caller's order and what comes back of it: the only objects that both the engine's thread and the callers' see.
+"""A caller's orders and the pieces of their output: the only objects shared by the engine's thread and the callers.
 
-A `Generation` lives in the event loop. The engine's thread hands it `Piece`s and never touches them again. What a slow
-reader has not taken yet is merged into one piece per completion, so a reader can neither stall the engine nor pile up
-more than its own answer.
+A `Generation` lives in the event loop. The engine's thread sends it `Piece`s and never touches them again. Pieces that
+a slow reader has not taken are merged into one per completion. So a slow reader cannot stall the engine, and its queue
+holds at most its own answer.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from outpace.errors import OutpaceError
 
 
 class EngineFault(OutpaceError):
-    """The engine broke while it worked on this request; asking again may succeed."""
+    """The engine failed on this request; sending it again may succeed."""
 
 
 class EngineStopped(OutpaceError):
-    """The engine takes no more requests: it is shutting down, or broke for good."""
+    """The engine accepts no more requests: it is shutting down, or failed and could not recover."""
 
 
 class Overloaded(OutpaceError):
@@ -34,7 +34,7 @@ class Overloaded(OutpaceError):
 
 @dataclass(slots=True)
 class Order:
-    """One completion wanted: tokens in, how to continue them, and the seed where it is not the parameters' own."""
+    """One requested completion: prompt tokens, sampling parameters, and a seed that replaces `params.seed`."""
 
     prompt: Sequence[int]
     params: SamplingParams
@@ -43,7 +43,7 @@ class Order:
 
 @dataclass(slots=True)
 class Piece:
-    """What was added to one completion. With the last piece comes the request itself, which nobody changes any more."""
+    """What was added to one completion. The last piece carries the request, which no longer changes."""
 
     index: int
     text: str = ""
@@ -66,23 +66,23 @@ class Piece:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One completion as the engine's thread follows it."""
+    """One completion, as tracked by the engine's thread."""
 
     generation: Generation
     index: int
     order: Order
     request: Request | None = None
-    num_counted: int = 0  # tokens the metrics have heard of
+    num_counted: int = 0  # tokens counted in the metrics
     counted_at: float | None = None
-    num_sent: int = 0  # tokens the reader was sent,
-    num_segments: int = 0  # and segments of text
+    num_sent: int = 0  # tokens sent to the reader
+    num_segments: int = 0  # segments of text sent to the reader
 
     @property
     def has_news(self) -> bool:
         return self.request is not None and self.request.num_output > self.num_sent
 
     def news(self) -> Piece:
-        """What the request has said since this was last asked."""
+        """What the request has emitted since the last call."""
         request = self.request
         assert request is not None
         writer, is_finished = request.writer, request.finish_reason is not None
@@ -99,14 +99,14 @@ class Ticket:
 
 
 class Generation:
-    """The answers to one call, as they come: an asynchronous iterator over lists of pieces, one per completion."""
+    """The answers to one call: an asynchronous iterator over lists of pieces, at most one piece per completion."""
 
     def __init__(self, orders: Sequence[Order], on_abort: Callable[[Generation], None], *, stream: bool) -> None:
-        self.stream = stream  # False: the caller has no use for anything but whole answers
+        self.stream = stream  # False: the caller wants only whole answers
         self.tickets = [Ticket(self, i, order) for i, order in enumerate(orders)]
         self._unfinished = set(range(len(orders)))
         self._pending: dict[int, Piece] = {}
-        self._reader: asyncio.Future[None] | None = None  # what a caller waits for who has taken everything
+        self._reader: asyncio.Future[None] | None = None  # set while the caller waits for the next piece
         self._on_abort = on_abort
 
     @property
@@ -114,7 +114,7 @@ class Generation:
         return len(self._unfinished)
 
     def put(self, piece: Piece) -> None:
-        """Called in the event loop, also for a caller that has left: then it goes nowhere."""
+        """Add a piece; called in the event loop. It is dropped if its completion is finished or aborted."""
         if piece.index not in self._unfinished:
             return
         if piece.is_last:
@@ -127,7 +127,7 @@ class Generation:
         self._wake()
 
     def abort(self) -> None:
-        """The caller has left: whatever is unfinished ends within a step."""
+        """The caller has left: end its unfinished completions within a step."""
         if self._unfinished:
             self._on_abort(self)
             self._unfinished.clear()

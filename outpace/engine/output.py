@@ -1,8 +1,8 @@
-"""From tokens to text that can be shown: whole characters only, and nothing that may turn out to be a stop string.
+"""Turns tokens into text that can be shown: whole characters only, and nothing that may become a stop string.
 
-Tokens are taken one at a time, in order, also when a step brings several: what counts as finished is then the same with
-and without speculation. Where no text can end a request, tokens are only kept, and become text when somebody reads it:
-steps do not wait for that.
+Tokens are added one at a time, in order, even if a step emits several, so a request ends at the same token with and
+without speculation. Without stop strings, tokens are only stored and are decoded when the text is read, outside the
+step.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class OutputWriter:
         self._stop_ids = stop_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._longest_stop = max((len(s) for s in params.stop), default=0)
-        self._unread: list[tuple[int, bool]] = []  # tokens that are not text yet, and whether a draft said them
-        self._held: list[Segment] = []  # text that may be the beginning of a stop string
+        self._undecoded: list[tuple[int, bool]] = []  # tokens not decoded yet, and whether each came from a draft
+        self._held: list[Segment] = []  # text that may be the start of a stop string
         self._shown: list[str] = []
         self._fresh: list[Segment] = []
         self.num_tokens = 0
@@ -35,22 +35,22 @@ class OutputWriter:
 
     @property
     def num_segments(self) -> int:
-        """Of text shown so far; `text_after` gives what comes after as many."""
-        self._read()
+        """Segments of text shown so far; `text_after(n)` gives the text after the first n."""
+        self._decode()
         return len(self._shown)
 
     def text_after(self, num_segments: int) -> str:
-        self._read()
+        self._decode()
         return "".join(self._shown[num_segments:])
 
     def add(self, token: int, *, from_draft: bool, room_left: int) -> FinishReason | None:
-        """Take the next token; says why the request ends, if it does. `room_left`: tokens it may still say after."""
+        """Add the next token; returns why the request ends, if it does. `room_left`: tokens that may still follow."""
         self.num_tokens += 1
         if token in self._stop_ids and self.num_tokens >= self._params.min_tokens:
             self.finish()
             return "stop"
-        self._unread.append((token, from_draft))
-        if self._longest_stop and self._read():
+        self._undecoded.append((token, from_draft))
+        if self._longest_stop and self._decode():
             return "stop"
         if room_left <= 0:
             self.finish()
@@ -58,10 +58,10 @@ class OutputWriter:
         return None
 
     def finish(self) -> None:
-        """No more tokens: show what was held back, an unfinished character as U+FFFD."""
+        """End the output: show the held text, and an unfinished character as U+FFFD."""
         if self._finished:
             return
-        self._read()
+        self._decode()
         self._finished = True
         rest = self._decoder.decode(b"", final=True)
         if rest:
@@ -69,15 +69,15 @@ class OutputWriter:
         self._release(keep=0)
 
     def take(self) -> list[Segment]:
-        """Text that became certain since last asked."""
-        self._read()
+        """Text that became final since the last call."""
+        self._decode()
         fresh, self._fresh = self._fresh, []
         return fresh
 
-    def _read(self) -> bool:
-        """Make text of the tokens; whether a stop string was found in it."""
-        unread, self._unread = self._unread, []
-        for token, from_draft in unread:
+    def _decode(self) -> bool:
+        """Decode the stored tokens; whether a stop string was found."""
+        undecoded, self._undecoded = self._undecoded, []
+        for token, from_draft in undecoded:
             piece = self._decoder.decode(self._tokenizer.token_bytes(token))
             if piece and not self._longest_stop:
                 self._show(Segment(piece, from_draft))
@@ -92,7 +92,7 @@ class OutputWriter:
         return "".join(segment.text for segment in self._held)
 
     def _stop_found(self, num_new: int) -> bool:
-        """Whether a stop string ends in the last num_new characters: earlier ones were looked at, or did not count."""
+        """Whether a stop string ends in the last num_new characters. Earlier text was checked or is exempt."""
         text = self._held_text()
         old = len(text) - num_new
         finds = (text.find(stop, max(0, old - len(stop) + 1)) for stop in self._params.stop)
@@ -105,7 +105,7 @@ class OutputWriter:
         return True
 
     def _length_of_possible_stop(self) -> int:
-        """The longest end of the held text that some stop string begins with."""
+        """The length of the longest suffix of the held text that is a prefix of a stop string."""
         text = self._held_text()
         for length in range(min(len(text), self._longest_stop - 1), 0, -1):
             ending = text[-length:]
@@ -114,7 +114,7 @@ class OutputWriter:
         return 0
 
     def _release(self, keep: int) -> None:
-        """Show all held text but its last `keep` characters."""
+        """Show all held text except its last `keep` characters."""
         to_show = sum(len(segment.text) for segment in self._held) - keep
         while self._held and to_show > 0:
             segment = self._held.pop(0)

@@ -1,10 +1,10 @@
-"""After a step that broke: who can go on, who cannot, and whether the engine can at all.
+"""Recovers from a failed step: finds the requests at fault and checks whether the engine still works.
 
-A broken step may have said something to some of its requests and nothing to others. Those it finished are finished; one
-it left half way through a token cannot be trusted and fails. The caches are thrown away, which loses nothing: like a
-preempted request, each is computed again from what it has said. Then every request that was running goes on alone, for
-one decoding step. Who breaks a step alone is at fault and fails; the others go on together. If nobody is left to vouch
-for the engine, one token of its own has to.
+A failed step may have emitted tokens for only some of its requests. Requests that it finished stay finished. A request
+whose parts disagree on the number of tokens fails. The caches are cleared, which loses nothing: like a preempted
+request, each is computed again from its tokens. Then every request that was running takes one decoding step alone. A
+request whose step fails alone is at fault and fails; the others continue together. If none is left to show that the
+engine works, a test request of one token must succeed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from outpace.engine.engine import Engine
 
 
 class Readers(Protocol):
-    """Those who hear what becomes of requests."""
+    """Receives the results of requests during recovery."""
 
     def step_done(self, deltas: Sequence[Delta]) -> None: ...
     def catch_up(self, request: Request) -> None: ...
@@ -26,13 +26,13 @@ class Readers(Protocol):
 
 
 def recover(engine: Engine, requests: Sequence[Request], error: Exception, readers: Readers) -> None:
-    """Bring `engine` back after `error`; `requests` are all it had. Raises where that is not possible."""
+    """Bring `engine` back after `error`; `requests` are all its requests. Raises if that is not possible."""
     was_running = set(map(id, engine.scheduler.running))
     engine.restart()
     suspects: list[Request] = []
     waiting: list[Request] = []
     for request in requests:
-        if not _is_whole(request):
+        if not _is_consistent(request):
             readers.failed(request, error)
             continue
         readers.catch_up(request)
@@ -50,13 +50,13 @@ def recover(engine: Engine, requests: Sequence[Request], error: Exception, reade
     engine.restart([*cleared, *waiting])
 
 
-def _is_whole(request: Request) -> bool:
-    """Whether all parts of a request have heard of the same number of tokens."""
+def _is_consistent(request: Request) -> bool:
+    """Whether all parts of a request have counted the same number of tokens."""
     return request.num_output == request.writer.num_tokens == request.shaper.num_output
 
 
 def _try_alone(engine: Engine, request: Request, readers: Readers) -> Exception | None:
-    num_steps = request.spec.steps  # what is computed anew is prefill, so the first token said does not count
+    num_steps = request.spec.steps  # recomputing is prefill, so the first token emitted is not a decoding step
     engine.restart([request])
     try:
         while request.finish_reason is None and request.spec.steps == num_steps:

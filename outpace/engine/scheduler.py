@@ -1,9 +1,9 @@
-"""Who takes part in the next step, and with how many tokens. Pure Python over the cache's books; no model, no drafts.
+"""Chooses which requests take part in the next step, and with how many tokens each.
 
-Running requests are served in the order they were admitted: decodes first, one token each, then prompt chunks with what
-is left of the token budget, then admissions. Memory is given up in this order: kept prefixes of finished requests,
-oldest first; then the youngest running request, which goes back to the head of the queue with all it has said and is
-computed again later. A request never waits for one younger than itself, and one alone always fits.
+Running requests are served in the order of admission: decodes first, one token each, then prompt chunks with the rest
+of the token budget, then admissions. When the cache is full, kept prefixes of finished requests are evicted, least
+recently used first. Then the youngest running request is preempted: it returns to the head of the queue with its tokens
+and is computed again later. A request never waits for a younger one, and a single request always fits.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ MIN_SHARED_TOKENS = 16
 
 @dataclass(slots=True)
 class Work:
-    """The next num_tokens pending tokens of a request; `completes` when none stay pending and a token can be said."""
+    """The next num_tokens pending tokens of a request; `completes` if these are all, so a token can be emitted."""
 
     request: Request
     num_tokens: int
     completes: bool
-    is_decoding: bool  # said a token before, and has nothing to read but that
+    is_decoding: bool  # its only pending token is one that it emitted
 
 
 class Scheduler:
@@ -48,7 +48,7 @@ class Scheduler:
         self.waiting.append(request)
 
     def remove(self, request: Request, *, keep_prefix: bool) -> None:
-        """A request has ended. Its computed tokens may serve others until the room is needed."""
+        """Remove a request that has ended. With `keep_prefix`, others may share its cache until the room is needed."""
         if request not in self.running:
             if request in self.waiting:
                 self.waiting.remove(request)
@@ -62,17 +62,17 @@ class Scheduler:
         request.seq = None
 
     def schedule(self) -> list[Work]:
-        """Pick this step's work and reserve its room."""
+        """Choose this step's work and reserve cache for it."""
         work: list[Work] = []
         budget = self._max_step_tokens
-        reading: list[Request] = []
+        prefilling: list[Request] = []
         decoding: list[Request] = []
         for request in self.running:
-            (decoding if request.is_decoding else reading).append(request)
-        for group, is_decoding in ((decoding, True), (reading, False)):
+            (decoding if request.is_decoding else prefilling).append(request)
+        for group, is_decoding in ((decoding, True), (prefilling, False)):
             for request in group:
                 if request.seq is None:
-                    continue  # preempted a moment ago
+                    continue  # preempted earlier in this loop
                 item = self._continue(request, budget, is_decoding)
                 if item is not None:
                     work.append(item)
@@ -81,7 +81,7 @@ class Scheduler:
             if budget == 0 or len(self.running) >= self._max_running or not self._admit(request):
                 break
             if request.seq is None:
-                continue  # waits for an older request to compute what they share
+                continue  # waits until an older request has computed their common prefix
             item = self._continue(request, budget, request.is_decoding)
             if item is not None:
                 work.append(item)
@@ -89,12 +89,12 @@ class Scheduler:
         return work
 
     def take_preempted(self) -> list[Request]:
-        """Requests that lost their place since last asked."""
+        """Requests preempted since the last call."""
         preempted, self._preempted = self._preempted, []
         return preempted
 
     def reserve_draft(self, request: Request, depth: int) -> int:
-        """Room for a draft beyond the reserved token: as much of `depth` as there is, without pushing anyone out."""
+        """Reserve cache for up to `depth` draft tokens, without preempting a request; returns how many fit."""
         assert request.seq is not None
         while depth > 0 and not self._cache.reserve(request.seq, request.num_pending + depth):
             if not self._evict_kept():
@@ -107,7 +107,7 @@ class Scheduler:
             pass
 
     def _continue(self, request: Request, budget: int, is_decoding: bool) -> Work | None:
-        """The next chunk of a running request; None if it has to sit out or has lost its place."""
+        """The next chunk of a running request; None if no budget is left for it or it was preempted."""
         num_pending = request.num_pending
         num_tokens = num_pending if num_pending < budget else budget
         if num_tokens == 0:
@@ -136,9 +136,9 @@ class Scheduler:
         self._preempted.append(request)
 
     def _admit(self, request: Request) -> bool:
-        """Give a waiting request a sequence if everything it has to compute fits. False: nobody else may pass it.
+        """Give a waiting request a sequence if all it has to compute fits. False: no request behind it may be admitted.
 
-        True with `request.seq` still None means it waits for a shared prefix, and others may go ahead.
+        True with `request.seq` still None: it waits for a shared prefix, and others may be admitted before it.
         """
         donor, num_shared = None, 0
         if self._prefix_reuse:
@@ -161,7 +161,7 @@ class Scheduler:
         return True
 
     def _find_donor(self, request: Request) -> tuple[int | None, int, bool]:
-        """The sequence sharing most with this request, how much is there to share now, and whether more is coming."""
+        """The sequence that shares most with the request, how many tokens now, and whether to wait for more."""
         most = len(request.tokens) - 1  # the last token is always computed, for its logits
         best: int | None = None
         best_shared = MIN_SHARED_TOKENS - 1
@@ -181,7 +181,7 @@ class Scheduler:
         return best, now, still_to_come - now >= MIN_SHARED_TOKENS
 
     def _evict_kept(self, spare: int | None = None) -> bool:
-        """Give up the least recently used kept prefix; False if there is none to give."""
+        """Evict the least recently used kept prefix other than `spare`; False if there is none."""
         for seq in self._kept:
             if seq != spare:
                 del self._kept[seq]
@@ -190,9 +190,9 @@ class Scheduler:
         return False
 
     def _trim_kept(self, seq: int | None, num_tokens: int) -> bool:
-        """Give up what a kept prefix has beyond the tokens wanted of it; False if that is nothing.
+        """Cut a kept prefix to its first `num_tokens`; False if it has no more than that.
 
-        Without this a finished request could keep out the very one it shares with, for ever if nothing else runs.
+        Without this, the prefix could block the request that shares it, forever if nothing else runs.
         """
         if seq is None or seq not in self._kept or len(self._kept[seq]) <= num_tokens:
             return False
@@ -211,11 +211,11 @@ class Scheduler:
         for seq, tokens in self._kept.items():
             assert self._cache.length(seq) == len(tokens), "a kept prefix has the wrong length"
         for request in self.waiting:
-            assert request.seq is None and request.num_computed == 0, f"request {request.id} waits with a cache"
+            assert request.seq is None and request.num_computed == 0, f"request {request.id} waits and holds cache"
 
 
 def common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many leading tokens agree; compares slices, which is fast, and narrows down."""
+    """How many leading tokens agree: a binary search that compares slices, which is fast."""
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:
         return high

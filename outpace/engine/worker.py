@@ -1,8 +1,8 @@
-"""The engine's side of the bridge: takes commands before every step, steps, and posts what requests have said.
+"""The engine's thread: takes commands before every step, steps, and posts what requests have emitted.
 
-It runs in a thread of its own and owns the engine. Commands come through a queue that is emptied before every step, so
-an abort takes effect within one; answers go out as pieces, in one post per step whatever the number of readers. A step
-that breaks is recovered from (see recovery.py); where that fails too, `run` raises and the engine is dead.
+It owns the engine. Commands come through a queue that is emptied before every step, so an abort takes effect within one
+step. Output goes out as pieces, in one post per step for all readers. After a failed step the engine recovers (see
+recovery.py); if that fails too, `run` raises and the engine is dead.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from outpace.metrics import EngineMetrics
 
 log = logging.getLogger("outpace.engine")
 
-# Writing an event costs about as much as a fifth of a small model's token, so they are rationed: many fast readers get
-# several tokens at a time, and none waits longer than a pause nobody sees. All readers are served in the same breath,
-# because every time the event loop wakes it takes a core from the step that is running.
+# Writing an event takes about a fifth of the time of a small model's token, so the rate of events is limited: many
+# readers get several tokens per event. All readers are served together, because every wake-up of the event loop takes
+# a core from the running step.
 EVENTS_PER_SECOND = 150
-LONGEST_PAUSE = 0.1
+LONGEST_PAUSE = 0.1  # seconds between two events of one reader; too short to notice
 
 
 @dataclass(slots=True)
@@ -60,20 +60,20 @@ class Worker:
 
     def __init__(self, engine: Engine, metrics: EngineMetrics, post: Callable[[Sequence[Parcel]], None]) -> None:
         self.inbox: SimpleQueue[Command] = SimpleQueue()
-        self.tickets: dict[int, Ticket] = {}  # by request id, of those that are not finished
+        self.tickets: dict[int, Ticket] = {}  # unfinished ones, by request id
         self._engine = engine
         self._metrics = metrics
         self._post = post
-        self._served_at = 0.0  # when all readers of streams were last given what there was
+        self._served_at = 0.0  # when output was last sent to all streaming readers
 
     def run(self) -> None:
-        """Serve until told to stop. Raises where the engine cannot go on."""
+        """Serve until a Stop command. Raises if the engine cannot recover from a failure."""
         while self._take_commands():
             if self._engine.has_requests:
                 self._step()
 
     def _take_commands(self) -> bool:
-        """Everything that was sent; waits for it where there is nothing else to do. False: stop."""
+        """Execute all queued commands; waits for one if the engine has no requests. False: stop."""
         while True:
             try:
                 command = self.inbox.get(block=not self._engine.has_requests)
@@ -114,13 +114,13 @@ class Worker:
         except Exception as error:
             self._metrics.num_faults += 1
             self._metrics.step_done(self._engine.stats)
-            log.error("a step broke; finding out whose fault it was", exc_info=error)
+            log.error("a step failed; looking for the request that caused it", exc_info=error)
             recover(self._engine, [t.request for t in self.tickets.values() if t.request], error, self)
             return
         self.step_done(deltas)
 
     def step_done(self, deltas: Sequence[Delta]) -> None:
-        """Count what a step did. First and last words go out at once, others to all readers when the pause is over."""
+        """Count a step. A request's first and last tokens are sent at once, others to all readers after the pause."""
         now = perf_counter()
         self._metrics.step_done(self._engine.stats)
         due: list[Ticket] = []
@@ -140,7 +140,7 @@ class Worker:
             self._post(parcels)
 
     def catch_up(self, request: Request) -> None:
-        """Count what a broken step had already said; if those were its last words, they go out."""
+        """Count the tokens that a failed step had emitted; if they finished the request, send them."""
         ticket = self.tickets[request.id]
         if request.num_output > ticket.num_counted or request.finish_reason:
             self._count(ticket, request, perf_counter())
@@ -148,7 +148,7 @@ class Worker:
             self._post([(ticket.generation, ticket.news())])
 
     def failed(self, request: Request, error: Exception) -> None:
-        """This request cannot go on; its reader hears a sentence, the log had the rest."""
+        """End a request that failed; its reader gets a short error, the log has the details."""
         ticket = self.tickets.pop(request.id)
         self._engine.abort(request)
         self._metrics.ended(request, "error")

@@ -1,1 +1,1 @@
-"""Bookkeeping of the key/value cache: who owns which blocks, what is reserved, what is shared."""
+"""Accounting of the KV cache: which sequence owns which blocks, what is reserved, what is shared."""

@@ -2,12 +2,12 @@
 
     table      [ b0 | b1 | b2 | b3 | .. ]
     tokens     |--------- length ---|--- reserved ---|
-                committed: in the cache for good      room taken, contents not yet decided
+                committed: kept in the cache          allocated, not yet committed
 
-A sequence grows by `reserve` (which can fail, and then changes nothing), writes into the reserved room, and then
-`commit`s what it keeps; the rest goes back. `rewind` gives up committed tokens. `fork` shares blocks; a block that
-several tables point at is never written: the first write into it takes a copy. With block_size 1 every token has a
-place of its own; `tokens.py` keeps the same books without places.
+A sequence grows in three steps: `reserve` allocates (it can fail, and then changes nothing), the backend writes, and
+`commit` keeps some of the tokens and frees the rest. `rewind` frees committed tokens. `fork` shares blocks. A block in
+several tables is never written: the first write copies it. `tokens.py` does the same accounting for single tokens,
+without block numbers.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class BlockPool:
         self._tables[seq] = _Table()
 
     def fork(self, source: int, target: int, num_tokens: int) -> None:
-        """Open `target` as the first num_tokens of `source`, sharing every block they lie in."""
+        """Open `target` as the first num_tokens of `source`, sharing their blocks."""
         origin = self._tables[source]
         assert num_tokens <= origin.length, "only committed tokens can be shared"
         self.open(target)
@@ -65,9 +65,9 @@ class BlockPool:
         table.blocks, table.length = shared, num_tokens
 
     def reserve(self, seq: int, num_tokens: int) -> list[Copy] | None:
-        """Make room for num_tokens after the committed ones. None, and no change, if the pool has too little.
+        """Make room for num_tokens after the committed ones. If the pool has too few blocks: None, and no change.
 
-        Returns the block copies the backend must make before writing: at most one, of a shared last block.
+        Returns the block copies that the backend must make before it writes: at most one, of a shared last block.
         """
         table = self._tables[seq]
         blocks, (first_written, num_in_it) = table.blocks, divmod(table.length, self.block_size)
@@ -89,21 +89,21 @@ class BlockPool:
         return copies
 
     def advance(self, seq: int, num_tokens: int) -> None:
-        """The first num_tokens of the reserved room are written and stay; the rest remains reserved."""
+        """Commit the first num_tokens of the reserved tokens; the rest stays reserved."""
         table = self._tables[seq]
         assert num_tokens <= table.reserved, f"{num_tokens} tokens kept, {table.reserved} reserved"
         table.length += num_tokens
         table.reserved -= num_tokens
 
     def commit(self, seq: int, num_tokens: int) -> None:
-        """Keep the first num_tokens of the reserved room; give the rest back."""
+        """Commit the first num_tokens of the reserved tokens and free the rest."""
         self.advance(seq, num_tokens)
         table = self._tables[seq]
         table.reserved = 0
         self._shrink(table)
 
     def rewind(self, seq: int, length: int) -> None:
-        """Give up everything after the first `length` tokens."""
+        """Free everything after the first `length` tokens."""
         table = self._tables[seq]
         assert length <= table.length, "rewinding cannot lengthen a sequence"
         table.length, table.reserved = length, 0
@@ -133,7 +133,7 @@ class BlockPool:
             self._free.append(block)
 
     def check_integrity(self) -> None:
-        """Every block is free or pointed at exactly as often as counted; every table is as long as it needs to be."""
+        """Assert that reference counts match the tables, and that each table has exactly the blocks it needs."""
         refs = [0] * self.num_blocks
         for seq, table in self._tables.items():
             assert len(set(table.blocks)) == len(table.blocks), f"sequence {seq} holds a block twice"

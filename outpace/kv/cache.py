@@ -1,6 +1,7 @@
-"""The engine's handle on a runner's cache: books and memory change together, so they cannot drift apart.
+"""The engine's access to a runner's cache.
 
-Each operation updates the pool of tokens and tells the runner in the same breath. Sequence numbers are handed out here.
+Each operation updates the token pool and the runner together, so that the two always agree. This module also assigns
+the sequence numbers.
 """
 
 from __future__ import annotations
@@ -36,28 +37,28 @@ class SequenceCache:
         return seq
 
     def fork(self, source: int, num_tokens: int) -> int:
-        """A new sequence that begins with the first num_tokens of `source`, computed once."""
+        """Open a new sequence that shares the first num_tokens of `source`."""
         seq = self._unused.pop()
         self._pool.fork(source, seq, num_tokens)
         self._runner.fork(source, seq, num_tokens)
         return seq
 
     def reserve(self, seq: int, num_tokens: int) -> bool:
-        """Take room for tokens about to be computed. False, and no change, where there is too little."""
+        """Reserve room for tokens to be computed. If there is too little: False, and no change."""
         return self._pool.reserve(seq, num_tokens)
 
     def commit(self, seq: int, num_computed: int, num_kept: int) -> None:
-        """Of the num_computed tokens the runner appended, the first num_kept stay."""
+        """The runner appended num_computed tokens; keep the first num_kept."""
         length = self._pool.commit(seq, num_kept)
         if num_kept < num_computed:
             self._runner.truncate(seq, length)
 
     def advance(self, seq: int, num_tokens: int) -> None:
-        """The runner appended this many reserved tokens, all kept; the rest of the reservation stands."""
+        """The runner appended num_tokens reserved tokens. Keep them all; the rest stays reserved."""
         self._pool.advance(seq, num_tokens)
 
     def rewind(self, seq: int, length: int) -> None:
-        """Keep the first `length` tokens; room reserved and not used goes back too."""
+        """Keep the first `length` tokens; free the rest and all reserved tokens."""
         shortens = length < self._pool.length(seq)
         self._pool.rewind(seq, length)
         if shortens:

@@ -1,11 +1,11 @@
-"""How many tokens of a cache are taken, and by whom: the books of `blocks.py` for single tokens, without naming places.
+"""Counts the cache tokens of each sequence: the accounting of `blocks.py` for single tokens, without block numbers.
 
     sequence   |--- shared ---|--- its own ---|--- reserved ---|
-                spans          committed       room taken, contents not yet decided
+                spans          committed       allocated, not yet committed
 
-Who schedules has to know what fits, not where it lies; so a step costs the same few additions however long its texts
-are. Tokens that several sequences begin with are counted once: they are spans, each after the one before it, and a
-span is there as long as a sequence or a later span goes on from it.
+The scheduler needs to know what fits, not where it is, so a step costs a few additions for any sequence length. Tokens
+shared by several sequences are counted once, in spans. A prefix is a chain of spans, and a span exists as long as a
+sequence or a later span continues from it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dataclasses import dataclass
 @dataclass(slots=True, eq=False)
 class _Span:
     before: _Span | None
-    start: int  # tokens of those before it
+    start: int  # position of its first token
     end: int
-    num_holders: int = 1  # sequences and spans that go on from its end
+    num_holders: int = 1  # sequences and spans that continue from its end
 
 
 @dataclass(slots=True)
 class _Sequence:
-    shared: _Span | None = None  # the last of its spans
+    shared: _Span | None = None  # its last span
     num_shared: int = 0
     length: int = 0
     reserved: int = 0
@@ -55,10 +55,10 @@ class TokenPool:
         if num_tokens > origin.num_shared:
             origin.shared = _Span(origin.shared, origin.num_shared, num_tokens)
             origin.num_shared = num_tokens
-        self._sequences[target] = _Sequence(_held(origin.shared, num_tokens), num_tokens, num_tokens)
+        self._sequences[target] = _Sequence(_acquire(origin.shared, num_tokens), num_tokens, num_tokens)
 
     def reserve(self, seq: int, num_tokens: int) -> bool:
-        """Make room for num_tokens after the committed ones. False, and no change, if the pool has too little."""
+        """Make room for num_tokens after the committed ones. If the pool has too few: False, and no change."""
         sequence = self._sequences[seq]
         num_new = num_tokens - sequence.reserved
         if num_new > 0:
@@ -69,14 +69,14 @@ class TokenPool:
         return True
 
     def advance(self, seq: int, num_tokens: int) -> None:
-        """The first num_tokens of the reserved room are written and stay; the rest remains reserved."""
+        """Commit the first num_tokens of the reserved tokens; the rest stays reserved."""
         sequence = self._sequences[seq]
         assert num_tokens <= sequence.reserved, f"{num_tokens} tokens kept, {sequence.reserved} reserved"
         sequence.length += num_tokens
         sequence.reserved -= num_tokens
 
     def commit(self, seq: int, num_tokens: int) -> int:
-        """Keep the first num_tokens of the reserved room and give the rest back; returns the length there is now."""
+        """Commit the first num_tokens of the reserved tokens and free the rest. Returns the new length."""
         sequence = self._sequences[seq]
         assert num_tokens <= sequence.reserved, f"{num_tokens} tokens kept, {sequence.reserved} reserved"
         self.num_free += sequence.reserved - num_tokens
@@ -85,23 +85,23 @@ class TokenPool:
         return sequence.length
 
     def rewind(self, seq: int, length: int) -> None:
-        """Give up everything after the first `length` tokens."""
+        """Free everything after the first `length` tokens."""
         sequence = self._sequences[seq]
         assert length <= sequence.length, "rewinding cannot lengthen a sequence"
         self.num_free += sequence.reserved + sequence.length - max(length, sequence.num_shared)
         sequence.length, sequence.reserved = length, 0
         if length < sequence.num_shared:
-            kept = _held(sequence.shared, length)
-            self._let_go(sequence.shared)
+            kept = _acquire(sequence.shared, length)
+            self._release(sequence.shared)
             sequence.shared, sequence.num_shared = kept, length
 
     def close(self, seq: int) -> None:
         sequence = self._sequences.pop(seq)
         self.num_free += sequence.reserved + sequence.length - sequence.num_shared
-        self._let_go(sequence.shared)
+        self._release(sequence.shared)
 
-    def _let_go(self, span: _Span | None) -> None:
-        """One goes on from it no longer."""
+    def _release(self, span: _Span | None) -> None:
+        """Remove one holder of the span; free spans without holders."""
         while span is not None:
             span.num_holders -= 1
             if span.num_holders:
@@ -110,7 +110,7 @@ class TokenPool:
             span = span.before
 
     def check_integrity(self) -> None:
-        """Every token is free, reserved, one sequence's own or in one span; spans are held as often as counted."""
+        """Assert that every token is counted exactly once and that num_holders is right for every span."""
         num_taken = 0
         holders: Counter[_Span] = Counter()
         for seq, sequence in self._sequences.items():
@@ -121,15 +121,15 @@ class TokenPool:
                 assert span.start == (span.before.end if span.before else 0) < span.end, "spans do not join"
                 holders[span] += 1
                 if holders[span] > 1:
-                    break  # from here on it was followed before
+                    break  # the spans before it were counted already
                 num_taken += span.end - span.start
                 span = span.before
         assert all(span.num_holders == count for span, count in holders.items()), "a span's holders were miscounted"
         assert num_taken + self.num_free == self.num_tokens, "tokens were lost or counted twice"
 
 
-def _held(span: _Span | None, end: int) -> _Span | None:
-    """What ends after `end` tokens, among a span and those before it, for one more to go on from; None for nothing."""
+def _acquire(span: _Span | None, end: int) -> _Span | None:
+    """Return the span of the chain that ends at `end`, with one more holder; split a span if needed. None for end 0."""
     while span is not None and span.start >= end:
         span = span.before
     if span is not None and span.end > end:

@@ -1,1 +1,1 @@
-"""Files and architectures, described once for every backend."""
+"""Model files and architectures, shared by all backends."""

@@ -1,4 +1,4 @@
-"""What a model is, whichever file says so and whichever backend runs it: its family, its sizes, its options."""
+"""A model's family, sizes and options, independent of file format and backend."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from outpace.models.rope import Rope
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What the files of a family leave unsaid."""
+    """Properties of a model family that its files do not contain."""
 
     name: str
     class_name: str  # in a config.json
-    has_gguf: bool = True  # GGUF files have this name too; Mistral's are said to be Llama's
-    is_permuted: bool = False  # in GGUF files: RoPE pairs neighbours in a head, and not its two halves
-    qkv_bias: bool = False  # always; elsewhere `attention_bias` decides
+    has_gguf: bool = True  # GGUF files use this name too; Mistral's use "llama"
+    is_permuted: bool = False  # in GGUF files, RoPE pairs neighbours in a head, not its two halves
+    qkv_bias: bool = False  # always; otherwise `attention_bias` decides
     has_qk_norm: bool = False
 
 
@@ -38,13 +38,13 @@ class Architecture:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    num_rotated: int  # elements of a head
+    num_rotated: int  # elements of a head that RoPE rotates
     halves_rotated: bool = True  # RoPE pairs the two halves of a head; else neighbours
     vocab_size: int
     context: int
     epsilon: float
     rope: Rope
-    tied: bool | None  # None: tied where the weights have no head of their own
+    tied: bool | None  # None: tied if the weights have no output head
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
@@ -60,7 +60,7 @@ class Architecture:
 
     @property
     def num_layer_parameters(self) -> int:
-        """Of all layers' matrices, which every step reads."""
+        """Parameters in the matrices of all layers, which every step reads."""
         attention = (2 * self.q_size + 2 * self.kv_size) * self.width
         return self.num_layers * (attention + 3 * self.hidden * self.width)
 

@@ -1,7 +1,7 @@
-"""Renders a conversation with the chat template a model carries, by Hugging Face's conventions.
+"""Renders a conversation with the model's chat template, by Hugging Face's conventions.
 
-The template is a program from an untrusted file, so it runs in jinja2's immutable sandbox. This module knows
-messages and templates; it knows no tokens and no model, and invents no template where a model has none.
+The template is a program from an untrusted file, so it runs in jinja2's immutable sandbox. There is no default
+template for models without one.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def render_chat(
     add_generation_prompt: bool = True,
     **extra: Any,
 ) -> str:
-    """The prompt for `messages`. `extra` reaches the template as variables, such as enable_thinking."""
-    # Templates ask `tools is not none`, so by convention these two are always defined.
+    """The prompt for `messages`. `extra` are template variables, such as enable_thinking."""
+    # Templates test `tools is not none`, so by convention these two are always defined.
     variables: dict[str, Any] = {"tools": None, "documents": None, **extra}
     variables.update(
         messages=_check_messages(messages),
@@ -41,8 +41,8 @@ def render_chat(
     compiled = _compile(template)
     try:
         return compiled.render(variables)
-    except Exception as error:  # a template can divide by zero as well as call raise_exception
-        raise ModelError(f"the model's chat template refused this conversation: {_say(error)}") from error
+    except Exception as error:  # any error, such as a division by zero, not only raise_exception
+        raise ModelError(f"the model's chat template refused this conversation: {_message_of(error)}") from error
 
 
 def _check_messages(messages: object) -> list[dict[str, Any]]:
@@ -86,7 +86,7 @@ def _compile(template: str) -> Template:
         raise TemplateError(message)
 
     class Generation(Extension):
-        """{% generation %} marks the assistant's words for training; here it only passes them through."""
+        """{% generation %} marks the assistant's text for training; here it has no effect."""
 
         tags = {"generation"}  # noqa: RUF012
 
@@ -105,7 +105,7 @@ def _compile(template: str) -> Template:
     except Exception as error:  # deep nesting ends in a RecursionError, not a TemplateSyntaxError
         line = getattr(error, "lineno", None)
         where = f" (line {line})" if line else ""
-        raise ModelError(f"the model's chat template does not compile: {_say(error)}{where}") from error
+        raise ModelError(f"the model's chat template does not compile: {_message_of(error)}{where}") from error
 
 
 def _to_json(
@@ -115,9 +115,9 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON: jinja2's own filter escapes <, > and & for HTML, which a model would read as noise."""
+    """Plain JSON: jinja2's own filter escapes <, > and & for HTML, which a model does not expect."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _say(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
     return str(error) or type(error).__name__

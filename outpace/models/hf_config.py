@@ -1,4 +1,4 @@
-"""What a Hugging Face config.json says of a model."""
+"""Reads a model's architecture from a Hugging Face config.json."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outpace.errors import ModelError
 from outpace.models.architecture import BY_CLASS_NAME, Architecture
 from outpace.models.rope import rope_from_config
 
-# Keys that change the arithmetic, with the values that leave it alone.
+# Keys that change the arithmetic, with the values that do not.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "partial_rotary_factor": (1.0,),
@@ -33,7 +33,7 @@ def read_config(folder: Path) -> Architecture:
     except ValueError as error:
         raise ModelError(f"{path} is not JSON ({error}); download it again") from error
     if not isinstance(values, dict):
-        raise ModelError(f"{path} holds no settings; download it again")
+        raise ModelError(f"{path} is not a JSON object; download it again")
     return parse_config(values)
 
 
@@ -46,7 +46,9 @@ def parse_config(values: Mapping[str, Any]) -> Architecture:
         )
     for key, neutral in _NEUTRAL.items():
         if values.get(key, neutral[0]) not in neutral:
-            raise ModelError(f"the model's config.json sets {key} to {values[key]!r}, which the torch backend lacks")
+            raise ModelError(
+                f"the model's config.json sets {key} to {values[key]!r}, which the torch backend does not support"
+            )
     width, num_heads = _whole(values, "hidden_size"), _whole(values, "num_attention_heads")
     num_kv_heads = _whole(values, "num_key_value_heads", num_heads)
     head_dim = _whole(values, "head_dim", max(width // num_heads, 1))
@@ -79,7 +81,7 @@ def parse_config(values: Mapping[str, Any]) -> Architecture:
 
 
 def _window(values: Mapping[str, Any]) -> float:
-    """Within its window, attention over a sliding window is ordinary attention; so that is the longest context."""
+    """The sliding window limits the context: within it, sliding-window attention equals full attention."""
     if values.get("use_sliding_window", True) and values.get("sliding_window"):
         return _whole(values, "sliding_window")
     return math.inf

@@ -1,4 +1,4 @@
-"""A Hugging Face folder's tokenizer.json through the `tokenizers` library, with the texts beside it."""
+"""The tokenizer of a Hugging Face folder: tokenizer.json in the `tokenizers` library, and the chat template."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tokenizers import Tokenizer as Tokenizers
 
 from outpace.errors import ModelError, UsageError
 
-_NORMAL, _UNUSED, _CONTROL = 1 << 2, 1 << 1, 1 << 3  # llama.cpp's attributes, so that vocabularies can be compared
+_NORMAL, _UNUSED, _CONTROL = 1 << 2, 1 << 1, 1 << 3  # llama.cpp's attributes, to compare vocabularies
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class HFTokenizer:
     def __init__(self, folder: Path, vocab_size: int) -> None:
-        """`vocab_size`: of the model, which may pad its embeddings beyond the tokens that mean something."""
+        """`vocab_size`: number of the model's embeddings, which may include padding after the last token."""
         path = folder / "tokenizer.json"
         try:
             self._tokenizer = Tokenizers.from_file(str(path))
@@ -86,7 +86,7 @@ class HFTokenizer:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """GPT-2's way of writing any byte as a visible character: itself where it is one, else the next from 256 on."""
+    """GPT-2's map from visible characters to bytes: a visible byte is itself, the others use characters from 256 on."""
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -96,7 +96,7 @@ _BYTE_OF_CHARACTER = _byte_of_character()
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """An optional file of settings; empty where it is not there."""
+    """Read an optional settings file; empty if there is none."""
     try:
         values = json.loads(path.read_text())
     except FileNotFoundError:
@@ -107,7 +107,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _text(token: Any) -> str:
-    """A special token is written as its text or as a small object that holds it."""
+    """The text of a special token, which is a string or an object with `content`."""
     return str(token.get("content") or "") if isinstance(token, dict) else str(token or "")
 
 

@@ -1,6 +1,6 @@
-"""A model on the Hugging Face hub, by its name: its files, fetched once into the hub client's own cache.
+"""Downloads a model from the Hugging Face hub by name, once, into the hub client's cache.
 
-Only what the torch backend reads is fetched. Without a connection, what was fetched before is used.
+Only the files that the torch backend reads are downloaded. Without a connection, files in the cache are used.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from pathlib import Path
 from outpace.errors import ModelError
 
 _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-_LONGEST_NAME = 96  # the hub's own rule
+_LONGEST_NAME = 96  # the hub's limit
 _WANTED = ("config.json", "generation_config.json", "tokenizer*.json", "chat_template*", "*.safetensors*")
 _UNWANTED = ("*/*", "consolidated*")  # other formats of the same weights
-_INSTEAD = "download it elsewhere and give its folder, or name a GGUF file"
+_INSTEAD = "download it by other means and give its folder, or give a GGUF file"
 
 
 def is_name(reference: str) -> bool:
@@ -35,7 +35,7 @@ def fetch(name: str) -> Path:
         folder = Path(snapshot_download(name, allow_patterns=list(_WANTED), ignore_patterns=list(_UNWANTED)))
     except errors.GatedRepoError as error:
         raise ModelError(
-            f"the hub gives {name} only to those who accepted its terms; accept them on its page and log in with "
+            f"{name} requires that you accept its terms on the hub; accept them on its page and log in with "
             f"'hf auth login', or {_INSTEAD}"
         ) from error
     except errors.RepositoryNotFoundError as error:

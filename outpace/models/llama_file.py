@@ -1,4 +1,4 @@
-"""A GGUF file as llama.cpp opens it: its vocabulary and, where it is to run there, its weights."""
+"""A GGUF file opened by llama.cpp: its vocabulary and, if llama.cpp runs it, its weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outpace.models.llama_library import Library
 
 class LlamaFile:
     def __init__(self, path: Path, library: Library, *, vocab_only: bool = False) -> None:
-        """`vocab_only`: for its tokenizer alone; nothing can be computed with such a file."""
+        """`vocab_only`: load only the tokenizer; such a file cannot run."""
         self.library = library
         self.path = path
         library.forget_errors()

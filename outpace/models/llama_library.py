@@ -1,10 +1,10 @@
-"""The only module that knows libllama's binary interface.
+"""The ctypes binding of libllama. No other module depends on its binary interface.
 
-llama.cpp's C API changes from week to week and promises no stable ABI, so the wheel `xllamacpp` is pinned: it carries a
-prebuilt libllama that exports the whole API, for every common platform, without a compiler. Two structures are passed
-by value; their layouts below were read off that build. When a library is loaded, the values its own `*_default_params`
-functions return are compared with what that layout should show: a shifted field lands a wrong number somewhere in the
-fingerprint, and the library is refused with a sentence instead of crashing later.
+llama.cpp's C API changes every week and has no stable ABI, so the wheel `xllamacpp` is pinned: it contains a prebuilt
+libllama with the whole API, for every common platform, so no compiler is needed. Two structures are passed by value;
+their layouts below are those of that build. When a library is loaded, the values that its `*_default_params` functions
+return are compared with a fingerprint. A shifted field gives a wrong value in the fingerprint, and the library is
+rejected with an error message instead of crashing later.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ModelParams(c.Structure):
         ("no_host", c.c_bool),
         ("no_alloc", c.c_bool),
         ("load_mtp", c.c_bool),
-        # Room for fields a build may add at the end; carried from the defaults to the call unread.
+        # Room for fields that a build may add at the end; copied from the defaults to the call.
         ("tail", c.c_uint8 * 128),
     )
 
@@ -110,7 +110,7 @@ class Batch(c.Structure):
     )
 
 
-# What the defaults must look like through the layouts above.
+# The default values, read with the layouts above.
 _MODEL_FINGERPRINT = {
     "devices": None, "tensor_buft_overrides": None, "n_gpu_layers": -1, "split_mode": 1, "main_gpu": 0,
     "tensor_split": None, "progress_callback": None, "kv_overrides": None, "vocab_only": False,
@@ -183,7 +183,7 @@ class Library:
             setattr(self, name, function)
         check_layout(self, path)
         self._recent_errors: list[str] = []
-        self._log_callback = LogCallback(self._on_log)  # kept alive as long as the library may call it
+        self._log_callback = LogCallback(self._on_log)  # keeps the callback alive
         self.llama_log_set(self._log_callback, None)
         self.llama_backend_init()
 
@@ -201,7 +201,7 @@ class Library:
         self._recent_errors.clear()
 
     def first_error(self) -> str:
-        """The first thing libllama complained about since `forget_errors`: later lines mostly repeat it."""
+        """libllama's first error since `forget_errors`; later lines mostly repeat it."""
         return self._recent_errors[0] if self._recent_errors else "no reason given"
 
 
@@ -211,7 +211,7 @@ _REMEDY = (
 
 
 def check_layout(library: Any, path: Path) -> None:
-    """Refuse a library whose structures are laid out differently from what this module was written for."""
+    """Reject a library with other structure layouts than this module's."""
     for what, params, fingerprint in (
         ("llama_model_params", library.llama_model_default_params(), _MODEL_FINGERPRINT),
         ("llama_context_params", library.llama_context_default_params(), _CONTEXT_FINGERPRINT),

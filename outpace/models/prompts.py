@@ -1,4 +1,4 @@
-"""From a conversation to the tokens a model reads, with the model's own template and tokenizer."""
+"""Turns a conversation into prompt tokens with the model's own template and tokenizer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def render(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], *, add_g
     """A conversation as the text the model was trained to continue."""
     if tokenizer.chat_template is None:
         raise UsageError(
-            "this model carries no chat template; use generate (or /v1/completions) with a prompt in the format it was "
+            "this model has no chat template; use generate (or /v1/completions) with a prompt in the format it was "
             "trained on"
         )
     return render_chat(
@@ -27,6 +27,6 @@ def render(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], *, add_g
 
 
 def encode_rendered(tokenizer: Tokenizer, text: str) -> list[int]:
-    # A template writes its own beginning-of-text token; adding one more would double it.
-    starts_itself = bool(tokenizer.bos_text) and text.startswith(tokenizer.bos_text)
-    return tokenizer.encode(text, add_special=not starts_itself)
+    # A template may write the beginning-of-text token itself; do not add a second one.
+    has_bos = bool(tokenizer.bos_text) and text.startswith(tokenizer.bos_text)
+    return tokenizer.encode(text, add_special=not has_bos)

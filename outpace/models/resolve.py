@@ -1,7 +1,7 @@
-"""From what a user says to the path of a model that is worth opening: a GGUF file, or a Hugging Face folder.
+"""Resolves the user's model argument to the path of a GGUF file or a Hugging Face folder.
 
-A model is local, the name of one on a hub, or nothing at all: the embedded one. This module tells a whole file from a
-broken one and says what to do instead. It loads no weights and does not know what a backend can run.
+The argument is a local path, a name on the hub, or None for the embedded model. This module rejects incomplete files
+and says what to do instead. It loads no weights; the backend decides whether it can run the model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from outpace.models.gguf_header import read_header
 
 
 def resolve_model(reference: str | os.PathLike[str] | None, *, progress: bool = True) -> Path:
-    """The file or folder meant by `reference`; None is the embedded model, fetched on first use, as a hub's is."""
+    """The file or folder for `reference`. None is the embedded model. Embedded and hub models are downloaded once."""
     if reference is None:
         return resolve_embedded(SMOLLM2, progress=progress)
     name = os.fspath(reference)
@@ -26,7 +26,7 @@ def resolve_model(reference: str | os.PathLike[str] | None, *, progress: bool = 
     try:
         mode = os.stat(path).st_mode if name else 0
     except PermissionError as error:
-        raise ModelError(f"cannot look at {path}: {error.strerror}; check the permissions of its folder") from error
+        raise ModelError(f"cannot access {path}: {error.strerror}; check the permissions of its folder") from error
     except (OSError, ValueError):  # no such file, a name too long, a NUL in it
         mode = 0
     if not mode:
@@ -34,7 +34,7 @@ def resolve_model(reference: str | os.PathLike[str] | None, *, progress: bool = 
             return hub.fetch(name)
         raise ModelError(_missing(name))
     if stat.S_ISDIR(mode):
-        if (path / "config.json").is_file():  # a Hugging Face model, whose files the torch backend reads
+        if (path / "config.json").is_file():  # a Hugging Face model, for the torch backend
             return path
         raise ModelError(
             f"{path} is a folder without a config.json, and a model is one GGUF file or a Hugging Face folder; "
@@ -47,7 +47,7 @@ def resolve_model(reference: str | os.PathLike[str] | None, *, progress: bool = 
     if kind != "model":
         raise ModelError(f"{path} holds {kind!r} data, not a model; name the GGUF file of the model itself")
     if not header.architecture:
-        raise ModelError(f"{path} does not name its architecture, so nothing can run it; convert the model again")
+        raise ModelError(f"{path} does not name its architecture, so it cannot be run; convert the model again")
     return path
 
 
@@ -63,7 +63,7 @@ def _missing(name: str) -> str:
 
 
 def _suggest(folder: Path) -> str:
-    """What to say instead, from the GGUF files that are there."""
+    """A hint that lists the GGUF files in the folder."""
     where = os.path.abspath(folder)
     names: list[str] = []
     with suppress(OSError):

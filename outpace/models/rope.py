@@ -1,4 +1,4 @@
-"""Rotary position embedding: how fast each pair of a head turns, with the scalings that long-context models use."""
+"""Rotary position embedding: the rotation frequency of each pair, with the scalings of long-context models."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ KNOWN = ("default", "linear", "llama3", "yarn")
 @dataclass(frozen=True, slots=True)
 class Rope:
     frequencies: NDArray[np.float64]  # radians per position of each pair, [head_dim / 2]
-    scale: float = 1.0  # of cosine and sine
+    scale: float = 1.0  # factor on cosine and sine
 
     def table(self, num_positions: int) -> NDArray[np.float32]:
-        """Cosines, then sines, of every position: [num_positions, head_dim]."""
+        """Cosines, then sines, for every position: [num_positions, head_dim]."""
         angles = np.outer(np.arange(num_positions, dtype=np.float64), self.frequencies)
         turned = np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * self.scale
         return np.asarray(turned, np.float32)
@@ -44,11 +44,11 @@ def yarn(
     scale: float | None = None,
     truncate: bool = True,
 ) -> Rope:
-    """Fast pairs keep their frequency, slow ones are divided by `factor`, those between are in between."""
+    """Fast pairs keep their frequency, slow pairs are divided by `factor`, pairs in between are interpolated."""
     num_rotated = 2 * len(frequencies)
 
     def pair_turning(turns: float) -> float:
-        """Which pair turns so often over the context the model was first trained on."""
+        """The pair that makes this many turns over the original training context."""
         return num_rotated * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     low, high = pair_turning(fast), pair_turning(slow)
@@ -71,7 +71,7 @@ def rope_from_config(config: Mapping[str, Any], head_dim: int, context: int) -> 
         return Rope(frequencies)
     if kind not in KNOWN:
         raise ModelError(
-            f"the model's RoPE scaling is {kind!r}, which the torch backend does not know; it knows {', '.join(KNOWN)}"
+            f"the model's RoPE scaling is {kind!r}, but the torch backend supports only {', '.join(KNOWN)}"
         )
     factor = _number(scaling, "factor")
     if kind == "linear":
@@ -81,7 +81,7 @@ def rope_from_config(config: Mapping[str, Any], head_dim: int, context: int) -> 
     )
     if kind == "llama3":
         low, high = _number(scaling, "low_freq_factor"), _number(scaling, "high_freq_factor")
-        turns = original * frequencies / (2 * math.pi)  # over the context the model was first trained on
+        turns = original * frequencies / (2 * math.pi)  # over the original training context
         kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
         return Rope(frequencies / factor * (1 - kept) + frequencies * kept)
     fast, slow = float(scaling.get("beta_fast") or 32), float(scaling.get("beta_slow") or 1)

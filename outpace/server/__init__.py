@@ -1,1 +1,1 @@
-"""The OpenAI API over an AsyncEngine. Imported by `outpace serve` alone."""
+"""The OpenAI API over an AsyncEngine. Only `outpace serve` imports this package."""

@@ -1,4 +1,4 @@
-"""The app factory: an AsyncEngine, a tokenizer and a ServerConfig become an ASGI application. It keeps no globals."""
+"""The app factory: it builds an ASGI application from an AsyncEngine, a tokenizer and a ServerConfig. No globals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger("outpace.server")
 
 
 def create_app(engine: AsyncEngine, tokenizer: Tokenizer, config: ServerConfig, *, max_context: int) -> FastAPI:
-    """The engine's thread runs from the application's startup to its shutdown."""
+    """Build the app. The engine's thread runs from the application's startup to its shutdown."""
     state = ServerState(engine, tokenizer, config, max_context)
 
     @asynccontextmanager
@@ -32,7 +32,7 @@ def create_app(engine: AsyncEngine, tokenizer: Tokenizer, config: ServerConfig, 
         engine.start()
         tasks = [asyncio.create_task(state.http.watch_lag())]
         if config.log_interval:
-            tasks.append(asyncio.create_task(_tell(engine, config.log_interval)))
+            tasks.append(asyncio.create_task(_log_engine(engine, config.log_interval)))
         try:
             yield
         finally:
@@ -64,8 +64,8 @@ def create_app(engine: AsyncEngine, tokenizer: Tokenizer, config: ServerConfig, 
     return app
 
 
-async def _tell(engine: AsyncEngine, seconds: float) -> None:
-    """A line about the engine now and then, while it works."""
+async def _log_engine(engine: AsyncEngine, seconds: float) -> None:
+    """Log one line about the engine every `seconds`, if its counters have changed."""
     before, began = summary(engine.metrics), perf_counter()
     while True:
         await asyncio.sleep(seconds)

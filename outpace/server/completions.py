@@ -1,4 +1,4 @@
-"""The two routes that generate. A request becomes orders for the engine; what comes back is written by `streaming`."""
+"""The two routes that generate. They turn a request into orders for the engine; `streaming` writes the answer."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from outpace.server.wire import ChatRequest, CompletionRequest, SamplingFields
 log = logging.getLogger("outpace.server")
 Responses = dict[int | str, dict[str, Any]]
 ERRORS: Responses = {
-    400: {"model": ErrorReply, "description": "The request cannot be meant as given."},
+    400: {"model": ErrorReply, "description": "The request is invalid."},
     401: {"model": ErrorReply, "description": "The API key is missing or wrong."},
     404: {"model": ErrorReply, "description": "The model is not served here."},
     413: {"model": ErrorReply, "description": "The body is too large."},
-    429: {"model": ErrorReply, "description": "The queue is full; Retry-After says when to come back."},
+    429: {"model": ErrorReply, "description": "The queue is full; Retry-After says when to send again."},
     500: {"model": ErrorReply, "description": "The engine failed on this request."},
     503: {"model": ErrorReply, "description": "The server is shutting down, or its engine has stopped."},
     504: {"model": ErrorReply, "description": "The answer took too long."},
@@ -40,7 +40,7 @@ router = APIRouter()
 
 @dataclass(slots=True)
 class _Encoded:
-    """A prompt, ready to be ordered, and what it says where the reply repeats it."""
+    """An encoded prompt with its parameters, and its text if the reply repeats it."""
 
     tokens: list[int]
     params: SamplingParams
@@ -52,7 +52,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     state = state_of(request)
     state.check_model(body.model)
     messages = [message.as_dict() for message in body.messages]
-    encoded = await state.aside(request, lambda: _encode_chat(state, body, messages))
+    encoded = await state.offload(request, lambda: _encode_chat(state, body, messages))
     return _answer(state, body, request, [encoded], ChatAnswer, "chatcmpl-")
 
 
@@ -61,7 +61,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     state = state_of(request)
     state.check_model(body.model)
     body.check()
-    encoded = await state.aside(request, lambda: [_encode_prompt(state, body, prompt) for prompt in body.prompts()])
+    encoded = await state.offload(request, lambda: [_encode_prompt(state, body, prompt) for prompt in body.prompts()])
     return _answer(state, body, request, encoded, TextAnswer, "cmpl-")
 
 
@@ -69,34 +69,34 @@ def _encode_chat(state: ServerState, body: ChatRequest, messages: Sequence[dict[
     text = prompts.render(state.tokenizer, messages)
     if state.config.log_prompts:
         log.info("prompt: %r", text)
-    return _fitted(state, body, prompts.encode_rendered(state.tokenizer, text))
+    return _fit_to_context(state, body, prompts.encode_rendered(state.tokenizer, text))
 
 
 def _encode_prompt(state: ServerState, body: CompletionRequest, prompt: str | list[int]) -> _Encoded:
     if state.config.log_prompts:
         log.info("prompt: %r", prompt)
     tokens = state.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-    encoded = _fitted(state, body, tokens)
+    encoded = _fit_to_context(state, body, tokens)
     if body.echo:
         encoded.echo = prompt if isinstance(prompt, str) else text_of(state, prompt)
     return encoded
 
 
-def _fitted(state: ServerState, body: SamplingFields, tokens: list[int]) -> _Encoded:
-    """The prompt with parameters that fit beside it; refuses what does not."""
+def _fit_to_context(state: ServerState, body: SamplingFields, tokens: list[int]) -> _Encoded:
+    """Settle max_tokens, check that prompt and completion fit into the context, and build the parameters."""
     room = state.max_context - len(tokens)
     limit = state.config.max_output_tokens
     wanted = body.wanted_tokens()
     if wanted is not None and limit is not None and wanted > limit:
-        raise ApiError(400, f"{wanted} tokens were asked for and this server gives at most {limit}", param="max_tokens")
+        raise ApiError(400, f"{wanted} tokens were requested; this server allows at most {limit}", param="max_tokens")
     if room < (wanted or 1):
         message = (
             f"the context holds {state.max_context} tokens; the prompt has {len(tokens)} and {wanted or 'at least 1'} "
-            "were asked for; shorten the prompt or ask for fewer"
+            "were requested; shorten the prompt or request fewer"
         )
         raise ApiError(400, message, param="messages", code="context_length_exceeded")
-    most = wanted or min(room, limit or room, body.default_tokens or room)
-    params = body.params(state.config.default_speculation, most)
+    max_tokens = wanted or min(room, limit or room, body.default_tokens or room)
+    params = body.params(state.config.default_speculation, max_tokens)
     state.engine.engine.check(tokens, params)
     return _Encoded(tokens, params)
 
@@ -110,7 +110,7 @@ def _answer(
     prefix: str,
 ) -> Response:
     if body.stream_options is not None and not body.stream:
-        raise ApiError(400, "stream_options is only allowed where stream is true", param="stream_options")
+        raise ApiError(400, "stream_options is only allowed when stream is true", param="stream_options")
     num_each = encoded[0].params.n
     orders = [
         Order(each.tokens, each.params, None if each.params.seed is None else child_seed(each.params.seed, index))
@@ -135,7 +135,7 @@ def _answer(
 
 
 def text_of(state: ServerState, tokens: Sequence[int]) -> str:
-    """The text of these tokens; raises for those the vocabulary does not have."""
+    """The text of these tokens. Raises if a token is not in the vocabulary."""
     size = state.tokenizer.vocab_size
     for token in tokens:
         if token >= size:

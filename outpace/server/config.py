@@ -1,4 +1,4 @@
-"""What the server itself can be told. The engine's own settings are in outpace.config; neither sees the other's."""
+"""The server's settings. The engine's are in outpace.config; the two are independent."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ MAX_STOP_LENGTH = 1000
 class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000
-    model_names: tuple[str, ...] = ("default",)  # the first is the one answers carry
+    model_names: tuple[str, ...] = ("default",)  # replies carry the first
     api_keys: tuple[str, ...] = field(default=(), repr=False)
-    max_queued: int = 256  # completions that may wait beyond those that run
+    max_queued: int = 256  # completions that may wait in addition to those that run
     max_connections: int = 1024
-    max_output_tokens: int | None = None  # of one completion; None: what the context leaves
+    max_output_tokens: int | None = None  # per completion; None: the rest of the context
     max_request_bytes: int = 1 << 20
     request_timeout: float = 600.0
     shutdown_timeout: float = 30.0
     allowed_origins: tuple[str, ...] = ()
     default_speculation: SpeculationParams = field(
         default_factory=SpeculationParams
-    )  # for requests that say nothing of it
+    )  # for requests without a speculation field
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"
-    log_interval: float = 10.0  # seconds between lines about the engine while it works; 0: none
+    log_interval: float = 10.0  # seconds between log lines about the engine while it works; 0: none
     log_prompts: bool = False
 
     def __post_init__(self) -> None:
@@ -51,13 +51,13 @@ class ServerConfig:
             _check(getattr(self, name) >= 0, f"--{_flag(name)} must be at least 0 seconds; got {getattr(self, name)}")
 
     def as_dict(self) -> dict[str, Any]:
-        """What gets logged: everything but the keys."""
+        """The settings for the log, without the keys."""
         return asdict(self) | {"api_keys": f"{len(self.api_keys)} set" if self.api_keys else "none"}
 
 
-def _check(ok: bool, sentence: str) -> None:
+def _check(ok: bool, message: str) -> None:
     if not ok:
-        raise UsageError(sentence)
+        raise UsageError(message)
 
 
 def _flag(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Errors in the shape OpenAI's clients know, {"error": {"message", "type", "param", "code"}}, with the right status."""
+"""Errors in OpenAI's format, {"error": {"message", "type", "param", "code"}}, with the matching HTTP status."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from outpace.errors import ModelError, OutpaceError, UsageError
 
 log = logging.getLogger("outpace.server")
 
-_UNION_MEMBER = re.compile(r"[^\w]|^(str|int|float|bool)$")  # pydantic's names for types, among those of fields
+_UNION_MEMBER = re.compile(r"[^\w]|^(str|int|float|bool)$")  # pydantic puts type names between field names
 
 
 class ErrorBody(BaseModel):
@@ -35,7 +35,7 @@ class ErrorReply(BaseModel):
 
 
 class ApiError(OutpaceError):
-    """A refusal with everything the wire wants to know."""
+    """An error with its HTTP status, its headers and the fields of OpenAI's error object."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class ApiError(OutpaceError):
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """Whatever was raised, as what the client may hear of it."""
+    """Convert any exception to the error that the client gets."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, Overloaded):
@@ -64,11 +64,11 @@ def as_api_error(error: BaseException) -> ApiError:
         return ApiError(429, str(error), type="rate_limit_error", code="queue_full", headers=headers)
     if isinstance(error, EngineStopped):
         return ApiError(503, str(error), type="service_unavailable_error", code="unavailable")
-    if isinstance(error, UsageError | ModelError):  # a chat template that refuses a conversation is a ModelError
+    if isinstance(error, UsageError | ModelError):  # ModelError: the chat template refused the conversation
         return ApiError(400, str(error))
-    if isinstance(error, UnicodeEncodeError):  # JSON can spell what no text may contain
+    if isinstance(error, UnicodeEncodeError):  # JSON escapes can encode lone surrogates; UTF-8 cannot
         return ApiError(
-            400, "the request holds text that is not valid Unicode; remove lone surrogates (\\ud800 to \\udfff)"
+            400, "the request contains text that is not valid Unicode; remove lone surrogates (\\ud800 to \\udfff)"
         )
     if isinstance(error, OutpaceError):
         return ApiError(500, str(error), type="server_error", code="engine_fault")
@@ -76,12 +76,12 @@ def as_api_error(error: BaseException) -> ApiError:
 
 
 def reply(error: BaseException) -> JSONResponse:
-    told = as_api_error(error)
-    return JSONResponse(told.body(), told.status, headers=told.headers)
+    api_error = as_api_error(error)
+    return JSONResponse(api_error.body(), api_error.status, headers=api_error.headers)
 
 
 def install(app: FastAPI) -> None:
-    """Give every way of failing the same shape."""
+    """Register handlers, so that every error has the same format."""
 
     @app.exception_handler(OutpaceError)
     async def known(_: Request, error: OutpaceError) -> JSONResponse:
@@ -94,20 +94,20 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
         if error.status_code == HTTPStatus.NOT_FOUND:
-            return reply(ApiError(404, f"there is nothing at {request.url.path}; /docs lists what there is"))
+            return reply(ApiError(404, f"there is nothing at {request.url.path}; /docs lists the routes"))
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            message = f"{request.method} is not possible at {request.url.path}"
+            message = f"{request.method} is not allowed at {request.url.path}; see /docs"
             return reply(ApiError(405, message, headers=error.headers))
         return reply(ApiError(error.status_code, str(error.detail), headers=error.headers))
 
 
 def _from_validation(error: RequestValidationError) -> ApiError:
-    """One sentence about the first thing wrong. It never repeats what was sent: that may be a prompt."""
+    """Describe the first problem. The message never repeats the input, which may be a prompt."""
     problems = error.errors()
     first = problems[0]
-    # Where several types are possible each complains; the one whose type was meant says what else is wrong.
-    about_it = [each for each in problems if each["loc"][:2] == first["loc"][:2]]
-    first = next((each for each in about_it if not each["type"].endswith("_type")), first)
+    # A union reports one problem per member type. Prefer a problem that is not a wrong type: its member's type matched.
+    same_field = [each for each in problems if each["loc"][:2] == first["loc"][:2]]
+    first = next((each for each in same_field if not each["type"].endswith("_type")), first)
     where = [str(part) for part in first["loc"] if part != "body" and not _UNION_MEMBER.search(str(part))]
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not valid JSON ({first['ctx']['error']}); send one JSON object")

@@ -1,8 +1,8 @@
-"""The flags of `outpace serve`: the names and meanings people know from vLLM, and what each sets here.
+"""The flags of `outpace serve`, with vLLM's names and meanings, and the setting that each one changes.
 
-Three tables say where a flag goes: to the engine's configuration, to the server's, or nowhere because this build lacks
-the feature, in which case it says so and stops. No flag has an argparse default, so that what was said can be told from
-what was not; defaults live in `EngineConfig` and `ServerConfig`.
+Three tables: flags for the engine's configuration, flags for the server's, and flags whose feature this build lacks,
+which stop with an error. No flag has an argparse default, so that a flag that was given differs from one that was not;
+the defaults are in `EngineConfig` and `ServerConfig`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ SERVER_FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class Lacking:
-    """A flag of vLLM's whose feature is not in this build; `harmless` values ask for nothing and are accepted."""
+    """A flag of vLLM whose feature this build lacks. `harmless` values do not need the feature and are accepted."""
 
     harmless: tuple[str, ...]
     sentence: str
@@ -77,8 +77,8 @@ class Lacking:
 _ONE_DEVICE = (
     "this build runs a model on one machine's CPU cores or one GPU, without {0}; leave out --{1} or set it to 1"
 )
-_IN_THE_FILE = (
-    "weights are used as their file stores them, so --{0} cannot change them; name a file that has what you want"
+_SET_BY_FILE = (
+    "weights are used as their file stores them, so --{0} cannot change them; choose a file with the format you need"
 )
 LACKING = {
     "tensor_parallel_size": Lacking(("1",), _ONE_DEVICE.format("tensor parallelism", "tensor-parallel-size")),
@@ -86,14 +86,14 @@ LACKING = {
     "speculative_draft_tensor_parallel_size": Lacking(
         ("1",), _ONE_DEVICE.format("tensor parallelism", "speculative-draft-tensor-parallel-size")
     ),
-    "quantization": Lacking(("none", "gguf"), _IN_THE_FILE.format("quantization")),
-    "speculative_model_quantization": Lacking(("none", "gguf"), _IN_THE_FILE.format("speculative-model-quantization")),
+    "quantization": Lacking(("none", "gguf"), _SET_BY_FILE.format("quantization")),
+    "speculative_model_quantization": Lacking(("none", "gguf"), _SET_BY_FILE.format("speculative-model-quantization")),
     "load_format": Lacking(
         ("auto", "gguf", "safetensors"), "this build loads GGUF and safetensors files only; leave out --load-format"
     ),
 }  # fmt: skip
 
-# Switches between implementations inside vLLM, on its users' command lines; there is nothing to switch here.
+# Flags that choose between implementations inside vLLM. They are accepted because vLLM command lines contain them.
 WITHOUT_EFFECT = ("use_v2_block_manager",)
 
 ACCEPTANCE: dict[str, Acceptance] = {"rejection_sampler": "exact", "typical_acceptance_sampler": "typical"}
@@ -110,17 +110,17 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
                         "SmolLM2-135M-Instruct)")  # fmt: skip
     flags = group("models")
     flags.add("--model", "the same as MODEL", metavar="FILE")
-    flags.add("--served-model-name", "what clients call it; several may be given (default: the file's name)",
+    flags.add("--served-model-name", "the name that clients send; several may be given (default: the file's name)",
               metavar="NAME", nargs="+")  # fmt: skip
-    flags.add("--backend", "what runs the model", engine.backend, choices=get_args(BackendName))
-    flags.add("--device", "where the torch backend runs it", engine.device, choices=get_args(DeviceName))
+    flags.add("--backend", "the backend that runs the model", engine.backend, choices=get_args(BackendName))
+    flags.add("--device", "the device of the torch backend", engine.device, choices=get_args(DeviceName))
     flags.add("--dtype", "the torch backend's number format", engine.dtype, choices=get_args(DtypeName))
-    flags.add("--gpu-memory-utilization", "the share of a GPU's memory that may be filled",
+    flags.add("--gpu-memory-utilization", "the share of a GPU's memory that may be used",
               engine.gpu_memory_utilization, metavar="SHARE", type=float)  # fmt: skip
     flags.add("--threads", "CPU threads (default: all usable cores)", metavar="N", type=int)
-    flags.add("--max-model-len", f"most tokens of one request (default: the model's, to {DEFAULT_CONTEXT})",
+    flags.add("--max-model-len", f"most tokens of one request (default: the model's, at most {DEFAULT_CONTEXT})",
               metavar="N", type=int)  # fmt: skip
-    flags.add("--kv-cache-tokens", f"room for all running requests together (default: {DEFAULT_CONTEXT}, or "
+    flags.add("--kv-cache-tokens", f"KV cache for all running requests together (default: {DEFAULT_CONTEXT}, or "
               "--max-model-len if that is more)", metavar="N", type=int)  # fmt: skip
     flags.add("--max-num-seqs", "completions that run at once", engine.max_sequences, metavar="N", type=int)
     flags.add("--max-num-batched-tokens", "most tokens of one forward pass", engine.max_step_tokens,
@@ -130,58 +130,58 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flags.add("--llama-library", "a libllama to use instead of the installed one", metavar="FILE")
 
     flags = group("speculation")
-    flags.add("--speculation", "auto: where it pays; on: always; off: plain decoding", engine.speculation,
+    flags.add("--speculation", "auto: when it is faster; on: always; off: plain decoding", engine.speculation,
               choices=get_args(SpeculationMode))  # fmt: skip
-    flags.add("--method", "who guesses (default: draft where there is a draft model, else suffix)",
+    flags.add("--method", "the proposer (default: draft if there is a draft model, else suffix)",
               choices=get_args(Method))  # fmt: skip
-    flags.add("--speculative-model", "a smaller GGUF with the same vocabulary, to draft with; '[ngram]' stands for "
+    flags.add("--speculative-model", "a smaller draft model with the same vocabulary; '[ngram]' stands for "
               "--method ngram", metavar="FILE")  # fmt: skip
-    flags.add("--num-speculative-tokens", "draft tokens a step, with auto at most (default: "
+    flags.add("--num-speculative-tokens", "draft tokens per step, with auto at most (default: "
               f"{DEFAULT_DEPTH}, with auto {DEFAULT_AUTO_DEPTH})", metavar="K", type=int)  # fmt: skip
-    flags.add("--speculative-disable-by-batch-size", "no drafts where this many requests or more run (default: "
-              "where drafts pay)", metavar="N", type=int)  # fmt: skip
-    flags.add("--allowed-loss", "how much slower than plain decoding auto may get before it only probes",
+    flags.add("--speculative-disable-by-batch-size", "no drafts while this many requests or more run (default: "
+              "no limit)", metavar="N", type=int)  # fmt: skip
+    flags.add("--allowed-loss", "how much slower than plain decoding auto may get before it drafts less",
               engine.allowed_loss, metavar="SHARE", type=float)  # fmt: skip
-    flags.add("--suffix-store-tokens", "how much of earlier answers the suffix method remembers and shares between "
-              "requests; 0: nothing", engine.suffix_store_tokens, metavar="N", type=int)  # fmt: skip
+    flags.add("--suffix-store-tokens", "tokens of earlier answers that the suffix method keeps and shares between "
+              "requests; 0: none", engine.suffix_store_tokens, metavar="N", type=int)  # fmt: skip
     flags.add("--ngram-prompt-lookup-min", "shortest repetition the ngram method looks for", engine.ngram_min,
               metavar="N", type=int)  # fmt: skip
     flags.add("--ngram-prompt-lookup-max", "longest repetition the ngram method looks for", engine.ngram_max,
               metavar="N", type=int)  # fmt: skip
     flags.add("--spec-decoding-acceptance-method", "typical_acceptance_sampler is LOSSY: answers are no longer the "
               "target's own", "rejection_sampler", choices=tuple(ACCEPTANCE))  # fmt: skip
-    flags.add("--typical-acceptance-sampler-posterior-threshold", "for the lossy method",
+    flags.add("--typical-acceptance-sampler-posterior-threshold", "for typical_acceptance_sampler",
               speculation.posterior_threshold, metavar="P", type=float)  # fmt: skip
-    flags.add("--typical-acceptance-sampler-posterior-alpha", "for the lossy method", speculation.posterior_alpha,
-              metavar="P", type=float)  # fmt: skip
+    flags.add("--typical-acceptance-sampler-posterior-alpha", "for typical_acceptance_sampler",
+              speculation.posterior_alpha, metavar="P", type=float)  # fmt: skip
 
     flags = group("network and limits")
     flags.add("--host", "the address to listen on; 0.0.0.0 for all", server.host, metavar="H")
     flags.add("--port", "the port to listen on; 0 for any free one", server.port, metavar="P", type=int)
     flags.add("--api-key", "a key clients must send; repeatable (default: none needed)", metavar="KEY", action="append")
-    flags.add("--api-key-file", "a file with a key a line, so that none is seen in the process list", metavar="FILE")
+    flags.add("--api-key-file", "a file with one key per line, so that the process list shows none", metavar="FILE")
     flags.add("--allowed-origins", "origins whose pages may call the server; * for all (default: none)",
               metavar="ORIGIN", nargs="+")  # fmt: skip
     flags.add("--max-queued-requests", "completions that may wait; one more is refused with status 429",
               server.max_queued, metavar="N", type=int)  # fmt: skip
     flags.add("--max-connections", "connections; one more is refused with status 503", server.max_connections,
               metavar="N", type=int)  # fmt: skip
-    flags.add("--max-output-tokens", "most tokens of one completion (default: what the context leaves)",
+    flags.add("--max-output-tokens", "most tokens of one completion (default: the rest of the context)",
               metavar="N", type=int)  # fmt: skip
-    flags.add("--max-request-bytes", "largest body", server.max_request_bytes, metavar="N", type=int)
+    flags.add("--max-request-bytes", "largest request body", server.max_request_bytes, metavar="N", type=int)
     flags.add("--request-timeout", "seconds an answer may take", server.request_timeout, metavar="S", type=float)
-    flags.add("--shutdown-timeout", "seconds answers may still take after SIGTERM", server.shutdown_timeout,
+    flags.add("--shutdown-timeout", "seconds that running answers may take after SIGTERM", server.shutdown_timeout,
               metavar="S", type=float)  # fmt: skip
 
     flags = group("logs and configuration")
-    flags.add("--log-level", "least severe lines to write", server.log_level, choices=get_args(LogLevel))
-    flags.add("--log-format", "lines of text, or of JSON", server.log_format, choices=get_args(LogFormat))
-    flags.add("--log-interval", "seconds between lines about the engine's work; 0: none", server.log_interval,
+    flags.add("--log-level", "the lowest level to write", server.log_level, choices=get_args(LogLevel))
+    flags.add("--log-format", "text lines or JSON lines", server.log_format, choices=get_args(LogFormat))
+    flags.add("--log-interval", "seconds between log lines about the engine; 0: none", server.log_interval,
               metavar="S", type=float)  # fmt: skip
     flags.add("--log-prompts", "write prompts to the log (default: never)", action="store_true")
     flags.add("--config", "a YAML or TOML file with these flags as keys", metavar="FILE")
 
-    flags = group("known from vLLM, accepted only where they ask for nothing")
+    flags = group("vLLM flags, accepted only with values that need no missing feature")
     for name, lacking in LACKING.items():
         flags.add(_flag(name), f"only {' or '.join(lacking.harmless)}", metavar="X")
     for name in WITHOUT_EFFECT:

@@ -1,6 +1,6 @@
-"""What every request passes on its way in and out: an id, the API key, a limit on its size, a line in the log.
+"""Middleware for every request: it sets the request id, checks the API key, limits the body and writes a log line.
 
-Plain ASGI: it must neither hold back a stream nor hide from it that the client has left.
+It is plain ASGI, so that streams pass through unbuffered and see when the client disconnects.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _OPEN_PATHS = frozenset({"/health", "/version", "/metrics", "/docs", "/redoc", "
 _CLOSE = {"Connection": "close"}
 _BODY_SECONDS = 60.0
 _DISCARD_BYTES, _DISCARD_SECONDS = 64 << 20, 5.0
-_QUIET_PATHS = frozenset({"/health", "/metrics"})  # asked for every few seconds by machines
+_QUIET_PATHS = frozenset({"/health", "/metrics"})  # monitoring polls these every few seconds
 
 
 class Gate:
@@ -60,22 +60,22 @@ class Gate:
             self._check_key(scope, headers)
             await self._app(scope, await self._with_body(headers, receive), send_with_id)
         except Exception as error:
-            told = as_api_error(error)
-            if told.status == 500:
+            api_error = as_api_error(error)
+            if api_error.status == 500:
                 log.error("request %s failed", request_id, exc_info=error)
             if status:
-                raise  # too late for another answer: the connection is closed
-            if told.status == 413:
+                raise  # headers are already sent, so the connection is closed
+            if api_error.status == 413:
                 await _discard(receive)
-            await reply(told)(scope, receive, send_with_id)
+            await reply(api_error)(scope, receive, send_with_id)
         finally:
-            self._note(scope, request_id, status, perf_counter() - began)
+            self._log_request(scope, request_id, status, perf_counter() - began)
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
         if not self._keys or scope["path"] in _OPEN_PATHS or scope["method"] == "OPTIONS":
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        # Digests have one length, and every key is compared, so that time tells nothing.
+        # Constant time: digests have equal length, and every key is compared.
         given = _digest(key.strip().encode("latin-1"))
         matches = [hmac.compare_digest(given, known) for known in self._keys]
         if scheme.lower() != "bearer" or not any(matches):
@@ -83,7 +83,7 @@ class Gate:
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
     async def _with_body(self, headers: Headers, receive: Receive) -> Receive:
-        """Reads the body, as far as it may go, and gives it to the app whole: no route can use half of one."""
+        """Read the whole body, up to the limit, and return a `receive` that gives it to the app in one message."""
         announced = headers.get("content-length", "")
         if announced.isdigit() and int(announced) > self._max_bytes:
             raise self._too_large()
@@ -94,7 +94,7 @@ class Gate:
                 while True:
                     message = await receive()
                     if message["type"] != "http.request":
-                        break  # the client has left
+                        break  # the client has disconnected
                     parts.append(message.get("body", b""))
                     num_bytes += len(parts[-1])
                     if num_bytes > self._max_bytes:
@@ -103,7 +103,9 @@ class Gate:
                         message = {"type": "http.request", "body": b"".join(parts), "more_body": False}
                         break
         except TimeoutError:
-            raise ApiError(408, f"the body did not arrive within {_BODY_SECONDS:g} seconds", headers=_CLOSE) from None
+            raise ApiError(
+                408, f"the body did not arrive within {_BODY_SECONDS:g} seconds; send it again", headers=_CLOSE
+            ) from None
         first: Message | None = message
 
         async def replay() -> Message:
@@ -119,7 +121,7 @@ class Gate:
         message = f"the body is larger than the {self._max_bytes} bytes allowed (--max-request-bytes)"
         return ApiError(413, message, code="request_too_large", headers=_CLOSE)
 
-    def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+    def _log_request(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         path = scope["path"]
         route = getattr(scope.get("route"), "path", None) or "other"
         self._metrics.responses[route, status] += 1
@@ -137,7 +139,7 @@ class Gate:
 
 
 async def _discard(receive: Receive) -> None:
-    """Read on for a while: a client that is still sending when the connection closes never sees the answer."""
+    """Read and drop the body for a while: a client still sending when the connection closes never sees the reply."""
     num_bytes = 0
     with suppress(TimeoutError):
         async with asyncio.timeout(_DISCARD_SECONDS):

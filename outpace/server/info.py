@@ -1,4 +1,4 @@
-"""Routes that tell: models, tokens, health, version, metrics."""
+"""Routes that do not generate: models, tokens, health, version, metrics."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ async def tokenize(body: TokenizeRequest, request: Request) -> TokenizeReply:
     state = state_of(request)
     state.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
-        raise ApiError(400, "give either a prompt or messages", param="prompt")
-    tokens = await state.aside(request, lambda: _tokens(state, body))
+        raise ApiError(400, "give either prompt or messages, not both", param="prompt")
+    tokens = await state.offload(request, lambda: _tokens(state, body))
     texts = None
     if body.return_token_strs:
-        texts = await state.aside(request, lambda: [state.texts.text(token) for token in tokens])
+        texts = await state.offload(request, lambda: [state.texts.text(token) for token in tokens])
     return TokenizeReply(count=len(tokens), max_model_len=state.max_context, tokens=tokens, token_strs=texts)
 
 
@@ -102,7 +102,7 @@ def _tokens(state: ServerState, body: TokenizeRequest) -> list[int]:
 async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeReply:
     state = state_of(request)
     state.check_model(body.model)
-    return DetokenizeReply(prompt=await state.aside(request, lambda: text_of(state, body.tokens)))
+    return DetokenizeReply(prompt=await state.offload(request, lambda: text_of(state, body.tokens)))
 
 
 @router.get("/health", response_model=Health, responses={503: {"model": Health}}, tags=["about"])
@@ -117,7 +117,7 @@ async def health(request: Request) -> Response:
 
 @router.post("/reset_prefix_cache", include_in_schema=False)
 async def reset_prefix_cache(request: Request) -> Health:
-    """Forget kept prefixes and remembered answers, as a benchmark wants between runs; vLLM's name for it."""
+    """Clear cached prefixes and the suffix store, for benchmarks between runs. The name is vLLM's."""
     state_of(request).engine.forget()
     return Health(status="ok", reason=None)
 
@@ -129,6 +129,6 @@ async def version() -> Version:
 
 @router.get("/metrics", tags=["about"], response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(request: Request) -> Response:
-    """Prometheus' text format."""
+    """In Prometheus' text format."""
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
     return Response(encode(state_of(request).registry), media_type=content_type)

@@ -1,4 +1,4 @@
-"""From a loaded model to a process that serves until it is told to stop, and ends cleanly when it is."""
+"""Run the server for a loaded model until a signal or an engine failure, then shut down cleanly."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
 log = logging.getLogger("outpace.server")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# The engine's thread holds the interpreter between model passes, and every system call of the event loop has to ask for
-# it back: with CPython's 5 ms that made streams to 64 readers late by tenths of a second.
+# The engine's thread holds the GIL between forward passes, and the event loop must get it back after every system call.
+# With CPython's default of 5 ms, streams to 64 clients were late by tenths of a second.
 _SWITCH_SECONDS = 0.0002
-_COLLECTION_SECONDS, _MOST_ROUNDS, _NEVER = 10.0, 6, 10**9
-_FAREWELL_SECONDS = 5  # for streams that were told to end to be written out
+_COLLECTION_SECONDS, _MAX_ROUNDS, _NEVER = 10.0, 6, 10**9
+_LAST_EVENTS_SECONDS = 5  # to write the error events of streams that are cut off
 
 
 class Server(uvicorn.Server):
-    """uvicorn, which in addition lets answers finish for a while after a signal and then ends them politely."""
+    """uvicorn, but after a signal answers may finish until the timeout; then each ends with an error event."""
 
     def __init__(self, app: FastAPI, engine: AsyncEngine, config: ServerConfig) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
-                # Measured: httptools and uvloop save nothing here, most of an event's cost being its system call; and
-                # h11 bounds the size of headers.
+                # Measured: httptools and uvloop save nothing here, because most of an event's cost is its system call.
+                # h11 limits the size of headers.
                 http="h11",
                 loop="asyncio",
                 ws="none",
@@ -53,7 +53,7 @@ class Server(uvicorn.Server):
                 log_config=None,
                 server_header=False,
                 limit_concurrency=config.max_connections,
-                timeout_graceful_shutdown=round(config.shutdown_timeout + _FAREWELL_SECONDS),
+                timeout_graceful_shutdown=round(config.shutdown_timeout + _LAST_EVENTS_SECONDS),
             )
         )
         self._engine = engine
@@ -65,7 +65,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Unlike uvicorn's own, does not raise the signal again afterwards: a clean end is exit status 0."""
+        """Unlike uvicorn's version, does not raise the signal again, so that a clean end has exit status 0."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -83,30 +83,32 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         sys.setswitchinterval(_SWITCH_SECONDS)
-        self._collecting = asyncio.create_task(_collect_garbage(self._engine))
+        self._gc_task = asyncio.create_task(_collect_garbage(self._engine))
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._engine.drain()
         if self._engine.num_open:
-            log.info("stopping; up to %g s for %d answers to finish", self._shutdown_timeout, self._engine.num_open)
-        ending = asyncio.create_task(self._end_late_answers())
+            log.info(
+                "stopping; waiting up to %g s for %d answers to finish", self._shutdown_timeout, self._engine.num_open
+            )
+        cutoff = asyncio.create_task(self._cut_off_late_answers())
         await super().shutdown(sockets)
-        ending.cancel()
-        self._collecting.cancel()
+        cutoff.cancel()
+        self._gc_task.cancel()
 
-    async def _end_late_answers(self) -> None:
+    async def _cut_off_late_answers(self) -> None:
         await asyncio.sleep(self._shutdown_timeout)
-        self._engine.end_all("the server is shutting down and the answer was not complete in time; ask again")
+        self._engine.end_all("the server is shutting down and the answer was not complete in time; send it again")
 
 
 async def _collect_garbage(engine: AsyncEngine) -> None:
-    """Full collections when nobody waits, or rarely.
+    """Run full collections while no request is open, else once a minute.
 
-    They stop every thread for as long as it takes to look at all that lives, the suffix store's many thousand objects
-    among them: tenths of a second, which Python would choose to spend every few seconds of heavy traffic.
+    A full collection stops every thread for tenths of a second, because it visits all objects, including the thousands
+    in the suffix store. Under heavy traffic Python would run one every few seconds.
     """
-    gc.freeze()  # what is here before the first request stays
+    gc.freeze()  # objects that exist before the first request live until the end
     youngest, middle, oldest = gc.get_threshold()
     gc.set_threshold(youngest, middle, _NEVER)
     rounds = 0
@@ -114,7 +116,7 @@ async def _collect_garbage(engine: AsyncEngine) -> None:
         while True:
             await asyncio.sleep(_COLLECTION_SECONDS)
             rounds += 1
-            if engine.num_open == 0 or rounds >= _MOST_ROUNDS:
+            if engine.num_open == 0 or rounds >= _MAX_ROUNDS:
                 gc.collect()
                 rounds = 0
     finally:
@@ -123,7 +125,7 @@ async def _collect_garbage(engine: AsyncEngine) -> None:
 
 
 def serve(llm: LLM, config: ServerConfig) -> int:
-    """Serve until a signal or the engine's death; gives the exit status."""
+    """Serve until a signal or an engine failure. Returns the exit status."""
     listener = listen(config.host, config.port)
     engine = AsyncEngine(llm.engine, max_queued=config.max_queued)
     app = create_app(engine, llm.tokenizer, config, max_context=llm.config.max_context)
@@ -131,16 +133,16 @@ def serve(llm: LLM, config: ServerConfig) -> int:
     where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     log.info("serving %s at %s (API /v1, reference /docs, metrics /metrics)", config.model_names[0], where)
     Server(app, engine, config).run(sockets=[listener])
-    engine.join()  # a second signal skips the orderly end
+    engine.join()  # needed after a second signal, which skips the clean shutdown
     if engine.failure is not None:
-        log.critical("stopped, because the engine has failed: %s", engine.failure)
+        log.critical("stopped because the engine failed: %s", engine.failure)
         return 1
     log.info("stopped")
     return 0
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A port, taken before the first request is promised anything; with a sentence where it is not to be had."""
+    """Bind the port, before the server is announced. The error names a remedy."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
@@ -148,6 +150,8 @@ def listen(host: str, port: int) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         taken = error.errno == errno.EADDRINUSE
-        remedy = "stop what uses it or choose another --port" if taken else "choose another --host or --port"
+        remedy = (
+            "stop the program that uses it or choose another --port" if taken else "choose another --host or --port"
+        )
         raise OutpaceError(f"cannot listen on {host} port {port}: {error.strerror or error}; {remedy}") from error
     return listener

@@ -1,4 +1,4 @@
-"""Log lines on stderr: text for people, or one JSON object each for machines. Neither contains prompts or answers."""
+"""Log lines on stderr: text, or one JSON object per line. The formatters add no prompts or answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)
         facts = getattr(record, "facts", None)
-        # A line that is a sentence already says what its facts say.
+        # A message with several words already contains its facts.
         if facts and " " not in record.getMessage():
             line += " " + " ".join(f"{name}={value}" for name, value in facts.items())
         return line

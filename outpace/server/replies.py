@@ -1,7 +1,7 @@
-"""What clients get back, in OpenAI's terms. A whole reply is folded from the pieces that a stream sends one by one.
+"""Replies in OpenAI's format. A whole reply is merged from the same pieces that a stream sends one by one.
 
-Replies are written as dictionaries of the shapes in reply_types.py. What all chunks of an answer have in common is
-written once, because there may be a chunk per token.
+Replies are dictionaries with the shapes of reply_types.py. The part that all chunks of an answer share is encoded
+once, because there may be a chunk per token.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from outpace.backends.base import Tokenizer
 from outpace.core import Request, TokenLogprob
 from outpace.engine.generation import Piece
 
-_LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's stand-in for it
+_LEAST_LOGPROB = -9999.0  # OpenAI's value for minus infinity, which JSON lacks
 _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class TokenTexts:
-    """Tokens as a reader wants to see them: control tokens, which add nothing to the text, by their written form."""
+    """The bytes and text of tokens. Control tokens, which produce no text, appear by their name in the vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -40,7 +40,7 @@ class TokenTexts:
 
 @dataclass(slots=True)
 class Heading:
-    """What all chunks of an answer and its whole reply share."""
+    """The fields that a whole reply and all its chunks share."""
 
     id: str
     created: int
@@ -49,11 +49,11 @@ class Heading:
     completions_per_prompt: int
     with_logprobs: bool
     include_usage: bool
-    echoes: list[str]  # per completion: text said before it
+    echoes: list[str]  # per completion: the prompt's text that precedes it, or empty
 
 
 class Answer:
-    """Writes pieces as chunks, or folds them into one reply. Chat and plain completions differ in two methods each."""
+    """Writes pieces as chunks, or merges them into one reply. Subclasses add what differs for chat and plain text."""
 
     def __init__(self, heading: Heading, texts: TokenTexts) -> None:
         self.heading = heading
@@ -70,7 +70,7 @@ class Answer:
         return len(self.finished) == len(self.heading.echoes)
 
     def fold(self, piece: Piece) -> None:
-        self._note(piece)
+        self._record(piece)
         if piece.index in self._folded:
             self._folded[piece.index].merge(piece)
         else:
@@ -81,8 +81,8 @@ class Answer:
         return self._object(self.name) | {"choices": choices, "usage": self.usage()}
 
     def events(self, piece: Piece) -> bytes:
-        """The chunks that a piece makes, as server-sent events."""
-        self._note(piece)
+        """The chunks of one piece, as server-sent events."""
+        self._record(piece)
         deltas = [] if piece.index in self._opened else self.opening(piece.index)
         self._opened.add(piece.index)
         if piece.text or piece.is_last or (self.heading.with_logprobs and piece.logprobs):
@@ -90,7 +90,7 @@ class Answer:
         return "".join([f"{self._chunk_begin}{_to_json(delta)}]{self._chunk_end}" for delta in deltas]).encode()
 
     def closing(self) -> bytes:
-        """After the last chunk of the last completion."""
+        """The end of the stream: the usage chunk, if requested, and [DONE]."""
         if not self.heading.include_usage:
             return DONE
         return event(self._object(self.chunk_name) | {"choices": [], "usage": self.usage()}) + DONE
@@ -100,7 +100,7 @@ class Answer:
         specs = [request.spec for request in requests]
         drafted = sum(spec.num_drafted for spec in specs)
         spent, plain = sum(spec.decode_seconds for spec in specs), sum(spec.plain_seconds for spec in specs)
-        # A prompt counts once however many completions it gets, so its first one says what was shared.
+        # A prompt counts once, however many completions it has: its first one counts the cached tokens.
         firsts = [r for index, r in self.finished.items() if index % heading.completions_per_prompt == 0]
         return {
             "prompt_tokens": heading.num_prompt_tokens,
@@ -115,7 +115,7 @@ class Answer:
             },
         }
 
-    # ---- what chat and plain completions do their own way
+    # ---- for subclasses
 
     name = chunk_name = ""
 
@@ -128,7 +128,7 @@ class Answer:
     def choice(self, piece: Piece) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _note(self, piece: Piece) -> None:
+    def _record(self, piece: Piece) -> None:
         self.num_completion_tokens += len(piece.token_ids)
         if piece.request is not None:
             self.finished[piece.index] = piece.request
@@ -147,13 +147,13 @@ class ChatAnswer(Answer):
 
     def delta(self, piece: Piece) -> dict[str, Any]:
         delta = {"content": piece.text} if piece.text else {}
-        return self._about(piece) | {"delta": delta}
+        return self._choice_fields(piece) | {"delta": delta}
 
     def choice(self, piece: Piece) -> dict[str, Any]:
         message = {"role": "assistant", "content": piece.text, "refusal": None}
-        return self._about(piece) | {"message": message}
+        return self._choice_fields(piece) | {"message": message}
 
-    def _about(self, piece: Piece) -> dict[str, Any]:
+    def _choice_fields(self, piece: Piece) -> dict[str, Any]:
         logprobs = None
         if self.heading.with_logprobs:
             entries = [
@@ -173,7 +173,7 @@ class TextAnswer(Answer):
 
     def __init__(self, heading: Heading, texts: TokenTexts) -> None:
         super().__init__(heading, texts)
-        self._offsets = [len(echo) for echo in heading.echoes]  # where each completion's next token begins
+        self._offsets = [len(echo) for echo in heading.echoes]  # where the next token of each completion begins
 
     def opening(self, index: int) -> list[dict[str, Any]]:
         echo = self.heading.echoes[index]

@@ -1,4 +1,4 @@
-"""The shapes of replies, for the OpenAPI page and for tests. What is sent is written without them: see replies.py."""
+"""The shapes of replies, for the OpenAPI page and for tests. replies.py writes replies without these classes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 
 class Speculation(BaseModel):
-    """What speculation did for this request. `estimated_speedup` is null where nothing was drafted."""
+    """What speculation did for this request. `estimated_speedup` is null if nothing was drafted."""
 
     drafted: int
     accepted: int

@@ -1,7 +1,7 @@
-"""Where settings come from: the command line, then the environment, then a file; each flag from the first that has it.
+"""Settings from the command line, the environment and a file, in this order: the first that has a flag sets it.
 
-A file's keys and the environment's names are the flags' own: `max-num-seqs = 16`, OUTPACE_SERVE_MAX_NUM_SEQS=16. They
-are read by the same parser as the command line, so they mean the same and fail with the same words.
+Keys of the file and names in the environment are those of the flags: `max-num-seqs = 16`,
+OUTPACE_SERVE_MAX_NUM_SEQS=16. The command line's parser reads them too, so meaning and error messages are the same.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from outpace.server.flags import add_flags
 ENVIRONMENT_PREFIX = "OUTPACE_SERVE_"
 
 
-def gather(said: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
-    """Everything that was set anywhere, by flag name with underscores."""
+def gather(command_line: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+    """All settings that were given, by flag name with underscores."""
     from_environment = _from_environment(environment)
-    path = said.get("config") or from_environment.get("config")
+    path = command_line.get("config") or from_environment.get("config")
     settings = _from_file(Path(path)) if path else {}
-    for source in (from_environment, said):
-        # The model may be said in two ways; whichever is said later takes the place of both.
+    for source in (from_environment, command_line):
+        # The model has two keys, MODEL and --model. A source that has either replaces both.
         if {"model", "model_argument"} & set(source):
             settings.pop("model", None)
             settings.pop("model_argument", None)
@@ -59,14 +59,14 @@ def _from_file(path: Path) -> dict[str, Any]:
         elif path.suffix in (".yaml", ".yml"):
             content = yaml.safe_load(text)
         else:
-            raise UsageError(f"{path} should end in .yaml, .yml or .toml, to say how it is written")
+            raise UsageError(f"{path} should end in .yaml, .yml or .toml, which gives its format; rename it")
     except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"{path} is not valid: {' '.join(str(error).split())}; correct it") from error
     if not isinstance(content, dict | None):
         raise UsageError(f"{path} must hold flags and their values, such as 'port: 8000'")
     given = {str(key): value for key, value in (content or {}).items()}
     if "config" in given:
-        raise UsageError(f"{path} names another configuration, which is not read; put everything into one file")
+        raise UsageError(f"{path} names another configuration, which is not supported; put everything into one file")
     return _read(str(path), given, spell=str, split=False)
 
 
@@ -78,7 +78,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _read(source: str, given: Mapping[str, Any], *, spell: Any, split: bool) -> dict[str, Any]:
-    """Flags and values from elsewhere, through the command line's own parser."""
+    """Parse flags and values from another source with the command line's parser."""
     parser = _Parser(allow_abbrev=False, add_help=False)
     parser.source = source
     add_flags(parser)
@@ -94,7 +94,7 @@ def _read(source: str, given: Mapping[str, Any], *, spell: Any, split: bool) -> 
 
 
 def _words(name: str, action: argparse.Action, value: Any, *, split: bool) -> list[str]:
-    """A value as the command line would have had it."""
+    """The command-line words for a value."""
     if action.nargs == 0:  # a switch
         wanted = str(value).lower() in ("1", "true", "yes", "on")
         negative = "--no-" + name.removeprefix("--")

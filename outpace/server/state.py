@@ -1,4 +1,4 @@
-"""What the routes share: one object on the app, so that a process may hold as many servers as it likes."""
+"""The state that the routes share. It is one object on the app, so that a process can hold several servers."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-_SMALL_BYTES = 2048  # of a request: to tokenise that takes less than to have another thread do it
+_SMALL_BYTES = 2048  # of a request body: up to here, tokenising costs less than switching threads
 _LAG_SAMPLE_SECONDS = 0.05
 _LAGS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 class HttpMetrics(Collector):
-    """What the server did with HTTP, and how promptly its event loop comes round."""
+    """HTTP responses and the lag of the event loop."""
 
     def __init__(self) -> None:
         self.responses: Counter[tuple[str, int]] = Counter()  # by route and status
@@ -53,7 +53,7 @@ class HttpMetrics(Collector):
         for (route, status), count in sorted(dict(self.responses).items()):
             responses.add_metric([route, str(status)], count)
         yield responses
-        lag = HistogramMetricFamily("outpace_event_loop_lag_seconds", "How late the event loop wakes a sleeper.")
+        lag = HistogramMetricFamily("outpace_event_loop_lag_seconds", "How late the event loop wakes a sleeping task.")
         lag.add_metric([], self.lag.buckets(), self.lag.total)
         yield lag
 
@@ -67,7 +67,7 @@ class ServerState:
     created: int = field(default_factory=lambda: int(time()))
     http: HttpMetrics = field(default_factory=HttpMetrics)
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
-    # For tokenising and rendering long prompts: it takes milliseconds, which the event loop must not spend.
+    # Tokenise and render long prompts, which takes milliseconds and would block the event loop.
     workers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "outpace-text"))
 
     def __post_init__(self) -> None:
@@ -81,11 +81,11 @@ class ServerState:
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name not in self.config.model_names:
-            message = f"the model {name!r} is not served here; /v1/models lists what is"
+            message = f"the model {name!r} is not served here; /v1/models lists the names"
             raise ApiError(404, message, param="model", code="model_not_found")
 
-    async def aside(self, request: Request, work: Callable[[], R]) -> R:
-        """Work through what a request says; one that says much does not hold up the event loop."""
+    async def offload(self, request: Request, work: Callable[[], R]) -> R:
+        """Run `work` on the request's text; for a large request in a worker thread, so that the event loop goes on."""
         if len(await request.body()) <= _SMALL_BYTES:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self.workers, work)

@@ -1,4 +1,4 @@
-"""Two ways of answering: one JSON object, or a stream of events. Both end when the client leaves or time is up."""
+"""The two kinds of answer: one JSON object or a stream of events. Both stop at a disconnect or at the timeout."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from outpace.errors import OutpaceError
 from outpace.server.errors import ApiError, as_api_error
 from outpace.server.replies import DONE, Answer, event
 
-CLIENT_LEFT = 499  # nginx's number for it; nobody is there to read it, but the log is
-_FAREWELL_SECONDS = 1.0
+CLIENT_LEFT = 499  # nginx's status for it; only the log shows it
+_LAST_EVENT_SECONDS = 1.0
 _EVENT_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # a proxy that collects events defeats them
+    (b"x-accel-buffering", b"no"),  # a proxy must not buffer events
 ]
 
 
 def out_of_time(seconds: float) -> ApiError:
-    message = f"the answer took longer than the {seconds:g} seconds a request may; ask for fewer tokens, or later"
+    message = f"the answer took longer than the {seconds:g} seconds allowed; request fewer tokens, or try again later"
     return ApiError(504, message, type="timeout_error", code="request_timeout")
 
 
 @asynccontextmanager
-async def _ends_with_client(generation: Generation, receive: Receive) -> AsyncIterator[None]:
+async def _abort_on_disconnect(generation: Generation, receive: Receive) -> AsyncIterator[None]:
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
@@ -43,31 +43,31 @@ async def _ends_with_client(generation: Generation, receive: Receive) -> AsyncIt
         generation.abort()
 
 
-class _Answering(Response):
+class _AnswerResponse(Response):
     def __init__(self, generation: Generation, answer: Answer, timeout: float) -> None:
         super().__init__()
         self.generation, self.answer, self.timeout = generation, answer, timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with _ends_with_client(self.generation, receive):
+        async with _abort_on_disconnect(self.generation, receive):
             try:
                 async with asyncio.timeout(self.timeout):
-                    await self.answer_to(scope, receive, send)
+                    await self.send_answer(scope, receive, send)
             except TimeoutError:
-                await self.give_up(out_of_time(self.timeout), scope, receive, send)
+                await self.send_error(out_of_time(self.timeout), scope, receive, send)
             except OutpaceError as error:
-                await self.give_up(as_api_error(error), scope, receive, send)
+                await self.send_error(as_api_error(error), scope, receive, send)
 
-    async def answer_to(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def send_answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         raise NotImplementedError
 
-    async def give_up(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    async def send_error(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         self.status_code = error.status
         await JSONResponse(error.body(), error.status, headers=error.headers)(scope, receive, send)
 
 
-class WholeReply(_Answering):
-    async def answer_to(self, scope: Scope, receive: Receive, send: Send) -> None:
+class WholeReply(_AnswerResponse):
+    async def send_answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         async for pieces in self.generation:
             for piece in pieces:
                 _raise_error(piece)
@@ -78,12 +78,12 @@ class WholeReply(_Answering):
             await Response(status_code=CLIENT_LEFT)(scope, receive, send)
 
 
-class EventStream(_Answering):
-    """Headers go out with the first words, so that what fails before them still has a status of its own."""
+class EventStream(_AnswerResponse):
+    """Sends the headers with the first event, so that an earlier error still sets the HTTP status."""
 
     _began = False
 
-    async def answer_to(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def send_answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         async for pieces in self.generation:
             events: list[bytes] = []
             for piece in pieces:
@@ -96,13 +96,13 @@ class EventStream(_Answering):
         elif not self._began:
             await Response(status_code=CLIENT_LEFT)(scope, receive, send)
 
-    async def give_up(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    async def send_error(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._began:
-            await super().give_up(error, scope, receive, send)
+            await super().send_error(error, scope, receive, send)
             return
-        # A reader that stopped reading is a likely reason, so this must not wait for it either.
+        # The likely cause is a client that stopped reading, so do not wait long for it here.
         with suppress(TimeoutError):
-            async with asyncio.timeout(_FAREWELL_SECONDS):
+            async with asyncio.timeout(_LAST_EVENT_SECONDS):
                 await send({"type": "http.response.body", "body": event(error.body()) + DONE})
 
     async def _write(self, send: Send, data: bytes) -> None:

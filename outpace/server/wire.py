@@ -1,8 +1,8 @@
-"""What clients send, in OpenAI's terms, and its meaning in ours.
+"""Requests in OpenAI's format, and their translation to SamplingParams.
 
-Fields nobody knows are refused, as OpenAI does: a misspelt one would otherwise change nothing and tell nobody. Fields
-that only concern bookkeeping on OpenAI's side are taken and have no effect; fields that ask for something this server
-cannot do are refused unless they ask for nothing.
+Unknown fields are refused, as OpenAI does; otherwise a misspelt field would be ignored silently. Fields for OpenAI's
+own administration are accepted and have no effect. Fields for features that this server lacks are accepted only with
+values that do not use the feature.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Body(BaseModel):
 
 
 class SpeculationFields(_Body):
-    """How this request may be speculated on; what is left out follows the server's settings."""
+    """Speculation settings of one request. Missing fields follow the server's settings."""
 
     mode: SpeculationMode | None = None
     method: Method | None = None
@@ -55,16 +55,16 @@ class SamplingFields(_Body):
     presence_penalty: float | None = Field(0.0, ge=-2, le=2)
     frequency_penalty: float | None = Field(0.0, ge=-2, le=2)
     logit_bias: dict[str, Finite] | None = None
-    # Beyond OpenAI, as vLLM has them
+    # Not in OpenAI's API; as in vLLM
     top_k: int | None = Field(None, ge=-1)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, ge=0.01, le=10)
     min_tokens: int | None = Field(None, ge=0)
     ignore_eos: bool | None = None
     stop_token_ids: Tokens | None = None
-    # Beyond vLLM
+    # Not in vLLM's API
     speculation: SpeculationFields | None = None
-    # Bookkeeping that has no meaning here
+    # Accepted without effect
     user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
@@ -72,7 +72,7 @@ class SamplingFields(_Body):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
-    default_tokens: ClassVar[int | None] = None  # where no number is given: what the context leaves
+    default_tokens: ClassVar[int | None] = None  # without max_tokens; None: the rest of the context
 
     def wanted_tokens(self) -> int | None:
         return self.max_tokens
@@ -81,7 +81,7 @@ class SamplingFields(_Body):
         raise NotImplementedError
 
     def params(self, defaults: SpeculationParams, max_tokens: int) -> SamplingParams:
-        """Raises UsageError for what no field by itself could show to be wrong."""
+        """The SamplingParams. Raises UsageError for fields that contradict each other."""
         given: dict[str, Any] = {
             "n": self.n,
             "temperature": self.temperature,
@@ -104,7 +104,7 @@ class SamplingFields(_Body):
 
 
 class Message(BaseModel):
-    """One turn. What a client got from us it may send back whole, empty fields included."""
+    """One turn. A client may send back a message it received, including its empty fields."""
 
     model_config = ConfigDict(extra="allow", strict=True)
     role: str = Field(min_length=1)
@@ -128,7 +128,7 @@ class ChatRequest(SamplingFields):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    # Only where they ask for nothing
+    # Accepted only with values that do not use the feature
     tools: Annotated[list[Any], Field(max_length=0)] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
@@ -159,7 +159,7 @@ class CompletionRequest(SamplingFields):
     suffix: Literal[""] | None = Field(None, description="Filling in the middle is not supported.")
     best_of: int | None = Field(None, ge=1)
 
-    default_tokens: ClassVar[int | None] = 16  # as OpenAI has it for this endpoint
+    default_tokens: ClassVar[int | None] = 16  # OpenAI's default for this endpoint
 
     def num_logprobs(self) -> int | None:
         return self.logprobs
@@ -204,7 +204,7 @@ def _bias(given: dict[str, float] | None) -> dict[int, float] | None:
 
 
 def _speculation(asked: SpeculationFields | None, defaults: SpeculationParams) -> SpeculationParams:
-    """The server's defaults, with what the request says in their place; a rule brings its own thresholds."""
+    """The server's defaults, overridden by the request. Default thresholds apply only to the default's own rule."""
     if asked is None:
         return defaults
     given = {name: value for name, value in asked if value is not None}

@@ -1,1 +1,1 @@
-"""Guessing what the target will say: one file per way of guessing, and the policy that decides whether to."""
+"""Speculative decoding: proposers that draft tokens, measured costs, and the policy that decides when to draft."""

@@ -1,10 +1,10 @@
-"""The protocol of one speculative step, once for the engine, the simulator and the tests:
+"""The protocol of one speculative step, shared by the engine, the simulator and the tests:
 
-decision = session.choose(requests, stats)      look drafts up and decide; then the caller takes cache room
-session.draft(decision, stats)                  models draft what was decided
-...                                             the target runs once, and every request has a verdict
-session.observe(request, choice, verdict)       the proposer hears it and rewinds its own cache
-session.learn(decision, outcomes, stats, step)  costs, acceptance and budgets follow what was seen
+decision = session.choose(requests, stats)       look up drafts and decide; then the caller reserves cache room
+session.draft(decision, stats)                   models make the drafts that were decided
+...                                              the target runs once and verifies every request
+session.observe(request, choice, verdict)        the proposer gets the verdict and rewinds its own cache
+session.learn(decision, outcomes, stats, shape)  costs, acceptance and budgets are updated
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from outpace.speculation.proposers.base import DraftAsk, Proposer
 
 @dataclass(slots=True)
 class StepShape:
-    """What the target computed in a step, and whether that took as long as such steps take."""
+    """What the target computed in a step, and whether the step's time is typical."""
 
     num_tokens: int
-    context: float  # tokens a row had before, on average
+    context: float  # mean number of tokens a row had before the step
     is_typical: bool = True
 
 
@@ -34,11 +34,11 @@ class Session:
     def __init__(
         self, policy: Policy, proposers: Mapping[str, Proposer], clock: Callable[[], float] = perf_counter
     ) -> None:
-        """`clock` tells seconds; a simulator has its own."""
+        """`clock` returns seconds; a simulator passes its own."""
         self.policy = policy
         self._proposers = proposers
         self._clock = clock
-        self._lookup_seconds = 0.0  # of the decision under way
+        self._lookup_seconds = 0.0  # of the current decision
         self._learning_seconds = 0.0  # since the last decision
 
     @property
@@ -46,7 +46,7 @@ class Session:
         return self.policy.costs
 
     def choose(self, requests: Sequence[Request], stats: StepStats) -> Decision:
-        """Decide about the decoding requests of a step, after looking drafts up where the policy wants that."""
+        """Decide about the decoding requests of a step. The policy may look up drafts first."""
         if not any(request.may_speculate for request in requests):
             return Decision(0, requests, [Choice.plain()] * len(requests))
         begin = self._clock()
@@ -71,7 +71,7 @@ class Session:
         return found
 
     def draft(self, decision: Decision, stats: StepStats) -> None:
-        """Have the drafts made that were decided about and are not there yet."""
+        """Make the drafts that the decision asks for; lookups exist already."""
         begin = self._clock()
         for name, choices in _by_proposer(decision).items():
             drafts = self._proposers[name].propose([choice.ask for choice in choices if choice.ask is not None])
@@ -80,14 +80,14 @@ class Session:
             stats.draft_seconds = self._clock() - begin
 
     def observe(self, request: Request, choice: Choice, verdict: Verdict) -> None:
-        """What became of a request's draft, after its tokens were added."""
+        """Pass the verdict to the proposer, after the emitted tokens were added to the request."""
         if choice.draft is not None:
             self._proposers[choice.method].observe(request, verdict)
 
     def learn_drafting(self, decision: Decision, *, is_typical: bool) -> float:
-        """What drafting took; returns the seconds of it that went into catching up with texts.
+        """Learn the cost of drafting; returns the seconds spent on catching up.
 
-        Where something else was done in that time, it is not typical, and no cost is learned.
+        If the time is not typical, because other work was done in it, no cost is learned.
         """
         total = 0.0
         for name in _by_proposer(decision):
@@ -114,10 +114,10 @@ class Session:
         *,
         is_hidden: bool = False,
     ) -> None:
-        """What came of a decision; then the policy forgets the requests that ended. `is_hidden`: nobody waits for it.
+        """Learn from a step, then forget finished requests. `is_hidden`: learning overlaps with device work.
 
-        Costs are learned from steps of pure decoding that were looked at. What a step did for the first and last time,
-        such as capturing a graph, says nothing about costs and is nobody's loss.
+        Costs are learned only from steps of pure decoding that are not idle. A step with one-time work, such as
+        capturing a graph, teaches no costs and is charged to no budget.
         """
         begin = self._clock()
         if decision.situation is not None or decision.is_idle:

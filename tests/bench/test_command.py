@@ -1,4 +1,4 @@
-"""`outpace bench` from the command line: over a fake model for its manners, over real ones for its judgement."""
+"""`outpace bench` from the command line: with a fake model for its behaviour, with real models for its verdict."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_the_time_budget_ends_the_measuring_not_the_report(faked, prompts, tmp_p
     ("arguments", "words"),
     [
         (["--mix", "poetry"], "neither a built-in workload"),
-        (["--temperature", "hot"], "--temperature wants numbers"),
+        (["--temperature", "hot"], "--temperature must be numbers"),
         (["--temperature", "-1"], "between 0 and 100"),
         (["--concurrency", "0"], "at least 1"),
         (["--concurrency", "1", "--rate", "2"], "give one of them"),
@@ -131,7 +131,7 @@ def test_help_names_the_other_commands(capsys):
 
 
 class FakePeer:
-    """Answers with the prompt itself; its second variant is twice as fast and, where told to, wrong or broken."""
+    """Answers with the prompt itself; its second variant is twice as fast and can be set to be wrong or to fail."""
 
     def __init__(
         self, clock: SimpleNamespace, *, lies: bool = False, breaks: bool = False, seconds: float = 1.0
@@ -177,11 +177,11 @@ def test_peers_that_are_ahead_are_said_to_be(monkeypatch):
     assert "quick, auto is ahead of Outpace here" in text
 
 
-# ---- real models: planted cases, whose effects are far larger than a machine's moods
+# ---- real models: constructed cases, whose effects are far larger than the noise of a machine
 
 
-def judged(tmp_path: Path, *arguments: object) -> dict[str, Any]:
-    path = tmp_path / "judged.json"
+def run_bench(tmp_path: Path, *arguments: object) -> dict[str, Any]:
+    path = tmp_path / "results.json"
     assert bench(*arguments, "--json", path) == 0
     results: dict[str, Any] = json.loads(path.read_text())
     return results
@@ -196,8 +196,8 @@ def bad_draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.model
 @pytest.mark.slow
 def test_a_planted_bad_draft_is_recognised(tmp_path, bad_draft):
-    results = judged(tmp_path, "--draft", bad_draft, "--settings", "draft:4", "--mix", "json,story",
-                     "--temperature", "0,1.5", "--concurrency", "1", "--requests", 10, "--max-tokens", 32)  # fmt: skip
+    results = run_bench(tmp_path, "--draft", bad_draft, "--settings", "draft:4", "--mix", "json,story", "--temperature",
+                        "0,1.5", "--concurrency", "1", "--requests", 10, "--max-tokens", 32)  # fmt: skip
     assert results["verdict"]["decision"] == "leave_off"
     assert "draft_mismatched" in {finding["kind"] for finding in results["verdict"]["findings"]}
 
@@ -205,16 +205,16 @@ def test_a_planted_bad_draft_is_recognised(tmp_path, bad_draft):
 @pytest.mark.model
 @pytest.mark.slow
 def test_a_planted_good_case_is_recognised(tmp_path):
-    results = judged(tmp_path, "--settings", "auto", "--mix", "code_edit", "--temperature", "0", "--concurrency", "1",
-                     "--requests", 12, "--max-tokens", 96)  # fmt: skip
+    results = run_bench(tmp_path, "--settings", "auto", "--mix", "code_edit", "--temperature", "0",
+                        "--concurrency", "1", "--requests", 12, "--max-tokens", 96)  # fmt: skip
     assert results["verdict"]["decision"] == "use"
 
 
 @pytest.mark.model
 @pytest.mark.slow
 def test_a_planted_mixed_workload_is_told_apart(tmp_path):
-    """Copying at temperature 0 and inventing at 1.5 in one batch, deep drafts for all: those who invent wait for the
-    verification of what the others copy."""
+    """One batch has copying at temperature 0 and inventing at 1.5, with deep drafts for all: requests that invent wait
+    while the drafts of the others are verified."""
     path = tmp_path / "mixed.jsonl"
     records = [
         {"messages": prompt.messages, "class": category, "temperature": temperature, "max_tokens": 48}
@@ -222,8 +222,8 @@ def test_a_planted_mixed_workload_is_told_apart(tmp_path):
         for prompt in built_in(workload)
     ]
     path.write_text("\n".join(json.dumps(record) for record in sorted(records, key=json.dumps)))
-    results = judged(tmp_path, "--settings", "suffix:16", "--mix", path, "--concurrency", "4", "--temperature", "0",
-                     "--requests", 112)  # fmt: skip
+    results = run_bench(tmp_path, "--settings", "suffix:16", "--mix", path, "--concurrency", "4", "--temperature", "0",
+                        "--requests", 112)  # fmt: skip
     verdict = results["verdict"]
     assert verdict["decision"] in ("use_for_some", "leave_off")
     assert verdict["classes_that_lose"] == ["invent"]
@@ -232,7 +232,7 @@ def test_a_planted_mixed_workload_is_told_apart(tmp_path):
 
 @pytest.fixture(scope="module")
 def served(bad_draft: Path) -> Iterator[str]:
-    """`outpace serve` as a user starts it."""
+    """The URL of an `outpace serve` process."""
     port = free_port()
     command = [sys.executable, "-m", "outpace", "serve", "--port", str(port), "--speculative-model", str(bad_draft)]
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -254,6 +254,6 @@ def served(bad_draft: Path) -> Iterator[str]:
 )
 def test_a_live_server_gets_the_verdict_that_the_engine_gets(served, bad_draft, tmp_path, decision, arguments):
     arguments = (*arguments, "--temperature", "0", "--concurrency", "1", "--requests", "12", "--max-tokens", "96")
-    in_process = judged(tmp_path, "--draft", bad_draft, *arguments)["verdict"]
-    by_url = judged(tmp_path, "--url", served, *arguments)["verdict"]
+    in_process = run_bench(tmp_path, "--draft", bad_draft, *arguments)["verdict"]
+    by_url = run_bench(tmp_path, "--url", served, *arguments)["verdict"]
     assert in_process["decision"] == by_url["decision"] == decision

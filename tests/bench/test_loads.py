@@ -1,4 +1,4 @@
-"""Open-loop arrivals, and latency that counts from the intended moment whatever the system does."""
+"""Open-loop arrivals, and latency that counts from the due time."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_arrivals_are_the_same_for_every_setting_and_other_for_another_seed():
 
 
 def test_latency_counts_from_the_intended_arrival_through_a_stall(monkeypatch):
-    """While the engine hangs for two seconds requests go on being due. Measured from when they could be sent they
-    would look fast; they were not."""
+    """Requests are due while the engine hangs for two seconds. Latency from the time they could be sent would hide
+    that."""
     due = [0.0, 0.5, 1.0, 1.5, 2.0]
     monkeypatch.setattr(engine_load, "arrival_times", lambda load, count, seed: due)
     engine = fake_engine(max_sequences=4, speculation="off")

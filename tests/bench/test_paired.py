@@ -1,4 +1,4 @@
-"""The paired runner over a fake engine: the same requests under every setting, none profiting from another."""
+"""The paired runner with a fake engine: every setting gets the same requests and empty caches."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_decoding_is_counted_without_the_steps_that_read_prompts():
 
 
 def test_a_setting_finds_nothing_of_what_another_left():
-    """Under any order of the settings, the suffix proposer drafts the same: it never saw the other runs' answers."""
+    """The suffix proposer drafts the same in any order of the settings: it has no answers from other runs."""
     drafted = set()
     for seed in range(4):
         target = engine_target()

@@ -1,4 +1,4 @@
-"""Loaders of the files people have, and the mixing of sources by weight."""
+"""Loading of common prompt files, and mixing of sources by weight."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_mixes_are_read_with_their_weights():
     for wrong in ("json=0", "json=x", "=1", "json=1,,story=1"):
         with pytest.raises(UsageError, match="a mix is NAME=WEIGHT"):
             parse_mix(wrong)
-    with pytest.raises(UsageError, match="stands twice"):
+    with pytest.raises(UsageError, match="appears twice"):
         parse_mix("json=1,json=2")
 
 

@@ -1,4 +1,4 @@
-"""Figures, the JSON file, the text and the HTML, from invented runs; the HTML also in a browser, where there is one."""
+"""Figures, JSON, text and HTML from synthetic runs; the HTML also in a browser, if there is one."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_every_picture_is_drawn_in_a_browser_without_the_network(made, tmp_path,
     assert [url for url in asked if "google" not in url and "gvt1" not in url] == [], "the page asked the network"
     pixels = np.asarray(pytest.importorskip("PIL.Image").open(image).convert("RGB"))
     assert pixels.shape[1] == width
-    # Every picture draws lines or bars in the colour of `auto` or `suffix:4`: count bands of them down the page.
+    # Charts draw lines or bars in the colour of `auto`: count the bands of it down the page.
     blue = np.all(abs(pixels.astype(int) - [0x1D, 0x4E, 0xD8]) < 40, axis=2)
     rows = blue[:, : width // 2 if width > 600 else width].any(axis=1)
     bands = int((np.diff(rows.astype(int)) == 1).sum())

@@ -1,4 +1,4 @@
-"""The simulator: the same world for every policy, the figures that were promised, and ours not below plain."""
+"""The simulator: every policy gets the same world, the report has its figures, and ours is not below plain."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_what_is_on_file_is_not_simulated_again(tmp_path, monkeypatch, capsys):
     assert command.execute(options) == 0
     first, lines = capsys.readouterr().out, kept.read_text().splitlines()
     assert len(lines) == 2 * len(POLICIES)
-    kept.write_text("\n".join(lines[:-1]) + "\n" + lines[-1][:30])  # killed while it wrote the last
+    kept.write_text("\n".join(lines[:-1]) + "\n" + lines[-1][:30])  # killed while writing the last line
     ran: list[str] = []
 
     def counted(world: Scenario, policy: Any) -> Simulation:
@@ -187,12 +187,12 @@ def test_every_policy_meets_the_same_requests():
         )
         assert ours.text is not None and again.text is not None and ours.model is not None and again.model is not None
         for one, other in ((ours.text, again.text), (ours.model, again.model)):
-            assert (one.rate == other.rate).all() and (one.coins == other.coins).all()
+            assert (one.rate == other.rate).all() and (one.draws == other.draws).all()
 
 
 @pytest.mark.parametrize("policy", [OURS, ORACLE, BUDGET, Fixed(3)], ids=["ours", "oracle", "budget", "fixed"])
 def test_the_same_seed_gives_the_same_figures(policy):
-    """No clock of this machine is in them."""
+    """The figures contain no time of this machine."""
 
     def figures(result: Result) -> tuple[Any, ...]:
         return result.tokens_per_second, result.tpots
@@ -206,13 +206,13 @@ def test_the_same_seed_gives_the_same_figures(policy):
 def test_plain_decoding_is_as_fast_as_the_machine_says():
     world = replace(scenario("compute-bound", concurrency=1, num=6), noise=0.0)
     result = Simulation(world, Fixed(0)).run()
-    host = 80e-6  # of a step and its token
+    host = 80e-6  # per step and its token
     assert result.tokens_per_second == pytest.approx(1 / (MACHINES["compute-bound"].of(1, 1) + host))
     assert result.policy == PLAIN and result.estimated_speedup is None
 
 
 def test_a_fixed_depth_gains_what_its_acceptance_and_costs_say():
-    """Right with 0.8 each: three draft tokens bring 1 + 0.8 + 0.64 + 0.512 tokens for a step of four."""
+    """With acceptance 0.8, three draft tokens give 1 + 0.8 + 0.64 + 0.512 tokens for a step of four."""
     world = replace(scenario("cpu-llamacpp", concurrency=1, num=60), noise=0.0)
     law, tokens = MACHINES["cpu-llamacpp"], 1 + 0.8 + 0.64 + 0.512
     seconds = law.of(1, 4) + 65e-6 + tokens * 30e-6
@@ -257,14 +257,14 @@ ORACLE_WORLDS: dict[str, Scenario] = {
 
 @pytest.mark.parametrize("name", ORACLE_WORLDS)
 def test_no_fixed_depth_beats_the_oracle(name):
-    """It knows rates, not coins: a fixed depth can be lucky, by little."""
+    """The oracle knows rates, not draws, so a fixed depth can be slightly faster by chance."""
     world = replace(ORACLE_WORLDS[name], noise=0.0)
     best = max(ratio(world, Fixed(depth)) for depth in (0, 1, 2, 3, 4, 6, 8))
     assert ratio(world, ORACLE) >= 0.985 * best
 
 
 def test_the_oracle_is_bound_by_no_rule_about_single_requests():
-    """Half of the requests gain nothing and pay for the others: the batch as a whole is faster."""
+    """Half of the requests gain nothing and get slower, but the batch as a whole is faster."""
     world = scenario(concurrency=8, num=60, mean_output=128, text=Proposing(either((0.05, 0.95))))
     assert ratio(world, ORACLE) > 1.2
 
@@ -273,27 +273,27 @@ def test_the_oracle_is_bound_by_no_rule_about_single_requests():
 
 
 def long(machine: str = "cpu-native", concurrency: int = 2, **options: Any) -> Scenario:
-    """As long as the scenarios that `outpace bench simulate` runs: what is lost in finding out is spread over it."""
+    """As long as the scenarios of `outpace bench simulate`, so that the cost of exploration is spread out."""
     return scenario(machine, concurrency, 80, mean_output=128, **options)
 
 
-# Where there is nothing to gain, or much to lose by a wrong belief.
+# Nothing to gain, or much to lose by a wrong estimate.
 LOSING: dict[str, Scenario] = {
     "nothing pays": long("compute-bound"),
     "model that is wrong": long("h200", 4, text=None, model=Proposing(constant(0.1))),
-    "spiteful": long(text=Proposing(constant(0.9), spites=True)),
+    "spiteful": long(text=Proposing(constant(0.9), rejects_after_draft=True)),
 }
 SHORT: dict[str, Scenario] = {
     "text that is right": scenario(num=12),
     "text that is wrong": scenario(num=12, text=Proposing(constant(0.1))),
-    "vain": scenario(num=16, text=Proposing(constant(0.15), flattery=3.0)),
+    "vain": scenario(num=16, text=Proposing(constant(0.15), overconfidence=3.0)),
     "mixed": scenario(concurrency=8, num=32, text=Proposing(either((0.1, 0.9)))),
     "steep": scenario("cpu-llamacpp", concurrency=4, num=16),
     "stairs": scenario("stairs-of-8", concurrency=4, num=16, text=Proposing(constant(0.6))),
     "model": scenario("h200", concurrency=4, num=16, text=None, model=Proposing(constant(0.7))),
     "dear draft": scenario(num=12, text=None, model=Proposing(constant(0.8)), draft_share=0.4),
     "sliding": scenario(num=16, text=Proposing(sliding(0.9, 0.1))),
-    "spiteful": scenario(num=64, text=Proposing(constant(0.9), spites=True)),
+    "spiteful": scenario(num=64, text=Proposing(constant(0.9), rejects_after_draft=True)),
 }
 
 

@@ -42,7 +42,7 @@ def test_a_ratio_weighs_units_by_their_size_not_each_alike():
 
 def test_noise_common_to_both_sides_of_a_unit_does_not_widen_the_interval():
     rng = np.random.default_rng(1)
-    machine = rng.lognormal(0, 0.5, size=20)  # a machine whose speed changes a lot, but not within a unit
+    machine = rng.lognormal(0, 0.5, size=20)  # machine speed: changes a lot, but not within a unit
     tokens = [100.0] * 20
     ratio = ratio_of_rates(tokens, list(machine / 1.25), tokens, list(machine))
     assert ratio.value == pytest.approx(1.25)

@@ -1,4 +1,4 @@
-"""Servers by URL: the requests they get, the times they are given, and what their metrics pages say."""
+"""Servers by URL: the requests they get, the measured times, and their metrics pages."""
 
 from __future__ import annotations
 
@@ -123,11 +123,11 @@ def test_failures_are_failures_with_their_reason():
         assert "503" in str(run.trials[0].error) and run.trials[1].error is None
         server.break_next = 1
         run = target.run(jobs, PLAIN, Closed(1))
-        assert "broke off" in str(run.trials[0].error) and "lost" in str(run.trials[0].error)
+        assert "error in the stream" in str(run.trials[0].error) and "lost" in str(run.trials[0].error)
 
 
 def test_open_loop_times_count_from_the_intended_arrival():
-    """Arrivals far faster than the server answers: the later a request, the longer it has waited."""
+    """Requests arrive far faster than the server answers, so later ones wait longer."""
     with FakeServer(seconds_per_token=0.01) as server:
         target = UrlTarget(server.url, server.url)
         jobs = target.jobs(built_in("chat", 5), temperature=0.0)

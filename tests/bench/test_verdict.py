@@ -1,4 +1,4 @@
-"""The verdict on invented runs whose truth is known: good and bad ones, tails, drafts that do not fit, too little."""
+"""The verdict on synthetic runs with known speeds: good and bad ones, tails, unsuitable drafts, too little data."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ def mixed_tail():
 
 def test_a_worse_tail_behind_a_better_median_is_named_with_its_class():
     results = made_results([mixed_tail()])
-    said = sentence(results, "tail")
-    assert "at P50" in said and "at P99" in said
-    assert "the class that loses is story" in said
+    text = sentence(results, "tail")
+    assert "at P50" in text and "at P99" in text
+    assert "the class that loses is story" in text
 
 
 def test_the_culprit_is_run_alone_to_confirm():
@@ -92,8 +92,8 @@ def test_the_culprit_is_run_alone_to_confirm():
     assert (plan.temperature, plan.load.name) == (1.0, "4 at once")
     alone = cell({"off": {"story": 1.0}, "suffix:4": {"story": 0.7}}, ("story",), temperature=1.0, concurrency=4,
                  purpose="confirm", only_class="story", num_blocks=8)  # fmt: skip
-    said = sentence(made_results([mixed_tail(), alone]), "tail")
-    assert "run alone it has 0.7" in said and "confirms it" in said
+    text = sentence(made_results([mixed_tail(), alone]), "tail")
+    assert "run alone it has 0.7" in text and "confirms it" in text
 
 
 def test_an_even_workload_has_no_tail_to_speak_of():

@@ -1,4 +1,4 @@
-"""The built-in prompts: enough of each, whole, and of a size that a small model and a small context take."""
+"""The built-in prompts: enough of each class, complete, and short enough for a small model and context."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GPU experiment in small, on the CPU: in float32 every setting says what plain decoding says."""
+"""The GPU experiment with a tiny model on the CPU: in float32, every setting emits the tokens of plain decoding."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SETTINGS = {2: ("plain", "ngram:2", "suffix:2", "draft:3", "auto")}
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Tiny products gain nothing from threads."""
+    """Threads do not speed up tiny matrix products."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -140,7 +140,7 @@ def test_transformers_runs_on_the_same_weights(experiment):
 
 def test_a_draft_learns_its_rounding_from_what_the_model_says(monkeypatch):
     for module in (gpu_padded_pair, gpu_rounding):
-        monkeypatch.setattr(module, "NUM_SAID", 6)
+        monkeypatch.setattr(module, "NUM_ANSWER_TOKENS", 6)
     monkeypatch.setattr(gpu_padded_pair, "HELD_OUT", 3)
     room = Capacity(max_sequences=2, cache_tokens=256, max_context=96, max_step_tokens=64)
     prompts = [[i + 1, 2, 3] for i in range(6)]
@@ -152,14 +152,14 @@ def test_a_draft_learns_its_rounding_from_what_the_model_says(monkeypatch):
 
 
 class Unchanging(StepCosts):
-    """What a CPU takes is no matter here."""
+    """Costs that ignore the measured times of this CPU."""
 
     def observe(self, rows: int, tokens: int, context: float, seconds: float) -> None:
         pass
 
 
 def test_auto_uses_a_draft_model_where_steps_cost_what_they_do_on_a_gpu(monkeypatch):
-    """Drafts made in one go on the device say nothing of their confidence; what becomes of them is enough."""
+    """Drafts made in one launch on the device carry no confidence; the policy learns from their outcomes alone."""
     room = Capacity(max_sequences=2, cache_tokens=1024, max_context=256, max_step_tokens=256)
     pair = PaddedPair.start(SMALL, random_weights(), torch.float32, (LARGE, LARGE), Rounding(8, 16), room).pair
     drafts = {name: DraftCosts(lookup_seconds=1e-5) for name in ("ngram", "suffix")}

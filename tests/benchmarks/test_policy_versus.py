@@ -1,4 +1,4 @@
-"""The benchmark of two versions: its figures, its table, what it refuses, and the worker's answers."""
+"""The benchmark of two versions: its figures, its table, the options it rejects, and the worker's answers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_cell_has_the_geometric_mean_of_its_blocks_and_students_interval():
 
 
 def test_blocks_are_paired():
-    """The machine halves its speed in the second block and doubles it in the third: no ratio is less sure for that."""
+    """The machine is half as fast in the second block and twice as fast in the third; the intervals stay exact."""
     found = figures(made((100.0, 110.0, 121.0), (50.0, 55.0, 60.5), (200.0, 220.0, 242.0)))
     assert found["ratios"]["new/old"] == pytest.approx({"value": 1.1, "low": 1.1, "high": 1.1, "num_units": 3})
     assert found["ratios"]["new/plain"]["value"] == pytest.approx(1.21)

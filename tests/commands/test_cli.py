@@ -1,4 +1,4 @@
-"""The command line: a quick start, text on stdout, everything else on stderr, and an exit status with a sentence."""
+"""The command line: it starts fast, prints text on stdout and the rest on stderr, and errors are one sentence."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.test_llm import use_fakes
 
 OUTPACE = [sys.executable, "-m", "outpace"]
 CYAN, PLAIN = "\033[36m", "\033[0m"
-# One thread: llama.cpp's threads wait for each other by spinning, which on busy cores takes minutes instead of seconds.
+# One thread: llama.cpp's threads spin while waiting, which takes minutes instead of seconds on busy cores.
 REAL = ["--threads", "1", "--max-context", "512"]
 
 
@@ -61,7 +61,7 @@ def stdin(monkeypatch):
 
 
 def cpu_seconds(*arguments: str) -> float:
-    """User and system time of a child; the least of three, since other processes only ever add to it."""
+    """User and system time of a child process; the least of three runs, since other processes only add to it."""
     taken = []
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -117,7 +117,7 @@ def test_help_names_every_flag_of_the_design(capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         ([], "COMMAND"),
         (["fly"], "'fly'"),
@@ -130,10 +130,10 @@ def test_help_names_every_flag_of_the_design(capsys):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_the_command_line_does_not_know_is_named(capsys, arguments, said):
+def test_what_the_command_line_does_not_know_is_named(capsys, arguments, expected):
     status, err = refused(capsys, *arguments)
     assert status == 2
-    assert said in err.splitlines()[-1]
+    assert expected in err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ class Terminal(io.StringIO):
     [(True, None, True), (True, "", True), (True, "1", False), (False, None, False)],
 )
 def test_accepted_text_is_coloured_on_a_terminal_only(fakes, monkeypatch, terminal, no_color, coloured):
-    """By no-color.org, NO_COLOR counts where it is set and not empty."""
+    """By no-color.org, NO_COLOR has an effect if it is set and not empty."""
     monkeypatch.delenv("NO_COLOR", raising=False)
     if no_color is not None:
         monkeypatch.setenv("NO_COLOR", no_color)
@@ -324,7 +324,7 @@ def test_ctrl_c_keeps_the_text_and_fails_in_a_sentence(fakes, monkeypatch, capsy
     assert main(["run", "abc", "--speculation", "off", "--max-tokens", "30"]) == 1
     out, err = capsys.readouterr()
     assert len(out) > 1 and whole.startswith(out.rstrip("\n"))
-    assert "outpace: interrupted after 9 tokens; what was generated stands above\n" in err
+    assert "outpace: interrupted after 9 tokens; the text so far is above\n" in err
 
 
 def test_ctrl_c_with_json_still_gives_an_object(fakes, monkeypatch, capsys):
@@ -353,7 +353,7 @@ def test_ctrl_c_between_two_steps_is_an_abort_too(fakes, monkeypatch, capsys):
 
 
 def test_ctrl_c_before_the_first_token_is_a_sentence_and_no_traceback(fakes, monkeypatch, capsys, tmp_path):
-    monkeypatch.setenv("OUTPACE_CACHE_DIR", str(tmp_path))  # where no costs are kept
+    monkeypatch.setenv("OUTPACE_CACHE_DIR", str(tmp_path))  # a folder without saved costs
     interrupted_at(monkeypatch, 2)  # while costs are measured
     assert main(["run", "abc"]) == 1
     out, err = capsys.readouterr()
@@ -397,12 +397,12 @@ def test_a_reader_that_goes_away_is_met_quietly():
     assert child.stdout.read(1)
     child.stdout.close()
     assert child.stderr.read() == b""
-    child.wait(timeout=60)  # its status is looked at below
+    child.wait(timeout=60)  # its status is checked below
     child.stderr.close()
 
 
 def interrupt_while_generating(*arguments: str, when: str) -> tuple[int, bytes, bytes]:
-    """SIGINT to a child once it is generating; `when` says how that is known."""
+    """Send SIGINT to a child once it generates; `when` tells how that is detected."""
     command = [*OUTPACE, "run", *REAL, "--speculation", "off", "--max-tokens", "400", *arguments]
     child = subprocess.Popen(
         [*command, "Write a very long story about a fox."],
@@ -410,18 +410,18 @@ def interrupt_while_generating(*arguments: str, when: str) -> tuple[int, bytes, 
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
     assert child.stdout is not None
-    heard = b""
+    received = b""
     if when == "text":
-        while len(heard) < 20:
-            heard += child.stdout.read(1)
-    else:  # nothing is printed on the way: wait until it has computed for a while
+        while len(received) < 20:
+            received += child.stdout.read(1)
+    else:  # nothing is printed until the end: wait until it has used some CPU time
         threading.Event().wait(0.1)
         while _cpu_seconds_of(child.pid) < 1.2:
             assert child.poll() is None, child.communicate()
             threading.Event().wait(0.02)
     child.send_signal(signal.SIGINT)
     out, err = child.communicate(timeout=60)
-    return child.returncode, heard + out, err
+    return child.returncode, received + out, err
 
 
 def _cpu_seconds_of(pid: int) -> float:
@@ -435,7 +435,7 @@ def test_sigint_keeps_the_text_and_exits_with_a_sentence():
     assert status == 1
     assert len(out.decode().rstrip("\n")) >= 20
     last = err.decode().splitlines()[-1]
-    assert last.startswith("outpace: interrupted after ") and last.endswith("; what was generated stands above")
+    assert last.startswith("outpace: interrupted after ") and last.endswith("; the text so far is above")
     assert b"Traceback" not in err
 
 
@@ -451,7 +451,7 @@ def test_sigint_with_json_gives_an_object_that_says_abort():
 
 
 def run_at_a_terminal(*arguments: str, **environment: str) -> str:
-    """What the command shows where stdout is a terminal; stderr stays a pipe."""
+    """The command's output with a terminal as stdout and a pipe as stderr."""
     master, slave = pty.openpty()
     environ = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | environment
     child = subprocess.Popen(
@@ -462,7 +462,7 @@ def run_at_a_terminal(*arguments: str, **environment: str) -> str:
     try:
         while chunk := os.read(master, 4096):
             shown += chunk
-    except OSError:  # Linux's way of saying that the other end is closed
+    except OSError:  # Linux raises this when the other end is closed
         pass
     finally:
         os.close(master)
@@ -493,7 +493,7 @@ def test_accepted_text_is_coloured_on_a_real_terminal():
     assert "\033" not in run_at_a_terminal(*arguments, NO_COLOR="1")
 
 
-# ---- faults once found
+# ---- regressions
 
 
 def test_when_the_reader_goes_away_nothing_is_asked_of_a_closed_model(fakes, monkeypatch, tmp_path):

@@ -1,4 +1,4 @@
-"""`outpace doctor` over a tiny model: what it finds, and what it says is missing."""
+"""`outpace doctor` on a tiny model: what it finds, and what it reports as missing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_it_says_what_is_missing_and_what_that_would_bring(path, capsys, monkeyp
     assert main(["doctor", "--model", path, "--rounds", "1"]) == 0
     text = capsys.readouterr().out
     assert "native library   missing: the native library was not built" in text
-    assert "it would bring faster decoding" in text
+    assert "it gives faster decoding" in text
     assert "llamacpp, ms" in text and "native, ms" not in text
 
 

@@ -1,9 +1,9 @@
 """The acceptance rules leave the target's distribution untouched: proven on small models, not estimated.
 
 The production functions of `outpace.decoding.acceptance` run in exact fractions over every outcome of drafting and
-verification. What a speculative step says, continued by plain target draws, must have the target's joint
-law, compared with `==`. The same check refuses a set of plausible wrong rules and wrong drafts, so that it
-is known to see errors; and the lossy rules' distance from the target is stated as an exact number.
+verification. The tokens of a speculative step, continued by plain target draws, must have the target's joint
+distribution, compared with `==`. The same check must reject a set of plausible wrong rules and wrong drafts,
+which shows that it detects errors. The lossy rules' distance from the target is given as an exact number.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from tests.enumeration import (
 def match_with_fresh_noise(
     tokens: Sequence[int], draft_probs: Sequence[Distribution], target_probs: TargetProbs, chance: Chance
 ) -> Verdict:
-    """`match` as an unseeded one-hot draft meets it: the target's own token takes no notice of the draft."""
+    """`match` for an unseeded one-hot draft: the target's own token does not depend on the draft."""
     return acceptance.match(tokens, lambda i: chance.draw(i, target_probs(i)))
 
 
@@ -59,7 +59,7 @@ LOSSLESS: list[Rule] = [acceptance.reject, acceptance.verify_block, match_with_f
 WITH_PROBS: list[Rule] = [acceptance.reject, acceptance.verify_block]
 PAIRS = [*pairs(3), *pairs(2)]
 
-# Far enough apart, over and under the target at every token, that a mistake anywhere moves the law.
+# Different from the target at every token, in both directions, so that any mistake changes the distribution.
 UNLIKE = Pair(
     "unlike",
     3,
@@ -83,7 +83,7 @@ def each(name: str, values: Sequence[Any]) -> pytest.MarkDecorator:
 
 
 def check_lossless(rule: Rule, pair: Pair, depth: int, drafter: Drafter = draw_draft) -> None:
-    """One step, then plain decoding up to depth + 1 tokens, has the target's joint law."""
+    """One step, then plain decoding up to depth + 1 tokens, has the target's joint distribution."""
     law = said(step_law(rule, pair, depth, drafter=drafter))
     assert completed(law, pair.target, depth + 1) == joint_law(pair.target, depth + 1)
 
@@ -99,12 +99,12 @@ def test_one_step_has_the_targets_joint_law(rule: Rule, pair: Pair, depth: int) 
 
 
 def unsure(context: Context, distribution: Distribution) -> bool:
-    """Stop where the draft's whole distribution is flat, before a token is drawn from it."""
+    """Stop before drawing a token if the draft's distribution is flat."""
     return bool(max(distribution) < Fraction(1, 2))
 
 
 def after_a_certain_token(context: Context, distribution: Distribution) -> bool:
-    """Stop by what was drafted, as at an end of sequence."""
+    """Stop after certain drafted tokens, such as an end of sequence."""
     return bool(context) and context[-1] == 0
 
 
@@ -126,7 +126,7 @@ def test_a_length_chosen_from_the_past_and_the_whole_distribution_stays_exact(
 @each("rule", LOSSLESS)
 @each("pair", [*PAIRS, UNLIKE])
 def test_stopping_after_an_unlikely_token_is_exact_if_the_token_stays_in_the_draft(rule: Rule, pair: Pair) -> None:
-    """The other side of the mutant that drops it: once drawn, a token is verified, whatever came of it."""
+    """The counterpart of the mutant that drops the token: here every drawn token is verified."""
 
     def drafter(pair: Pair, context: Context, depth: int, noise: Noise) -> Drafted:
         def last_one_was_unlikely(so_far: Context, distribution: Distribution) -> bool:
@@ -138,7 +138,7 @@ def test_stopping_after_an_unlikely_token_is_exact_if_the_token_stays_in_the_dra
 
 
 class PolicysStop:
-    """The stop rule that the policy hands to a draft model, where a further token costs so much of a step."""
+    """The stop rule that the policy gives to a draft model; `cost` of a further token is a fraction of a step."""
 
     def __init__(self, cost: float) -> None:
         desk = Desk({1: 1.0, 256: 1.0 + 255 * cost}, draft=always(sure=0.5), draft_seconds=0.01)
@@ -148,15 +148,15 @@ class PolicysStop:
         self._goes_on = choice.ask.goes_on
 
     def fresh(self) -> Callable[[float], bool]:
-        return copy(self._goes_on)  # it remembers the draft it is asked about
+        return copy(self._goes_on)  # the rule has state per draft
 
     def drafter(self, pair: Pair, context: Context, depth: int, noise: Noise) -> Drafted:
-        """Asked before each token, with the largest share of the distribution it will be drawn from."""
+        """Calls the rule before each token, with the largest probability of its distribution."""
         goes_on = self.fresh()
         return draw_draft(pair, context, depth, noise, stop=lambda _, probs: not goes_on(float(max(probs))))
 
     def mutant(self, pair: Pair, context: Context, depth: int, noise: Noise) -> Drafted:
-        """Asked after each token, with that token's own probability; a token it refuses is dropped."""
+        """Calls the rule after each token, with that token's own probability, and drops a rejected token."""
         goes_on = self.fresh()
         tokens, probs = draw_draft(pair, context, depth, noise)
         for i, token in enumerate(tokens):
@@ -170,7 +170,7 @@ class PolicysStop:
 
 @pytest.fixture(scope="module")
 def policys_stop() -> PolicysStop:
-    """At the first cost at which what was drafted decides how long the draft gets."""
+    """The stop rule with the first cost at which the drafted tokens decide the length of the draft."""
     rules = (PolicysStop(cost / 100) for cost in range(1, 25))
     return next(rule for rule in rules if rule.num_lengths() > 1)
 
@@ -202,7 +202,7 @@ def test_the_length_rules_do_produce_different_lengths() -> None:
 
 
 def two_step_law(rule: Rule, pair: Pair, first_depth: int, second_depth: Callable[[int], int]) -> Law[Context]:
-    """Two speculative steps in one enumeration, so that anything the first one leaves behind could show."""
+    """Two speculative steps in one enumeration, to detect any effect of the first on the second."""
 
     def steps(noise: Noise) -> Context:
         first = speculate(rule, pair, first_depth, noise)
@@ -228,7 +228,7 @@ def test_a_depth_that_follows_the_last_verdict_stays_exact(rule: Rule, pair: Pai
 
 
 def draft_by_position(pair: Pair, context: Context, depth: int, noise: Noise) -> Drafted:
-    """Draft noise addressed by position alone: a position drafted again meets the number it met before."""
+    """Draft noise addressed only by position: a position that is drafted again gets the same number."""
     tokens: list[int] = []
     for _ in range(depth):
         position = len(context) + len(tokens)
@@ -237,7 +237,7 @@ def draft_by_position(pair: Pair, context: Context, depth: int, noise: Noise) ->
 
 
 class DiceByPosition(ExactDice):
-    """Dice that forget where the draft began: one number per position of the sequence."""
+    """Dice that ignore where the draft began: one number per position of the sequence."""
 
     def __init__(self, noise: Noise, anchor: int) -> None:
         super().__init__(noise)
@@ -274,8 +274,8 @@ REUSES = [{"draft_noise": True, "dice": False}, {"draft_noise": False, "dice": T
 
 @pytest.mark.parametrize("reuse", REUSES, ids=["draft_noise", "dice"])
 def test_block_verification_needs_noise_addressed_by_where_the_draft_begins(reuse: dict[str, bool]) -> None:
-    """Later draft tokens and later trials decide where the accepted prefix ends. A position drafted again
-    with the number it had then is drafted with a number already known to be unlucky.
+    """Later draft tokens and later trials decide where the accepted prefix ends. If a position is drafted again
+    with the same number, that number is not independent: it already led to a rejection.
     """
     pair = pairs(2)[0]
     expected = joint_law(pair.target, 5)
@@ -295,7 +295,7 @@ def test_token_by_token_rejection_looks_at_no_noise_beyond_the_first_refusal(reu
 @each("pair", PAIRS)
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_match_is_rejection_sampling_for_a_one_hot_draft(pair: Pair, depth: int) -> None:
-    """In law, and in the number of accepted tokens too."""
+    """The same distribution, also of the number of accepted tokens."""
     vocab = pair.vocab
     guessing = Pair("guess", vocab, pair.target, lambda context: one_hot(sum(context) % vocab, vocab))
     assert step_law(match_with_fresh_noise, guessing, depth) == step_law(acceptance.reject, guessing, depth)
@@ -348,9 +348,7 @@ def test_a_perfect_draft_is_accepted_whole() -> None:
 
 
 def replay(pair: Pair, depth: int, length: int, noise: Noise, *, draft: bool) -> Context:
-    """Decode with one number per position, which target and draft each turn into a token by inverse
-    transform.
-    """
+    """Decode with one number per position; target and draft turn it into a token by inverse transform."""
     said_so_far: Context = ()
     while len(said_so_far) < length:
         context = said_so_far
@@ -381,7 +379,7 @@ def test_for_every_noise_a_seeded_request_says_what_plain_decoding_says(pair: Pa
     assert {tokens: p for (tokens, _), p in law.items()} == joint_law(pair.target, length)
 
 
-# --- wrong rules and wrong drafts, which the same check must refuse -----------------------------------------
+# --- wrong rules and wrong drafts, which the same check must reject -----------------------------------------
 
 
 def keeps_the_refused_token(
@@ -425,7 +423,7 @@ def block_with(
     stops_at_first_refusal: bool = False,
     bonus_is_residual: bool = False,
 ) -> Rule:
-    """Block verification, right if nothing is asked for, with one mistake at a time."""
+    """Block verification: correct by default, with one optional mistake at a time."""
 
     def rule(
         tokens: Sequence[int], draft_probs: Sequence[Distribution], target_probs: TargetProbs, chance: Chance
@@ -541,7 +539,7 @@ LOSSY_PAIR = Pair("lossy", 3, lambda context: row("1/2", "3/10", "1/5"), lambda 
 
 
 def lossy_distance(lenient: Callable[[TargetProbs], acceptance.Leniency], depth: int) -> Fraction:
-    """Total variation between what one lenient step says, completed, and the target."""
+    """Total variation between one lenient step, completed by plain decoding, and the target."""
 
     def rule(
         tokens: Sequence[int], draft_probs: Sequence[Distribution], target_probs: TargetProbs, chance: Chance
@@ -563,8 +561,8 @@ def threshold_distance(threshold: Any, depth: int = 1) -> Fraction:
 
 
 def test_threshold_acceptance_is_off_the_target_by_an_exact_amount() -> None:
-    """A drafted x is kept if target(x) >= threshold, else the target's own token is said. For one token the
-    law is the draft where lenient, plus the draft's mass elsewhere spread as the target:
+    """A drafted x is kept if target(x) >= threshold, else the target's own token is emitted. For one token the
+    result is the draft's probability of the kept tokens, plus the rest of its mass spread as the target:
 
     threshold 1/2   keeps token 0: (1/10 + 9/20, 27/100, 18/100), 1/20 away from (1/2, 3/10, 1/5)
     threshold 3/10  keeps 0 and 1: (1/10 + 3/10, 3/10 + 18/100, 12/100), 9/50 away
@@ -578,7 +576,7 @@ def test_threshold_acceptance_is_off_the_target_by_an_exact_amount() -> None:
 @pytest.mark.parametrize("depth", [1, 2])
 def test_threshold_acceptance_is_further_off_the_lower_the_threshold(depth: int) -> None:
     distances = [threshold_distance(Fraction(t, 10), depth) for t in (10, 6, 5, 3, 2, 0)]
-    assert distances[0] == distances[1] == 0  # no token is that likely, so leniency never speaks
+    assert distances[0] == distances[1] == 0  # no token is that likely, so leniency never applies
     assert all(a < b for a, b in pairwise(distances[1:5]))
     assert distances[4] == distances[5]
 
@@ -598,7 +596,7 @@ def test_threshold_one_is_the_exact_rule_even_where_the_target_is_certain() -> N
 
 def test_typical_acceptance_is_off_the_target_by_an_exact_amount() -> None:
     """The target's entropy is 1.03 nats, exp(-entropy) is 0.357. With alpha 0.3 the bar is 0.107: every
-    token passes and the draft itself is said, 2/5 away from the target. With alpha 0.7 the bar is 0.25:
+    token passes and the draft itself is emitted, 2/5 away from the target. With alpha 0.7 the bar is 0.25:
     tokens 0 and 1 pass, 9/50 away. With alpha 1 the bar is 0.357 and token 0 alone passes, 1/20 away.
     """
 

@@ -1,6 +1,6 @@
-"""The arithmetic that decides tokens: accurate, and the same bits for ever.
+"""The arithmetic that decides tokens: accurate, and with fixed bits.
 
-Golden values pin the bits: a change to any of them can change what a seeded request says.
+Golden values fix the bits: a change to any of them can change the tokens of a seeded request.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def bits(x: NDArray[np.float32] | NDArray[np.float64]) -> list[str]:
 
 
 def test_golden_values() -> None:
-    """If this fails, a seeded request may say something else than it did."""
+    """If this fails, a seeded request may emit other tokens than before."""
     x = np.array([0.0, -0.1, -0.5, -1.75, -31.3, -99.4], np.float32)
     assert bits(powers_of_two(x)) == GOLDEN_POWERS
     assert bits(minus_log(np.array([2.0**-53, 0.1, 0.5, 0.7, 1 - 2.0**-53]))) == GOLDEN_LOGS

@@ -1,7 +1,7 @@
-"""The noise: the same everywhere and for ever, uniform, and unrelated between addresses.
+"""The noise: reproducible on every machine, uniform, and unrelated between addresses.
 
-Statistical tests use fixed seeds. Golden values pin the noise itself: a change to any of them changes what
-every seeded request says, so it must never happen unnoticed.
+Statistical tests use fixed seeds. Golden values fix the noise: a change to any of them changes the tokens of
+every seeded request, so it must never happen unnoticed.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def test_numbers_are_uniform_along_a_stream_and_across_places(seed: int) -> None
 
 
 def test_numbers_are_uniform_across_seeds_in_a_row() -> None:
-    """Users count seeds up from 0, and each of them must start elsewhere."""
+    """Users choose seeds 0, 1, 2 and so on; each must give a different stream."""
     numbers = np.array([uniform(key(seed, Purpose.TOKEN, 5)) for seed in range(20_000)])
     assert stats.kstest(numbers, "uniform").pvalue > SMALLEST_P
     assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 4 / np.sqrt(20_000)
@@ -96,7 +96,7 @@ def test_gumbel_noise_is_gumbel() -> None:
 
 
 def independent(a: NDArray[np.float64], b: NDArray[np.float64]) -> bool:
-    """No correlation beyond chance, and pairs spread evenly over a 10 by 10 grid, which sees more than
+    """No correlation beyond chance, and pairs spread evenly over a 10 by 10 grid, which detects more than
     correlation.
     """
     if abs(np.corrcoef(a, b)[0, 1]) > 4.5 / np.sqrt(a.size):
@@ -111,7 +111,7 @@ def test_purposes_at_one_place_are_independent() -> None:
 
 
 def test_purposes_are_independent_across_places() -> None:
-    """The same few numbers of many places, which is how a request meets them."""
+    """The first few numbers of many places, as a request uses them."""
     streams = [first_numbers(7, purpose, 10_000) for purpose in Purpose]
     assert all(independent(a, b) for a, b in combinations(streams, 2))
 
@@ -131,7 +131,7 @@ def test_neighbouring_places_offsets_and_seeds_are_independent() -> None:
 
 
 def test_an_anchor_and_offset_are_not_confused_with_their_sum_or_their_order() -> None:
-    """A draft begun later must meet fresh noise at the same position."""
+    """A later draft must get fresh noise at the same position."""
     places = list(product(range(60), range(60)))
     assert len({key(1, Purpose.ACCEPT, *place) for place in places}) == len(places)
 
@@ -155,7 +155,7 @@ def test_child_seeds_are_distinct_and_the_first_is_the_requests_own() -> None:
 
 
 def test_golden_values() -> None:
-    """These pin what seeded requests say. If this test fails, replays of earlier releases are broken."""
+    """These values fix the tokens of seeded requests. If this test fails, replays of earlier releases break."""
     assert key(0, Purpose.TOKEN, 0) == 0x581A20C31EC0384F
     assert key(42, Purpose.ACCEPT, 7, 3) == 0x7E8D5323365C0719
     assert key(2**64 - 1, Purpose.DRAFT, 1000, 63) == 0x9017AA95CA58AB5

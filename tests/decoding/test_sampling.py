@@ -1,5 +1,4 @@
-"""From logits to a token: the filters against slow references that are obvious, and the draw against its
-distribution.
+"""From logits to a token: filters compared with slow, simple references, and draws with their distribution.
 
 `Shaper` is compared with float64 code that follows the definitions one token at a time. Sets kept by a
 single filter are compared exactly, from the same float32 probabilities; combinations within rounding.
@@ -134,9 +133,7 @@ def reference_probs(
     stop_ids: frozenset[int],
     logits: FloatRow,
 ) -> tuple[NDArray[np.float64], float]:
-    """The definition in float64, and how close a cumulated mass or a ratio came to a border it was compared
-    with.
-    """
+    """The definition in float64, and the smallest distance of a cumulated mass or ratio to its border."""
     x = [float(logit) for logit in logits]
     margin = 1.0
     for token, bias in params.logit_bias.items():
@@ -222,7 +219,7 @@ def test_probs_follow_the_definition(features: dict[str, Any], size: int) -> Non
             probs = subject.probs(logits, ())
             assert probs.dtype == np.float32
             np.testing.assert_allclose(probs, expected, rtol=2e-5, atol=1e-9)
-            # What is left of a token biased by -100 is too small for float32 to count on.
+            # The probability of a token biased by -100 is too small for float32.
             assert kept_by(probs) >= set(np.flatnonzero(expected > 1e-37).tolist())
             assert kept_by(probs) <= set(np.flatnonzero(expected).tolist())
             if params.is_greedy:
@@ -232,14 +229,14 @@ def test_probs_follow_the_definition(features: dict[str, Any], size: int) -> Non
 
 @each_feature
 def test_a_prefix_counts_exactly_as_if_it_had_been_said(features: dict[str, Any]) -> None:
-    """The heart of verifying a draft in one pass: row i sees what it would see one token at a time."""
+    """Needed to verify a draft in one pass: row i gives the same result as decoding one token at a time."""
     for seed, num_emitted in ((0, 0), (1, 1), (2, 3)):
-        said, draft = OUTPUT[:num_emitted], [4, 3, 4, 1, 0, 2, 2]
+        emitted, draft = OUTPUT[:num_emitted], [4, 3, 4, 1, 0, 2, 2]
         logits = random_logits(seed, 200)
         ahead = Shaper(SamplingParams(**features), PROMPT, STOP_IDS)
         one_by_one = Shaper(SamplingParams(**features), PROMPT, STOP_IDS)
-        ahead.advance(said)
-        one_by_one.advance(said)
+        ahead.advance(emitted)
+        one_by_one.advance(emitted)
         for i, token in enumerate(draft):
             assert ahead.probs(logits, draft[:i]).tolist() == one_by_one.probs(logits, ()).tolist()
             assert ahead.greedy(logits, draft[:i]) == one_by_one.greedy(logits, ())
@@ -330,7 +327,7 @@ def normal(weights: Any) -> FloatRow:
 DISTRIBUTIONS: dict[str, FloatRow] = {
     "peaked": normal([0, 0.9, 0.05, 0, 0.03, 0.0199, 0.0001]),
     "flat": normal(np.ones(1000)),
-    "heavy_tail": normal([0.6, *[1e-4] * 4000]),  # each below the head's ratio; together they win 2 in 5
+    "heavy_tail": normal([0.6, *[1e-4] * 4000]),  # each is below HEAD_RATIO; together they win 2 of 5 draws
     "steep": normal(0.5 ** np.arange(40)),  # most of its tokens are in the tail
 }
 
@@ -345,7 +342,7 @@ def test_choose_draws_from_the_distribution_and_independently_at_every_position(
     tokens = draws(probs, seed=2026, num_draws=50_000)
     assert chi_square_p(np.bincount(tokens, minlength=probs.size), probs) > SMALLEST_P
 
-    # Groups of tokens about equally likely keep the cells of pairs filled where single tokens would not.
+    # Groups of about equal probability: with single tokens, some cells of pairs would be nearly empty.
     group_of = np.minimum((np.cumsum(probs) - probs / 2) * 4, 3).astype(np.int64)
     mass = np.bincount(group_of, weights=probs, minlength=4)
     groups = group_of[tokens]
@@ -385,7 +382,7 @@ def test_choose_never_says_a_token_of_probability_zero() -> None:
 
 
 def test_choose_golden_values() -> None:
-    """These pin what seeded requests say. If this test fails, replays of earlier releases are broken."""
+    """These values fix the tokens of seeded requests. If this test fails, replays of earlier releases break."""
     choices = [1, 2, 0, 0, 2, 3, 2, 0, 1, 1, 0, 0, 1, 0, 1, 1, 0, 1, 0, 1]
     assert draws(normal([4, 3, 2, 1]), 42, 20).tolist() == choices
     assert draws(DISTRIBUTIONS["heavy_tail"], 42, 8).tolist() == [0, 0, 0, 0, 0, 0, 1123, 0]
@@ -395,9 +392,7 @@ def test_choose_golden_values() -> None:
 
 
 def agreement_of_gumbel_draws(p: FloatRow, q: FloatRow) -> float:
-    """How often argmax(log p + g) and argmax(log q + g) are equal: both are x where no y beats it in
-    either.
-    """
+    """How often argmax(log p + g) and argmax(log q + g) are equal: both are x if no y beats x in either."""
     p64, q64 = p.astype(np.float64), q.astype(np.float64)
     rivals = np.maximum(p64[None, :] / p64[:, None], q64[None, :] / q64[:, None])
     return float((1 / rivals.sum(axis=1)).sum())

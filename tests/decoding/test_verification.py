@@ -1,9 +1,9 @@
-"""The path that serves requests, from float32 logits to verdicts, over whole generations of a toy model.
+"""The production path from float32 logits to verdicts, over whole generations of a toy model.
 
-The exact tests prove the rules; these show that production runs those rules: with its own noise, rounding,
-shaping and addressing, over several steps of changing depth. Unseeded requests are compared with the
-target's joint law by chi-square at fixed seeds, and the same comparison is shown to catch a draft that
-misreports its distribution. Seeded and greedy requests must say the same tokens whatever is drafted.
+The exact tests prove the rules; these tests show that production uses those rules, with its own noise,
+rounding, shaping and addressing, over several steps of changing depth. Unseeded requests are compared with the
+target's joint distribution by chi-square at fixed seeds, and the same comparison must catch a draft that
+misreports its distribution. Seeded and greedy requests must emit the same tokens for any draft.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STOP_IDS = frozenset({4})
 
 @cache
 def target_logits(context: Context) -> FloatRow:
-    """Arbitrary, and different for every context."""
+    """Arbitrary logits, different for every context."""
     return np.random.default_rng([1, *context]).normal(size=VOCAB).astype(np.float32) * np.float32(1.5)
 
 
@@ -64,8 +64,8 @@ def no_draft(request: Request, depth: int) -> None:
 
 
 def neural(request: Request, depth: int, *, drawn_at: float = 1.0) -> Draft:
-    """What a draft model does, with the engine's addresses. `drawn_at` is a temperature that probs do not
-    own up to.
+    """Drafts like a draft model, with the engine's noise addresses. `drawn_at` is a temperature that the reported
+    probs do not include.
     """
     draft = Draft([], "draft", None if matches_own_tokens(request.params) else [])
     anchor = len(request.tokens)
@@ -89,7 +89,7 @@ def dishonest(request: Request, depth: int) -> Draft:
 
 
 def one_hot(request: Request, depth: int) -> Draft:
-    """A guess without a distribution: the draft's likeliest tokens."""
+    """A draft without a distribution: the draft model's likeliest tokens."""
     tokens: list[int] = []
     for _ in range(depth):
         tokens.append(int(draft_logits((*request.tokens, *tokens)).argmax()))
@@ -101,7 +101,7 @@ def junk(request: Request, depth: int) -> Draft:
 
 
 def perfect(request: Request, depth: int) -> Draft:
-    """The target itself as draft, on its own noise."""
+    """The target itself as draft, with its own noise."""
     tokens: list[int] = []
     for i in range(depth):
         logits = target_logits((*request.tokens, *tokens))
@@ -143,7 +143,7 @@ def generate(
 
 
 def joint_law(params: SamplingParams, length: int) -> dict[Context, float]:
-    """Of plain decoding, token by token, from the same float32 distributions."""
+    """The joint distribution of plain decoding, from the same float32 distributions."""
     shaper = Shaper(params, PROMPT, STOP_IDS)
     law: dict[Context, float] = {(): 1.0}
     for _ in range(length):
@@ -160,7 +160,7 @@ def sampling(acceptance: Any = "exact", *, threshold: float | None = None, **par
     return SamplingParams(speculation=speculation, **params)
 
 
-# --- unseeded requests: the target's law --------------------------------------------------------------------------
+# --- unseeded requests: the target's distribution -----------------------------------------------------------------
 
 NUM_REQUESTS = 4000
 LENGTH = 4
@@ -175,7 +175,7 @@ SHAPED: dict[str, Any] = {
 
 
 def p_of_fit(params: SamplingParams, drafter: Drafter) -> tuple[float, float]:
-    """How well many generations fit plain decoding's joint law, and the tokens a step said on average."""
+    """The fit of many generations to plain decoding's joint distribution, and the mean tokens per step."""
     outputs, num_steps, num_accepted = [], 0, 0
     for seed in range(NUM_REQUESTS):
         tokens, request = generate(params, 1_000_003 * seed + 17, drafter, LENGTH)
@@ -190,7 +190,7 @@ def p_of_fit(params: SamplingParams, drafter: Drafter) -> tuple[float, float]:
 def test_neural_drafts_leave_the_targets_joint_law(acceptance: str, shaping: dict[str, Any]) -> None:
     p, tokens_per_step = p_of_fit(sampling(acceptance, **shaping), neural)
     assert p > SMALLEST_P
-    assert tokens_per_step > 1.5  # or nothing was accepted and nothing was tested
+    assert tokens_per_step > 1.5  # else nothing was accepted and the test is empty
 
 
 @pytest.mark.parametrize("drafter", [no_draft, one_hot, alternating], ids=lambda drafter: drafter.__name__)
@@ -380,9 +380,7 @@ def test_dice_never_make_the_impossible_happen_and_always_the_certain() -> None:
 
 
 def test_dice_are_fresh_wherever_a_draft_begins() -> None:
-    """A position drafted again, from a later beginning, must meet a number unrelated to the one it met
-    before.
-    """
+    """A position that is drafted again in a later draft must get a number unrelated to its earlier one."""
     weights = np.ones(4, dtype=np.float32)
     pairs = [(Dice(9, anchor).draw(2, weights), Dice(9, anchor + 1).draw(1, weights)) for anchor in range(4000)]
     assert fits(pairs, {(a, b): 1 / 16 for a in range(4) for b in range(4)}) > SMALLEST_P
@@ -406,7 +404,7 @@ def test_a_draft_equal_to_the_target_but_for_rounding_is_accepted(acceptance: st
 
 
 def test_block_verification_divides_by_no_rounded_zero() -> None:
-    """Both all but certain of one token, and different in what is left: common in fluent text."""
+    """Draft and target almost certain of one token, with different tails: common in fluent text."""
     draft_probs = np.array([1, 2e-9, 1e-9], dtype=np.float32)
     logits = np.log(np.array([[1, 1e-9, 2e-9]] * 3, dtype=np.float32))
     request = make_request(sampling("block"), 0)

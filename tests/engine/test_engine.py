@@ -1,4 +1,4 @@
-"""The engine over a fake model: the same tokens however they were scheduled, drafted, shared or interrupted."""
+"""The engine over a fake model: scheduling, drafts, sharing and interrupts do not change the tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ METHODS = ["none", "ngram", "suffix", "draft"]
 
 
 def plainly(model: FakeModel, prompt: list[int], params: SamplingParams, seed: int, max_length: int = 256) -> list[int]:
-    """What the target alone says: the definition, one token at a time, with no engine."""
+    """The reference: the target alone, one token at a time, without an engine."""
     shaper = Shaper(params, prompt, frozenset({EOS}) | frozenset(params.stop_token_ids))
     tokens = list(prompt)
     while len(tokens) < min(len(prompt) + params.max_tokens, max_length):
@@ -43,7 +43,7 @@ def run(engine: Engine, requests: list[Request]) -> list[list[int]]:
 
 
 def check(engine: Engine) -> None:
-    """Books, memory and requests tell the same story."""
+    """Check that the scheduler, the caches and the requests agree."""
     engine.scheduler.check_integrity()
     runner = runner_of(engine)
     for request in engine.scheduler.running:
@@ -86,8 +86,8 @@ def test_speculation_never_changes_greedy_or_seeded_output(method, depth, params
     rng = random.Random(depth)
     prompts = [prompt_of(rng, n) for n in (1, 5, 20, 33, 70)]
     requests = [engine.submit(p, params) for p in prompts]
-    said = run(engine, requests)
-    assert said == [plainly(model, p, params, r.seed) for p, r in zip(prompts, requests, strict=True)]
+    emitted = run(engine, requests)
+    assert emitted == [plainly(model, p, params, r.seed) for p, r in zip(prompts, requests, strict=True)]
     if method != "none":
         assert sum(r.spec.num_accepted for r in requests) > 0, "nothing was ever accepted: the test shows little"
         assert sum(r.spec.num_drafted - r.spec.num_accepted for r in requests) > 0
@@ -122,17 +122,17 @@ def test_an_unseeded_neural_draft_is_judged_by_block_verification_and_loses_noth
 
 
 def check_law(engine: Engine, model: FakeModel, params: SamplingParams, end_ids: frozenset[int]) -> list[Request]:
-    """Many unseeded requests say what the target says, as often; returns them."""
+    """Check that the outputs of many unseeded requests have the target's frequencies; returns the requests."""
     prompt, num = [97, 98], 1500
     expected: dict[tuple[int, ...], float] = {}
 
-    def walk(said: tuple[int, ...], mass: float) -> None:
-        if len(said) == params.max_tokens or (said and said[-1] in end_ids):
-            expected[said] = mass
+    def walk(emitted: tuple[int, ...], mass: float) -> None:
+        if len(emitted) == params.max_tokens or (emitted and emitted[-1] in end_ids):
+            expected[emitted] = mass
             return
-        probs = Shaper(params, prompt, end_ids).probs(model.logits([*prompt, *said]), ())
+        probs = Shaper(params, prompt, end_ids).probs(model.logits([*prompt, *emitted]), ())
         for token in np.flatnonzero(probs):
-            walk((*said, int(token)), mass * float(probs[token]))
+            walk((*emitted, int(token)), mass * float(probs[token]))
 
     walk((), 1.0)
     requests = [engine.submit(prompt, params) for _ in range(num)]
@@ -140,7 +140,7 @@ def check_law(engine: Engine, model: FakeModel, params: SamplingParams, end_ids:
         engine.step()
     counts = Counter(tuple(request.tokens[len(prompt) :]) for request in requests)
     assert set(counts) <= set(expected)
-    chi2 = sum((counts[said] - num * p) ** 2 / (num * p) for said, p in expected.items())
+    chi2 = sum((counts[emitted] - num * p) ** 2 / (num * p) for emitted, p in expected.items())
     assert chi2 < len(expected) + 5 * np.sqrt(2 * len(expected)), f"chi-square {chi2:.1f} over {len(expected)} outcomes"
     return requests
 
@@ -165,7 +165,7 @@ def test_a_finished_conversation_serves_its_next_turn():
     run(engine, [first])
     second = engine.submit([*first.tokens, 97, 98, 99], SamplingParams(temperature=0.0, max_tokens=4))
     run(engine, [second])
-    assert second.num_shared == len(first.tokens) - 1, "all but the last token said, which was never computed"
+    assert second.num_shared == len(first.tokens) - 1, "all but the last token emitted, which was never computed"
 
 
 def test_a_long_prompt_is_read_in_chunks_while_others_decode():
@@ -177,7 +177,7 @@ def test_a_long_prompt_is_read_in_chunks_while_others_decode():
     while long.num_output == 0:
         engine.step()
         check(engine)
-    assert short.num_output - num_before >= 6, "decoding went on beside the prompt"
+    assert short.num_output - num_before >= 6, "decoding continued during the prefill"
     assert max(sum(step) for step in runner_of(engine).steps) <= 16
 
 
@@ -320,7 +320,7 @@ def test_a_method_that_is_not_loaded_is_refused():
 
 
 def test_a_step_in_which_nobody_was_asked_to_draft_spends_nothing_on_drafting():
-    """What was decided while a device was at work is free then; a moment booked as drafting would make it cost."""
+    """Deciding is free if it is hidden behind a running pass; any drafting time would make it count."""
     for method, is_asked in (("none", False), ("draft", True)):
         engine = fake_engine(FakeModel(), speculation="on" if is_asked else "off", method=method if is_asked else None)
         engine.submit([97, 98, 99], SamplingParams(temperature=0.0, max_tokens=8))

@@ -1,4 +1,4 @@
-"""Text that can be shown: whole characters, never a stop string, and the same however tokens are grouped into steps."""
+"""OutputWriter shows whole characters, never a stop string, and the same text for any grouping into steps."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def writer(*stop: str, min_tokens: int = 0, stop_ids: frozenset[int] = frozenset
     return OutputWriter(ByteTokenizer(), SamplingParams(stop=stop, min_tokens=min_tokens), stop_ids)
 
 
-def say(
+def feed(
     out: OutputWriter, tokens: Sequence[int], *, from_draft: bool = False, room: int = 1000
 ) -> tuple[list[str], FinishReason | None]:
-    """What each token brings to light, and why it ended, if it did; nothing is added after the end."""
+    """Add tokens until the end; returns the text that each one shows, and the finish reason."""
     shown = []
     for i, token in enumerate(tokens, start=1):
         reason = out.add(token, from_draft=from_draft, room_left=room - i)
@@ -44,33 +44,33 @@ def say(
 
 
 def test_a_character_appears_with_its_last_byte():
-    assert say(writer(), list("aé€😀".encode())) == (["a", "", "é", "", "", "€", "", "", "", "😀"], None)
+    assert feed(writer(), list("aé€😀".encode())) == (["a", "", "é", "", "", "€", "", "", "", "😀"], None)
 
 
 def test_a_character_cut_off_by_the_end_becomes_one_replacement_character():
     out = writer()
-    assert say(out, [*b"ok", *"😀".encode()[:3]]) == (["o", "k", "", "", ""], None)
+    assert feed(out, [*b"ok", *"😀".encode()[:3]]) == (["o", "k", "", "", ""], None)
     out.finish()
     assert [s.text for s in out.take()] == ["\ufffd"]
     assert out.text == "ok\ufffd"
 
 
 def test_a_character_cut_off_by_another_is_replaced_and_the_other_kept():
-    assert say(writer(), [*"€".encode()[:2], ord("x")]) == (["", "", "\ufffdx"], None)
+    assert feed(writer(), [*"€".encode()[:2], ord("x")]) == (["", "", "\ufffdx"], None)
 
 
 def test_bytes_that_begin_no_character_are_replaced_at_once():
-    assert say(writer(), [0xFF, 0x80, ord("a")]) == (["\ufffd", "\ufffd", "a"], None)
+    assert feed(writer(), [0xFF, 0x80, ord("a")]) == (["\ufffd", "\ufffd", "a"], None)
 
 
 def test_control_tokens_add_no_text_and_do_not_break_a_character():
     first, second = "é".encode()
-    assert say(writer(), [first, BOS, second]) == (["", "", "é"], None)
+    assert feed(writer(), [first, BOS, second]) == (["", "", "é"], None)
 
 
 def test_finishing_twice_shows_the_rest_once():
     out = writer("xy")
-    say(out, b"ax")
+    feed(out, b"ax")
     out.finish()
     out.finish()
     assert [s.text for s in out.take()] == ["x"]
@@ -83,71 +83,71 @@ def test_finishing_twice_shows_the_rest_once():
 
 def test_text_before_a_stop_string_is_kept_and_the_rest_is_not():
     out = writer("END")
-    assert say(out, b"say END now") == (["s", "a", "y", " ", "", "", ""], "stop")
+    assert feed(out, b"say END now") == (["s", "a", "y", " ", "", "", ""], "stop")
     assert out.text == "say "
     assert out.num_tokens == len("say END")
 
 
 def test_a_stop_string_inside_one_token_ends_there():
     out = OutputWriter(PieceTokenizer([b"one STOP two"]), SamplingParams(stop="STOP"), frozenset())
-    assert say(out, [0]) == (["one "], "stop")
+    assert feed(out, [0]) == (["one "], "stop")
 
 
 def test_a_stop_string_across_tokens_of_several_characters_is_found():
     pieces = [b"a<|", b"e", b"nd|", b">b"]
     out = OutputWriter(PieceTokenizer(pieces), SamplingParams(stop="<|end|>"), frozenset())
-    assert say(out, [0, 1, 2, 3]) == (["a", "", "", ""], "stop")
+    assert feed(out, [0, 1, 2, 3]) == (["a", "", "", ""], "stop")
     assert out.text == "a"
 
 
 def test_a_stop_string_of_multi_byte_characters_is_found():
     out = writer("€€")
-    assert say(out, "a€b€€".encode())[1] == "stop"
+    assert feed(out, "a€b€€".encode())[1] == "stop"
     assert out.text == "a€b"
 
 
 def test_held_text_is_shown_as_soon_as_it_cannot_become_a_stop_string():
-    assert say(writer("END"), b"ENx") == (["", "", "ENx"], None)
+    assert feed(writer("END"), b"ENx") == (["", "", "ENx"], None)
 
 
 def test_held_text_that_begins_anew_is_held_from_the_new_beginning():
     out = writer("aab")
-    assert say(out, b"aaab") == (["", "", "a", ""], "stop")
+    assert feed(out, b"aaab") == (["", "", "a", ""], "stop")
     assert out.text == "a"
 
 
 def test_held_text_is_shown_at_the_end():
     out = writer("END")
-    assert say(out, b"the EN", room=6) == (["t", "h", "e", " ", "", "EN"], "length")
+    assert feed(out, b"the EN", room=6) == (["t", "h", "e", " ", "", "EN"], "length")
     assert out.text == "the EN"
 
 
 def test_held_text_is_shown_when_a_stop_token_ends_the_request():
     out = writer("END")
-    assert say(out, [*b"EN", EOS]) == (["", "", "EN"], "stop")
+    assert feed(out, [*b"EN", EOS]) == (["", "", "EN"], "stop")
 
 
 def test_the_first_of_several_stop_strings_wins():
     for stops in (("two", "one"), ("one", "two")):
         out = writer(*stops)
-        assert say(out, b"zero one two")[1] == "stop"
+        assert feed(out, b"zero one two")[1] == "stop"
         assert out.text == "zero "
 
 
 def test_a_stop_string_that_begins_another_ends_first():
     out = writer("abc", "ab")
-    assert say(out, b"xab") == (["x", "", ""], "stop")
+    assert feed(out, b"xab") == (["x", "", ""], "stop")
     assert out.text == "x"
 
 
 def test_a_stop_string_inside_the_beginning_of_another_ends_and_leaves_what_came_before():
     out = writer("abcd", "bc")
-    assert say(out, b"abc")[1] == "stop"
+    assert feed(out, b"abc")[1] == "stop"
     assert out.text == "a"
 
 
 def test_a_one_character_stop_string_holds_nothing_back():
-    assert say(writer("\n"), b"ab\n") == (["a", "b", ""], "stop")
+    assert feed(writer("\n"), b"ab\n") == (["a", "b", ""], "stop")
 
 
 # ---- why a request ends
@@ -155,37 +155,37 @@ def test_a_one_character_stop_string_holds_nothing_back():
 
 def test_a_stop_token_ends_without_text():
     out = writer()
-    assert say(out, [ord("a"), EOS]) == (["a", ""], "stop")
+    assert feed(out, [ord("a"), EOS]) == (["a", ""], "stop")
     assert out.text == "a" and out.num_tokens == 2
 
 
 def test_a_stop_token_of_the_requests_own_adds_no_text_even_if_it_has_some():
-    assert say(writer(stop_ids=frozenset({ord("!")})), b"hi!") == (["h", "i", ""], "stop")
+    assert feed(writer(stop_ids=frozenset({ord("!")})), b"hi!") == (["h", "i", ""], "stop")
 
 
 def test_the_last_token_with_room_ends_with_length_and_is_shown():
-    assert say(writer(), b"abc", room=2) == (["a", "b"], "length")
+    assert feed(writer(), b"abc", room=2) == (["a", "b"], "length")
 
 
 def test_a_stop_on_the_last_token_is_a_stop():
-    assert say(writer("b"), b"ab", room=2)[1] == "stop"
-    assert say(writer(), [ord("a"), EOS], room=2)[1] == "stop"
+    assert feed(writer("b"), b"ab", room=2)[1] == "stop"
+    assert feed(writer(), [ord("a"), EOS], room=2)[1] == "stop"
 
 
 def test_neither_stop_tokens_nor_stop_strings_count_before_min_tokens():
     out = writer("b", min_tokens=4)
-    assert say(out, [ord("b"), EOS, ord("a"), ord("b")]) == (["b", "", "a", ""], "stop")
+    assert feed(out, [ord("b"), EOS, ord("a"), ord("b")]) == (["b", "", "a", ""], "stop")
     assert out.text == "ba"
-    assert say(writer(min_tokens=3), [EOS, EOS, EOS]) == (["", "", ""], "stop")
+    assert feed(writer(min_tokens=3), [EOS, EOS, EOS]) == (["", "", ""], "stop")
 
 
 def test_a_stop_string_begun_before_min_tokens_counts_when_completed_after():
     out = writer("END", min_tokens=3)
-    assert say(out, b"END") == (["", "", ""], "stop")
+    assert feed(out, b"END") == (["", "", ""], "stop")
     assert out.text == ""
 
 
-# ---- who said it
+# ---- from a draft or not
 
 
 def test_a_segment_belongs_to_the_token_that_completed_it():
@@ -229,7 +229,7 @@ STOPS = st.lists(st.text(ALPHABET, min_size=1, max_size=4), max_size=3)
 def transcript(
     pieces: Sequence[bytes], stops: Sequence[str], group_sizes: Sequence[int], min_tokens: int = 0
 ) -> tuple[str, str, int, FinishReason | None]:
-    """Concatenated segments, text, tokens taken and reason, with segments asked for after each group of tokens."""
+    """Concatenated segments, text, number of tokens and reason, with segments read after each group of tokens."""
     params = SamplingParams(stop=tuple(stops), min_tokens=min_tokens, max_tokens=max(len(pieces), min_tokens, 1))
     out = OutputWriter(PieceTokenizer(pieces), params, frozenset())
     sizes = iter(group_sizes)
@@ -249,10 +249,10 @@ def transcript(
 def reference(
     pieces: Sequence[bytes], stops: Sequence[str], min_tokens: int = 0
 ) -> tuple[str, str, int, FinishReason | None]:
-    """The definition: after each token, is there a stop string in the text so far? Then the text ends before it.
+    """The definition: if the text contains a stop string after a token, the text ends before the stop string.
 
-    Whole characters only: an unfinished one is not text yet. Before min_tokens an occurrence is ordinary text, so only
-    one that ends inside the newest text counts.
+    An unfinished character is not text yet. Before min_tokens a stop string is ordinary text, so an occurrence counts
+    only if it ends inside the newest text.
     """
     before = ""
     for i in range(1, len(pieces) + 1):
@@ -267,7 +267,7 @@ def reference(
 
 
 def whole_characters(data: bytes) -> str:
-    """All of `data` that later bytes cannot change: at most three bytes at the end may be an unfinished character."""
+    """The text of `data` without an unfinished character at the end, which has at most three bytes."""
     full = data.decode(errors="replace")
     for cut in range(1, min(3, len(data)) + 1):
         head, tail = data[:-cut], data[-cut:]
@@ -302,7 +302,7 @@ def test_segments_join_to_the_plain_decoding_of_the_bytes(pieces, group_sizes):
 
 @st.composite
 def torn_texts(draw: st.DrawFn) -> list[bytes]:
-    """A text cut into tokens anywhere, also inside characters; now and then with a byte that belongs to none."""
+    """A text cut into tokens anywhere, also inside characters; sometimes with invalid bytes."""
     data = draw(st.text(ALPHABET, max_size=24)).encode()
     if draw(st.booleans()):
         at = draw(st.integers(0, len(data)))
@@ -340,7 +340,7 @@ def test_what_is_shown_on_the_way_is_never_taken_back(pieces, stops):
 
 
 def test_a_stop_string_completed_before_min_tokens_stays_text_whatever_the_other_stop_strings():
-    """With stop "a" alone this text is "ab"; that "aa" is a stop string too should change nothing."""
+    """With stop "a" alone the text is "ab"; the additional stop string "aa" must not change that."""
     alone, beside = writer("a", min_tokens=2), writer("a", "aa", min_tokens=2)
-    assert say(alone, b"ab")[1] is None
-    assert say(beside, b"ab")[1] is None
+    assert feed(alone, b"ab")[1] is None
+    assert feed(beside, b"ab")[1] is None

@@ -1,9 +1,9 @@
-"""The cache under everything at once: accept, reject, abort, preempt, share and evict, for thousands of steps.
+"""The cache under random operations: accept, reject, abort, preempt, share and evict, for thousands of steps.
 
-Three machines. The first drives a block pool with several block sizes beside a naive model of what every sequence
-holds. The second does the same to a pool that only counts, beside one of single blocks. The third drives whole engines
-over a fake model with too little memory, compares books, memory and requests after every step, and checks that every
-request said exactly what the target alone would have said.
+There are three state machines. The first compares a block pool, with several block sizes, with a naive model of every
+sequence. The second compares a token pool with a pool of single-token blocks. The third runs whole engines over a fake
+model with too little memory, compares accounting, memory and requests after every step, and checks that every request
+emitted exactly the tokens of plain decoding.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.fakes import FakeModel, fake_engine, runner_of
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Writes really happen here, into a list of blocks, so that a block shared by mistake shows as a wrong token."""
+    """Really writes tokens into a list of blocks, so that a block shared by mistake gives a wrong token."""
 
     block_size = 1
 
@@ -48,7 +48,7 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.expected)
     @rule(data=st.data(), num_tokens=st.integers(1, 9), share_kept=st.floats(0, 1))
     def write(self, data: st.DataObject, num_tokens: int, share_kept: float) -> None:
-        """Reserve, write everything, keep some: a speculative step."""
+        """A speculative step: reserve, write everything, keep some."""
         seq = self.pick(data)
         before = (self.pool.num_free_blocks, self.pool.blocks(seq))
         copies = self.pool.reserve(seq, num_tokens)
@@ -104,7 +104,7 @@ class PoolMachineOfFour(PoolMachine):
 
 
 class CountingMachine(PoolMachine):
-    """All that is done to single blocks is done to a pool of tokens too."""
+    """Repeats every operation on a pool of single-token blocks on a token pool."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class BothPools(BlockPool):
 
     def open(self, seq: int) -> None:
         super().open(seq)
-        if seq not in self.counting.sequences:  # not while it is forked
+        if seq not in self.counting.sequences:  # not during a fork
             self.counting.open(seq)
 
     def fork(self, source: int, target: int, num_tokens: int) -> None:
@@ -202,23 +202,23 @@ def test_engines_short_of_memory_say_exactly_what_the_target_says(seed):
             num_aborted += 1
         engine.step()
         worked = engine.stats.num_prefill_tokens or engine.stats.num_decode_rows
-        assert worked or not engine.has_requests, "a step that did nothing: a livelock"
+        assert worked or not engine.has_requests, "a step did nothing: a livelock"
         check(engine)
         for request in [r for r in alive if r.finish_reason]:
             alive.remove(request)
-            said = request.tokens[len(request.prompt) :]
-            assert said == plainly(model, list(request.prompt), request.params, request.seed, max_length=96)
+            emitted = request.tokens[len(request.prompt) :]
+            assert emitted == plainly(model, list(request.prompt), request.params, request.seed, max_length=96)
             num_checked += 1
     for request in alive:
         engine.abort(request)
     engine.scheduler.forget_kept()
     check(engine)
-    assert runner_of(engine).num_cells == 0, "memory was left behind"
+    assert runner_of(engine).num_cells == 0, "memory was leaked"
     assert num_checked >= 10 and num_aborted >= 1
 
 
 def test_the_random_runs_meet_every_situation():
-    """The run above is only worth something if preemption and sharing happen in it."""
+    """The run above is only a useful test if preemption and sharing happen in it."""
     rng = random.Random(99)
     engine = fake_engine(speculation="on", method="draft", max_context=96, cache_tokens=110, max_sequences=4)
     family = prompt_of(rng, 30)
@@ -229,7 +229,7 @@ def test_the_random_runs_meet_every_situation():
     num_preempted = 0
     while engine.has_requests:
         engine.step()
-        assert engine.stats.num_prefill_tokens or engine.stats.num_decode_rows, "a step that did nothing: a livelock"
+        assert engine.stats.num_prefill_tokens or engine.stats.num_decode_rows, "a step did nothing: a livelock"
         check(engine)
         num_preempted += engine.stats.num_preempted
     assert num_preempted > 0

@@ -1,4 +1,4 @@
-"""Chat templates: rendered as their authors saw them, and kept in their sandbox."""
+"""Chat templates: rendered as their authors intended, inside the sandbox."""
 
 from __future__ import annotations
 

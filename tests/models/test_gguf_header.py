@@ -1,4 +1,4 @@
-"""The GGUF header reader: right about whole files, a ModelError about every other, whatever the bytes."""
+"""The GGUF header reader: correct for complete files, and a ModelError for any other bytes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_reads_what_the_gguf_package_writes(tmp_path):
 
 def test_block_sizes_are_those_of_the_gguf_package():
     known = {int(kind): size for kind, size in gguf.GGML_QUANT_SIZES.items() if int(kind) in BLOCK_SIZES}
-    assert len(known) > 25  # an older package knows fewer types
+    assert len(known) > 25  # an older package has fewer types
     assert known == {kind: BLOCK_SIZES[kind] for kind in known}
 
 
@@ -150,7 +150,7 @@ def test_an_unreadable_file_is_named(tmp_path):
 
 def test_a_header_beyond_the_bound_is_refused_without_walking_it(tmp_path):
     path = tmp_path / "huge.gguf"
-    count = 2 * MAX_HEADER_BYTES // 8  # empty strings: every one is honest about its length
+    count = 2 * MAX_HEADER_BYTES // 8  # empty strings, all with a valid length
     with path.open("wb") as file:
         file.write(head(keys=1) + string("k") + struct.pack("<IIQ", 9, 8, count))
         file.truncate(3 * MAX_HEADER_BYTES)  # sparse
@@ -201,4 +201,4 @@ def test_the_embedded_model_is_exactly_as_long_as_its_header_says():
     assert header.metadata["llama.vocab_size"] == 49152
     assert header.num_tensors == 272
     assert header.expected_size == path.stat().st_size == SMOLLM2.size
-    assert elapsed < 0.25  # about 0.01 s; the slack is for a busy machine
+    assert elapsed < 0.25  # about 0.01 s; the margin is for a busy machine

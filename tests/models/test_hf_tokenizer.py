@@ -1,4 +1,4 @@
-"""A Hugging Face folder's tokenizer, made here, and a whole model folder through the front door."""
+"""The tokenizer of a Hugging Face folder that the tests write, and a whole model folder through `LLM`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CONFIG: dict[str, Any] = {
 
 
 def byte_level() -> Any:
-    """As Llama 3's, Qwen's and SmolLM2's: bytes written as visible characters."""
+    """Like Llama 3, Qwen and SmolLM2: bytes are written as visible characters."""
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = tokenizers.decoders.ByteLevel()
@@ -50,7 +50,7 @@ def byte_level() -> Any:
 
 
 def with_fallback() -> Any:
-    """As Llama 2's and Mistral's: a mark for spaces, and a token for every byte that has no other."""
+    """Like Llama 2 and Mistral: a mark for spaces, and byte tokens for all bytes without another token."""
     words = ["\u2581the", "\u2581cat", "\u2581", *"acehmnost"]
     pieces = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), *words]
     vocabulary = {piece: i for i, piece in enumerate(pieces)}

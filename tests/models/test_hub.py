@@ -1,4 +1,4 @@
-"""A model named as on the hub, without the hub: what is asked for, and what is said where it cannot be had."""
+"""Models named as on the hub, with a fake hub client: the requests to it, and the error messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAME = "owner/some-model"
 
 
 class Hub:
-    """Stands in for the client: gives a folder or fails, and remembers what it was asked for."""
+    """A fake client: returns a folder or fails, and records the requests."""
 
     def __init__(self, answer: Path | Exception) -> None:
         self._answer = answer
@@ -51,7 +51,7 @@ def refusal() -> str:
 
 
 def failure(kind: str, words: str = "first line\nsecond") -> Exception:
-    """One of the client's errors, which want a response that nobody has here."""
+    """One of the client's errors, made without the HTTP response that they require."""
     found = getattr(huggingface_hub.errors, kind)
     error: Exception = found.__new__(found)
     error.args = (words,)
@@ -88,14 +88,14 @@ def test_a_repository_without_such_weights_is_refused(use, tmp_path, name):
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("GatedRepoError", "only to those who accepted its terms; accept them on its page"),
+        ("GatedRepoError", "requires that you accept its terms on the hub; accept them on its page"),
         ("RepositoryNotFoundError", "nor a public model of that name on the hub; check it"),
         (
             "LocalEntryNotFoundError",
             "the hub cannot be reached to look for a model of that name; download it",
         ),
         ("OfflineModeIsEnabled", "the hub cannot be reached"),
-        ("HfHubHTTPError", "could not be fetched from the hub (first line); try again, or download it elsewhere"),
+        ("HfHubHTTPError", "could not be fetched from the hub (first line); try again, or download it by other means"),
     ],
 )
 def test_what_the_client_cannot_do_is_one_sentence(use, kind, words):
@@ -120,7 +120,7 @@ def test_without_the_client_its_package_is_named(monkeypatch, tmp_path):
         return real(name, *arguments, **options)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    assert "pip install 'outpace[torch]' to fetch it, or download it elsewhere" in refusal()
+    assert "pip install 'outpace[torch]' to fetch it, or download it by other means" in refusal()
 
 
 @pytest.mark.parametrize("name", ["no/such/model", "owner/model.gguf", "owner/model:Q4_K_M", "https://a.b/c", "/a/b"])

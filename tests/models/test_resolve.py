@@ -1,4 +1,4 @@
-"""From a name to a file: every refusal says what to do, and fetching leaves a whole file or nothing."""
+"""Resolving a model name: every error says what to do, and a download leaves a complete file or nothing."""
 
 from __future__ import annotations
 
@@ -125,11 +125,11 @@ def test_an_unreadable_file_says_so(tmp_path):
     assert "Permission denied; check its permissions" in refusal(str(path))
 
 
-# ---- the embedded model, with a stand-in for pip
+# ---- the embedded model, with a fake pip
 
 
 class Pip:
-    """Stands in for pip: a script that does as told and counts how often it ran."""
+    """A fake pip: a script with set behaviour that counts its runs."""
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cache = tmp_path / "cache"
@@ -215,14 +215,14 @@ def test_wrong_file_in_the_cache_says_to_delete_it(pip, content, found):
     pip.place.write_bytes(content)
     sentence = fetch_refusal()
     assert found in sentence
-    assert "delete it, and it will be fetched again" in sentence
+    assert "delete it, and Outpace downloads it again" in sentence
     assert pip.place.read_bytes() == content
 
 
 def test_file_overwritten_after_it_was_checked_is_noticed(pip):
     resolve_embedded(TINY, progress=False)
     pip.place.write_bytes(PAYLOAD[:-1] + b"x")
-    os.utime(pip.place, ns=(1, 1))  # the same size; only its time tells
+    os.utime(pip.place, ns=(1, 1))  # the same size; only the time differs
     assert "delete it" in fetch_refusal()
 
 
@@ -295,7 +295,7 @@ def test_missing_python_is_named(pip, monkeypatch, tmp_path):
 def test_cache_that_cannot_be_made_says_which_variable_moves_it(pip, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("OUTPACE_CACHE_DIR", str(tmp_path / "file"))
-    assert "set OUTPACE_CACHE_DIR to a folder that can be written" in fetch_refusal()
+    assert "set OUTPACE_CACHE_DIR to a writable folder" in fetch_refusal()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals work differently there")
@@ -360,5 +360,5 @@ def test_importing_models_stays_light():
 @pytest.mark.parametrize("backend", ["auto", "native", "llamacpp"])
 def test_settings_of_a_gpu_are_refused_where_the_model_runs_elsewhere(tmp_path, setting, backend):
     [name] = setting
-    with pytest.raises(UsageError, match=f"{name} is .*, a setting of the torch backend, .* say backend 'torch'"):
+    with pytest.raises(UsageError, match=f"{name} is .*, a setting of the torch backend, .* set backend 'torch'"):
         LLM(str(write_tiny(tmp_path / "tiny.gguf")), backend=backend, **setting)

@@ -36,7 +36,7 @@ def client(server: LiveServer) -> Any:
 
 
 def offline(prompt: list[int], *, index: int = 0, engine: Engine | None = None, **params: Any) -> str:
-    """What the engine alone says."""
+    """The text that the engine generates without the server."""
     engine = engine or fake_engine(max_context=256, cache_tokens=2048)
     wanted = SamplingParams(**params)
     seed = None if wanted.seed is None else child_seed(wanted.seed, index)
@@ -141,7 +141,7 @@ def test_a_stop_string_across_tokens_ends_the_answer_before_it(client, stream):
 
 
 def test_characters_are_never_split(server):
-    """A model that says nothing but a three-byte character, one byte a token."""
+    """The model emits only a three-byte character, one byte per token."""
     euro = "€".encode()
 
     class Euro(FakeModel):
@@ -338,7 +338,7 @@ def test_a_request_id_is_given_back_or_made(server):
         ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, "messages", "tool_calls"),
         ({"messages": HELLO, "speculation": {"mode": "sometimes"}}, "speculation.mode", "auto"),
         ({"messages": HELLO, "speculation": {"threshold": 0.5}}, None, "acceptance='threshold'"),
-        ({"messages": HELLO, "speculation": {"mode": "on", "max_depth": 0}}, None, "say speculation 'off'"),
+        ({"messages": HELLO, "speculation": {"mode": "on", "max_depth": 0}}, None, "set speculation to 'off'"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, None, "valid Unicode"),
         ({"messages": HELLO, "\ud800": 1}, None, "must be one JSON object"),
     ],

@@ -1,4 +1,4 @@
-"""What must not hurt: clients that leave, stall, lie or flood, an engine that breaks, a server told to stop."""
+"""Faults the server must survive: clients that disconnect, stall or send garbage, engine failures, shutdown."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from outpace.engine.engine import Engine
 from tests.fakes import ByteTokenizer, fake_engine, runner_of
 from tests.server_helper import LiveServer, live, wait_until
 
-MARK = ord("!")  # a token no answer contains: the broken parts below break on it
+MARK = ord("!")  # no answer contains this token; the faults below are triggered by it
 
 
 def make(*, step_seconds: float = 0.0, **options: Any) -> Engine:
-    """A fake engine whose steps can take time outside the interpreter, as real ones do."""
+    """A fake engine whose steps can sleep without the GIL, as real steps compute without it."""
     engine = fake_engine(**({"max_context": 512, "cache_tokens": 4096, "max_sequences": 8} | options))
     engine.calibrate()
     if step_seconds:
@@ -69,7 +69,7 @@ def text_of(reply: dict[str, Any]) -> str:
 
 
 def open_request(server: LiveServer, payload: dict[str, Any]) -> socket.socket:
-    """A raw connection with a request on its way."""
+    """A raw connection on which a request was sent."""
     data = json.dumps(payload).encode()
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
@@ -78,7 +78,7 @@ def open_request(server: LiveServer, payload: dict[str, Any]) -> socket.socket:
 
 
 def exchange(server: LiveServer, data: bytes) -> bytes:
-    """Everything the server says to these bytes before it closes the connection."""
+    """All bytes that the server sends in reply before it closes the connection."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
         answer = b""
         try:
@@ -101,7 +101,7 @@ def test_a_hundred_clients_killed_in_mid_stream_leave_nothing_behind():
 
         def killed(i: int) -> None:
             with open_request(server, body(f"prompt {i}", stream=True, max_tokens=400)) as connection:
-                assert connection.recv(64).startswith(b"HTTP/1.1 200")  # it has begun to answer
+                assert connection.recv(64).startswith(b"HTTP/1.1 200")  # the answer has started
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # close with a reset
 
         with ThreadPoolExecutor(25) as pool:
@@ -121,7 +121,7 @@ def test_a_client_that_leaves_frees_its_place_within_a_step(stream):
         forwards = runner_of(engine).num_forwards
         connection.close()
         wait_until(lambda: not engine.scheduler.running)
-        # One step may be under way when the client leaves, and one more while the news travels.
+        # One step may be running when the client disconnects, and one more before the engine sees it.
         assert runner_of(engine).num_forwards - forwards <= 3
         server.check_clean()
 
@@ -147,7 +147,7 @@ def test_a_slow_reader_gets_everything_and_holds_nobody_up():
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         began = time.monotonic()
         others = [text_of(server.post("/v1/completions", body(f"quick {i}"))[1]) for i in range(5)]
-        server.wait_until_idle()  # the engine is done although the slow one has read nothing
+        server.wait_until_idle()  # the engine finishes although the slow client has read nothing
         assert time.monotonic() - began < 20
         received = b""
         while b"[DONE]" not in received:
@@ -165,7 +165,7 @@ def test_a_slow_reader_gets_everything_and_holds_nobody_up():
 def test_a_reader_that_never_reads_is_given_up_after_the_timeout():
     engine = make(max_context=4096, cache_tokens=8192)
     with live(engine, ByteTokenizer(), 4096, request_timeout=1.0) as server:
-        # Enough logprobs to fill every buffer between the two.
+        # Enough logprobs to fill every buffer between server and client.
         stalled = open_request(server, body(max_tokens=4000, stream=True, logprobs=20))
         server.wait_until_idle()
         wait_until(lambda: server.metrics().get("outpace_http_responses_total{route=/v1/completions,status=200}") == 1)
@@ -297,7 +297,7 @@ def wrong_answers(replies: list[tuple[int, Any]], prompts: list[str]) -> list[st
 
 @pytest.mark.parametrize("where", ["forward", "draft", "verify", "commit"])
 def test_a_request_that_breaks_steps_fails_alone(monkeypatch, where):
-    """Whatever part breaks on it, the others in its batch lose nothing and the server goes on."""
+    """Whichever part fails on the request, the others in its batch are not affected and the server continues."""
     engine = make(step_seconds=0.001, speculation="on", method="ngram")
 
     def check(*contexts: Any) -> None:
@@ -384,7 +384,7 @@ def test_an_engine_that_cannot_be_brought_back_ends_the_server():
     on_forward(engine, check)
     server = LiveServer(engine, ByteTokenizer(), 512, shutdown_timeout=0.0)
     server.server.end = lambda: None  # type: ignore[method-assign]
-    server.async_engine.on_death = lambda: None  # stay, to be asked
+    server.async_engine.on_death = lambda: None  # keep running, so that /health can be read
     prompts = [f"prompt {i}" for i in range(3)]
     with ThreadPoolExecutor(3) as pool:
         pending = [pool.submit(server.post, "/v1/completions", body(prompt, max_tokens=400)) for prompt in prompts]
@@ -427,7 +427,7 @@ sys.exit(launch.serve(Fake, config))
 
 @contextmanager
 def process(shutdown_timeout: float) -> Iterator[tuple[subprocess.Popen[str], LiveServer]]:
-    """The server in a process of its own; the second is only good for asking."""
+    """The server in its own process, and a LiveServer that only sends requests to it."""
     running = subprocess.Popen(
         [sys.executable, "-c", SERVE, str(shutdown_timeout)], stderr=subprocess.PIPE, text=True, env=dict(os.environ)
     )

@@ -1,4 +1,4 @@
-"""`outpace serve` before it serves: flags, files, the environment; what cannot be had is refused in one sentence."""
+"""The settings of `outpace serve` from flags, files and the environment; wrong ones are refused in one sentence."""
 
 from __future__ import annotations
 
@@ -107,13 +107,13 @@ def test_what_cannot_be_is_one_sentence_and_status_2(capsys, words, says):
 
 
 def test_a_model_that_is_not_there_is_status_1(capsys, monkeypatch):
-    monkeypatch.setattr("outpace.server.logs.configure", lambda *_: None)  # the log of this process is pytest's
+    monkeypatch.setattr("outpace.server.logs.configure", lambda *_: None)  # pytest owns the log of this process
     status, error = refusal(capsys, "no/such/model.gguf")
     assert status == 1 and "there is no file" in error
 
 
 def test_every_flag_goes_somewhere():
-    """No flag is swallowed: each is in a table, or handled by name."""
+    """No flag is ignored: each is in a table or handled by name."""
     parser = argparse.ArgumentParser()
     add_flags(parser)
     names = {action.dest for action in parser._actions} - {"help"}

@@ -1,4 +1,4 @@
-"""What the server counts must add up to what clients received, and parse where dashboards read it."""
+"""The server's metrics equal the sums of what clients received, and Prometheus parsers can read them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NAMES = [
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[LiveServer, list[dict[str, Any]]]]:
-    """A server after some traffic, and the usage it told its clients of."""
+    """A server after some traffic, and the usage that its replies reported."""
     engine = fake_engine(max_context=256, cache_tokens=1024, max_sequences=4, speculation="on", method="draft")
     with live(engine, ByteTokenizer(), 256) as server:
 
@@ -138,7 +138,8 @@ def test_the_log_line_says_what_happened_in_between():
     assert now["generated_tokens"] == 30 and now["finished"] == {"length": 1}
     line = log_line(before, now, seconds=2.0)
     assert (
-        "15.0 tokens/s generated, 0.0 read" in line and f"of {request.spec.num_drafted} draft tokens accepted" in line
+        "15.0 tokens/s generated, 0.0 prompt tokens/s" in line
+        and f"of {request.spec.num_drafted} draft tokens accepted" in line
     )
     assert "no drafts: plain decoding" in log_line(now, now, seconds=2.0)
 

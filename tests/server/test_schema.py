@@ -1,4 +1,4 @@
-"""Requests nobody would write by hand: schemathesis tries what the OpenAPI page allows and what it forbids."""
+"""Generated requests: schemathesis tries what the OpenAPI schema allows and what it forbids."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ MODES = [GenerationMode.POSITIVE, GenerationMode.NEGATIVE]
 def test_no_request_breaks_the_server():
     engine = fake_engine(max_context=256, cache_tokens=2048, max_sequences=8)
     engine.calibrate()
-    # Few tokens an answer: most of what is allowed is also long.
+    # Few tokens per answer, because most allowed values of max_tokens are large.
     with live(engine, ByteTokenizer(), 256, max_output_tokens=8) as server:
         schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
         operations: list[Any] = [result.ok() for result in schema.get_all_operations()]  # type: ignore[union-attr]
         assert len(operations) == 9
         for operation, mode in product(operations, MODES):
             if mode is GenerationMode.NEGATIVE and operation.method == "get":
-                continue  # nothing to get wrong
-            try_it(operation, mode)
+                continue  # no body that could be invalid
+            try_operation(operation, mode)
         server.check_clean()
         metrics = server.metrics()
         for route, status in product(("/v1/completions", "/v1/chat/completions", "/tokenize"), (200, 400)):
             assert metrics[f"outpace_http_responses_total{{route={route},status={status}}}"] > 5, "hardly tried"
 
 
-def sober(body: dict[str, Any]) -> None:
-    """What the schema allows and this server still refuses would keep everything else from being met."""
+def make_acceptable(body: dict[str, Any]) -> None:
+    """Remove values that the schema allows and the server refuses; they would hide the rest of the request."""
     body.pop("model", None)
     for name in ("max_tokens", "max_completion_tokens"):
         if body.get(name) is not None:
@@ -66,7 +66,7 @@ def sober(body: dict[str, Any]) -> None:
             del body[name]
 
 
-def try_it(operation: Any, mode: GenerationMode) -> None:
+def try_operation(operation: Any, mode: GenerationMode) -> None:
     @settings(
         max_examples=50,
         deadline=None,
@@ -78,7 +78,7 @@ def try_it(operation: Any, mode: GenerationMode) -> None:
     @given(case=operation.as_strategy(generation_mode=mode))
     def holds(case: Any) -> None:
         if mode is GenerationMode.POSITIVE and isinstance(case.body, dict):
-            sober(case.body)
+            make_acceptable(case.body)
         case.call_and_validate(timeout=20, checks=CHECKS)
 
     holds()

@@ -1,4 +1,4 @@
-"""The engine's thread without a thread: what it posts, and when."""
+"""The engine's worker, run without a thread: what it posts, and when."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARAMS = SamplingParams(max_tokens=12, ignore_eos=True, seed=1)
 def answers(
     *streams: bool, abort_after: int | None = None
 ) -> tuple[list[Generation], list[list[Parcel]], EngineMetrics]:
-    """What is posted for one request per entry, streamed or not; `abort_after` posts they all leave."""
+    """The posts for one request per entry, streamed or not. After `abort_after` posts, all requests are aborted."""
     prompt = ByteTokenizer().encode("a prompt")
     posts: list[list[Parcel]] = []
     unfinished = len(streams)

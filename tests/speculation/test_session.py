@@ -1,4 +1,4 @@
-"""The protocol of one step: who is asked when, whose time is whose, and what is learned of costs."""
+"""The protocol of one step: the order of calls, the time booked for each, and the costs learned."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Any GGUF through llama.cpp, which owns kernels and cache memory."""
+"""Runs any GGUF with llama.cpp, which owns the kernels and the cache memory."""

@@ -1,8 +1,8 @@
-"""Batches of ragged rows through llama.cpp.
+"""Runs batches of ragged rows in llama.cpp.
 
-The cache is one pool shared by all sequences (`kv_unified`): rows of different lengths then share one pass over the
-weights, where per-sequence streams would be split into several; a fork shares cells instead of copying them; and the
-capacity is simply a number of tokens. Flash attention skips the cells of other sequences.
+All sequences share one cache pool (`kv_unified`). Rows of different lengths then share one pass over the weights;
+per-sequence streams would need several. A fork shares cells instead of copying them, and the capacity is a number of
+tokens. Flash attention skips the cells of other sequences.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from outpace.errors import BackendError
 from outpace.models import llama_library as llama
 from outpace.models.llama_file import LlamaFile
 
-MakeVerifier = Callable[[int, int], Verifier | None]  # of a vocabulary's size and a number of threads
+MakeVerifier = Callable[[int, int], Verifier | None]  # (vocab_size, threads)
 
 
 class LlamaModel:
     """Weights and vocabulary, before any cache is made for them."""
 
     def __init__(self, path: Path, library: llama.Library, make_verifier: MakeVerifier | None = None) -> None:
-        """`make_verifier`: for logits in this machine's memory; without it the engine verifies them in numpy."""
+        """`make_verifier` makes a verifier for logits in host memory; without it the engine verifies in numpy."""
         self.file = LlamaFile(path, library)
         self.library, self.path, self.handle = library, path, self.file.handle
         self.make_verifier = make_verifier
@@ -72,18 +72,18 @@ class LlamaRunner:
         if not self._ctx:
             raise BackendError(
                 f"llama.cpp could not set up {capacity.cache_tokens} tokens of cache for {model.path} "
-                f"({lib.first_error()}); a smaller cache_tokens or max_context needs less memory"
+                f"({lib.first_error()}); set a smaller cache_tokens or max_context"
             )
         self._memory = lib.llama_get_memory(self._ctx)
         self.capacity = capacity
         self.vocab_size = model.tokenizer.vocab_size
-        # One thread: llama.cpp has threads of its own, and a second pool would be in their way.
+        # One thread: a second pool would compete with llama.cpp's own threads for the cores.
         self._verifier = model.make_verifier(self.vocab_size, 1) if model.make_verifier is not None else None
         self.capabilities = Capabilities(can_rewind=model.can_rewind, verifier=self._verifier)
         self._make_batch(capacity.max_step_tokens)
 
     def _make_batch(self, size: int) -> None:
-        """Arrays that llama.cpp reads in place; made once and filled again each step."""
+        """Allocate the arrays that llama.cpp reads in place; every step reuses them."""
         self._token = np.zeros(size, np.int32)
         self._position = np.zeros(size, np.int32)
         self._wants_logits = np.zeros(size, np.int8)
@@ -100,7 +100,7 @@ class LlamaRunner:
         if not self._ctx:
             raise BackendError("the model is closed; load it again to use it")
         if plan.num_tokens > len(self._token):
-            raise BackendError(f"a step of {plan.num_tokens} tokens was asked for, and one carries {len(self._token)}")
+            raise BackendError(f"a step has {plan.num_tokens} tokens; the maximum is {len(self._token)}")
         at = num_outputs = 0
         for row in plan.rows:
             end = at + len(row.tokens)
@@ -120,7 +120,7 @@ class LlamaRunner:
                 f"llama.cpp failed on a step of {at} tokens in {len(plan.rows)} sequences "
                 f"(status {status}: {self._lib.first_error()})"
             )
-        pointer = self._lib.llama_get_logits(self._ctx)  # also waits for the computation to end
+        pointer = self._lib.llama_get_logits(self._ctx)  # also waits for the computation
         return logits_at(pointer, num_outputs, self.vocab_size)
 
     def truncate(self, seq: int, num_tokens: int) -> None:
@@ -132,7 +132,7 @@ class LlamaRunner:
             self._lib.llama_memory_seq_cp(self._memory, source, target, 0, num_tokens)
 
     def free(self, seq: int) -> None:
-        if self._ctx:  # a stream may outlive its model, and still ends its request
+        if self._ctx:  # a stream can end its request after the model was closed
             self._lib.llama_memory_seq_rm(self._memory, seq, -1, -1)
 
     def close(self) -> None:

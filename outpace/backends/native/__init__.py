@@ -1,1 +1,1 @@
-"""Our own C++ kernels for CPUs: verifying a few tokens costs little more than one, and is exact to the bit."""
+"""C++ kernels for CPUs. Verifying a few tokens costs little more than one, and logits are bit-exact for any batch."""

@@ -6,8 +6,7 @@ r"""Compiles the native library with the system's C++ compiler: at install time,
     CXX=aarch64-linux-gnu-g++ python -m outpace.backends.native.build --test --emulator \
         "qemu-aarch64-static -cpu max -L /usr/aarch64-linux-gnu"    # the same for another processor
 
-It uses nothing outside the standard library and imports nothing of Outpace, because the build hook loads it by path. It
-knows compilers and flags; it does not know what the code does.
+It uses only the standard library and imports nothing from Outpace, because the build hook loads it by path.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 SOURCES = HERE / "csrc"
 LIBRARY_NAME = "_native.dylib" if sys.platform == "darwin" else "_native.so"
 
-# -ffp-contract=off: a compiler that fuses multiply and add where it likes would change bits from file to file.
+# -ffp-contract=off: fused multiply-adds chosen by the compiler would give different bits in different files.
 COMMON_FLAGS = [
     "-std=c++17",
     "-ffp-contract=off",
@@ -41,7 +40,7 @@ COMMON_FLAGS = [
 FAST = ["-O3", "-DNDEBUG"]
 SANITIZED = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
-# Chosen at run time, so only the file that holds an instruction set's kernels may use it.
+# Kernels are selected at run time, so only the file of an instruction set may be compiled with its flags.
 X86_FLAGS = {
     "_avx2": ["-mavx2", "-mfma", "-mf16c"],
     "_avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mfma", "-mf16c"],
@@ -50,11 +49,11 @@ ARM_FLAGS = {"_neon": ["-march=armv8.2-a+dotprod"]}
 
 
 class BuildError(Exception):
-    """Why there is no library, as a sentence."""
+    """Says why the library could not be built."""
 
 
 def find_compiler() -> list[str]:
-    """The compiler to call: $CXX, or the usual names. It must know GCC's flags and vector types."""
+    """Return $CXX or the first usual compiler name. It must support GCC's flags and vector types."""
     if os.name == "nt":
         raise BuildError("the native backend is not built on Windows; llama.cpp runs every model there")
     named = shlex.split(os.environ.get("CXX", ""))
@@ -65,7 +64,7 @@ def find_compiler() -> list[str]:
 
 
 def find_target(compiler: list[str]) -> str:
-    """What the compiler compiles for, as it says: x86_64-linux-gnu, arm64-apple-darwin23.0."""
+    """Return the compiler's target, such as x86_64-linux-gnu or arm64-apple-darwin23.0."""
     return _run([*compiler, "-dumpmachine"]).strip().lower()
 
 
@@ -104,12 +103,12 @@ def _compile(compiler: list[str], sources: Sequence[Path], mode: list[str], fold
 
 
 def build(target: Path = HERE / LIBRARY_NAME) -> Path:
-    """Compile everything and put the library at `target`, whole or not at all."""
+    """Compile everything and put the library at `target` atomically."""
     compiler = find_compiler()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         objects = _compile(compiler, sorted(SOURCES.glob("*.cpp")), FAST, folder)
-        # Made beside its place and moved there: a process that has the old library mapped keeps it.
+        # Link to a temporary name and rename: a process that has the old library mapped keeps it.
         unfinished = target.with_suffix(".unfinished")
         _run([*compiler, "-shared", "-pthread", *objects, "-o", str(unfinished)])
         os.replace(unfinished, target)
@@ -117,7 +116,7 @@ def build(target: Path = HERE / LIBRARY_NAME) -> Path:
 
 
 def run_tests(*, sanitize: bool, emulator: Sequence[str] = ()) -> int:
-    """Build every program in csrc/tests against the sources and run it; the first status that is not 0."""
+    """Build and run every program in csrc/tests; return the first exit status that is not 0."""
     compiler, mode = find_compiler(), SANITIZED if sanitize else FAST
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -136,8 +135,8 @@ def run_tests(*, sanitize: bool, emulator: Sequence[str] = ()) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--test", action="store_true", help="build and run the C++ tests instead")
-    parser.add_argument("--sanitize", action="store_true", help="under AddressSanitizer and UBSan; needs --test")
-    parser.add_argument("--emulator", default="", help="the command that runs what $CXX compiles; needs --test")
+    parser.add_argument("--sanitize", action="store_true", help="use AddressSanitizer and UBSan; needs --test")
+    parser.add_argument("--emulator", default="", help="command that runs the programs $CXX compiles; needs --test")
     options = parser.parse_args()
     try:
         if options.test:

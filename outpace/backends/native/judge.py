@@ -1,7 +1,7 @@
-"""Runs a step and judges it. Greedy requests that take logits as they are need no look at them.
+"""Runs a step and verifies its drafts. Greedy requests without logit adjustments do not read the logits.
 
-The threads of a step find each row's likeliest token in passing, over the part of the row that they have just computed
-and that is still in their cache: the same token as `Shaper.greedy` finds, sooner than one thread can read it all again.
+The threads of a step find each row's argmax over the part of the row that they have just computed, while it is in their
+cache. It is the token that `Shaper.greedy` finds, and faster than one thread that reads the whole row again.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class NativeJudge:
         begin = perf_counter()
         logits = self._runner.forward(plan)
         seconds = perf_counter() - begin
-        if all(_says_likeliest(case.request) for case in cases):
+        if all(_emits_argmax(case.request) for case in cases):
             verdicts = _matched(cases, self._runner.likeliest(len(logits)))
         else:
             verdicts = self._verifier.verify(cases, logits)
         return Judged(logits, verdicts, seconds)
 
 
-def _says_likeliest(request: Request) -> bool:
+def _emits_argmax(request: Request) -> bool:
     params = request.params
     return params.is_greedy and not request.shaper.may_adjust and not params.speculation.is_lossy
 

@@ -1,7 +1,7 @@
-"""The only module that knows the binary interface of the native library (csrc/capi.h).
+"""The ctypes binding of the native library (csrc/capi.h). No other module depends on its binary interface.
 
 The library is optional: a machine without a compiler installs without it. `load_library` then raises a BackendError
-with a sentence that says why; importing this module never fails.
+that says why; importing this module never fails.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Library:
         raise AttributeError(f"{name} is not among the native library's functions")
 
     def check(self, status: int) -> None:
-        """Turn an error code into an exception with the library's own sentence."""
+        """Raise BackendError with the library's message if `status` is an error code."""
         if status != OK:
             raise BackendError(f"the native backend failed: {self.last_error().decode(errors='replace')}")
 
@@ -121,4 +121,4 @@ def _why_not_built() -> str:
         compiler = find_compiler()
     except BuildError as error:
         return str(error)
-    return f"{compiler[0]} is there now; build it: {REBUILD}"
+    return f"{compiler[0]} is installed now; build it: {REBUILD}"

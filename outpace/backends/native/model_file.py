@@ -1,7 +1,7 @@
-"""A GGUF file that the native backend can run: mapped, understood, and packed into the library's memory when asked.
+"""Maps a GGUF file, checks that the native backend can run it, and packs its weights into the library's memory.
 
-It reads the file in slabs and gives each back before it takes the next, so that loading needs little more memory than
-the packed weights. It knows nothing of tokenizers, caches or steps.
+The file is read in slabs, and each slab is released before the next one. Loading needs little more memory than the
+packed weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from outpace.models.gguf_header import read_header
 from outpace.models.gguf_model import Tensor, describe, read_vector
 
 _SLAB_BYTES = 8 << 20
-_LARGE_BYTES = 1 << 30  # from here on, loading shows its progress
+_LARGE_BYTES = 1 << 30  # larger files show a progress bar
 _TILE_ROWS = 16
 
 
@@ -37,12 +37,12 @@ class ModelFile:
 
     @property
     def packed_bytes(self) -> int:
-        """What the matrices will take in memory."""
+        """Memory that the packed matrices will need."""
         packed = self._lib.packed_bytes
         return sum(packed(t.info.type, t.rows, t.cols) for t in self.description.tensors if t.is_matrix)
 
     def load(self, threads: int) -> c.c_void_p:
-        """The model in the library, with all its weights; the caller destroys it."""
+        """Create the model in the library with all its weights. The caller must destroy it."""
         from tqdm import tqdm
 
         handle = self._create(threads)
@@ -53,7 +53,7 @@ class ModelFile:
                 desc=f"Loading {self.path.name}", total=total, unit="B", unit_scale=True, leave=False, disable=not show
             ) as bar:
                 for tensor in self.description.tensors:
-                    self._take(handle, tensor)
+                    self._load_tensor(handle, tensor)
                     bar.update(tensor.info.num_bytes or 0)
         except BaseException:
             self._lib.destroy(handle)
@@ -71,7 +71,7 @@ class ModelFile:
         self._lib.check(self._lib.create(c.byref(shape), threads, c.byref(handle)))
         return handle
 
-    def _take(self, handle: c.c_void_p, tensor: Tensor) -> None:
+    def _load_tensor(self, handle: c.c_void_p, tensor: Tensor) -> None:
         if tensor.is_matrix:
             self._pack(handle, tensor)
             return
@@ -88,10 +88,10 @@ class ModelFile:
         for begin in range(0, tensor.rows, step):
             end = min(begin + step, tensor.rows)
             lib.check(lib.pack(handle, tensor.layer, tensor.number, source, begin, end))
-            self._give_back(info.offset + begin * row_bytes, info.offset + end * row_bytes)
+            self._release(info.offset + begin * row_bytes, info.offset + end * row_bytes)
 
-    def _give_back(self, begin: int, end: int) -> None:
-        """Drop this range of the tensor data from the process's memory; what is needed again is read again."""
+    def _release(self, begin: int, end: int) -> None:
+        """Drop this range of the tensor data from memory. A later access reads it from the file again."""
         if hasattr(mmap, "MADV_DONTNEED"):
             first = (self._data_offset + begin) // mmap.PAGESIZE * mmap.PAGESIZE
             self._map.madvise(mmap.MADV_DONTNEED, first, self._data_offset + end - first)

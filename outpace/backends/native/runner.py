@@ -1,8 +1,8 @@
-"""Ragged rows through the native library, over pages handed out by `kv/blocks.py`.
+"""Runs batches of ragged rows in the native library, on KV cache pages allocated by `kv/blocks.py`.
 
-The engine counts single tokens; pages hold `outpace_page_tokens` of them. A sequence wastes part of its last page, and,
-where it was forked in the middle of one, the part it had to copy; so the pool has that much more than the engine may
-ask for, and the engine's books can always be honoured.
+The engine counts single tokens; a page holds `outpace_page_tokens` of them. A sequence can waste part of its last page
+and, if it was forked in the middle of a page, part of the copied page. The pool therefore has two extra pages per
+sequence, so every reservation that the engine has counted succeeds.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from outpace.models.llama_library import Library as LlamaLibrary
 
 
 class NativeModel:
-    """A model file that the native backend can run, and its tokenizer. Weights are read when it is started."""
+    """A model file that the native backend can run, and its tokenizer. `start` reads the weights."""
 
     def __init__(self, path: Path, llama: LlamaLibrary) -> None:
         self.library = load_library()
         self.isa = self.library.isa
         self.file = ModelFile(path, self.library)
-        # The tokenizer is llama.cpp's, which reads only the vocabulary.
+        # The tokenizer is llama.cpp's; it loads only the vocabulary.
         self._vocabulary = LlamaFile(path, llama, vocab_only=True)
         self.tokenizer = self._vocabulary.tokenizer
         architecture = self.file.description.architecture
@@ -67,8 +67,9 @@ class NativeModel:
         available = available_bytes()
         if available is not None and weights + cache > available:
             raise BackendError(
-                f"{self.file.path.name} needs {_shown(weights)} for its weights and {_shown(cache)} for its cache, and "
-                f"{_shown(available)} of memory are available; a smaller cache_tokens or max_context needs less"
+                f"{self.file.path.name} needs {_format_bytes(weights)} for its weights and {_format_bytes(cache)} for "
+                f"its cache, but only {_format_bytes(available)} of memory are available; set a smaller "
+                "cache_tokens or max_context"
             )
 
     def close(self) -> None:
@@ -79,12 +80,12 @@ def pages_needed(capacity: Capacity, page_tokens: int) -> int:
     return -(-capacity.cache_tokens // page_tokens) + 2 * capacity.max_sequences
 
 
-def _shown(num_bytes: int) -> str:
+def _format_bytes(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.2f} GB"
 
 
 class NativeRunner:
-    """A started model: weights, cache pages, and who holds them."""
+    """A started model: weights, cache pages, and the page table of each sequence."""
 
     def __init__(
         self, model: NativeModel, handle: c.c_void_p, capacity: Capacity, num_pages: int, threads: int
@@ -101,17 +102,17 @@ class NativeRunner:
             verifier=self._verifier,
             judge=NativeJudge(self, self._verifier),
         )
-        self.bytes_per_step: int = library.bytes_per_step(handle)  # of weights, that any step must read
+        self.bytes_per_step: int = library.bytes_per_step(handle)  # weights that any step must read
         page_tokens = library.page_tokens()
         self.pool = BlockPool(num_pages, page_tokens)
         self._open: set[int] = set()
-        # Arrays that the library reads and writes in place; made once and filled again each step.
+        # The library reads and writes these arrays in place; every step reuses them.
         self._rows = np.zeros((capacity.max_sequences, 4), np.int32)
         self._tokens = np.zeros(capacity.max_step_tokens, np.int32)
         self._tables = np.zeros((capacity.max_sequences, -(-capacity.max_context // page_tokens) + 1), np.int32)
         self._likeliest = (c.c_int32 * capacity.max_step_tokens)()
         self._logits = c.c_void_p()
-        self._view = (0, logits_at(0, 0, self.vocab_size))  # where the last logits are, and as an array
+        self._view = (0, logits_at(0, 0, self.vocab_size))  # address of the latest logits, and the array over them
         self._pointers = (
             self._rows.ctypes.data, self._tokens.ctypes.data, self._tables.ctypes.data, self._tables.shape[1],
             c.addressof(self._logits), c.addressof(self._likeliest),
@@ -132,20 +133,20 @@ class NativeRunner:
         self._lib.check(self._lib.forward(self._handle, rows, len(plan.rows), *others))
         for row in plan.rows:
             self.pool.advance(row.seq, len(row.tokens))
-        return self._seen(self._logits.value or 0, num_outputs)
+        return self._logits_view(self._logits.value or 0, num_outputs)
 
     def likeliest(self, num_outputs: int) -> list[int]:
-        """The argmax of each line of the latest logits, found where they were computed."""
+        """The argmax of each row of the latest logits, found by the threads that computed them."""
         return self._likeliest[:num_outputs]
 
-    def _seen(self, address: int, num_outputs: int) -> NDArray[np.float32]:
-        """The logits as an array. They lie where the last ones did unless more are wanted than ever before."""
+    def _logits_view(self, address: int, num_outputs: int) -> NDArray[np.float32]:
+        """The logits as an array. Their address changes only when the library's buffer grows."""
         if self._view[0] != address or len(self._view[1]) != num_outputs:
             self._view = (address, logits_at(address, num_outputs, self.vocab_size))
         return self._view[1]
 
     def _reserve(self, seq: int, start: int, count: int) -> None:
-        """Room for `count` tokens at the end of a sequence, and its table brought up to date."""
+        """Reserve `count` tokens at the end of a sequence and update its page table."""
         if seq not in self._open:
             self.pool.open(seq)
             self._open.add(seq)

@@ -1,7 +1,7 @@
-"""Sampling and acceptance in the native library: the same verdicts as `verification.py`, sooner.
+"""Sampling and acceptance in the native library: the same verdicts as `verification.py`, but faster.
 
-Bias, masks and penalties stay with the request's `Shaper`, which hands over adjusted rows; everything after them is in
-the library (csrc/verifier.cpp). A lossy rule, and a step that only takes maxima, are left to the reference.
+The request's `Shaper` applies bias, masks and penalties; the library does everything after them (csrc/verifier.cpp).
+Lossy rules and steps with only greedy requests use the reference.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class NativeVerifier:
 
     def verify(self, cases: Sequence[Case], logits: FloatRow) -> list[Verdict]:
         if all(case.request.params.is_greedy for case in cases):
-            return self._reference.verify(cases, logits)  # numpy's argmax is as fast, and there is nothing to hand over
+            return self._reference.verify(cases, logits)  # numpy's argmax is as fast
         if any(case.request.params.speculation.is_lossy for case in cases):
-            return self._verify_apart(cases, logits)
+            return self._verify_one_by_one(cases, logits)
         logits = np.ascontiguousarray(logits, np.float32)
         batch = _Batch(logits)
         for case in cases:
@@ -68,15 +68,15 @@ class NativeVerifier:
         return probs
 
     def _adjusted(self, request: Request, prefix: Sequence[int], logits: FloatRow) -> FloatRow:
-        return _fitting(request.shaper.adjusted(logits, prefix), self._vocab_size)
+        return _checked_row(request.shaper.adjusted(logits, prefix), self._vocab_size)
 
     def _open_handle(self) -> c.c_void_p:
         if self._handle is None:
             raise BackendError("the model is closed; load it again to use it")
         return self._handle
 
-    def _verify_apart(self, cases: Sequence[Case], logits: FloatRow) -> list[Verdict]:
-        """Lossy requests by the reference, the others here, each on its own."""
+    def _verify_one_by_one(self, cases: Sequence[Case], logits: FloatRow) -> list[Verdict]:
+        """Verify each case alone: lossy requests with the reference, the others in the library."""
         verdicts = []
         at = 0
         for case in cases:
@@ -93,7 +93,7 @@ class NativeVerifier:
 
 
 def native_verifier(vocab_size: int, threads: int) -> NativeVerifier | None:
-    """For other backends whose logits are in this machine's memory; None where the library was not built."""
+    """A verifier for other backends with logits in host memory; None if the library was not built."""
     try:
         return NativeVerifier(load_library(), vocab_size, threads)
     except BackendError:
@@ -101,7 +101,7 @@ def native_verifier(vocab_size: int, threads: int) -> NativeVerifier | None:
 
 
 def _native_case(request: Request, rule: int, *, num_emitted: int, num_drafted: int) -> NativeCase:
-    """`num_emitted`: tokens supposed to have been said beyond the request's own."""
+    """`num_emitted`: tokens assumed to be emitted after `request.tokens`."""
     params = request.params
     return NativeCase(
         request.seed, len(request.tokens) + num_emitted, params.top_p, params.min_p, float(request.shaper.sharpness),
@@ -109,7 +109,7 @@ def _native_case(request: Request, rule: int, *, num_emitted: int, num_drafted: 
     )  # fmt: skip
 
 
-def _fitting(row: FloatRow, vocab_size: int) -> FloatRow:
+def _checked_row(row: FloatRow, vocab_size: int) -> FloatRow:
     row = np.ascontiguousarray(row, np.float32)
     if row.size != vocab_size:
         raise ValueError(f"a row of {row.size} numbers does not fit a vocabulary of {vocab_size}")
@@ -117,7 +117,7 @@ def _fitting(row: FloatRow, vocab_size: int) -> FloatRow:
 
 
 class _Batch:
-    """Cases as the library reads them. Keeps alive what it points to."""
+    """Cases in the library's format. Keeps the arrays that it points to alive."""
 
     def __init__(self, logits: FloatRow) -> None:
         self._logits = logits
@@ -153,7 +153,7 @@ class _Batch:
         return len(self._rows)
 
     def _address_of(self, row: FloatRow) -> int:
-        row = _fitting(row, self._logits.shape[1])
+        row = _checked_row(row, self._logits.shape[1])
         self._alive.append(row)
         return row.ctypes.data
 

@@ -1,1 +1,1 @@
-"""Safetensors and GGUF models on CUDA, and on the CPU in float32 for tests: our own forward over a paged cache."""
+"""Runs safetensors and GGUF models on CUDA, and in float32 on the CPU for tests, over a paged KV cache."""

@@ -1,4 +1,4 @@
-"""Which device and number format to use, and how its memory is divided before any of it is taken."""
+"""Chooses the device and the dtype, and plans the memory before allocating any."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outpace.backends.memory import available_bytes
 from outpace.config import DeviceName, DtypeName
 from outpace.errors import BackendError
 
-_BFLOAT16_CAPABILITY = (8, 0)  # Ampere; older GPUs emulate it slowly
+_BFLOAT16_CAPABILITY = (8, 0)  # Ampere; older GPUs emulate bfloat16 slowly
 
 log = logging.getLogger("outpace.backends.torch")
 
@@ -20,7 +20,7 @@ log = logging.getLogger("outpace.backends.torch")
 class TorchOptions:
     device: DeviceName = "auto"
     dtype: DtypeName = "auto"
-    memory_utilization: float = 0.9  # the share of the device's memory that may be used in all
+    memory_utilization: float = 0.9  # share of the device's memory that may be used
 
 
 def choose_device(wanted: DeviceName) -> torch.device:
@@ -36,7 +36,7 @@ def choose_device(wanted: DeviceName) -> torch.device:
 
 
 def why_no_cuda() -> str | None:
-    """None where CUDA works; else torch's own words: a build without it, no driver, a driver too old."""
+    """None if CUDA works; else the reason, as torch reports it: no CUDA build, no driver, a driver too old."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} was built without it; install a CUDA build of torch"
     try:
@@ -57,7 +57,7 @@ def choose_dtype(wanted: DtypeName, device: torch.device) -> torch.dtype:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What a model will take on its device."""
+    """Bytes that a model needs on its device."""
 
     name: str
     weights: int
@@ -82,13 +82,13 @@ class MemoryPlan:
         )
         raise BackendError(
             f"{self.name} needs {_gb(self.weights)} for weights, {_gb(self.cache)} for {self.num_cache_tokens:,} "
-            f"tokens of cache and {_gb(self.workspace)} to work in, {_gb(needed)} in all, and {_gb(usable)} may be "
-            f"used on {device}; {remedy}{', or raise gpu_memory_utilization' if device.type == 'cuda' else ''}"
+            f"tokens of cache and {_gb(self.workspace)} for workspace, {_gb(needed)} in total, but {_gb(usable)} may "
+            f"be used on {device}; {remedy}{', or raise gpu_memory_utilization' if device.type == 'cuda' else ''}"
         )
 
 
 def usable_bytes(device: torch.device, utilization: float) -> int | None:
-    """What may still be taken: of a GPU, its share less what is in use already; None where that cannot be known."""
+    """Bytes that may still be allocated. On a GPU: its share less the memory in use. None if unknown."""
     if device.type != "cuda":
         return available_bytes()
     free, total = torch.cuda.mem_get_info(device)
@@ -96,10 +96,10 @@ def usable_bytes(device: torch.device, utilization: float) -> int | None:
 
 
 def out_of_memory(error: Exception, plan: MemoryPlan, device: torch.device) -> BackendError:
-    """The same figures where the device ran out all the same, for instance because others use it."""
+    """The error for a device that ran out of memory despite the plan, for instance because other processes use it."""
     return BackendError(
         f"{device} ran out of memory while loading {plan.name}, which needs {_gb(plan.weights)} for weights, "
-        f"{_gb(plan.cache)} for its cache and {_gb(plan.workspace)} to work in ({str(error).splitlines()[0]}); "
+        f"{_gb(plan.cache)} for its cache and {_gb(plan.workspace)} for workspace ({str(error).splitlines()[0]}); "
         "lower cache_tokens, max_context or gpu_memory_utilization"
     )
 

@@ -1,7 +1,7 @@
-"""Ragged rows through the torch model, over pages handed out by `kv/blocks.py`.
+"""Runs ragged rows through the torch model. `kv/blocks.py` allocates the cache pages.
 
-The engine counts single tokens; pages hold PAGE_TOKENS of them, so the pool has as many more as the last pages of all
-sequences can waste. On a GPU, steps whose rows fit a bucket replay a captured graph; others run kernel by kernel.
+The engine counts tokens and a page holds PAGE_TOKENS of them, so the pool has extra pages for the unused ends of last
+pages. On a GPU, steps whose rows fit a bucket replay a captured graph; others run kernel by kernel.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Follower = Callable[[Sequence[DraftTask], Tensor], Ahead | None]
 
 
 class TorchModel:
-    """A model on disk that the torch backend can run, and its tokenizer. Weights are read when it is started."""
+    """A model on disk that the torch backend can run, and its tokenizer. `start` loads the weights."""
 
     def __init__(self, path: Path, options: TorchOptions, tokenizer: Tokenizer | None = None) -> None:
         self.device = choose_device(options.device)
@@ -78,11 +78,11 @@ class TorchModel:
 
     def plan(self, capacity: Capacity) -> MemoryPlan:
         c, size = self.config, self.dtype.itemsize
-        # Of the largest step: its widest activations a few times over, and logits in float32; those of graphs stay.
+        # Workspace of the largest step: a few copies of its widest activations, and float32 logits. Graphs keep theirs.
         widest = 2 * c.hidden + c.q_size + 2 * c.kv_size + 4 * c.width
         captured = num_captured_tokens(capacity.max_sequences) if self.device.type == "cuda" else 0
         num_logits = capacity.max_sequences + captured
-        num_tokens = (2 if captured else 1) * capacity.max_step_tokens  # graphs have their own
+        num_tokens = (2 if captured else 1) * capacity.max_step_tokens  # graphs have their own activations
         workspace = num_tokens * widest * size + num_logits * c.vocab_size * 4
         return MemoryPlan(
             name=self._checkpoint.name,
@@ -97,7 +97,7 @@ class TorchModel:
 
 
 def open_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
-    """A folder's own; a GGUF's through llama.cpp, which reads only the vocabulary."""
+    """From a folder, its own tokenizer; from a GGUF, llama.cpp's, which loads only the vocabulary."""
     if path.is_dir():
         from outpace.models.hf_tokenizer import HFTokenizer
 
@@ -109,7 +109,7 @@ def open_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
 
 
 def fitting_cache_tokens(models: Sequence[TorchModel], capacity: Capacity, utilization: float) -> int | None:
-    """Tokens of cache that fit on the GPU beside everything else; None where the models are not on one."""
+    """Tokens of cache that fit on the GPU beside everything else; None if the models do not run on a GPU."""
     if not models or models[0].device.type != "cuda":
         return None
     plans = [model.plan(capacity) for model in models]
@@ -120,19 +120,19 @@ def fitting_cache_tokens(models: Sequence[TorchModel], capacity: Capacity, utili
 
 
 def num_pages(capacity: Capacity) -> int:
-    """For all tokens, and for each sequence the rest of its last page, a copy of one, and one taken early."""
+    """Pages for all tokens, and three more per sequence: a partly used last page, a copied page, an early page."""
     return -(-capacity.cache_tokens // PAGE_TOKENS) + 3 * capacity.max_sequences
 
 
 class TorchRunner:
-    """A started model: weights, cache pages, and who holds them."""
+    """A started model: its weights, its cache pages, and which sequence owns each page."""
 
     def __init__(self, model: Model, capacity: Capacity) -> None:
         config, embedding = model.config, model.weights.embedding
         self.model = model
         self.capacity = capacity
         self.judge = DeviceJudge(self)
-        self.follower: Follower | None = None  # begins to verify what is drafted here
+        self.follower: Follower | None = None  # starts to verify what this runner drafts
         self.capabilities = Capabilities(
             can_rewind=True,
             judge=self.judge,
@@ -145,7 +145,7 @@ class TorchRunner:
         self.device = embedding.device
         self.pool = BlockPool(num_pages(capacity), PAGE_TOKENS)
         shape = (config.num_layers, 2, self.pool.num_blocks, config.num_kv_heads, PAGE_TOKENS, config.head_dim)
-        # Zeros, because attention multiplies what it masks by nothing, and nothing times NaN is NaN.
+        # Zeros, because attention multiplies masked values by 0, and 0 * NaN is NaN.
         self._pages = torch.zeros(shape, dtype=embedding.dtype, device=self.device)
         self.caches = [Cache(layer[0], layer[1]) for layer in self._pages]
         self._table_width = -(-capacity.max_context // PAGE_TOKENS) + 1
@@ -155,25 +155,25 @@ class TorchRunner:
 
     @property
     def num_captured(self) -> int:
-        """Graphs so far."""
+        """Graphs captured so far."""
         return self._graphs.num_captured if self._graphs else 0
 
     def num_prepared(self) -> int:
-        """Graphs captured and kernels compiled so far; a step that adds one takes much longer than it will again."""
+        """Graphs captured and kernels compiled so far; a step that adds one takes much longer than usual."""
         return self.num_captured + num_compiled()
 
     def forward(self, plan: StepPlan) -> NDArray[np.float32]:
         self.reserve_rows(plan.rows)
         found = self.launch(plan)[:]
         if not len(found) and self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()  # nothing else waits until its buffer may be filled
+            torch.cuda.current_stream(self.device).synchronize()  # before the host buffer is filled again
         for row in plan.rows:
             self.pool.advance(row.seq, len(row.tokens))
         found.flags.writeable = False
         return found
 
     def draft(self, tasks: Sequence[DraftTask]) -> list[list[int]]:
-        """What `DraftLoop` describes: one transfer for all tokens of all rows."""
+        """Draft with `DraftLoop`: one transfer for all tokens of all rows."""
         if self._graphs is None:
             raise BackendError("the model is closed; load it again to use it")
         for task in tasks:
@@ -181,35 +181,35 @@ class TorchRunner:
         mode: Mode = "greedy" if all(task.request.params.is_greedy for task in tasks) else "sampled"
         longest = max(len(task.row.tokens) for task in tasks)
         width = longest if longest in WIDTHS else 0
-        if not width:  # a text not followed before
-            read = self.launch(StepPlan([task.row for task in tasks]))
-            self._graphs.first_logits(len(tasks)).copy_(read.some(range(len(tasks))))
+        if not width:  # more tokens than a loop feeds
+            prefill = self.launch(StepPlan([task.row for task in tasks]))
+            self._graphs.first_logits(len(tasks)).copy_(prefill.some(range(len(tasks))))
         loop = self._graphs.loop(len(tasks), width, max(task.depth for task in tasks), mode)
         loop.fill(tasks, self._tables)
         loop.launch()
         ahead = self.follower(tasks, loop.drawn) if self.follower is not None else None
         columns = loop.fetch().T.tolist()
-        said = [columns[i][: task.depth] for i, task in enumerate(tasks)]
+        drafted = [columns[i][: task.depth] for i, task in enumerate(tasks)]
         if ahead is not None:
-            ahead.expect(said)
+            ahead.expect(drafted)
         for task in tasks:
             self.pool.advance(task.row.seq, len(task.row.tokens) + task.depth - 1)
-        return said
+        return drafted
 
     def follow(self, drafting: Runner) -> None:
-        """Begin to verify what another runner drafts before it is asked for, where both are on one device."""
+        """Start to verify what another runner drafts before the plan arrives, if both are on one device."""
         if isinstance(drafting, TorchRunner) and drafting.device == self.device:
             drafting.follower = self.judge.begin_verifying
 
     def holds(self, seq: int | None, num_tokens: int) -> bool:
-        """Whether the cache of a sequence has just so many tokens."""
+        """Whether the cache of a sequence holds exactly this many tokens."""
         return seq in self._open and self.pool.length(seq) == num_tokens
 
     def is_prepared(self, plan: StepPlan, mode: Mode) -> bool:
         return self._graphs is not None and self._graphs.is_prepared(plan, mode)
 
     def launch(self, plan: StepPlan, drafted: Tensor | None = None) -> Launched:
-        """Start a step; its rows have their pages. `drafted` [depth, rows]: what rows feed after their first token."""
+        """Start a step; pages are reserved. `drafted` [depth, rows]: the tokens rows feed after their first."""
         if self._graphs is None:
             raise BackendError("the model is closed; load it again to use it")
         num_logits = sum([row.num_logits for row in plan.rows])
@@ -233,11 +233,11 @@ class TorchRunner:
         return Launched(logits, np.arange(num_logits), everything, lambda mode: Draws(logits, mode, None), None)
 
     def fill(self, host: HostStep, plan: StepPlan) -> None:
-        """Write a plan into a step's buffer, whose rows may have more room than they need."""
+        """Write a plan into a step's buffer, which may be larger than the plan needs."""
         staging.fill(host, plan.rows, self._tables)
 
     def reserve_rows(self, rows: Sequence[Row]) -> None:
-        """Pages for what the rows bring."""
+        """Reserve pages for the rows' tokens."""
         for row in rows:
             self._reserve(row.seq, row.start, len(row.tokens))
 
@@ -252,7 +252,7 @@ class TorchRunner:
             raise BackendError(f"the cache has no room for {count} more tokens of a sequence that holds {length}")
 
     def try_reserve(self, seq: int, count: int) -> bool:
-        """Pages for so many tokens after those a sequence holds; False, and nothing taken, where there are too few."""
+        """Reserve pages for `count` more tokens of a sequence; False, with nothing reserved, if too few are free."""
         return self._take_pages(seq, self.pool.length(seq), count)
 
     def _take_pages(self, seq: int, length: int, count: int) -> bool:
@@ -260,10 +260,10 @@ class TorchRunner:
         for source, target in copies or ():
             self._pages[:, :, target] = self._pages[:, :, source]
         if copies or (length - 1) // PAGE_TOKENS != (length + count - 1) // PAGE_TOKENS:
-            self._note_pages(seq)
+            self._update_table(seq)
         return copies is not None
 
-    def _note_pages(self, seq: int) -> None:
+    def _update_table(self, seq: int) -> None:
         blocks = self.pool.blocks(seq)
         self._tables[seq, : len(blocks)] = blocks
 
@@ -275,7 +275,7 @@ class TorchRunner:
         self.free(target)
         self.pool.fork(source, target, num_tokens)
         self._open.add(target)
-        self._note_pages(target)
+        self._update_table(target)
 
     def free(self, seq: int) -> None:
         if seq in self._open:
@@ -284,7 +284,7 @@ class TorchRunner:
             self._open.discard(seq)
 
     def close(self) -> None:
-        """Give the memory back: a closed runner holds no tensors."""
+        """Free the memory: a closed runner holds no tensors."""
         if self._graphs is not None:
             self._graphs = None
             self.judge.stop()

@@ -1,4 +1,4 @@
-"""Other engines that can run the same file, each behind the same small door, and who of them is installed."""
+"""Engines that can run the same model file behind one interface, and whether each is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a peer is given and what it gives back."""
+"""The interface of a peer engine: what it gets and what it returns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The files every engine runs, and how."""
+    """The model files and options that every engine gets."""
 
     target: Path
     draft: Path | None
@@ -18,7 +18,7 @@ class Models:
     depth: int
     max_context: int
     end_ids: frozenset[int]
-    backend: str = "auto"  # Outpace's own
+    backend: str = "auto"  # used by Outpace only
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +30,18 @@ class Answer:
 class Peer(Protocol):
     @property
     def variants(self) -> Sequence[str]:
-        """Its ways of decoding, the first of them plain."""
+        """Its decoding variants; the first is plain decoding."""
         ...
 
     def answer(self, variant: str, tokens: Sequence[int], max_tokens: int) -> Answer:
-        """A greedy continuation of the prompt, nothing reused from earlier ones."""
+        """Continue the prompt greedily, without any cache from earlier prompts."""
         ...
 
     def close(self) -> None: ...
 
 
 def open_peer(name: str, models: Models) -> Peer:
-    """Loads the engine, which must be installed; raises whatever it raises if it cannot run the file."""
+    """Load the engine, which must be installed. If it cannot run the file, its own exception is raised."""
     if name == "outpace":
         from outpace.bench.peer.ours import OutpacePeer
 

@@ -10,12 +10,12 @@ from xllamacpp import CommonParams, Server
 
 from outpace.bench.peer.base import Answer, Models
 
-_NGRAM = 4  # as long as our own; its default of 12 finds next to nothing in prompts of this size
+_NGRAM = 4  # as in Outpace; its default of 12 finds almost nothing in prompts of this size
 _KINDS = xllamacpp.common_speculative_type
 
 
 class LlamaCppPeer:
-    """One server per variant: how it speculates is settled when it starts."""
+    """One server per variant, because speculation is configured at start."""
 
     def __init__(self, models: Models) -> None:
         self._servers = {"plain": Server(_params(models))}
@@ -43,8 +43,8 @@ class LlamaCppPeer:
         }
         reply = httpx.post(f"{self._servers[variant].listening_address}/completion", json=body, timeout=600.0)
         reply.raise_for_status()
-        said = reply.json()
-        return Answer(said["content"], int(said["tokens_predicted"]))
+        completion = reply.json()
+        return Answer(completion["content"], int(completion["tokens_predicted"]))
 
     def close(self) -> None:
         self._servers.clear()

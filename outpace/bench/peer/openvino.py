@@ -13,7 +13,7 @@ from outpace.bench.peer.base import Answer, Models
 
 
 class OpenVinoPeer:
-    """One pipeline per variant: how it speculates is settled when it is made."""
+    """One pipeline per variant, because speculation is configured at creation."""
 
     def __init__(self, models: Models) -> None:
         self._depth = models.depth
@@ -42,8 +42,8 @@ class OpenVinoPeer:
         prompt = openvino.Tensor(np.array([list(tokens)], np.int64))
         pipeline = self._pipelines[variant]
         output = pipeline.generate(prompt, config)
-        said = list(output.tokens[0])
-        return Answer(pipeline.get_tokenizer().decode(said), len(said))
+        token_ids = list(output.tokens[0])
+        return Answer(pipeline.get_tokenizer().decode(token_ids), len(token_ids))
 
     def close(self) -> None:
         self._pipelines.clear()

@@ -1,4 +1,4 @@
-"""Outpace itself, plainly and with its policy, on one loaded model."""
+"""Outpace itself, on one loaded model: plain decoding, and `auto` with its policy."""
 
 from __future__ import annotations
 

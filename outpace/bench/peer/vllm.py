@@ -11,7 +11,7 @@ from outpace.bench.peer.base import Answer, Models
 
 
 class VllmPeer:
-    """One engine per variant, sharing the device: each is given its part of the memory."""
+    """One engine per variant. They share the device, so each gets an equal part of its memory."""
 
     def __init__(self, models: Models) -> None:
         speculative: dict[str, dict[str, Any] | None] = {

@@ -1,1 +1,1 @@
-"""A world with known costs and known acceptance, to compare policies with each other and with an oracle."""
+"""A simulated world with known costs and acceptance, to compare policies with each other and with an oracle."""

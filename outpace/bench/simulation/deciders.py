@@ -1,4 +1,4 @@
-"""What decides in a simulated step, and our policy as one that does."""
+"""The interface of a policy in the simulator, and our policy behind it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from outpace.speculation.policy.state import Choice, Outcome
 from outpace.speculation.proposers.base import NoDraft
 from outpace.speculation.session import Session, StepShape
 
-HOST_SECONDS = 50e-6  # of a step, and
-TOKEN_SECONDS = 30e-6  # of a token emitted
+HOST_SECONDS = 50e-6  # of the host per step
+TOKEN_SECONDS = 30e-6  # of the host per emitted token
 MAX_STEP_TOKENS = 8192
 
 
@@ -33,22 +33,22 @@ class Decider(Protocol):
 
     @property
     def estimated_speedup(self) -> float | None:
-        """What it believes to have gained; None where it keeps no such figure."""
+        """Its own estimate of the speedup; None if it has none."""
         ...
 
     def choose(self, running: list[Running], context: float, stats: StepStats) -> list[Choice]:
-        """One choice for each running request, with its draft; what that takes passes on the clock."""
+        """One choice for each running request, with its draft. The clock advances by the time this takes."""
         ...
 
     def own_seconds(self, choices: Sequence[Choice]) -> float:
-        """What deciding and learning take in this step."""
+        """Seconds for deciding and learning in this step."""
         ...
 
     def learn(self, outcomes: Sequence[Outcome], stats: StepStats, num_tokens: int, context: float) -> None: ...
 
 
 def make_drafts(choices: Sequence[Choice], proposers: Mapping[str, NoDraft]) -> None:
-    """Have the model draft what was chosen."""
+    """Have the draft model make the chosen drafts."""
     asked = [choice for choice in choices if choice.ask is not None]
     if asked:
         drafts = proposers[MODEL].propose([choice.ask for choice in asked if choice.ask is not None])
@@ -57,7 +57,7 @@ def make_drafts(choices: Sequence[Choice], proposers: Mapping[str, NoDraft]) -> 
 
 
 def measured_costs(scenario: Scenario, rng: np.random.Generator) -> Costs:
-    """As a calibration would find them: each size with an error of its own."""
+    """Costs as a calibration would measure them: each size has its own random error."""
 
     def measured(
         law: StepLaw, most: int, sizes: Sequence[int] = (*SIZES, 384, 512, 768, 1024, 1536, 2048)
@@ -92,7 +92,7 @@ def simulated_config(scenario: Scenario) -> ResolvedConfig:
 
 
 class Ours:
-    """The engine's own policy, through the session that the engine uses."""
+    """The engine's own policy, in the engine's own session."""
 
     def __init__(
         self, name: str, scenario: Scenario, proposers: Mapping[str, NoDraft], rng: np.random.Generator, clock: Clock

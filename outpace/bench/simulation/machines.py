@@ -1,8 +1,8 @@
-"""The machines of the simulator: what a forward pass takes by rows, tokens and context.
+"""The machines of the simulator: seconds of a forward pass by rows, tokens and context.
 
 Three are measured: two cores of an AMD EPYC with AVX-512 (`outpace costs --measure --json`, native backend;
 SmolLM2-135M, and the pair Qwen2.5-Coder 1.5B and 0.5B) and one H200 (an 8B with a 1B as draft, the costs in
-`benchmarks/results/gpu_speculation_h200.json`). The others have the shape of something a policy must not be fooled by.
+`benchmarks/results/gpu_speculation_h200.json`). The others have cost curves that could mislead a policy.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class StepLaw:
-    """Seconds of a forward pass: straight between points over its tokens, then straight on; stairs where asked for.
+    """Seconds of a forward pass: linear in tokens between the points and after the last; in steps if `stair` is set.
 
-    Rows and context add to it, as in `StepCosts`; `row_context_seconds` is for each token of context of each row.
+    Rows and context add to it, as in `StepCosts`; `row_context_seconds` is per token of context and row.
     """
 
     sizes: tuple[int, ...]
     seconds: tuple[float, ...]
     stair: int = 0  # tokens are rounded up to a multiple of this
-    row_seconds: float = 0.0  # for each row beyond the first
-    context_seconds: float = 0.0  # for each token of the mean context
+    row_seconds: float = 0.0  # per row beyond the first
+    context_seconds: float = 0.0  # per token of the mean context
     row_context_seconds: float = 0.0
     token_context_seconds: float = 0.0
 
@@ -82,7 +82,7 @@ MACHINES: dict[str, StepLaw] = {
     "stairs-of-8": _law({8: 5.0, 16: 9.0, 24: 13.0, 64: 33.0}, stair=8),
 }  # fmt: skip
 
-# The draft models that were measured beside their targets; elsewhere a draft is a share of its target.
+# Draft models measured together with their targets. On other machines a draft costs a share of its target.
 DRAFTS: dict[str, StepLaw] = {
     "cpu-pair": _law(
         {1: 11.6, 2: 12.1, 4: 12.3, 6: 14.6, 8: 19.0, 16: 24.8, 64: 104.5},

@@ -1,8 +1,8 @@
-"""The oracle: it knows every rate, cost and length, and maximises tokens per second. No rule of ours binds it.
+"""The oracle: it knows every rate, cost and length, and maximises tokens per second. Our limits do not apply to it.
 
-It does not know the coins: whether a token with a chance of 0.8 will be accepted. What it looks up or decides takes no
-time. Catching up with a text is spread over the steps that the request still has. A draft of the model has to be worth
-its seconds at the speed that steps without it have: it may take the place of a lookup that is much faster.
+It does not know the random draws: whether a token with a probability of 0.8 will be accepted. Its lookups and decisions
+take no time. The cost of catch-up is spread over the remaining steps of the request. A draft of the model must be worth
+its seconds at the speed of steps without it, because it may replace a lookup that is much faster.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RATE = 0.02
 @dataclass(slots=True)
 class _Plan:
     speed: float  # expected tokens per second
-    value: float  # tokens, less those that steps without the model say in that time
+    value: float  # tokens, less those that steps without the model emit in that time
     depths: list[int]
     by_model: list[bool]
 
@@ -40,8 +40,8 @@ class Oracle:
     def __init__(self, scenario: Scenario, proposers: Mapping[str, NoDraft]) -> None:
         self._scenario = scenario
         self._proposers = proposers
-        self._speedup = 1.0  # of steps without the model over plain decoding, lately
-        self._rate = 0.0  # tokens that they say in a second
+        self._speedup = 1.0  # recent speedup of steps without the model over plain decoding
+        self._rate = 0.0  # tokens per second of such steps
 
     def choose(self, running: list[Running], context: float, stats: StepStats) -> list[Choice]:
         self._rate = max(1.0, self._speedup) * len(running) / self._plain_seconds(len(running), context)
@@ -72,9 +72,9 @@ class Oracle:
         return Choice(TEXT, depth, draft=Draft(item.tokens(item.world.text, depth), TEXT))
 
     def _survival(self, item: Running, rates: Rates | None, *, lookup: bool = False) -> Floats:
-        """The chance of each draft token from here to be reached and accepted."""
+        """The probability of each draft token from here to be reached and accepted."""
         at = item.position
-        if rates is None or (rates.spites and item.drafted_last):
+        if rates is None or (rates.rejects_after_draft and item.drafted_last):
             return _NONE
         if lookup and (at >= rates.rate.size or not rates.has_guess[at]):
             return _NONE
@@ -84,7 +84,7 @@ class Oracle:
     def _with_model(
         self, running: list[Running], text: list[Floats], model: list[Floats], context: float, depth: int
     ) -> _Plan | None:
-        """The best plan in which the draft model drafts so many tokens, for all requests that gain by that."""
+        """The best plan in which the draft model drafts `depth` tokens for all requests that gain by it."""
         scenario, proposer = self._scenario, self._proposers[MODEL]
         law = scenario.draft_law
         assert law is not None
@@ -104,7 +104,7 @@ class Oracle:
         return self._best(chances, by_model, context, depth * law.of(num_drafting, num_drafting, context) + share)
 
     def _best(self, chances: list[Floats], by_model: list[bool], context: float, before: float) -> _Plan:
-        """The draft tokens that make expected tokens per second largest, after `before` seconds of drafting."""
+        """The draft tokens that maximise expected tokens per second, after `before` seconds of drafting."""
         rows = len(chances)
         slots = np.concatenate(chances) if rows else _NONE
         row_of = np.repeat(np.arange(rows), [each.size for each in chances])

@@ -1,8 +1,7 @@
-"""The simple rival: the best plan by one acceptance rate for each proposer, and one budget. Nothing else.
+"""A simple rival: it has one acceptance rate per proposer, one budget, and picks the best plan.
 
-Every request is looked up at every step. A plan runs where it beats plain decoding and the budget covers what it would
-lose if nothing were accepted. It is charged the same time for a decision as ours. What our policy adds to this has to
-earn its place.
+It does a lookup for every request at every step. A plan runs if it beats plain decoding and the budget covers the loss
+if nothing is accepted. A decision costs the same time as ours. It shows what the rest of our policy gains.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Proposers of the simulated world: they draft what the world says will be accepted, or not.
+"""Simulated proposers: the scenario decides which of their draft tokens will be accepted.
 
-A lookup takes a fixed time; a draft model's passes take the time its own law of costs says, catching up included.
+A lookup takes a fixed time. The passes of a draft model, catch-up included, take the time of its own `StepLaw`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from outpace.speculation.costs.timing import DraftTiming
 from outpace.speculation.proposers.base import DraftAsk, NoDraft
 
 TEXT, MODEL = "suffix", "draft"
-LOOKUP_SECONDS = 15e-6  # for each request
-RIGHT, WRONG = 1, 2  # the target always says 1
+LOOKUP_SECONDS = 15e-6  # per request
+RIGHT, WRONG = 1, 2  # the target always emits RIGHT
 
 
 @dataclass(slots=True)
@@ -34,14 +34,14 @@ class Running:
     world: SimulatedRequest
     started: float
     drafted_last: bool = False
-    num_cached: int = 0  # by the draft model
+    num_cached: int = 0  # tokens in the draft model's KV cache
 
     @property
     def position(self) -> int:
-        return self.request.num_output - 1  # the first token comes from the prompt's own pass
+        return self.request.num_output - 1  # the first token comes from prefill
 
     def tokens(self, rates: Rates, depth: int) -> list[int]:
-        """What a proposer would draft from here: right where it will be accepted."""
+        """The draft from here: RIGHT for tokens that will be accepted, else WRONG."""
         return [self.token(rates, i) for i in range(depth)]
 
     def token(self, rates: Rates, offset: int) -> int:

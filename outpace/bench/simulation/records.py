@@ -1,7 +1,7 @@
-"""What simulations came to, kept on file as they end, so that a long run can be interrupted and taken up again.
+"""Saves each simulation when it finishes, so that a long run can be interrupted and resumed.
 
-A record holds for the code that made it: one made by other sources of the simulated world or, for our policy, of the
-policy is not taken.
+A record is valid for the code that made it. It is ignored if the simulator's sources or, for our policy, the sources
+of `outpace.speculation` have changed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Record:
 
 
 class RecordFile:
-    """A line of JSON for each simulation that has ended."""
+    """One line of JSON per finished simulation."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -60,7 +60,7 @@ class RecordFile:
 
 @cache
 def code_of(policy: str) -> str:
-    """Which sources a policy's figures depend on, as a fingerprint."""
+    """A hash of the sources that a policy's figures depend on."""
     folders = [Path(__file__).parent]
     if policy == OURS:
         folders.append(Path(outpace.speculation.__file__).parent)

@@ -1,6 +1,6 @@
-"""What others do, as policies: fixed depths, a table by batch size, an average per bucket, switching off for good.
+"""The policies of other engines: fixed depths, a table by batch size, an average per bucket, permanent switch-off.
 
-Each is asked for one depth for the whole batch, and takes no time to decide.
+Each chooses one depth for the whole batch and takes no time to decide.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Fixed:
 
 
 class TableByBatch(Fixed):
-    """A table somebody wrote by hand: the larger the batch, the shallower."""
+    """A hand-written table: the larger the batch, the smaller the depth."""
 
     TABLE = ((4, 5), (16, 3), (32, 2), (64, 1))
 
@@ -51,7 +51,7 @@ class TableByBatch(Fixed):
 
 
 class AveragePerBucket:
-    """The mean accepted length of each bucket of batch sizes, smoothed, sets the depth for it; at least one."""
+    """The smoothed mean accepted length of each bucket of batch sizes sets its depth, at least 1."""
 
     name = "average-per-bucket"
     CANDIDATES = (1, 3, 7)
@@ -75,7 +75,7 @@ class AveragePerBucket:
 
 
 class SwitchOff:
-    """A fixed depth until the acceptance of a window falls below a threshold; then plain decoding for good."""
+    """A fixed depth until the acceptance of a window falls below a threshold; then plain decoding to the end."""
 
     name = "switch-off"
     DEPTH, WINDOW, THRESHOLD = 4, 200, 0.4
@@ -103,7 +103,7 @@ def all_rivals() -> list[Rival]:
 
 
 class FixedDecider:
-    """A rival at work: a draft model where there is one, else a lookup; for everybody alike."""
+    """Runs a rival with the draft model if there is one, else with lookups; the depth is the same for all requests."""
 
     estimated_speedup: float | None = None
 

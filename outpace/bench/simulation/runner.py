@@ -1,7 +1,7 @@
-"""One scenario under one policy: requests arrive, steps take the time the world says, tokens are emitted.
+"""Simulates one scenario under one policy: requests arrive, steps take simulated time, tokens are emitted.
 
-The policy under test is the engine's own; only the models and the clock are simulated. Its time is on that clock, as
-constants that were measured (`policy_time.py`), so that a seed gives the same figures on every machine.
+The policy under test is the engine's own; only the models and the clock are simulated. The policy's time advances that
+clock by measured constants (`policy_time.py`), so that a seed gives the same figures on every machine.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Simulation:
         is_closed = self._scenario.load.intensity is None
         next_id = 0
         while waiting or self._running:
-            # A closed loop is full by definition: what happens while it drains says nothing about it.
+            # A closed loop is full by definition, so the phase in which it drains is not measured.
             if is_closed and not waiting and len(self._running) < self._scenario.load.concurrency:
                 break
             while waiting and len(self._running) < self._scenario.load.concurrency:
@@ -75,14 +75,14 @@ class Simulation:
         )
 
     def _admit(self, identity: int, world: SimulatedRequest) -> None:
-        nothing = cast(Any, None)  # no text is shaped or written here
+        unused = cast(Any, None)  # the simulation has no logits and no text
         request = Request(
             id=identity,
             params=SamplingParams(temperature=world.temperature, max_tokens=world.output_length),
             prompt=[0] * world.prompt_length,
             seed=0,
-            shaper=nothing,
-            writer=nothing,
+            shaper=unused,
+            writer=unused,
             max_length=world.prompt_length + world.output_length + 1,
         )
         request.tokens.append(RIGHT)
@@ -95,11 +95,11 @@ class Simulation:
         context = sum(len(item.request.tokens) for item in running) / rows
         begin = self._clock.now
         choices = self.decider.choose(running, context, stats)
-        if not stats.speculation_seconds + stats.draft_seconds:  # not every decider looks at the clock itself
+        if not stats.speculation_seconds + stats.draft_seconds:  # not every decider measures its own time
             stats.lookup_seconds = self._clock.now - begin
         num_tokens = rows + sum(len(c.draft.tokens) for c in choices if c.draft is not None)
         stats.forward_seconds = scenario.law.of(rows, num_tokens, context) * jitter(self._rng, scenario.noise)
-        outcomes = [self._judge(item, choice) for item, choice in zip(running, choices, strict=True)]
+        outcomes = [self._verify(item, choice) for item, choice in zip(running, choices, strict=True)]
         stats.num_emitted = sum(len(outcome.verdict.tokens) for outcome in outcomes)
         stats.num_finished = sum(outcome.request.finish_reason is not None for outcome in outcomes)
         stats.schedule_seconds = HOST_SECONDS
@@ -111,21 +111,21 @@ class Simulation:
         for item in running:
             if item.request.finish_reason is not None:
                 del self._running[item.request.id]
-                length = item.request.num_output - 1  # the first token comes from the prompt's own pass
+                length = item.request.num_output - 1  # the first token comes from prefill
                 self._tpots.append((length, (self._clock.now - item.started) / max(length, 1)))
 
-    def _judge(self, item: Running, choice: Choice) -> Outcome:
+    def _verify(self, item: Running, choice: Choice) -> Outcome:
         drafted = choice.draft.tokens if choice.draft is not None else []
         accepted = 0
         while accepted < len(drafted) and drafted[accepted] == RIGHT:
             accepted += 1
         request = item.request
-        said = min(accepted + 1, item.world.output_length + 1 - request.num_output)
-        request.tokens += [RIGHT] * said
+        num_emitted = min(accepted + 1, item.world.output_length + 1 - request.num_output)
+        request.tokens += [RIGHT] * num_emitted
         if request.num_output > item.world.output_length:
             request.finish_reason = "length"
         item.drafted_last = bool(drafted)
-        verdict = Verdict([RIGHT] * said, len(drafted), min(accepted, said))
+        verdict = Verdict([RIGHT] * num_emitted, len(drafted), min(accepted, num_emitted))
         if choice.draft is not None:
             self._proposers[choice.method].observe(request, verdict)
         return Outcome(request, choice, verdict)

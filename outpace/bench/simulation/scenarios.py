@@ -1,7 +1,7 @@
-"""The scenarios: every machine, load and way in which drafts can be right or wrong.
+"""The scenarios: combinations of a machine, a load and an acceptance pattern.
 
-Every scenario runs with several seeds. Those of a published table are derived from the hash of the commit it was made
-with, so nobody can tune a policy on them.
+Every scenario runs with several seeds. The seeds of a published table are derived from the hash of its commit, so that
+a policy cannot be tuned on them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GPU_LOADS = (1, 8, 32, 128, 256)
 
 
 def all_scenarios() -> list[Scenario]:
-    """A few hundred; `quick_scenarios` is every so-manieth of them."""
+    """Several hundred; `quick_scenarios` is a sample of them."""
     made: list[Scenario] = []
     for machine in MACHINES:
         for concurrency in _GPU_LOADS if machine in GPUS else _CPU_LOADS:
@@ -40,7 +40,7 @@ def quick_scenarios() -> list[Scenario]:
 
 
 def seeded(scenario: Scenario, source: str, index: int) -> Scenario:
-    """The scenario with the seed that a text, such as a commit's hash, gives to its run of this number."""
+    """The scenario with a seed derived from a text, such as a commit hash, and the number of the run."""
     digest = hashlib.sha256(f"{source}/{scenario.name}/{index}".encode()).digest()
     return replace(scenario, seed=int.from_bytes(digest[:4], "big"))
 
@@ -86,12 +86,12 @@ def _of_machine(machine: str, concurrency: int) -> list[Scenario]:
     add("both", text=Proposing(constant(0.7), guess_share=0.4), model=Proposing(constant(0.75)))
     add("dear draft", model=Proposing(constant(0.8)), draft_share=0.4)
     add("hot", text=Proposing(constant(0.3, 0.5)), temperature=1.0)
-    add("vain", text=Proposing(constant(0.15), flattery=3.0))
+    add("vain", text=Proposing(constant(0.15), overconfidence=3.0))
     add("text switching", text=Proposing(switching(0.05, 0.9, 40)), drifts=True)
     add("text sliding", text=Proposing(sliding(0.9, 0.1)), drifts=True)
     add("model sliding", model=Proposing(sliding(0.2, 0.9)), drifts=True)
     add("model switching", model=Proposing(switching(0.2, 0.9, 80)), drifts=True)
-    add("text spiteful", text=Proposing(constant(0.9), spites=True), adversarial=True)
+    add("text spiteful", text=Proposing(constant(0.9), rejects_after_draft=True), adversarial=True)
     if concurrency > 1:
         for intensity in (0.5, 0.9, 1.5):
             load = Load(concurrency, closed.num_requests, intensity)

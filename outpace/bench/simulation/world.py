@@ -1,7 +1,7 @@
-"""What is true in the simulation and no policy may see: which draft tokens will be accepted, and when requests come.
+"""The facts that no policy can see: which draft tokens will be accepted, and when requests arrive.
 
-A request is a row of coins, one per position and proposer, drawn before anything runs: every policy meets the same
-ones. The draft token at a position is accepted where its coin falls below the position's rate.
+A request has one random draw per position and proposer, made before anything runs, so every policy gets the same ones.
+The draft token at a position is accepted if its draw is below the position's rate.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ Floats = NDArray[np.float64]
 
 @dataclass(slots=True)
 class Rates:
-    """P(accepted) at each output position of one request, and the coins that decide."""
+    """P(accepted) at each output position of one request, and the random draws that decide."""
 
     rate: Floats
-    coins: Floats
-    confidence: Floats  # what a proposer would say of itself there
+    draws: Floats
+    confidence: Floats  # what the proposer reports there
     has_guess: NDArray[np.bool_]
-    spites: bool = False  # an adversary: nothing is accepted right after a step with a draft
+    rejects_after_draft: bool = False  # an adversary: nothing is accepted right after a step with a draft
 
     def hit(self, position: int, *, drafted_before: bool) -> bool:
-        if position >= self.rate.size or (self.spites and drafted_before):
+        if position >= self.rate.size or (self.rejects_after_draft and drafted_before):
             return False
-        return bool(self.coins[position] < self.rate[position])
+        return bool(self.draws[position] < self.rate[position])
 
 
 @dataclass(slots=True)
 class SimulatedRequest:
-    """What a scenario knows of a request before anything runs."""
+    """A request as drawn before anything runs."""
 
     arrival: float
     prompt_length: int
     output_length: int
     temperature: float
-    text: Rates | None  # a proposer that guesses from text
+    text: Rates | None  # a lookup proposer
     model: Rates | None  # a draft model
 
 
@@ -49,7 +49,7 @@ RateProcess = Callable[[np.random.Generator, int], Floats]
 
 
 def constant(low: float, high: float | None = None) -> RateProcess:
-    """One rate for the whole request, the same for all or drawn between two."""
+    """One rate for the whole request: fixed, or drawn between `low` and `high`."""
 
     def make(rng: np.random.Generator, length: int) -> Floats:
         rate = low if high is None else rng.uniform(low, high)
@@ -59,7 +59,7 @@ def constant(low: float, high: float | None = None) -> RateProcess:
 
 
 def either(rates: tuple[float, ...]) -> RateProcess:
-    """Requests of several kinds in one batch."""
+    """One of several rates for each request, so that a batch is mixed."""
 
     def make(rng: np.random.Generator, length: int) -> Floats:
         return np.full(length, rng.choice(rates))
@@ -68,7 +68,7 @@ def either(rates: tuple[float, ...]) -> RateProcess:
 
 
 def switching(low: float, high: float, mean_length: float) -> RateProcess:
-    """A text that turns from prose to copying and back."""
+    """A rate that alternates, as in a text that changes between prose and copies."""
 
     def make(rng: np.random.Generator, length: int) -> Floats:
         rate, filled, is_high = np.empty(length), 0, bool(rng.integers(2))
@@ -96,27 +96,27 @@ class Proposing:
     """How a kind of proposer behaves in a scenario."""
 
     rates: RateProcess
-    guess_share: float = 1.0  # of positions where a proposer that guesses from text has something to say
+    guess_share: float = 1.0  # share of positions where a lookup finds a draft
     noise: float = 0.5  # of its confidence, in log-odds
-    flattery: float = 0.7  # how much it overrates itself, in log-odds
-    spites: bool = False
+    overconfidence: float = 0.7  # of its confidence, in log-odds
+    rejects_after_draft: bool = False
 
     def draw(self, rng: np.random.Generator, length: int) -> Rates:
         rate = self.rates(rng, length)
         inside = np.clip(rate, 0.02, 0.98)
-        odds = np.log(inside / (1 - inside)) + self.flattery + self.noise * rng.normal(size=length)
+        odds = np.log(inside / (1 - inside)) + self.overconfidence + self.noise * rng.normal(size=length)
         return Rates(
             rate=rate,
-            coins=rng.uniform(size=length),
+            draws=rng.uniform(size=length),
             confidence=1 / (1 + np.exp(-odds)),
             has_guess=rng.uniform(size=length) < self.guess_share,
-            spites=self.spites,
+            rejects_after_draft=self.rejects_after_draft,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`concurrency` requests always running, or, with a rate, arrivals at `intensity` of what plain decoding takes."""
+    """`concurrency` requests always running or, with `intensity`, arrivals at that share of plain decoding capacity."""
 
     concurrency: int
     num_requests: int
@@ -132,11 +132,11 @@ class Scenario:
     seed: int
     text: Proposing | None = None
     model: Proposing | None = None
-    draft_share: float | None = 0.12  # cost of a draft model's pass over the target's; None: the machine's own draft
+    draft_share: float | None = 0.12  # cost of a draft pass over a target pass; None: the machine's own draft
     temperature: float = 0.0
     mean_output: int = 128
     noise: float = 0.03  # of a step's time
-    drifts: bool = False  # acceptance changes in time: less is asked of a policy
+    drifts: bool = False  # acceptance changes over time; excluded from the ratio to the oracle
     adversarial: bool = False
 
     @property
@@ -174,21 +174,21 @@ class Scenario:
         capacity = self.load.concurrency / (self.law.of(self.load.concurrency, self.load.concurrency, 200.0))
         gap = self.mean_output / (capacity * self.load.intensity)
         gaps = rng.exponential(gap, size=count)
-        if self.load.bursty:  # ten together, then a pause as long as ten gaps
+        if self.load.bursty:  # ten requests together, then a pause of ten gaps
             gaps = np.where(np.arange(count) % 10 == 0, 10 * gap, 0.0)
         return np.cumsum(gaps)
 
 
 @dataclass(slots=True)
 class Result:
-    """What one policy made of one scenario with one seed."""
+    """The result of one policy in one scenario with one seed."""
 
     policy: str
     tokens_per_second: float
-    tpots: list[tuple[int, float]]  # of every request that ended: its output tokens, seconds for each of them
+    tpots: list[tuple[int, float]]  # per finished request: output tokens, seconds per token
     estimated_speedup: float | None = None
 
 
 def jitter(rng: np.random.Generator, size: float) -> float:
-    """A factor around one: no step takes exactly what the law says."""
+    """A random factor around 1, because step times vary."""
     return float(np.exp(size * rng.normal()))

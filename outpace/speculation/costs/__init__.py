@@ -1,1 +1,1 @@
-"""What steps and drafts cost on this machine, how that is measured and where it is kept."""
+"""The costs of steps and drafts on this machine: the curves, their calibration and their file."""

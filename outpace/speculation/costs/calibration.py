@@ -1,7 +1,7 @@
-"""Measuring costs at start, in about two seconds.
+"""Measures costs at start, in about two seconds.
 
-Sizes take turns within every round, so that a noisy moment hits all of them, and the fastest of each counts. Steps are
-timed on sequences that have begun: to begin one takes time, which a running request does not pay again.
+Every round times all sizes in turn, so that noise affects all of them; the fastest time of each size counts. Sequences
+already hold a token when steps are timed, because starting a sequence takes extra time only once.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ _log = logging.getLogger("outpace.costs")
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _ROUNDS = 3
-_TURNS = 5  # of two steps that are compared, while that takes less than
-_TURNS_BUDGET = 0.1
-_TARGET_BUDGET = 1.4  # seconds; the draft gets less, because it is smaller
-_DRAFT_BUDGET = 0.6
-_CATCH_UP_BUDGET = 0.4
+_TURNS = 5  # measurements of two steps that are compared
+_TURNS_BUDGET = 0.1  # seconds for those
+_TARGET_BUDGET = 1.4  # seconds
+_DRAFT_BUDGET = 0.6  # seconds; less, because a draft model is smaller
+_CATCH_UP_BUDGET = 0.4  # seconds
 CATCH_UP_SIZES = (16, 64, 128, 256, 512, 1024)
-_CONTEXT_BUDGET = 0.4  # of the above, for reading a context in to see what it adds
+_CONTEXT_BUDGET = 0.4  # share of a budget, for measuring the cost of context
 _MAX_CONTEXT = 1024
-_MIN_CONTEXT = 48  # a shorter one adds too little to be told from noise
-_MANY_ROWS = (3, 32)  # at least, and at most, for seeing what context adds in many rows
-_MANY_CONTEXT = (128, 256)  # of each of them: per token, shorter ones add less than those of real requests
-_AT_ONCE = (8, 0.4)  # from so many rows on, where they add less than this share of as many times one
-_SEVERAL = 8  # tokens of one row, to tell what each adds
+_MIN_CONTEXT = 48  # the cost of a shorter one is lost in noise
+_MANY_ROWS = (3, 32)  # least and most rows, for measuring context in many rows
+_MANY_CONTEXT = (128, 256)  # least and most tokens of each row: shorter ones cost less per token than real ones
+_PARALLEL_ROWS = (8, 0.4)  # rows count as parallel from 8 on, if they cost less than 0.4 of separate rows
+_SEVERAL = 8  # tokens of one row, for measuring the cost per token
 
-_Seen = tuple[int, int, int, float]  # rows, tokens, context, and the seconds which that added
+_Observation = tuple[int, int, int, float]  # rows, tokens, context, and the seconds that the context added
 
 
 def measure(target: Runner, proposers: Iterable[Proposer], scratch: Request) -> Costs:
-    """Time everything once. Only while nothing runs: all sequences are borrowed and given back empty."""
+    """Measure all costs. Call only while nothing runs: it uses the runner's sequences and leaves them empty."""
     costs = Costs(target=measure_steps(target, _TARGET_BUDGET))
     for proposer in proposers:
         costs.drafts[proposer.name] = proposer.measure_costs(scratch)
@@ -50,15 +50,15 @@ def measure(target: Runner, proposers: Iterable[Proposer], scratch: Request) -> 
 
 
 def measure_draft_model(runner: Runner) -> DraftCosts:
-    """Of a model that drafts one token in each pass."""
+    """The costs of a model that drafts one token per pass."""
     passes = measure_steps(runner, _DRAFT_BUDGET)
     return DraftCosts(passes, _measure_catch_up(runner, passes.seconds(1, 1)))
 
 
 def warm_up(runner: Runner) -> None:
-    """One pass, where nothing has to be measured: the first touches all weights and can take many times as long.
+    """Run one pass when costs are known already: the first touches all weights and can be many times slower.
 
-    A draft model's would else be the first request's loss, and all later ones would be held to make it good.
+    Otherwise a draft model's first pass would be booked as a loss of speculation and restrict later drafts.
     """
     _timed(runner, _plan(runner, [1], 0))
 
@@ -70,11 +70,11 @@ def measure_steps(runner: Runner, budget: float) -> StepCosts:
     plans = {size: _plan(runner, _row_lengths(runner, size), start) for size in sizes}
     points, begin = dict[int, float](), perf_counter()
     with _holding(runner, max(len(plan.rows) for plan in plans.values()), start):
-        # The first pass pays for touching memory; where steps are captured, that of every size for its capture.
+        # The first pass touches memory; if steps are captured, the first pass of each size includes the capture.
         for size in sizes if runner.capabilities.captured is not None else sizes[:1]:
             _timed(runner, plans[size])
         spent_here = 0.0
-        for size in sizes:  # the first round finds out how far the budget reaches
+        for size in sizes:  # the first round finds which sizes fit the budget
             points[size] = _timed(runner, plans[size])
             spent_here += points[size]
             if spent_here * _ROUNDS > budget * (1 - _CONTEXT_BUDGET):
@@ -90,7 +90,7 @@ def measure_steps(runner: Runner, budget: float) -> StepCosts:
 
 
 def _measure_catch_up(runner: Runner, step_seconds: float) -> StepCosts | None:
-    """Texts in one pass each, of which only the last logits are wanted; the better of two, while time allows."""
+    """Time passes over one sequence with only the last logits, the better of two, within the budget."""
     room = runner.capacity
     largest = min(room.max_step_tokens, room.max_context - 1, room.cache_tokens)
     points, left = {1: step_seconds}, _CATCH_UP_BUDGET
@@ -105,14 +105,14 @@ def _measure_catch_up(runner: Runner, step_seconds: float) -> StepCosts | None:
 
 
 def _row_lengths(runner: Runner, size: int) -> list[int]:
-    """A step of so many tokens: one row, or as many as it takes to be a step of the kind that requests make."""
+    """A step of `size` tokens: one row, or several if captured steps limit the row length."""
     longest = runner.capabilities.captured[1] if runner.capabilities.captured is not None else size
     whole, rest = divmod(size, longest)
     return [longest] * whole + [rest] * (rest > 0)
 
 
 def _with_rows(runner: Runner, points: Mapping[int, float]) -> StepCosts:
-    """The curve over tokens in one row, and what each further row adds: measured on as many rows as there can be."""
+    """The curve over tokens in one row, and the cost of each further row, measured on the largest batch."""
     rows, start = min(_most_rows(runner), max(points)), _start(runner)
     if rows == 1:
         return StepCosts(points)
@@ -126,23 +126,23 @@ def _with_rows(runner: Runner, points: Mapping[int, float]) -> StepCosts:
 
 
 def _most_rows(runner: Runner) -> int:
-    """In a step as requests make them."""
+    """The largest number of rows in a decoding step."""
     captured, most = runner.capabilities.captured, runner.capacity.max_sequences
     return most if captured is None else min(most, captured[0])
 
 
 def _measure_context(runner: Runner, costs: StepCosts, budget: float) -> tuple[float, float, float]:
-    """What a token of context adds to a step: to any, for each of its rows, and for each of its new tokens.
+    """The cost of a token of context: per step, per row, and per new token.
 
-    Seen on a long context in one row and, where that can be paid for, on shorter ones in many rows: where rows are
-    attended to at once, as on a GPU, many cost far less than as many times one.
+    Measured on a long context in one row and, if the budget allows, on shorter ones in many rows: with parallel
+    attention, as on a GPU, many rows cost far less than the same rows one by one.
     """
     chunk, several = max(costs.points), max(size for size in costs.points if size <= _SEVERAL)
     alone, rows, shared = _contexts(runner, int(budget * chunk / costs.seconds(1, chunk)))
     start = _start(runner)
     if alone < _MIN_CONTEXT or several == 1 or not start:
         return 0.0, 0.0, 0.0
-    seen = list[_Seen]()
+    seen = list[_Observation]()
 
     def see(row_lengths: list[int], context: int) -> None:
         num_rows, num_tokens = len(row_lengths), sum(row_lengths)
@@ -150,23 +150,23 @@ def _measure_context(runner: Runner, costs: StepCosts, budget: float) -> tuple[f
         added = _added(runner, short, _plan(runner, row_lengths, context))
         seen.append((num_rows, num_tokens, context - start, added * costs.seconds(num_rows, num_tokens)))
 
-    with _holding(runner, 2 * rows, start):  # the first half of them go on
-        _read_in(runner, 0, start, alone, chunk)
+    with _holding(runner, 2 * rows, start):  # the first half get a context, the others stay short
+        _prefill(runner, 0, start, alone, chunk)
         see([1], alone)
         see([several], alone)
         if rows > 1:
             runner.truncate(0, shared)
             for seq in range(1, rows):
-                _read_in(runner, seq, start, shared, chunk)
+                _prefill(runner, seq, start, shared, chunk)
             see([1] * rows, shared)
     return _fitted(seen)
 
 
 def _contexts(runner: Runner, affordable: int) -> tuple[int, int, int]:
-    """How long a context one row is to have, how many rows are to have one together, and how long those.
+    """The context length of a single row, the number of rows measured together, and their context length.
 
-    Of the tokens that can be paid for, at most half go to the one row; all do, where many rows would get too few. As
-    many rows again have none, to compare.
+    At most half of the affordable tokens go to the single row, or all if many rows would get too few. As many rows
+    again have no context, for comparison.
     """
     room = runner.capacity
     if room.max_sequences == 1:
@@ -182,18 +182,18 @@ def _contexts(runner: Runner, affordable: int) -> tuple[int, int, int]:
     return alone, rows, min(alone, _MANY_CONTEXT[1], left // (rows - 1))
 
 
-def _fitted(seen: Sequence[_Seen]) -> tuple[float, float, float]:
-    """What any step pays is told apart from what each row does only where many rows clearly cost less than as many
-    times one: elsewhere that would be noise, and all that was seen speaks for rows and tokens."""
+def _fitted(seen: Sequence[_Observation]) -> tuple[float, float, float]:
+    """The three costs of context. The cost per step is fitted only if many rows clearly cost less than separate rows;
+    otherwise it would be noise, and only the costs per row and per token are fitted."""
     rows, tokens, context, seconds = seen[-1]
     _, row_seconds, token_seconds = _least_squares([each for each in seen if each[0] == 1], (1, 2))
     expected = context * (rows * row_seconds + tokens * token_seconds)
-    is_at_once = rows >= _AT_ONCE[0] and seconds < _AT_ONCE[1] * expected
-    return _least_squares(seen, (0, 1, 2) if is_at_once else (1, 2))
+    is_parallel = rows >= _PARALLEL_ROWS[0] and seconds < _PARALLEL_ROWS[1] * expected
+    return _least_squares(seen, (0, 1, 2) if is_parallel else (1, 2))
 
 
-def _least_squares(seen: Sequence[_Seen], columns: Sequence[int]) -> tuple[float, float, float]:
-    """Seconds for a token of context, once, by row and by token: of these columns the fit with none below nothing."""
+def _least_squares(seen: Sequence[_Observation], columns: Sequence[int]) -> tuple[float, float, float]:
+    """Seconds per token of context, by step, row and new token: the best non-negative fit of these columns."""
     rows, tokens, context, seconds = np.array(seen).T
     table = np.array([context, context * rows, context * tokens]).T
     best, least = np.zeros(3), float(seconds @ seconds)
@@ -206,13 +206,13 @@ def _least_squares(seen: Sequence[_Seen], columns: Sequence[int]) -> tuple[float
     return float(best[0]), float(best[1]), float(best[2])
 
 
-def _read_in(runner: Runner, seq: int, start: int, end: int, chunk: int) -> None:
+def _prefill(runner: Runner, seq: int, start: int, end: int, chunk: int) -> None:
     for at in range(start, end, chunk):
         _run(runner, StepPlan([Row(seq, at, _some_tokens(runner, min(chunk, end - at)), 0)]))
 
 
 def _start(runner: Runner) -> int:
-    """Tokens that rows hold when a step of theirs is timed: beginning a sequence takes time, and running ones have."""
+    """Tokens that a sequence holds before a step is timed: starting a sequence takes extra time."""
     room = runner.capacity
     has_room = room.max_context > 1 and room.cache_tokens >= 2 * room.max_sequences
     return 1 if runner.capabilities.can_rewind and has_room else 0
@@ -220,7 +220,7 @@ def _start(runner: Runner) -> int:
 
 @contextmanager
 def _holding(runner: Runner, rows: int, tokens: int) -> Iterator[None]:
-    """The first sequences hold so many tokens each; whatever happens, they are given back empty."""
+    """The first `rows` sequences hold `tokens` tokens each; they are freed at the end, also after an error."""
     try:
         if tokens:
             _run(runner, StepPlan([Row(seq, 0, _some_tokens(runner, tokens), 0) for seq in range(rows)]))
@@ -233,13 +233,13 @@ def _holding(runner: Runner, rows: int, tokens: int) -> Iterator[None]:
 def _plan(
     runner: Runner, row_lengths: Sequence[int], start: int, *, first: int = 0, num_logits: int | None = None
 ) -> StepPlan:
-    """Rows of sequences that hold `start` tokens. Every token's logits are wanted, or of each row the last so many."""
+    """Rows of sequences that hold `start` tokens, with all logits or the last `num_logits` of each row."""
     rows = [Row(first + i, start, _some_tokens(runner, n), num_logits or n) for i, n in enumerate(row_lengths)]
     return StepPlan(rows)
 
 
 def _timed(runner: Runner, plan: StepPlan) -> float:
-    """Afterwards its sequences hold what they held before."""
+    """Run and time a step, then restore its sequences."""
     begin = perf_counter()
     _run(runner, plan)
     seconds = perf_counter() - begin
@@ -251,21 +251,20 @@ def _timed(runner: Runner, plan: StepPlan) -> float:
     return seconds
 
 
-def _added(runner: Runner, plan: StepPlan, dearer: StepPlan) -> float:
-    """What the second takes beyond the first, as a share of that. A machine may be faster at one moment than at the
-    next, so they take turns."""
+def _added(runner: Runner, plan: StepPlan, larger: StepPlan) -> float:
+    """The extra time of `larger`, relative to `plan`. They take turns, because the machine's speed varies."""
     if runner.capabilities.captured is not None:
         _timed(runner, plan)
-        _timed(runner, dearer)
+        _timed(runner, larger)
     seconds, begin = list[tuple[float, float]](), perf_counter()
     while not seconds or (len(seconds) < _TURNS and perf_counter() - begin < _TURNS_BUDGET):
-        seconds.append((_timed(runner, plan), _timed(runner, dearer)))
-    fastest, dearest = map(min, zip(*seconds, strict=True))
-    return max(0.0, float(dearest / fastest) - 1.0)
+        seconds.append((_timed(runner, plan), _timed(runner, larger)))
+    smaller_seconds, larger_seconds = map(min, zip(*seconds, strict=True))
+    return max(0.0, float(larger_seconds / smaller_seconds) - 1.0)
 
 
 def _run(runner: Runner, plan: StepPlan) -> None:
-    """A step as requests will pay for it: logits are brought to the host only where that is what happens."""
+    """Run a step as requests do: logits are copied to the host only if the backend does so for requests."""
     judge_of(runner)(plan, [])
 
 

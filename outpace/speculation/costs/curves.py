@@ -1,8 +1,8 @@
-"""What things cost on this machine: steps of the target, drafts of each proposer, and the host's own work.
+"""Costs on this machine: target steps, each proposer's drafts, and host work.
 
-Everything here is measured, first by a short calibration, then by every step that runs. `StepCosts` answers what a
-forward pass over so many rows and tokens takes, `DraftCosts` what a proposer's drafts take; `Costs` holds one for the
-target and one for each proposer, so that the policy and the advice given to people use the same figures.
+All costs are measured, first by a short calibration, then by every step that runs. `StepCosts` gives the time of a
+forward pass by rows and tokens, `DraftCosts` the time of a proposer's drafts. `Costs` holds one for the target and one
+for each proposer; the policy and the reports to users read the same figures.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ import numpy as np
 
 from outpace.speculation.costs.timing import DraftTiming
 
-_DRIFT_RATE = 0.1  # how fast the machine as a whole is believed to have become faster or slower
-_POINT_RATE = 0.03  # how fast one size is believed to cost more or less than its neighbours say
-_ROW_RATE = 0.4  # and what each row adds, where that is much more than
-_ROW_NOISE = 0.1  # of a step
-_MOST_ROW_CHANGE = 0.2  # that one step can make
+_DRIFT_RATE = 0.1  # learning rate of the factor common to all sizes
+_POINT_RATE = 0.03  # learning rate of a single size
+_ROW_RATE = 0.4  # learning rate of the cost per row, where that is well above the noise
+_ROW_NOISE = 0.1  # relative noise of a step's time
+_MAX_ROW_CHANGE = 0.2  # relative change per step
 _HOST_RATE = 0.05
-_STALE_POINTS = 16
-_MANY_SIZES = 256  # from which on an array is faster than a list, though its code is not at hand
-_MOST_SURPRISE = math.log(2.0)  # a step disturbed by something else says at most this much
+_STALE_POINTS = 16  # changed points after which the dense curve is rebuilt
+_MANY_SIZES = 256  # from this many sizes, numpy is faster than a list
+_MAX_SURPRISE = math.log(2.0)  # limits the effect of a disturbed step
 
 
 class StepCosts:
-    """Seconds of a forward pass: a curve over its number of tokens, plus what further rows and context add.
+    """Seconds of a forward pass: a curve over its number of tokens, plus the costs of further rows and of context.
 
-    The curve keeps every size it has met as it was measured, so a staircase stays one; between sizes it is straight,
-    beyond them it goes on as it last went. A common factor follows the speed of the machine, which a busy neighbour
-    or a warm processor changes for all sizes alike; single sizes are corrected more slowly.
+    The curve keeps every measured size, so jumps between sizes are preserved. Between sizes it is linear; beyond the
+    last it continues with the last slope. A common factor follows the speed of the machine, which other load or a warm
+    processor changes for all sizes alike; single sizes are corrected more slowly.
     """
 
     def __init__(
@@ -47,20 +47,20 @@ class StepCosts:
         assert points, "nothing has been measured"
         self._points = {size: float(points[size]) for size in sorted(points)}
         self.row_seconds = row_seconds  # for each row beyond the first
-        self.context_seconds = context_seconds  # for each token of context that rows have on average, however many
-        self.row_context_seconds = row_context_seconds  # for each token of context a row has
-        self.token_context_seconds = token_context_seconds  # for each pair of a new token and one of its context
+        self.context_seconds = context_seconds  # for each token of the mean context, independent of rows
+        self.row_context_seconds = row_context_seconds  # for each token of context in each row
+        self.token_context_seconds = token_context_seconds  # for each pair of a new token and a context token
         self._drift = 1.0
-        self._dense: list[float] = []  # seconds by number of tokens, drift aside
-        self._num_changed = 0  # points, since that was made
+        self._dense: list[float] = []  # seconds by number of tokens, without drift
+        self._num_changed = 0  # points changed since `_dense` was built
 
     @property
     def points(self) -> dict[int, float]:
-        """Seconds by number of tokens, in one row without context, as of now."""
+        """Current seconds by number of tokens, in one row without context."""
         return {size: seconds * self._drift for size, seconds in self._points.items()}
 
     def seconds(self, rows: int, tokens: int, context: float = 0.0) -> float:
-        """`context` is the mean number of tokens the rows already have in the cache."""
+        """`context` is the mean number of tokens per row in the cache."""
         return self._drift * (self._at(tokens) + self._extra(rows, tokens, context))
 
     def by_tokens(self, rows: int, least: int, most: int, context: float = 0.0) -> list[float]:
@@ -74,25 +74,25 @@ class StepCosts:
         return [base + self._drift * (dense[tokens] + tokens * for_token) for tokens in range(least, most + 1)]
 
     def observe(self, rows: int, tokens: int, context: float, seconds: float) -> None:
-        """A forward pass took this long."""
+        """Learn from the time of a forward pass."""
         if seconds <= 0:
             return
         if rows > 1:
             self._observe_rows(rows, tokens, context, seconds)
         surprise = math.log(seconds / self.seconds(rows, tokens, context))
-        surprise = max(-_MOST_SURPRISE, min(_MOST_SURPRISE, surprise))
+        surprise = max(-_MAX_SURPRISE, min(_MAX_SURPRISE, surprise))
         self._drift *= math.exp(_DRIFT_RATE * surprise)
-        if tokens <= 2 * max(self._points):  # a prompt's chunk is no size a draft is weighed at
+        if tokens <= 2 * max(self._points):  # a large prefill chunk is no size that drafts reach
             self._points[tokens] = self._at(tokens) * math.exp(_POINT_RATE * surprise)
             self._num_changed += 1
 
     def _observe_rows(self, rows: int, tokens: int, context: float, seconds: float) -> None:
-        """What each row adds is believed by the same measure to be more or less, the more so the more it matters."""
+        """Scale both costs per row by one factor; it changes more the larger the rows' share of the step is."""
         for_rows = (rows - 1) * self.row_seconds + context * rows * self.row_context_seconds
-        believed = self._at(tokens) + self._extra(rows, tokens, context)
-        missed = seconds / self._drift - believed
-        change = _ROW_RATE * missed * for_rows / (for_rows**2 + (_ROW_NOISE * believed) ** 2)
-        factor = max(1.0 - _MOST_ROW_CHANGE, min(1.0 + _MOST_ROW_CHANGE, 1.0 + change))
+        expected = self._at(tokens) + self._extra(rows, tokens, context)
+        missed = seconds / self._drift - expected
+        change = _ROW_RATE * missed * for_rows / (for_rows**2 + (_ROW_NOISE * expected) ** 2)
+        factor = max(1.0 - _MAX_ROW_CHANGE, min(1.0 + _MAX_ROW_CHANGE, 1.0 + change))
         self.row_seconds *= factor
         self.row_context_seconds *= factor
 
@@ -107,13 +107,13 @@ class StepCosts:
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> StepCosts:
-        """The inverse of `as_dict`; ValueError, KeyError or TypeError where that was damaged."""
+        """The inverse of `as_dict`; raises ValueError, KeyError or TypeError for damaged data."""
         points = {int(size): float(seconds) for size, seconds in saved["points"].items()}
         names = ("row_seconds", "context_seconds", "row_context_seconds", "token_context_seconds")
         extras = {name: float(saved[name]) for name in names}
         plausible = bool(points) and all(1 <= size < 1e6 and 0 < seconds < 1e4 for size, seconds in points.items())
         if not plausible or not all(0 <= extra < 1e3 for extra in extras.values()):
-            raise ValueError("costs that no machine has")
+            raise ValueError("a step cost is out of range")
         return cls(points, **extras)
 
     def _extra(self, rows: int, tokens: int, context: float) -> float:
@@ -125,7 +125,7 @@ class StepCosts:
         return known if known is not None else self._dense_to(tokens)[tokens]
 
     def _dense_to(self, most: int) -> list[float]:
-        """Made anew now and then: a point that has moved a little since changes no decision."""
+        """Rebuilt only after several changes: a small change of a point does not affect decisions."""
         if len(self._dense) <= most or self._num_changed >= _STALE_POINTS:
             sizes = sorted(self._points)
             seconds = [self._points[size] for size in sizes]
@@ -140,10 +140,10 @@ class StepCosts:
 
 
 class DraftCosts:
-    """What drafts of one proposer cost, by rows and depth, and what it costs it to catch up with a text.
+    """The cost of one proposer's drafts, by rows and depth, and of catching up.
 
-    A lookup has a price for each request. A model has a price for each pass: one for each token of a draft, or one for
-    the whole draft (`one_pass`). Drawing tokens on the host is priced by the token.
+    A lookup costs a fixed time per request. A model costs one pass per draft token, or one pass per draft (`one_pass`).
+    Drawing on the host costs a fixed time per token.
     """
 
     def __init__(
@@ -156,13 +156,13 @@ class DraftCosts:
         draw_seconds: float = 0.0,
     ) -> None:
         self.passes = passes
-        self.catch_up = catch_up  # passes over texts that were not followed, of which only the last logits matter
+        self.catch_up = catch_up  # passes over uncached tokens that need only the last logits
         self.one_pass = one_pass
-        self.lookup_seconds = lookup_seconds  # for each request,
-        self.draw_seconds = draw_seconds  # and for each token drafted by a model
+        self.lookup_seconds = lookup_seconds  # per request
+        self.draw_seconds = draw_seconds  # per token drafted by a model
 
     def seconds(self, rows: int, depth: int, context: float) -> float:
-        """Drafting `depth` tokens for each of `rows` requests whose texts it has followed."""
+        """The time to draft `depth` tokens for each of `rows` requests, without catching up."""
         if self.passes is None:
             return rows * self.lookup_seconds
         if self.one_pass:
@@ -172,17 +172,17 @@ class DraftCosts:
         return forward + rows * depth * self.draw_seconds
 
     def catch_up_seconds(self, num_tokens: int, rows: int = 1) -> float:
-        """What so many tokens of texts it has not followed add to a pass that has `rows` tokens in any case."""
+        """The time that `num_tokens` uncached tokens add to a pass of `rows` tokens."""
         curve = self.catch_up or self.passes
         if curve is None or num_tokens <= 0:
             return 0.0
         return curve.seconds(1, rows + num_tokens) - curve.seconds(1, rows)
 
     def observe_lookups(self, num_requests: int, seconds: float) -> None:
-        self.lookup_seconds = _followed(self.lookup_seconds, seconds / num_requests)
+        self.lookup_seconds = _smoothed(self.lookup_seconds, seconds / num_requests)
 
     def observe(self, timing: DraftTiming) -> None:
-        """A model drafted, and this is where its time went."""
+        """Learn from the timing of a model's drafts."""
         if self.passes is None:
             return
         first_seconds = timing.divide(self.passes.seconds)
@@ -191,7 +191,7 @@ class DraftCosts:
         if timing.num_caught_up and self.catch_up is not None:
             self.catch_up.observe(1, timing.num_caught_up, 0.0, timing.catch_up_seconds + first_seconds)
         if timing.num_drawn:
-            self.draw_seconds = _followed(self.draw_seconds, timing.draw_seconds / timing.num_drawn)
+            self.draw_seconds = _smoothed(self.draw_seconds, timing.draw_seconds / timing.num_drawn)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -215,20 +215,20 @@ class DraftCosts:
 
 @dataclass(slots=True)
 class Costs:
-    """All that deciding about a step needs to know."""
+    """All costs that the policy needs."""
 
     target: StepCosts
     drafts: dict[str, DraftCosts] = field(default_factory=dict)  # by proposer
-    judge_seconds: float = 0.0  # the host's part of one token emitted: sampling, detokenising
-    schedule_seconds: float = 0.0  # the host's part of a step, whatever its size
+    judge_seconds: float = 0.0  # host time per emitted token: sampling, detokenising
+    schedule_seconds: float = 0.0  # host time per step, independent of its size
 
     def plain_seconds(self, rows: int, context: float) -> float:
-        """A whole step of plain decoding: the model's part and the host's."""
+        """The time of a plain decoding step, host work included."""
         return self.target.seconds(rows, rows, context) + self.schedule_seconds + rows * self.judge_seconds
 
     def observe_host(self, *, schedule_seconds: float, verify_seconds: float, num_emitted: int) -> None:
-        self.schedule_seconds = _followed(self.schedule_seconds, schedule_seconds)
-        self.judge_seconds = _followed(self.judge_seconds, verify_seconds / max(num_emitted, 1))
+        self.schedule_seconds = _smoothed(self.schedule_seconds, schedule_seconds)
+        self.judge_seconds = _smoothed(self.judge_seconds, verify_seconds / max(num_emitted, 1))
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -248,13 +248,13 @@ class Costs:
         )
 
 
-def _followed(known: float, seen: float) -> float:
-    """A host cost follows what is seen, but one step that was interrupted does not set it."""
+def _smoothed(known: float, seen: float) -> float:
+    """A moving average in which a single interrupted step has limited effect."""
     return known + _HOST_RATE * (min(seen, 4 * known) - known) if known else seen
 
 
 def _seconds(value: object) -> float:
     seconds = float(value)  # type: ignore[arg-type]
     if not 0 <= seconds < 1e3:
-        raise ValueError("a cost that no host has")
+        raise ValueError("a host cost is out of range")
     return seconds

@@ -1,7 +1,7 @@
-"""Measured costs on disk, for the next start.
+"""Keeps measured costs on disk for the next start.
 
-The file says which machine, model and build it was measured on; one that does not fit, or cannot be read, is measured
-again.
+The file holds a fingerprint of the machine, model and version. If the fingerprint differs or the file cannot be read,
+costs are measured again.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _FORMAT = 7
 
 @dataclass(frozen=True, slots=True)
 class CostFile:
-    """Where the costs of one setting on this machine are kept."""
+    """The file with the costs of one setting on this machine."""
 
     path: Path
     fingerprint: Mapping[str, Any]
 
     @classmethod
     def for_config(cls, config: ResolvedConfig, folder: Path) -> CostFile:
-        """One file per model, draft, backend and number of threads; the fingerprint says the rest."""
+        """One file per model, draft, backend, threads and sequences; the fingerprint covers the rest."""
         setting = [config.model, config.draft, config.backend, config.threads, config.max_sequences]
         name = hashlib.sha256(json.dumps(setting).encode()).hexdigest()[:16]
         fingerprint = {
@@ -49,7 +49,7 @@ class CostFile:
         return cls(folder / "costs" / f"{name}.json", fingerprint)
 
     def load(self) -> Costs | None:
-        """What was measured last time; None, with a line in the log, where that cannot be used."""
+        """The saved costs. None if there is no file or, with a log line, if it cannot be used."""
         try:
             saved = json.loads(self.path.read_text(encoding="utf-8"))
             wrong = [name for name, value in self.fingerprint.items() if saved["fingerprint"].get(name) != value]
@@ -64,7 +64,7 @@ class CostFile:
             return None
 
     def save(self, costs: Costs) -> None:
-        """Written beside and moved into place: a reader never sees half a file."""
+        """Write a temporary file and move it into place, so that a reader never sees a partial file."""
         text = json.dumps({"fingerprint": self.fingerprint, "costs": costs.as_dict()}, indent=1)
         partial = self.path.with_suffix(f".{os.getpid()}.tmp")
         try:
@@ -74,11 +74,11 @@ class CostFile:
         except OSError as error:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
-            _log.warning("measured costs could not be kept (%s); they will be measured again next time", error)
+            _log.warning("measured costs could not be saved (%s); the next start measures them again", error)
 
 
 def _stamp(path: str) -> list[int]:
-    """A file that was replaced is another model."""
+    """Size and time of a file: they change when the model is replaced."""
     found = Path(path)
     if not found.exists():
         return []

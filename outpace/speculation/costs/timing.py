@@ -1,4 +1,4 @@
-"""Where the time of a draft went, as the proposer that made it measured it."""
+"""How a proposer's drafting time divides into forward passes, catching up and drawing."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class DraftTiming:
-    """Where the time of one call to a proposer that runs a model went."""
+    """The time of one call to a proposer that runs a model, measured by the proposer."""
 
     forwards: list[tuple[int, int, float, float]] = field(default_factory=list)  # rows, tokens, mean context, seconds
-    catch_up_seconds: float = 0.0  # of passes over texts that were not followed before,
-    num_caught_up: int = 0  # and their tokens, where nothing else was done in that time
-    draw_seconds: float = 0.0  # shaping and drawing, on the host
+    catch_up_seconds: float = 0.0  # of passes over tokens that the model had not processed
+    num_caught_up: int = 0  # tokens of those passes
+    draw_seconds: float = 0.0  # on the host: shaping distributions and drawing from them
     num_drawn: int = 0
-    undivided: tuple[int, int, float, float] | None = None  # rows, passes, context, seconds: both in one go
+    undivided: tuple[int, int, float, float] | None = None  # rows, passes, context, seconds: catch-up included
 
     def divide(self, pass_seconds: Callable[[int, int, float], float]) -> float:
-        """Of what was done in one go, the passes took what they usually take (rows, tokens, context), and the rest was
-        catching up; returns what the first pass would have taken without it."""
+        """Split the `undivided` time: passes took their usual time (by rows, tokens, context), catching up the rest.
+        Returns the usual time of one pass."""
         if self.undivided is None:
             return 0.0
         rows, passes, context, seconds = self.undivided

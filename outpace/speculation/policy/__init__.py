@@ -1,1 +1,1 @@
-"""Which proposer drafts how many tokens for whom: a conservative bandit. `policy.py` reads top down."""
+"""Decides which proposer drafts how many tokens for which request: a conservative bandit. Start with `policy.py`."""

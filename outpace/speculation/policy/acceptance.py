@@ -1,11 +1,11 @@
-"""How likely a draft token is to be accepted, given that those before it were: a mean and a lower bound.
+"""Estimates the chance that a draft token is accepted, given that all before it were: a mean and a lower bound.
 
-Of each proposer and temperature class, trials are counted in cells: by the confidence the proposer claimed and, where
-nothing was drafted yet, by position in the draft. A request shifts all cells of a proposer by one number of its own, in
-log-odds, learned from its own trials.
+For each proposer and temperature class, trials are counted in cells: by the proposer's confidence, and by position in
+the draft for forecasts made before drafting. Each request adds one learned shift, in log-odds, to all cells of a
+proposer.
 
-A trial is a draft token whose fate became known. Tokens after a refused one were never tried, and a draft accepted
-whole says nothing about the token that would have come next: only what was tried is counted.
+A trial is a draft token whose outcome is known. Tokens after a rejected one were not tried, and a fully accepted draft
+does not tell whether a further token would have been accepted. Only tried tokens are counted.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from math import exp, log, sqrt
 
 from outpace.speculation.policy.tunables import TUNABLES
 
-_TEMPERATURES = (0.0, 0.5, 0.9)  # up to and including; hotter is a class of its own
+_TEMPERATURES = (0.0, 0.5, 0.9)  # inclusive upper bounds of the classes; the last class has none
 _NUM_CLASSES = len(_TEMPERATURES) + 1
 _NUM_BUCKETS = 16  # of confidence
 _NUM_POSITIONS = 4  # the first three tokens of a draft, and all further ones
-_MOST_LOG_ODDS = log(199.0)  # nobody can claim to know better than one in 200
-_MODEL_HEAT = (0.0, -0.1, -0.2, -0.3)  # log-odds by temperature class: a model draws at the same temperature,
-_LOOKUP_HEAT = (0.0, -0.3, -0.7, -1.0)  # a lookup knows none
-_TRUST = 0.8  # of a confidence's log-odds: proposers overrate themselves
-_OWN_RETURN = 0.985  # of a request's own number, each step in which nothing was learned of it
-_OPTIMISM = 0.5  # log-odds
-_KEPT = 0.995  # of what is known of a model, each time it is not worth drafting
-_TRIAL_INFORMATION = 0.16  # of a trial about its log-odds, at a chance of 0.8
+_MAX_LOG_ODDS = log(199.0)  # chances stay between 1/200 and 199/200
+_MODEL_TEMPERATURE_EFFECT = (0.0, -0.1, -0.2, -0.3)  # log-odds by class; the model draws at the same temperature
+_LOOKUP_TEMPERATURE_EFFECT = (0.0, -0.3, -0.7, -1.0)  # log-odds by class; a lookup ignores the temperature
+_CONFIDENCE_SCALE = 0.8  # applied to the log-odds of a confidence: proposers are overconfident
+_SHIFT_DECAY = 0.985  # per step: a request's shift returns to zero, its variance to the prior
+_OPTIMISM = 0.5  # log-odds, for a proposer with few trials
+_FADE = 0.995  # of the evidence about a model, each time its drafts are not worth their cost
+_TRIAL_INFORMATION = 0.16  # Fisher information of one trial about its log-odds, at a chance of 0.8
 
 
 def temperature_class(temperature: float) -> int:
@@ -35,8 +35,8 @@ def temperature_class(temperature: float) -> int:
 
 
 @dataclass(slots=True)
-class Own:
-    """How far one request's log-odds are from the general ones, how uncertain that is, and since which step."""
+class RequestShift:
+    """How far one request's log-odds differ from the shared ones: mean and variance, as of a step."""
 
     mean: float
     variance: float
@@ -44,24 +44,27 @@ class Own:
 
 
 class Acceptance:
-    """Of one proposer."""
+    """The acceptance of one proposer's drafts."""
 
     def __init__(self, *, is_lookup: bool) -> None:
-        self._heat = _LOOKUP_HEAT if is_lookup else _MODEL_HEAT
+        self._temperature_effect = _LOOKUP_TEMPERATURE_EFFECT if is_lookup else _MODEL_TEMPERATURE_EFFECT
         claimed = [(bucket + 0.5) / _NUM_BUCKETS for bucket in range(_NUM_BUCKETS)]
         self._by_confidence = [
-            [_Cell(_TRUST * log(sure / (1.0 - sure)) + heat) for sure in claimed] for heat in self._heat
+            [_Cell(_CONFIDENCE_SCALE * log(sure / (1.0 - sure)) + effect) for sure in claimed]
+            for effect in self._temperature_effect
         ]
         prior = log(TUNABLES.model_prior / (1.0 - TUNABLES.model_prior))
-        self._by_position = [[_Cell(prior + heat) for _ in range(_NUM_POSITIONS)] for heat in self._heat]
+        self._by_position = [
+            [_Cell(prior + effect) for _ in range(_NUM_POSITIONS)] for effect in self._temperature_effect
+        ]
         self._num_tried = [0.0] * _NUM_CLASSES  # by temperature class
-        self._own_variance = TUNABLES.own_variance
+        self._shift_variance = TUNABLES.shift_variance
         self._forecasts: dict[tuple[int, int, int], list[float]] = {}
 
-    # ---- asking
+    # ---- queries
 
     def survival(self, temperature: int, confidence: Sequence[float], shift: float, least: float) -> list[float]:
-        """The chance of each token to be reached and accepted, as far as that exceeds `least`."""
+        """The chance of each token to be reached and accepted; ends before the first one below `least`."""
         cells, factor = self._by_confidence[temperature], exp(shift)
         product, out = 1.0, list[float]()
         for sure in confidence:
@@ -77,9 +80,9 @@ class Acceptance:
         return odds / (1.0 + odds)
 
     def forecast(self, temperature: int, depth: int, shift: float) -> list[float]:
-        """Tokens expected to be accepted of drafts of 1, 2, ... tokens, before anything was drafted.
+        """Expected accepted tokens of drafts of 1, 2, ... tokens, before anything is drafted.
 
-        Requests that differ little share one list: not to be changed.
+        Similar requests share the returned list: do not modify it.
         """
         rounded = round(8.0 * shift)
         key = (temperature, depth, rounded)
@@ -95,34 +98,33 @@ class Acceptance:
             self._forecasts[key] = known
         return known
 
-    def own(self, owns: dict[str, Own], name: str, shift: float, step: int) -> Own:
-        """A request's own number, as of this step; what is known of it gets older."""
-        own = owns.get(name)
-        if own is None:
-            own = owns[name] = Own(shift, self._own_variance, step)
-        elif own.step < step:
-            kept = _OWN_RETURN ** (step - own.step)
-            own.mean *= kept
-            own.variance = self._own_variance + (own.variance - self._own_variance) * kept
-            own.step = step
-        return own
+    def shift_of(self, shifts: dict[str, RequestShift], name: str, initial: float, step: int) -> RequestShift:
+        """A request's shift for a proposer, with its evidence faded to this step."""
+        shift = shifts.get(name)
+        if shift is None:
+            shift = shifts[name] = RequestShift(initial, self._shift_variance, step)
+        elif shift.step < step:
+            kept = _SHIFT_DECAY ** (step - shift.step)
+            shift.mean *= kept
+            shift.variance = self._shift_variance + (shift.variance - self._shift_variance) * kept
+            shift.step = step
+        return shift
 
-    def doubt(self, temperature: int, own: Own, num_requests: int) -> float:
-        """What the lower bound takes from the log-odds of drafts: of one request, or of so many together, whose own
-        numbers average out."""
+    def doubt(self, temperature: int, shift: RequestShift, num_requests: int) -> float:
+        """Log-odds between the mean and the lower bound; smaller for several requests, whose shifts average out."""
         known = _TRIAL_INFORMATION * (self._num_tried[temperature] + TUNABLES.prior_weight)
-        return TUNABLES.caution * sqrt(own.variance / num_requests + 1.0 / known)
+        return TUNABLES.caution * sqrt(shift.variance / num_requests + 1.0 / known)
 
     def is_tried(self, temperature: int) -> bool:
         """Whether trials clearly outweigh the prior."""
         return self._num_tried[temperature] >= 3.0 * TUNABLES.prior_weight
 
     def optimism(self, temperature: int) -> float:
-        """What is added to the log-odds of drafts that have hardly been tried, so that they are tried at all."""
+        """Log-odds added while a proposer has few trials, so that it is tried at all."""
         return 0.0 if self.is_tried(temperature) else _OPTIMISM
 
     def rate(self, temperature: int) -> float:
-        """For people: the chance of a draft's first token, before anything was drafted."""
+        """For reports: the chance of a draft's first token, before anything is drafted."""
         odds = self._by_position[temperature][0].odds
         return odds / (1.0 + odds)
 
@@ -131,16 +133,18 @@ class Acceptance:
     def learn(
         self,
         temperature: int,
-        own: Own,
+        shift: RequestShift,
         confidence: Sequence[float],
         num_accepted: int,
         num_tried: int,
         *,
         in_general: bool = True,
     ) -> None:
-        """What confidence is worth: `num_tried` tokens of a draft met their fate, the first `num_accepted` of them were
-        accepted. Of many requests in a step, some teach what holds `in_general`, and all what is their own."""
-        cells, factor = self._by_confidence[temperature], exp(own.mean)
+        """Learn from a draft with confidences: of `num_tried` tokens the first `num_accepted` were accepted.
+
+        This updates the request's shift and, with `in_general`, the shared cells.
+        """
+        cells, factor = self._by_confidence[temperature], exp(shift.mean)
         surprise = information = 0.0
         for i in range(num_tried):
             cell = cells[int(confidence[i] * (_NUM_BUCKETS - 0.01))]
@@ -150,16 +154,22 @@ class Acceptance:
             information += chance * (1.0 - chance)
             if in_general:
                 cell.add(i < num_accepted, chance)
-        self._learn_own(own, surprise, information)
+        self._learn_shift(shift, surprise, information)
         if in_general:
             self._count(temperature, num_tried)
 
     def learn_positions(
-        self, temperature: int, own: Own, fates: Sequence[float], num_drafted: int, *, in_general: bool = True
+        self,
+        temperature: int,
+        shift: RequestShift,
+        fates: Sequence[float],
+        num_drafted: int,
+        *,
+        in_general: bool = True,
     ) -> None:
-        """What drafts are worth before they are made. A fate is 1 or 0 or, where a draft stopped before a token, the
-        chance that this one would have had."""
-        cells, factor = self._by_position[temperature], exp(own.mean)
+        """Learn the forecast by position. A fate is 1 (accepted), 0 (rejected) or, for the token before which a draft
+        stopped, its estimated chance."""
+        cells, factor = self._by_position[temperature], exp(shift.mean)
         surprise = information = moved = 0.0
         for position, fate in enumerate(fates):
             cell = cells[min(position, _NUM_POSITIONS - 1)]
@@ -169,39 +179,39 @@ class Acceptance:
             information += chance * (1.0 - chance)
             if in_general:
                 moved = cell.add(fate, chance)
-        self._learn_own(own, surprise, information)
+        self._learn_shift(shift, surprise, information)
         if in_general:
             if len(fates) >= num_drafted:
-                # Positions that drafts do not reach are like the last they do, as far as nothing is known of their own.
+                # Positions beyond the draft follow the last one reached, the less the more trials they have.
                 for deeper in cells[len(fates) :]:
                     deeper.follow(moved)
             self._count(temperature, len(fates))
             self._forecasts.clear()
 
-    def _learn_own(self, own: Own, surprise: float, information: float) -> None:
-        before = min(own.variance + TUNABLES.own_drift * self._own_variance, self._own_variance)
-        own.variance = 1.0 / (1.0 / before + information)
-        own.mean += own.variance * surprise
+    def _learn_shift(self, shift: RequestShift, surprise: float, information: float) -> None:
+        before = min(shift.variance + TUNABLES.shift_drift * self._shift_variance, self._shift_variance)
+        shift.variance = 1.0 / (1.0 / before + information)
+        shift.mean += shift.variance * surprise
 
     def _count(self, temperature: int, num_tried: int) -> None:
         self._num_tried[temperature] = min(self._num_tried[temperature] + num_tried, TUNABLES.most_evidence)
 
     def forget(self) -> None:
-        """It was not worth drafting: what is known of it gets older, so that it is tried again some day."""
+        """Fade the evidence after drafts were not worth their cost, so that they are tried again later."""
         for cells in self._by_position:
             for cell in cells:
                 cell.fade()
-        self._num_tried = [_KEPT * count for count in self._num_tried]
+        self._num_tried = [_FADE * count for count in self._num_tried]
         self._forecasts.clear()
 
-    def end(self, own: Own) -> None:
-        """A request is over: how far it differed says how far others will."""
-        seen = own.mean * own.mean + own.variance
-        self._own_variance += 0.5 * TUNABLES.smoothing * (seen - self._own_variance)
+    def end(self, shift: RequestShift) -> None:
+        """A request finished: its shift updates how far requests are expected to differ."""
+        seen = shift.mean * shift.mean + shift.variance
+        self._shift_variance += 0.5 * TUNABLES.smoothing * (seen - self._shift_variance)
 
 
 class _Cell:
-    """Log-odds learned from trials: one step of Newton's method for each."""
+    """Log-odds learned from trials, by one Newton step per trial."""
 
     __slots__ = ("_information", "_log_odds", "_prior", "odds")
 
@@ -211,7 +221,7 @@ class _Cell:
         self.odds = exp(prior)
 
     def add(self, fate: float, chance: float) -> float:
-        """A token that had this chance was accepted (1) or not (0); returns by how much the log-odds have moved."""
+        """A token with this chance was accepted (1) or not (0). Returns the change of the log-odds."""
         self._information = min(
             self._information + chance * (1.0 - chance), _TRIAL_INFORMATION * TUNABLES.most_evidence
         )
@@ -220,15 +230,15 @@ class _Cell:
         return moved
 
     def follow(self, moved: float) -> None:
-        """Its neighbour has moved."""
+        """Apply the change of a neighbouring cell, in proportion to the weight of the prior."""
         self._move(moved * _TRIAL_INFORMATION * TUNABLES.prior_weight / self._information)
 
     def fade(self) -> None:
-        """What is known gets older."""
+        """Move back towards the prior."""
         least = _TRIAL_INFORMATION * TUNABLES.prior_weight
-        self._information = least + _KEPT * (self._information - least)
-        self._move((1.0 - _KEPT) * (self._prior - self._log_odds))
+        self._information = least + _FADE * (self._information - least)
+        self._move((1.0 - _FADE) * (self._prior - self._log_odds))
 
     def _move(self, by: float) -> None:
-        self._log_odds = min(max(self._log_odds + by, -_MOST_LOG_ODDS), _MOST_LOG_ODDS)
+        self._log_odds = min(max(self._log_odds + by, -_MAX_LOG_ODDS), _MAX_LOG_ODDS)
         self.odds = exp(self._log_odds)

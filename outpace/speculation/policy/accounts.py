@@ -1,7 +1,7 @@
-"""What speculation has spent and saved, for the engine and for every request.
+"""Keeps account of the time that speculation spends and saves, for the engine and for each request.
 
-A step with drafts is booked when it ends: what it took, beside what plain decoding of the same tokens would have taken.
-Steps without drafts lose what deciding took and nothing else; they are added up, and booked before the next decision.
+A step with drafts is booked when it ends: its time against the time of plain decoding for the same tokens. A step
+without drafts loses only the time of deciding; such steps are summed and booked before the next decision.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from outpace.speculation.policy.planner import Situation
 from outpace.speculation.policy.state import Mean, Outcome, PlainTime, RequestState
 from outpace.speculation.policy.tunables import TUNABLES
 
-LONGEST_IDLE = 128  # steps without a look, where no budget is left: traffic changes
-_RECENT = 0.98  # the speed of steps without a model is a mean over some fifty of them
+LONGEST_IDLE = 128  # steps without a decision while in debt; limited, because traffic changes
+_RECENT_FADE = 0.98  # per step: the recent speed is a mean over about 50 steps
 
 
 class Accounts:
     def __init__(self, allowed_loss: float) -> None:
         self.budget = Budget(TUNABLES.engine_grant, allowed_loss)
-        self.in_debt = Backoff(LONGEST_IDLE)  # when something is tried while the budget is overdrawn
-        self.usual_gain = Mean()  # draft tokens accepted in a step with drafts, for each request
+        self.in_debt = Backoff(LONGEST_IDLE)  # limits trials while the budget is overdrawn
+        self.usual_gain = Mean()  # expected accepted draft tokens per request, in steps with drafts
         self.plain_time = PlainTime()
         self._booked_plain_time = self.plain_time
-        self._recent_spent = self._recent_plain = 0.0  # seconds of steps without a model, older ones fading
+        self._recent_spent = self._recent_plain = 0.0  # seconds of steps without a model, exponentially faded
 
     @property
     def recent_speedup(self) -> float:
-        """Of steps without a model over plain decoding; not below it."""
+        """Recent speedup of steps without a model over plain decoding; at least 1."""
         return max(1.0, self._recent_plain / self._recent_spent) if self._recent_spent else 1.0
 
     def add_plain_step(self, stats: StepStats) -> None:
-        """A step without drafts. What prompts took, or what is done once, would have been the same in any case."""
+        """Add a step without drafts. Prefill and one-time work are left out: speculation does not cause them."""
         if stats.has_prepared:
             return
         deciding = stats.deciding_seconds
@@ -44,12 +44,12 @@ class Accounts:
         self.plain_time = PlainTime(known.spent + decoding + deciding, known.plain + decoding)
 
     def settle(self, requests: Sequence[Request], states: Sequence[RequestState], plain_step: float) -> None:
-        """Book steps without drafts: for the engine, and for the requests that had part in them."""
+        """Book the steps without drafts, for the engine and for the requests in them."""
         now, booked = self.plain_time, self._booked_plain_time
         if now is not booked:
             spent, plain = now.spent - booked.spent, now.plain - booked.plain
             self.budget.book(spent, plain, plain_step)
-            self._recall(_RECENT ** (spent / plain_step), spent, plain)
+            self._add_recent(_RECENT_FADE ** (spent / plain_step), spent, plain)
             self._booked_plain_time = now
         for request, state in zip(requests, states, strict=True):
             if state.plain_time is not now:
@@ -68,7 +68,7 @@ class Accounts:
         baseline: Baseline,
         catch_up_seconds: float,
     ) -> None:
-        """A step with drafts."""
+        """Book a step with drafts."""
         num_drafted = sum([outcome.verdict.num_drafted for outcome in outcomes])
         spent, excused = baseline.decoding_seconds(situation, num_drafted, stats)
         plain_step = baseline.plain_seconds(situation.rows, situation.context)
@@ -80,7 +80,7 @@ class Accounts:
             spec = outcome.request.spec
             spec.decode_seconds += spent
             spec.plain_seconds += plain_step * count
-            if state.wishes.mode == "on":
+            if state.settings.mode == "on":
                 has_forced = has_forced or outcome.choice.depth > 0
             else:
                 state.budget.book(spent, plain_step * count, plain_step, excused=excused, invested=catch_up_seconds)
@@ -89,10 +89,10 @@ class Accounts:
         if gains:
             self.usual_gain.add(sum(gains.values()) / situation.rows)
         if has_forced:
-            return  # what they insist on is nobody's merit or fault
+            return  # drafts of mode `on` do not count for or against the engine's budget
         plain = plain_step * num_emitted / situation.rows
         if decision.plan is None or decision.plan.model is None:
-            self._recall(_RECENT, spent, plain)
+            self._add_recent(_RECENT_FADE, spent, plain)
         was_in_debt = self.budget.balance <= 0.0
         self.budget.book(spent, plain, plain_step, excused=excused, invested=catch_up_seconds)
         if was_in_debt and spent - excused - catch_up_seconds <= plain:
@@ -100,6 +100,6 @@ class Accounts:
         elif was_in_debt:
             self.in_debt.fail(decision.step)
 
-    def _recall(self, kept: float, spent: float, plain: float) -> None:
+    def _add_recent(self, kept: float, spent: float, plain: float) -> None:
         self._recent_spent = kept * self._recent_spent + spent
         self._recent_plain = kept * self._recent_plain + plain

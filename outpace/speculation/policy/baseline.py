@@ -1,7 +1,7 @@
-"""What plain decoding takes now: what calibration said of it, corrected by plain steps as they are seen.
+"""Keeps the current time of a plain decoding step: the calibrated value, corrected by observed plain steps.
 
-Every gain and loss is measured by this. Steps with drafts move the cost curve and not the baseline: what is slow in
-them need not be so in plain ones.
+Every gain and loss is measured against this baseline. Steps with drafts correct the cost curves but not the baseline,
+because their delays need not occur in plain steps.
 """
 
 from __future__ import annotations
@@ -10,48 +10,48 @@ from outpace.core import StepStats
 from outpace.speculation.costs.curves import Costs
 from outpace.speculation.policy.planner import Situation
 
-_RATE = 0.05
-_CALIBRATED = 2  # what calibration said of a plain step counts as so many
-_MOST_SURPRISE = 1.2  # what one that was disturbed says at most
-_DISTURBED = 1.5  # times what a pass should have taken: something else was done in that time
+_LEARNING_RATE = 0.05  # of a plain step; higher for the first ones
+_CALIBRATION_WEIGHT = 2  # calibration counts as this many observed plain steps
+_MAX_SURPRISE = 1.2  # limits the effect of a single disturbed step
+_DISTURBED = 1.5  # times the usual forward time; the excess is not charged
 
 
 class Baseline:
     def __init__(self, costs: Costs, *, begins_ahead: bool) -> None:
         self._costs = costs
-        self._begins_ahead = begins_ahead  # plain steps on end, before each is asked for: a lone one takes longer
-        self._seen: dict[int, tuple[float, float, int]] = {}  # by rows: seconds of a plain step, its context, how many
-        self._num_begun = 0  # idle steps that a device began ahead, since they were last looked at,
-        self._begun_seconds = 0.0  # and what they took
+        self._begins_ahead = begins_ahead  # consecutive plain steps overlap with the host; a single one does not
+        self._seen: dict[int, tuple[float, float, int]] = {}  # by rows: seconds of a plain step, context, count
+        self._num_idle = 0  # idle steps begun ahead since the last decision
+        self._idle_seconds = 0.0  # their total time
 
     def ratio(self, rows: int, context: float) -> float:
-        """A plain step of so many rows over what the costs of its parts say."""
+        """The time of a plain step relative to the sum of its costs."""
         return self.plain_seconds(rows, context) / self._costs.plain_seconds(rows, context)
 
     def plain_seconds(self, rows: int, context: float) -> float:
-        believed = self._costs.plain_seconds(rows, context)
-        seconds, its_context, _ = self._seen.setdefault(rows, (believed, context, 0))
-        if its_context == context:
+        expected = self._costs.plain_seconds(rows, context)
+        seconds, seen_context, _ = self._seen.setdefault(rows, (expected, context, 0))
+        if seen_context == context:
             return seconds
-        return seconds * believed / self._costs.plain_seconds(rows, its_context)
+        return seconds * expected / self._costs.plain_seconds(rows, seen_context)
 
     def observe(self, rows: int, context: float, stats: StepStats) -> None:
-        """A plain step, beside what deciding took in it."""
+        """Learn from a plain step, without the time of deciding."""
         seconds = stats.total_seconds - stats.deciding_seconds
         if self._begins_ahead and not stats.hidden_seconds:
-            seconds = min(seconds, self.plain_seconds(rows, context))  # a lone one waits for the host
-        self._follow(rows, context, seconds)
+            seconds = min(seconds, self.plain_seconds(rows, context))  # a single one waits for the host
+        self._update(rows, context, seconds)
 
-    def _follow(self, rows: int, context: float, seconds: float) -> None:
-        believed = self.plain_seconds(rows, context)
+    def _update(self, rows: int, context: float, seconds: float) -> None:
+        expected = self.plain_seconds(rows, context)
         num_seen = self._seen[rows][2]
-        surprise = max(1.0 / _MOST_SURPRISE, min(_MOST_SURPRISE, seconds / believed))
-        believed *= surprise ** max(_RATE, 1.0 / (_CALIBRATED + num_seen))
-        self._seen[rows] = believed, context, num_seen + 1
+        surprise = max(1.0 / _MAX_SURPRISE, min(_MAX_SURPRISE, seconds / expected))
+        expected *= surprise ** max(_LEARNING_RATE, 1.0 / (_CALIBRATION_WEIGHT + num_seen))
+        self._seen[rows] = expected, context, num_seen + 1
 
     def decoding_seconds(self, situation: Situation, num_drafted: int, stats: StepStats) -> tuple[float, float]:
-        """What a step took, less the share of it that the cost curve gives to prompts; and what of that was due to a
-        disturbance. Prompts would have been read in any case."""
+        """The time of a step without the share that the cost curve assigns to prefill, and the part of it that was due
+        to a disturbance."""
         seconds = stats.schedule_seconds + stats.forward_seconds + stats.verify_seconds
         rows, target, context = situation.rows, self._costs.target, situation.context
         usual = target.seconds(rows, rows + num_drafted, context)
@@ -63,13 +63,13 @@ class Baseline:
         return stats.speculation_seconds + stats.draft_seconds + seconds, excused
 
     def idle(self, stats: StepStats) -> None:
-        """A plain step in which nothing was looked at."""
+        """Add a plain step without a decision."""
         if stats.hidden_seconds and not stats.num_prefill_tokens and not stats.has_prepared:
-            self._num_begun += 1
-            self._begun_seconds += stats.total_seconds
+            self._num_idle += 1
+            self._idle_seconds += stats.total_seconds
 
     def end_idling(self, rows: int, context: float) -> None:
-        """Steps of this size were idle: what those took that a device began ahead says what a plain one takes."""
-        if self._num_begun:
-            self._follow(rows, context, self._begun_seconds / self._num_begun)
-            self._num_begun, self._begun_seconds = 0, 0.0
+        """Learn from the idle steps of this size that were begun ahead."""
+        if self._num_idle:
+            self._update(rows, context, self._idle_seconds / self._num_idle)
+            self._num_idle, self._idle_seconds = 0, 0.0

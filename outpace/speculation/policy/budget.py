@@ -1,4 +1,8 @@
-"""What finding out may cost: a budget for the engine and one for each request; and how what failed is tried again."""
+"""Limits what exploration may cost.
+
+A `Budget` keeps how much time the engine or one request may still lose. A `Backoff` keeps when something that failed
+may be tried again.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,18 @@ from outpace.speculation.policy.tunables import TUNABLES
 
 
 class Budget:
-    """A starting grant, plus a share of the plain time so far, less what was lost.
+    """A starting grant, plus a share of the plain time so far, plus gains, minus losses; limited to `most_balance`.
 
-    Gains count too, up to a limit. Both totals are kept for people: `estimated_speedup` is what was gained in all.
+    The totals of spent and plain seconds serve only to report `estimated_speedup`.
     """
 
-    __slots__ = ("_allowed_share", "_balance", "_grant", "_unpaid", "plain_seconds", "spent_seconds")
+    __slots__ = ("_allowed_share", "_balance", "_deferred", "_grant", "plain_seconds", "spent_seconds")
 
     def __init__(self, grant: float, allowed_loss: float) -> None:
         self._grant = grant if allowed_loss else 0.0  # plain steps
         self._allowed_share = TUNABLES.budget_share * allowed_loss
         self._balance: float | None = None  # plain steps; None before the first step
-        self._unpaid = 0.0  # seconds of catching up that are not booked yet
+        self._deferred = 0.0  # seconds of catching up that are not charged yet
         self.spent_seconds = 0.0
         self.plain_seconds = 0.0
 
@@ -27,7 +31,7 @@ class Budget:
         return self._grant if self._balance is None else self._balance
 
     def grant(self, plain_steps: float) -> None:
-        """More may be lost from now on."""
+        """Add to the balance."""
         if self._grant:
             self._balance = min(self.balance + plain_steps, TUNABLES.most_balance)
 
@@ -43,15 +47,15 @@ class Budget:
     ) -> None:
         """`spent` seconds passed, where plain decoding of the same tokens would have taken `plain`.
 
-        `excused` is no fault of speculation: it lowers no balance. `invested` serves later steps: it lowers the balance
-        little by little, as they pass.
+        `excused` seconds were not caused by speculation and are not charged. `invested` seconds serve later steps and
+        are charged gradually.
         """
         self.spent_seconds += spent
         self.plain_seconds += plain
-        self._unpaid += invested
-        paid = self._unpaid * min(1.0, plain / plain_step / TUNABLES.payback_steps)
-        self._unpaid -= paid
-        earned = self._allowed_share * plain + plain - spent + excused + invested - paid
+        self._deferred += invested
+        charged = self._deferred * min(1.0, plain / plain_step / TUNABLES.payback_steps)
+        self._deferred -= charged
+        earned = self._allowed_share * plain + plain - spent + excused + invested - charged
         self._balance = min(self.balance + earned / plain_step, TUNABLES.most_balance)
 
     @property
@@ -61,9 +65,9 @@ class Budget:
 
 
 class Backoff:
-    """What failed waits for 1, 2, 4, ... steps; what succeeds need not wait.
+    """After failures, waits 1, 2, 4, ... steps; a success ends the waiting.
 
-    Waits end at multiples of their length: what waits equally long is tried in the same step.
+    A wait ends at a multiple of its length, so equally long waits end in the same step.
     """
 
     __slots__ = ("_longest", "due", "interval")

@@ -1,4 +1,4 @@
-"""What was decided for a step, and all that has to be remembered of it until its outcome is known."""
+"""The decision for one step. It keeps what learning needs once the step's outcome is known."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Decision:
     requests: Sequence[Request]
     choices: list[Choice]
     reason: str = "nothing to weigh"
-    is_idle: bool = False  # nothing was looked at
-    situation: Situation | None = None  # None where nobody could be decided about
-    found: Mapping[int, Sequence[Draft]] = field(default_factory=dict)  # what was looked up, by row
+    is_idle: bool = False  # plain, without comparing any plans
+    situation: Situation | None = None  # None if there was nothing to decide
+    found: Mapping[int, Sequence[Draft]] = field(default_factory=dict)  # looked-up drafts, by row
     plan: Plan | None = None
-    is_trial: bool = False  # of a model, for fewer requests than would pay
-    is_refused: bool = False  # there was a faster plan, and no budget covered it
+    is_trial: bool = False  # a smaller version of a model's plan: fewer requests or less depth
+    is_refused: bool = False  # a plan was faster than plain, but budgets did not cover it
     trace: StepTrace | None = None
 
     @property
@@ -31,5 +31,5 @@ class Decision:
 
     @property
     def is_weighed(self) -> bool:
-        """Something was decided, and what comes of it bears upon the next decision."""
+        """The policy chose for at least one request, so the outcome affects later decisions."""
         return self.situation is not None and bool(self.situation.auto)

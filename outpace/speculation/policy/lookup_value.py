@@ -1,7 +1,7 @@
-"""When to look drafts up: looking takes time, too.
+"""Decides for which requests drafts are looked up in a step: a lookup takes time, too.
 
-A request is looked up in every step while that has lately saved more than it costs, for itself or for others like it;
-else at doubling intervals, and only while the budget lasts.
+Lookups for a request run in every step while they have recently saved more time than they cost. Otherwise they run at
+doubling intervals, and only while the budget is positive. A request with little history uses the mean of all requests.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from outpace.speculation.policy.state import Mean, Outcome
 from outpace.speculation.policy.tunables import TUNABLES
 from outpace.speculation.proposers.base import DraftAsk
 
-_MOST_UNPROVEN = 0.25  # of a plain step that goes into lookups that have not paid lately
+_MAX_UNPROVEN = 0.25  # share of a plain step for lookups that recently cost more than they saved
 
 
 class LookupValue:
     def __init__(self, names: Iterable[str]) -> None:
-        self._saved_seconds = {name: Mean() for name in names}  # by a lookup, lately
-        self.own_seconds = 0.0  # what deciding and learning have taken lately, where anything was looked at
+        self._saved_seconds = {name: Mean() for name in names}  # recent mean per lookup, of all requests
+        self.own_seconds = 0.0  # recent time of deciding and learning, without lookups
 
     @property
     def names(self) -> Iterable[str]:
         return self._saved_seconds.keys()
 
     def due(self, situation: Situation, costs: Costs, accounts: Accounts) -> dict[str, list[DraftAsk]]:
-        """What is looked up in this step, by proposer."""
+        """The lookups of this step, by proposer."""
         asks: dict[str, list[DraftAsk]] = {}
         has_budget, step = accounts.budget.balance > 0.0, situation.step
         if not has_budget and accounts.in_debt.due > step:
             return asks
         price = max([costs.drafts[name].lookup_seconds for name in self.names], default=0.0)
-        num_unproven = int(_MOST_UNPROVEN * situation.plain_seconds / price) + 1 if has_budget and price else 1 << 30
+        num_unproven = int(_MAX_UNPROVEN * situation.plain_seconds / price) + 1 if has_budget and price else 1 << 30
         for row in situation.auto:
             state, request = situation.states[row], situation.requests[row]
             for name, lookup in state.lookups.items():
@@ -46,7 +46,7 @@ class LookupValue:
                         num_unproven -= 1
                         if num_unproven < 0:
                             continue
-                    depth = min(state.wishes.max_depth, request.max_useful_depth)
+                    depth = min(state.settings.max_depth, request.max_useful_depth)
                     asks.setdefault(name, []).append(DraftAsk(request, depth))
         return asks
 
@@ -55,8 +55,8 @@ class LookupValue:
         self.own_seconds += TUNABLES.smoothing * (own_seconds - self.own_seconds)
 
     def learn(self, decision: Decision, situation: Situation, outcomes: Sequence[Outcome], costs: Costs) -> None:
-        """What lookups brought, in the time they saved; and when to look again."""
-        if decision.is_refused and not decision.has_drafts:  # whatever is found cannot be used now
+        """Learn how much time lookups saved, and set when they run again."""
+        if decision.is_refused and not decision.has_drafts:  # budgets do not allow any draft to be used now
             for row in decision.found:
                 for lookup in situation.states[row].lookups.values():
                     lookup.backoff.fail(situation.step)
@@ -69,7 +69,7 @@ class LookupValue:
             used = outcome.choice.draft if outcome.choice.ask is None else None
             for draft in drafts:
                 saved = 0.0
-                if used is None or used.proposer == draft.proposer:  # else it adds nothing to the other
+                if used is None or used.proposer == draft.proposer:  # if another was used, this one saved nothing
                     hits = common_length(draft.tokens, outcome.verdict.tokens)
                     num_wasted = outcome.verdict.num_drafted - hits if used is not None else 0
                     saved = max(0.0, hits * (token_seconds - slot_seconds) - num_wasted * slot_seconds)

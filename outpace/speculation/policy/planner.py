@@ -1,12 +1,12 @@
-"""The best plan for a step: which draft tokens of whom the target verifies, and what that gains and risks.
+"""Finds the best plan for a step: which draft tokens the target verifies, and the expected gain.
 
-Every possible draft token has a chance of being reached and accepted. Drafts that were looked up are there already: of
-their tokens the likeliest are taken across the batch, as many as make expected tokens per second largest. A token's
-chance never exceeds that of the one before it in its draft, so taking the likeliest never takes one without those
-before it; and every count is looked at, because costs have steps in them. A model's drafts are priced before they are
-made: by depth, and by for how many requests, those first that it has least to catch up with. Seconds of a model are
-weighed at the speed that steps without it have: where a good lookup comes up every other step, a model that is hardly
-faster than plain decoding would only take its place.
+Lookups: each looked-up token has a chance of being reached and accepted. The planner takes the likeliest tokens of the
+batch, as many as maximise expected tokens per second. A token is never likelier than the one before it, so each draft
+contributes a prefix. Every count is tried, because step costs rise in jumps.
+
+Models: drafts are priced before they are made, by depth and by number of requests, those with the least to catch up on
+first. A model's extra tokens must be at least those that recent steps without a model emitted in as much time:
+otherwise the model would displace good lookups.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from outpace.speculation.policy.state import RequestState
 from outpace.speculation.policy.tunables import TUNABLES
 from outpace.speculation.proposers.base import Proposer
 
-_DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # looked at for a model
-_LEAST_SURVIVAL = 0.05  # a token less likely than this to be reached and accepted pays nowhere
-_FOLLOWED = 2  # tokens that a model has to compute in any case: a draft accepted whole leaves two
+_DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # tried for a model
+_LEAST_SURVIVAL = 0.05  # a token with a lower chance of being reached and accepted is never worth its cost
+_ALWAYS_UNCACHED = 2  # tokens: a fully accepted draft leaves two, which is not catching up
 
 
 @dataclass(slots=True)
 class Situation:
-    """What a step is before anything is decided about it."""
+    """The facts about a step before the decision."""
 
     step: int
     requests: Sequence[Request]
     states: list[RequestState]
-    context: float  # tokens a request has, on average
-    plain_seconds: float  # of this step, were nothing drafted by choice; prompts that are read in it aside
-    auto: list[int]  # rows that are decided about
-    num_tokens: int  # that the target computes in any case,
-    host_seconds: float  # and the host's part of that
-    emitted: float  # tokens, were nothing drafted by choice
-    judge_seconds: float
-    own_seconds: float  # what deciding and learning take where there are drafts
-    rate: float  # tokens per second of steps without a model, lately
-    seconds: list[float] = field(default_factory=list)  # of the pass and the host's part, by draft tokens taken
+    context: float  # mean number of tokens per request
+    plain_seconds: float  # of this step without `auto` drafts and without prefill
+    auto: list[int]  # rows whose drafts the policy chooses
+    num_tokens: int  # computed without `auto` drafts, prefill included
+    host_seconds: float  # host part of the step, corrected for prefill
+    emitted: float  # expected tokens without `auto` drafts
+    judge_seconds: float  # host time per emitted token
+    own_seconds: float  # policy time of a step that is not idle
+    rate: float  # recent tokens per second of steps without a model
+    seconds: list[float] = field(default_factory=list)  # forward pass and host, by number of draft tokens
 
     @property
     def rows(self) -> int:
@@ -51,8 +51,8 @@ class Situation:
 
     @property
     def slot_seconds(self) -> float:
-        """What one draft token for each request would cost the target, for one of them."""
-        if not self.seconds:  # nothing was found, and nothing weighed
+        """Target time per draft token, if every request verified one."""
+        if not self.seconds:  # nothing was priced
             return 0.0
         width = min(self.rows, len(self.seconds) - 1)
         return max(0.0, self.seconds[width] - self.seconds[0]) / max(width, 1)
@@ -63,34 +63,33 @@ class Situation:
 
 @dataclass(slots=True)
 class Plan:
-    """Drafts for some rows: how deep, by whom, and what is expected of them."""
+    """Drafts for some rows: depth, proposer, and expected gain and time."""
 
     depths: dict[int, int] = field(default_factory=dict)  # by row
     gains: dict[int, float] = field(default_factory=dict)  # draft tokens expected to be accepted
     lookups: dict[int, Draft] = field(default_factory=dict)
-    model: str | None = None  # that drafts for the rows without a lookup,
-    depth: int = 0  # so deep
-    seconds: float = 0.0  # of such a step once texts are caught up with,
-    catch_up_seconds: float = 0.0  # which this one has to do first,
-    steps_left: float = 1.0  # and which may serve so many steps
+    model: str | None = None  # drafts for the rows without a lookup
+    depth: int = 0  # of the model's drafts
+    seconds: float = 0.0  # of the step, without catching up
+    catch_up_seconds: float = 0.0  # the model needs these first
+    steps_left: float = 1.0  # steps that share the cost of catching up
     speed: float = 0.0  # expected tokens per second
-    slot_seconds: float = 0.0  # what a draft token more would cost the target
+    slot_seconds: float = 0.0  # target time of one more draft token
 
     def needed_gain(self, plain_seconds: float, allowance: float) -> float:
-        """Draft tokens that somebody has to have accepted to lose no more than so many plain steps; what is caught up
-        with may be won back in later steps."""
+        """Accepted draft tokens needed to lose at most `allowance` plain steps. Later steps may pay for catching up."""
         longer = self.seconds / plain_seconds - 1.0
         behind = self.catch_up_seconds / plain_seconds - allowance
         return longer + (behind / self.steps_left if behind > 0.0 and self.catch_up_seconds else behind)
 
 
 @dataclass(slots=True)
-class _Prospect:
+class _Candidate:
     """A request that a model may draft for."""
 
     row: int
-    totals: list[float]  # tokens expected to be accepted, by depth
-    num_behind: int  # tokens to catch up with
+    totals: list[float]  # expected accepted tokens, by depth
+    num_uncached: int  # tokens to catch up on
 
 
 class Planner:
@@ -98,21 +97,21 @@ class Planner:
         self._costs = costs
         self._acceptances = acceptances
         self._proposers = proposers
-        self._last_depth = dict.fromkeys(proposers, 4)  # that was best for a model: twice that is looked at
-        self.mean_output = 128.0  # tokens of a request, lately
+        self._last_depth = dict.fromkeys(proposers, 4)  # depth of the model's last plan; up to twice that is tried
+        self.mean_output = 128.0  # recent mean output length, in tokens
 
     def remaining(self, request: Request) -> float:
-        """Tokens a request is expected to emit yet; how many it has emitted says little about that."""
+        """Tokens a request is expected to emit from now on; the number emitted so far hardly predicts that."""
         return min(request.max_useful_depth + 1.0, self.mean_output)
 
     def deepest(self, name: str) -> int:
-        """Draft tokens of a model that are looked at: twice those that were best the last time."""
+        """The largest depth that is tried for a model: twice the depth of its last plan."""
         return min(2 * self._last_depth[name], _DEPTHS[-1])
 
     # ---- drafts that were looked up
 
     def with_lookups(self, situation: Situation, found: Mapping[int, Sequence[Draft]]) -> Plan:
-        """The best plan that takes only drafts that are there; it may be empty. `found` is by row."""
+        """The best plan with looked-up drafts only; it may be empty. `found` is by row."""
         survival: dict[int, list[float]] = {}
         best: dict[int, Draft] = {}
         for row, drafts in found.items():
@@ -121,24 +120,26 @@ class Planner:
                 chances = self._survival(situation, row, draft)
                 if chances and sum(chances) > most:
                     most, survival[row], best[row] = sum(chances), chances, draft
-        return self._take(situation, survival, best)
+        return self._take_likeliest(situation, survival, best)
 
     def _survival(self, situation: Situation, row: int, draft: Draft) -> list[float]:
         state, acceptance = situation.states[row], self._acceptances[draft.proposer]
-        own = acceptance.own(state.own, draft.proposer, state.wishes.log_odds, situation.step)
-        return acceptance.survival(state.wishes.temperature, draft.confidence, own.mean, _LEAST_SURVIVAL)
+        shift = acceptance.shift_of(state.shifts, draft.proposer, state.settings.log_odds, situation.step)
+        return acceptance.survival(state.settings.temperature, draft.confidence, shift.mean, _LEAST_SURVIVAL)
 
-    def _take(self, situation: Situation, survival: Mapping[int, list[float]], drafts: Mapping[int, Draft]) -> Plan:
-        """The likeliest tokens, as many as are fastest."""
+    def _take_likeliest(
+        self, situation: Situation, survival: Mapping[int, list[float]], drafts: Mapping[int, Draft]
+    ) -> Plan:
+        """Take the likeliest tokens, as many as maximise tokens per second."""
         slots = [(-chance, row) for row, chances in survival.items() for chance in chances]
         slots.sort()
-        seconds, own, judge = situation.seconds, situation.own_seconds, situation.judge_seconds
+        seconds, own_seconds, judge_seconds = situation.seconds, situation.own_seconds, situation.judge_seconds
         emitted = situation.emitted
         best, best_speed = 0, emitted / situation.plain_seconds
         gain = 0.0
         for count, (chance, _) in enumerate(slots[: len(seconds) - 1], 1):
             gain -= chance
-            taken = seconds[count] + judge * gain + own
+            taken = seconds[count] + judge_seconds * gain + own_seconds
             if emitted + gain > best_speed * taken:
                 best, best_speed = count, (emitted + gain) / taken
         depths: dict[int, int] = {}
@@ -148,25 +149,25 @@ class Planner:
         for row, depth in depths.items():
             plan.lookups[row] = drafts[row]
             plan.gains[row] = sum(survival[row][:depth])
-        self._settle(situation, plan, best)
+        self._price(situation, plan, best)
         return plan
 
-    def low(self, situation: Situation, plan: Plan, row: int, num_requests: int = 1) -> float:
-        """Draft tokens of a row that are accepted at the lower bound, as one of so many requests."""
+    def lower_gain(self, situation: Situation, plan: Plan, row: int, num_requests: int = 1) -> float:
+        """Accepted draft tokens of a row at the lower bound; the bound is tighter for more requests together."""
         depth = plan.depths.get(row)
         if depth is None:
             return 0.0
         state, draft = situation.states[row], plan.lookups.get(row)
         name = draft.proposer if draft is not None else plan.model
         assert name is not None
-        acceptance, temperature = self._acceptances[name], state.wishes.temperature
-        own = state.own[name] if draft is not None else state.own_forecasts[name]
-        shift = own.mean - acceptance.doubt(temperature, own, num_requests)
+        acceptance, temperature = self._acceptances[name], state.settings.temperature
+        request_shift = state.shifts[name] if draft is not None else state.forecast_shifts[name]
+        shift = request_shift.mean - acceptance.doubt(temperature, request_shift, num_requests)
         if draft is not None:
             return sum(acceptance.survival(temperature, draft.confidence[:depth], shift, 0.0))
         return acceptance.forecast(temperature, depth, shift)[-1]
 
-    def _settle(self, situation: Situation, plan: Plan, num_drafted: int, draft_seconds: float = 0.0) -> None:
+    def _price(self, situation: Situation, plan: Plan, num_drafted: int, draft_seconds: float = 0.0) -> None:
         emitted = situation.emitted + sum(plan.gains.values())
         plan.seconds = draft_seconds + situation.total_seconds(num_drafted, emitted)
         plan.speed = emitted / (plan.seconds + plan.catch_up_seconds / plan.steps_left)
@@ -177,28 +178,28 @@ class Planner:
     # ---- drafts of a model
 
     def with_model(self, situation: Situation, name: str, base: Plan) -> Iterator[Plan]:
-        """Plans in which a model drafts beside the lookups of `base`, the fastest first: by depth, and for all
-        requests, those it has followed, or half of them."""
-        prospects = self._prospects(situation, name, base)
-        if not prospects:
+        """Plans that add a model to the lookups of `base`, fastest first. They differ in depth and in size: all
+        requests, half of them, or those with nothing to catch up on."""
+        candidates = self._candidates(situation, name, base)
+        if not candidates:
             return
         costs = self._costs.drafts[name]
-        num_behind = list(accumulate([each.num_behind for each in prospects], initial=0))
-        left = list(accumulate([self.remaining(situation.requests[each.row]) for each in prospects], initial=0.0))
-        num_followed = sum([each.num_behind == 0 for each in prospects])
-        sizes = {len(prospects)}
-        if num_followed < len(prospects):
-            sizes |= {num_followed or 1, (len(prospects) + 1) // 2}
-        catch_up = {size: costs.catch_up_seconds(num_behind[size], size) for size in sizes}
-        ranked: list[tuple[float, int, int]] = []  # speed, depth, how many
+        num_uncached = list(accumulate([each.num_uncached for each in candidates], initial=0))
+        left = list(accumulate([self.remaining(situation.requests[each.row]) for each in candidates], initial=0.0))
+        num_cached = sum([each.num_uncached == 0 for each in candidates])
+        sizes = {len(candidates)}
+        if num_cached < len(candidates):
+            sizes |= {num_cached or 1, (len(candidates) + 1) // 2}
+        catch_up = {size: costs.catch_up_seconds(num_uncached[size], size) for size in sizes}
+        ranked: list[tuple[float, int, int]] = []  # speed, depth, number of requests
         base_gain, base_tokens = sum(base.gains.values()), sum(base.depths.values())
-        last, deepest = self._last_depth[name], max([len(each.totals) for each in prospects])
+        last, deepest = self._last_depth[name], max([len(each.totals) for each in candidates])
         for depth in _DEPTHS:
             if 2 * depth <= min(last, deepest) and depth > 1:
                 continue
             if depth > min(self.deepest(name), deepest):
                 break
-            gains = list(accumulate([each.totals[:depth][-1] for each in prospects], initial=0.0))
+            gains = list(accumulate([each.totals[:depth][-1] for each in candidates], initial=0.0))
             for size in sizes:
                 tokens = base_tokens + size * depth
                 if tokens >= len(situation.seconds):
@@ -211,77 +212,77 @@ class Planner:
                     ranked.append((emitted / seconds, depth, size))
         ranked.sort(reverse=True)
         for _, depth, size in ranked:
-            yield self.model_plan(situation, name, base, prospects[:size], depth)
+            yield self.model_plan(situation, name, base, candidates[:size], depth)
 
-    def _prospects(self, situation: Situation, name: str, base: Plan) -> list[_Prospect]:
-        """Of every request that the model may draft for and that has no better draft; the cheapest first."""
+    def _candidates(self, situation: Situation, name: str, base: Plan) -> list[_Candidate]:
+        """Requests that the model may draft for and that have no better lookup; the cheapest first."""
         acceptance, proposer = self._acceptances[name], self._proposers[name]
-        found: list[_Prospect] = []
+        found: list[_Candidate] = []
         for row in situation.auto:
             state, request = situation.states[row], situation.requests[row]
-            if name not in state.wishes.models:
+            if name not in state.settings.models:
                 continue
-            room = min(state.wishes.max_depth, request.max_useful_depth, _DEPTHS[-1])
+            room = min(state.settings.max_depth, request.max_useful_depth, _DEPTHS[-1])
             if not room:
                 continue
-            own = acceptance.own(state.own_forecasts, name, state.wishes.log_odds, situation.step)
-            temperature = state.wishes.temperature
-            totals = acceptance.forecast(temperature, room, own.mean + acceptance.optimism(temperature))
+            shift = acceptance.shift_of(state.forecast_shifts, name, state.settings.log_odds, situation.step)
+            temperature = state.settings.temperature
+            totals = acceptance.forecast(temperature, room, shift.mean + acceptance.optimism(temperature))
             if base.gains.get(row, 0.0) > totals[min(self._last_depth[name], room) - 1]:
                 continue
-            behind = proposer.num_uncached(request)
-            found.append(_Prospect(row, totals, behind if behind > _FOLLOWED else 0))
-        found.sort(key=lambda each: (each.num_behind, -each.totals[0]))
+            uncached = proposer.num_uncached(request)
+            found.append(_Candidate(row, totals, uncached if uncached > _ALWAYS_UNCACHED else 0))
+        found.sort(key=lambda each: (each.num_uncached, -each.totals[0]))
         return found
 
     def _steps_left(self, remaining: float, gain: float) -> float:
         return max(1.0, TUNABLES.counted_on * remaining / (1.0 + gain))
 
     def model_plan(
-        self, situation: Situation, name: str, base: Plan, prospects: Sequence[_Prospect], depth: int
+        self, situation: Situation, name: str, base: Plan, candidates: Sequence[_Candidate], depth: int
     ) -> Plan:
-        """The model drafts `depth` tokens for each of these; others keep what was looked up for them."""
+        """The model drafts up to `depth` tokens for each candidate; other rows keep their lookups."""
         costs = self._costs.drafts[name]
         plan = Plan(dict(base.depths), dict(base.gains), dict(base.lookups), name, depth)
         left = 0.0
-        for each in prospects:
+        for each in candidates:
             row = each.row
             plan.lookups.pop(row, None)
             plan.depths[row] = min(depth, len(each.totals))
             plan.gains[row] = each.totals[plan.depths[row] - 1]
             left += self.remaining(situation.requests[row])
-        size = len(prospects)
-        plan.steps_left = self._steps_left(left / size, sum(plan.gains[each.row] for each in prospects) / size)
-        plan.catch_up_seconds = costs.catch_up_seconds(sum(each.num_behind for each in prospects), size)
+        size = len(candidates)
+        plan.steps_left = self._steps_left(left / size, sum(plan.gains[each.row] for each in candidates) / size)
+        plan.catch_up_seconds = costs.catch_up_seconds(sum(each.num_uncached for each in candidates), size)
         draft_seconds = costs.seconds(size, depth, situation.context)
-        self._settle(situation, plan, sum(plan.depths.values()), draft_seconds)
+        self._price(situation, plan, sum(plan.depths.values()), draft_seconds)
         return plan
 
     def smaller(self, situation: Situation, plan: Plan) -> list[Plan]:
-        """Trials of a plan's model for fewer and fewer requests, the cheapest to catch up with."""
+        """Trials of a plan's model at small depth, each with half as many requests; the cheapest candidates stay."""
         assert plan.model is not None
         base = Plan(lookups=plan.lookups)
         for row in plan.lookups:
             base.depths[row], base.gains[row] = plan.depths[row], plan.gains[row]
-        prospects = [each for each in self._prospects(situation, plan.model, base) if each.row not in base.depths]
+        candidates = [each for each in self._candidates(situation, plan.model, base) if each.row not in base.depths]
         found = []
-        size, depth = len(prospects), min(plan.depth, 2)
+        size, depth = len(candidates), min(plan.depth, 2)
         while size:
-            found.append(self.model_plan(situation, plan.model, base, prospects[:size], depth))
+            found.append(self.model_plan(situation, plan.model, base, candidates[:size], depth))
             size //= 2
         return found
 
-    def taken(self, plan: Plan) -> None:
-        """The plan is run."""
+    def note_taken(self, plan: Plan) -> None:
+        """Remember the depth of the plan that runs."""
         if plan.model is not None:
             self._last_depth[plan.model] = max(2, plan.depth)
 
 
 class Stop:
-    """Whether a draft goes on with its next token, decided on the distribution it will be drawn from.
+    """Decides whether a draft continues, from the draft's confidence before its next token is drawn.
 
-    The token costs the target a slot, and drafting the one after it costs the model a pass. So likely has the token to
-    be to survive: `at_least` for the one, `to_go_on` for both.
+    Verifying the token takes target time: its survival chance must reach `at_least`. Drafting one more also takes a
+    pass of the model: for that the chance must reach `to_go_on`.
     """
 
     def __init__(

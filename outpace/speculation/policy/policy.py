@@ -1,10 +1,10 @@
-"""Whether to speculate, for whom, with which proposer and how deep; depth 0 is an ordinary answer.
+"""Decides for each step which requests get drafts, from which proposer and how deep; depth 0 is plain decoding.
 
-`on` drafts to the depth asked for, `off` never. `auto` is a conservative bandit. Plain decoding is the safe arm, whose
-cost is known. A step runs the plan that is expected to be fastest (`planner.py`), if what it would lose at the lower
-bound of acceptance (`acceptance.py`) is covered by the engine's budget and by that of every request in it
-(`budget.py`). Where it is not, the plan is tried on a smaller scale; and what was refused or lost is tried again at
-doubling intervals. A plain step now and then keeps the baseline true.
+Mode `on` always drafts to the configured depth, `off` never drafts. Mode `auto` is a conservative bandit: plain
+decoding is the safe arm with a known cost. A step runs the fastest expected plan (`planner.py`) if the budgets of the
+engine and of its requests (`budget.py`) cover the plan's possible loss (`coverage.py`). A model's plan that is not
+covered is tried on fewer requests. Failed attempts are repeated at doubling intervals. Occasional plain steps keep the
+baseline up to date.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from outpace.speculation.policy.coverage import Coverage
 from outpace.speculation.policy.decision import Decision
 from outpace.speculation.policy.lookup_value import LookupValue
 from outpace.speculation.policy.planner import Plan, Planner, Situation, Stop
-from outpace.speculation.policy.state import Choice, Lookup, Outcome, Recent, RequestState, Wishes
+from outpace.speculation.policy.state import Choice, Lookup, Outcome, Recent, RequestState, SpeculationSettings
 from outpace.speculation.policy.trace import StepTrace
 from outpace.speculation.policy.tunables import TUNABLES
 from outpace.speculation.proposers.base import DraftAsk, Proposer
 
-_FIRST_PLAIN = 8  # steps with drafts after which the first is plain; then twice as many, up to `plain_every`
-_MOST_WEIGHED = 512  # tokens of lookups weighed in a step: the more requests, the fewer of each
-_MOST_LEARNED = 8  # requests that teach general acceptance in a step; where there are more, they take turns
-_MOST_PLANS = 3  # of a model that are looked at in a step
+_FIRST_PLAIN = 8  # steps with drafts before the first plain step; doubles each time, up to `plain_every`
+_MAX_LOOKUP_TOKENS = 512  # looked-up tokens considered in a step, divided among the requests
+_MAX_LEARNED_ROWS = 8  # requests per step that update the shared acceptance; more requests take turns
+_MAX_MODEL_PLANS = 3  # plans of one model that are checked in a step
 
 LookUp = Callable[[Mapping[str, list[DraftAsk]]], Mapping[int, Sequence[Draft]]]  # drafts by request id
 
@@ -49,7 +49,7 @@ class Policy:
         begins_ahead: bool = False,
         trace_steps: int = 0,
     ) -> None:
-        """`begins_ahead`: the runner begins a plain step that follows others before it is asked for."""
+        """`begins_ahead`: after a plain step, the runner starts the next one before it is requested."""
         self._config = config
         self._proposers = proposers
         self._can_speculate = can_speculate
@@ -64,35 +64,35 @@ class Policy:
         self._models = {name: Backoff() for name, each in proposers.items() if not each.is_lookup}
         self._steps_without_plain, self._plain_after = 0, _FIRST_PLAIN
         self._idle_requests: list[Request] = []
-        self._idle_until = 0  # the first step in which something is looked at again, as far as is known
-        self._is_in_debt = False  # and idle for that reason: new requests change nothing
-        self._plain_step = 1.0  # seconds, when it was last known
+        self._idle_until = 0  # until this step, the same batch decodes plainly without a decision
+        self._is_in_debt = False  # idle because of debt: new requests do not end it
+        self._plain_step = 1.0  # seconds, latest known value
         self._num_running = 1
         self.use_costs(costs)
 
     def use_costs(self, costs: Costs | None) -> None:
-        """Without costs there is nothing to weigh with: `auto` decodes plainly."""
+        """Without costs, `auto` decodes plainly: it cannot compare plans."""
         self.costs = costs
         if costs is not None:
-            for name in (*self._lookup_value.names, *self._models):  # what was not measured is taken to cost nothing
+            for name in (*self._lookup_value.names, *self._models):  # a proposer without measured costs counts as free
                 costs.drafts.setdefault(name, DraftCosts())
             self._planner = Planner(costs, self.acceptances, self._proposers)
             self._coverage = Coverage(self._accounts, self._planner, self.acceptances)
             self._baseline = Baseline(costs, begins_ahead=self._begins_ahead)
 
     def keep_trace(self, num_steps: int) -> None:
-        """From now on, remember why the latest steps did what they did."""
+        """Keep the traces of the latest `num_steps` steps."""
         self.trace = deque(maxlen=num_steps)
 
     def lookups(self, request: Request) -> tuple[str, ...]:
-        """Which proposers may be asked for lookups, sooner or later."""
-        wishes = self._state(request).wishes
-        return wishes.lookups if wishes.mode == "auto" else ()
+        """The lookup proposers that `auto` may use for this request."""
+        settings = self._state(request).settings
+        return settings.lookups if settings.mode == "auto" else ()
 
     # ---- deciding
 
     def decide(self, requests: Sequence[Request], look_up: LookUp, num_prefill: int = 0) -> Decision:
-        """One choice for each decoding request. `look_up` is asked for drafts that cost no model."""
+        """Make one choice for each decoding request. `look_up` returns drafts that need no model."""
         self._step += 1
         self._num_running = len(requests)
         if self._step < self._idle_until and self._stays_idle(requests):
@@ -113,15 +113,15 @@ class Policy:
     def _state(self, request: Request) -> RequestState:
         state = self._states.get(request.id)
         if state is None:
-            wishes = Wishes.of(request, self._config, self._proposers, self._can_speculate)
+            settings = SpeculationSettings.of(request, self._config, self._proposers, self._can_speculate)
             budget = Budget(TUNABLES.request_grant, self._config.allowed_loss)
-            lookups = {name: Lookup() for name in wishes.lookups}
-            state = RequestState(wishes, budget, lookups, Recent(), self._accounts.plain_time)
+            lookups = {name: Lookup() for name in settings.lookups}
+            state = RequestState(settings, budget, lookups, Recent(), self._accounts.plain_time)
             self._states[request.id] = state
-            if wishes.mode == "auto":
+            if settings.mode == "auto":
                 self.budget.grant(TUNABLES.newcomer_grant / self._num_running)
             for backoff in self._models.values():
-                backoff.due = 0  # a text of another kind, perhaps
+                backoff.due = 0  # drafts may work better on the new text
         return state
 
     def _is_crowded(self, num_running: int) -> bool:
@@ -129,24 +129,24 @@ class Policy:
         return limit is not None and num_running >= limit
 
     def _forced(self, requests: Sequence[Request]) -> list[Choice]:
-        """What is done without weighing: the depth asked for, or nothing."""
+        """Choices that need no comparison: the configured depth for mode `on`, else plain."""
         choices = [Choice.plain()] * len(requests)
         states = [self._state(request) for request in requests]
         if self._is_crowded(len(requests)):
             return choices
         for i, (request, state) in enumerate(zip(requests, states, strict=True)):
-            wishes = state.wishes
-            if wishes.mode == "on" and wishes.method != "none":
-                depth = min(wishes.max_depth, request.max_useful_depth)
+            settings = state.settings
+            if settings.mode == "on" and settings.method != "none":
+                depth = min(settings.max_depth, request.max_useful_depth)
                 if depth:
-                    choices[i] = Choice(wishes.method, depth, ask=DraftAsk(request, depth))
+                    choices[i] = Choice(settings.method, depth, ask=DraftAsk(request, depth))
         return choices
 
     def _situation(self, decision: Decision, num_prefill: int) -> Situation | None:
-        """What is known before deciding; None where all requests decode plainly by their own wish."""
+        """The facts a decision needs; None without costs, or if speculation is off for all requests."""
         costs, requests = self.costs, decision.requests
         states = [self._states[request.id] for request in requests]
-        if costs is None or all(state.wishes.mode == "off" for state in states):
+        if costs is None or all(state.settings.mode == "off" for state in states):
             return None
         rows = len(requests)
         context = sum([len(request.tokens) for request in requests]) / rows
@@ -155,16 +155,16 @@ class Policy:
         self._baseline.end_idling(rows, context)
         auto = []
         if not self._is_crowded(rows):
-            auto = [i for i, s in enumerate(states) if s.wishes.mode == "auto" and requests[i].max_useful_depth]
+            auto = [i for i, s in enumerate(states) if s.settings.mode == "auto" and requests[i].max_useful_depth]
         fixed = sum([choice.depth for choice in decision.choices])
         emitted = rows + (self._expected_of_forced(decision.choices, states) if fixed else 0.0)
         least = rows + num_prefill + fixed
         host = costs.schedule_seconds + costs.judge_seconds * emitted
         forward = costs.target.seconds(rows, least - num_prefill, context)
         plain_seconds = host + forward
-        if num_prefill:  # prompts are read in any case: what they take is nobody's
+        if num_prefill:  # prefill happens with or without drafts, so its time is not charged
             host -= costs.target.seconds(rows, least, context) - forward
-        # Plain steps may be faster than the costs of their parts say, where the host's part is done meanwhile.
+        # Host and device work may overlap, so a plain step can be faster than the sum of its parts.
         plain_seconds *= min(1.0, self._baseline.ratio(rows, context))
         return Situation(
             self._step, requests, states, context, plain_seconds, auto, least, host, emitted, costs.judge_seconds,
@@ -172,11 +172,11 @@ class Policy:
         )  # fmt: skip
 
     def _price_tokens(self, situation: Situation, found: Mapping[int, Sequence[Draft]]) -> None:
-        """What the target takes for every number of draft tokens that may be taken."""
+        """Compute the step time for every number of draft tokens that a plan may verify."""
         assert self.costs is not None
         most = 0
         if found:
-            each = max(4, _MOST_WEIGHED // len(found))
+            each = max(4, _MAX_LOOKUP_TOKENS // len(found))
             most = sum([min(each, max([len(draft.tokens) for draft in drafts])) for drafts in found.values()])
         depth = max([self._planner.deepest(name) for name in self._models], default=0)
         most = max(most, situation.rows, depth * len(situation.auto) if self._models else 0)
@@ -189,13 +189,14 @@ class Policy:
         total = 0.0
         for state, choice in zip(states, choices, strict=True):
             if choice.depth:
-                acceptance, wishes = self.acceptances[choice.method], state.wishes
-                gain = acceptance.forecast(wishes.temperature, choice.depth, wishes.log_odds)[-1]
+                acceptance, settings = self.acceptances[choice.method], state.settings
+                gain = acceptance.forecast(settings.temperature, choice.depth, settings.log_odds)[-1]
                 choice.expected = 1.0 + gain
                 total += gain
         return total
 
     def _weigh(self, decision: Decision, situation: Situation, look_up: LookUp) -> None:
+        """Look up drafts for `auto` requests, compare plans, and apply the best one that budgets cover."""
         if self._steps_without_plain >= self._plain_after:
             decision.reason = "a plain step, to measure it"
             self._plain_after = min(TUNABLES.plain_every, 2 * self._plain_after)
@@ -214,22 +215,22 @@ class Policy:
         plan = self._best(decision, situation)
         if plan is not None:
             decision.plan = plan
-            self._planner.taken(plan)
-            self._take(decision, situation, plan)
+            self._planner.note_taken(plan)
+            self._apply(decision, situation, plan)
 
     def _best(self, decision: Decision, situation: Situation) -> Plan | None:
-        """The fastest plan that is covered; None where nothing is faster than plain decoding and covered."""
+        """The fastest plan that budgets cover; None if no covered plan is faster than plain decoding."""
         plain_speed = situation.emitted / situation.plain_seconds
         base = self._planner.with_lookups(situation, decision.found) if decision.found else Plan()
         best = base if base.speed > plain_speed and self._coverage.holds(situation, base) else None
         decision.is_refused = base.speed > plain_speed and best is None
         if decision.is_refused:
-            situation.rate = plain_speed  # what lookups have brought lately, they cannot bring now
+            situation.rate = plain_speed  # lookups cannot be used now, so recent gains do not count
         for name, backoff in self._models.items():
             if backoff.due > self._step:
                 continue
             fastest = covered = None
-            for plan in islice(self._planner.with_model(situation, name, best or Plan()), _MOST_PLANS):
+            for plan in islice(self._planner.with_model(situation, name, best or Plan()), _MAX_MODEL_PLANS):
                 if plan.speed <= plain_speed:
                     break
                 fastest = fastest or plan
@@ -253,8 +254,8 @@ class Policy:
             decision.reason = "no budget covers the best plan"
         return best
 
-    def _take(self, decision: Decision, situation: Situation, plan: Plan) -> None:
-        """Put a plan into choices."""
+    def _apply(self, decision: Decision, situation: Situation, plan: Plan) -> None:
+        """Turn a plan into choices."""
         speed = (situation.emitted + sum(plan.gains.values())) / plan.seconds
         gain = speed * situation.plain_seconds / situation.emitted
         decision.reason = f"expected {gain:.2f} of plain" + (", a trial" if decision.is_trial else "")
@@ -273,10 +274,10 @@ class Policy:
                 choice = Choice(draft.proposer, depth, draft=draft)
             else:
                 assert plan.model is not None
-                wishes = state.wishes
+                settings = state.settings
                 acceptance = self.acceptances[plan.model]
-                own = acceptance.own(state.own, plan.model, wishes.log_odds, decision.step)
-                stop = Stop(acceptance, wishes.temperature, own.mean, at_least, to_go_on)
+                shift = acceptance.shift_of(state.shifts, plan.model, settings.log_odds, decision.step)
+                stop = Stop(acceptance, settings.temperature, shift.mean, at_least, to_go_on)
                 choice = Choice(plan.model, depth, ask=DraftAsk(request, depth, stop))
             choice.expected = 1.0 + plan.gains[row]
             decision.choices[row] = choice
@@ -284,7 +285,7 @@ class Policy:
     # ---- learning
 
     def learn(self, decision: Decision, outcomes: Sequence[Outcome], stats: StepStats, catch_up_seconds: float) -> None:
-        """What the target said in a step and what it took; `catch_up_seconds` is what of drafting was catching up."""
+        """Learn from a step's outcome and time; `catch_up_seconds` is the part of drafting spent on catching up."""
         if decision.trace is not None:
             decision.trace.add_outcomes([outcome.verdict for outcome in outcomes])
             decision.trace.seconds = stats.total_seconds
@@ -294,7 +295,7 @@ class Policy:
         if decision.is_idle:
             self._baseline.idle(stats)
         elif situation is not None and self.costs is not None:
-            every = 1 + len(outcomes) // _MOST_LEARNED
+            every = 1 + len(outcomes) // _MAX_LEARNED_ROWS
             for row, outcome in enumerate(outcomes):
                 self._learn_acceptance(decision, row, outcome, in_general=(row + decision.step) % every == 0)
             self._lookup_value.learn_own_seconds(stats)
@@ -307,17 +308,17 @@ class Policy:
     def _learn_acceptance(self, decision: Decision, row: int, outcome: Outcome, *, in_general: bool) -> None:
         situation = decision.situation
         assert situation is not None
-        state, said = situation.states[row], outcome.verdict.tokens
-        if state.wishes.mode == "off" or (state.wishes.mode == "on" and not in_general):
+        state, emitted = situation.states[row], outcome.verdict.tokens
+        if state.settings.mode == "off" or (state.settings.mode == "on" and not in_general):
             return
-        temperature, shift = state.wishes.temperature, state.wishes.log_odds
-        for draft in decision.found.get(row, ()):  # compared with what was said, used or not: that costs no slot
+        temperature, log_odds = state.settings.temperature, state.settings.log_odds
+        for draft in decision.found.get(row, ()):  # unused lookups are compared too: that needs no verification
             if draft.tokens:
                 acceptance = self.acceptances[draft.proposer]
-                own = acceptance.own(state.own, draft.proposer, shift, decision.step)
-                hits = common_length(draft.tokens, said)
-                tried = min(hits + 1, len(draft.tokens), len(said))
-                acceptance.learn(temperature, own, draft.confidence, hits, tried, in_general=in_general)
+                shift = acceptance.shift_of(state.shifts, draft.proposer, log_odds, decision.step)
+                hits = common_length(draft.tokens, emitted)
+                tried = min(hits + 1, len(draft.tokens), len(emitted))
+                acceptance.learn(temperature, shift, draft.confidence, hits, tried, in_general=in_general)
         drafted = outcome.choice.draft
         if outcome.choice.ask is None or drafted is None:
             return
@@ -326,13 +327,13 @@ class Policy:
         tried = min(hits + 1, num_drafted)
         fates = [float(i < hits) for i in range(tried)]
         if drafted.confidence:
-            own = acceptance.own(state.own, drafted.proposer, shift, decision.step)
-            if hits == num_drafted < len(drafted.confidence):  # it stopped before a token it was not sure of
-                fates.append(acceptance.chance(temperature, drafted.confidence[-1], own.mean))
-            acceptance.learn(temperature, own, drafted.confidence, hits, tried, in_general=in_general)
+            shift = acceptance.shift_of(state.shifts, drafted.proposer, log_odds, decision.step)
+            if hits == num_drafted < len(drafted.confidence):  # drafting stopped before an unlikely token
+                fates.append(acceptance.chance(temperature, drafted.confidence[-1], shift.mean))
+            acceptance.learn(temperature, shift, drafted.confidence, hits, tried, in_general=in_general)
         if fates:
-            own = acceptance.own(state.own_forecasts, drafted.proposer, shift, decision.step)
-            acceptance.learn_positions(temperature, own, fates, num_drafted, in_general=in_general)
+            shift = acceptance.shift_of(state.forecast_shifts, drafted.proposer, log_odds, decision.step)
+            acceptance.learn_positions(temperature, shift, fates, num_drafted, in_general=in_general)
 
     def _learn_time(
         self,
@@ -350,11 +351,11 @@ class Policy:
         if decision.found and self.budget.balance <= 0.0:
             self._accounts.in_debt.fail(decision.step)
 
-    # ---- steps in which nothing is looked at
+    # ---- idle steps: plain, without a decision
 
     def _begin_idling(self, decision: Decision, situation: Situation) -> None:
-        """Until something is due, steps are plain without a look: deciding takes time, too."""
-        if decision.has_drafts or any(state.wishes.mode == "on" for state in situation.states):
+        """Skip decisions until a back-off ends: deciding takes time, too."""
+        if decision.has_drafts or any(state.settings.mode == "on" for state in situation.states):
             return
         self._is_in_debt = self.budget.balance <= 0.0
         due = [backoff.due for backoff in self._models.values()]
@@ -369,23 +370,23 @@ class Policy:
         self._idle_until, self._idle_requests = min(due, default=1 << 60), list(decision.requests)
 
     def _stays_idle(self, requests: Sequence[Request]) -> bool:
-        """Whether a batch can be idle that was to be; another one only where there is no budget for a look at it."""
+        """Whether this batch stays idle: if it is unchanged, or if the engine is in debt and no new request is `on`."""
         if requests == self._idle_requests:
             return True
         if not self._is_in_debt:
             return False
         new = [self._state(request) for request in requests if request.id not in self._states]
         self._idle_requests = list(requests)
-        return not any(state.wishes.mode == "on" for state in new)
+        return not any(state.settings.mode == "on" for state in new)
 
     def release(self, request: Request) -> None:
-        """The request is over, or has lost its place."""
+        """Forget a request that finished, was aborted or was preempted."""
         state = self._states.pop(request.id, None)
         if state is None:
             return
         if self.costs is not None:
             self._accounts.settle([request], [state], self._plain_step)
             self._planner.mean_output += 0.05 * (request.num_output - self._planner.mean_output)
-        for owns in (state.own, state.own_forecasts):
-            for name, own in owns.items():
-                self.acceptances[name].end(own)
+        for shifts in (state.shifts, state.forecast_shifts):
+            for name, shift in shifts.items():
+                self.acceptances[name].end(shift)

@@ -1,4 +1,8 @@
-"""The nouns of a decision: what the policy keeps of a request, what it chose for it, and what came of that."""
+"""Data types of the policy.
+
+`RequestState` is what the policy keeps of a request, with its `SpeculationSettings`. `Choice` is what it chose for the
+request in a step, and `Outcome` is the result.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from dataclasses import dataclass, field
 
 from outpace.config import MAX_DEPTH, WORKLOADS, ResolvedConfig, SpeculationMode
 from outpace.core import Draft, Request, Verdict
-from outpace.speculation.policy.acceptance import Own, temperature_class
+from outpace.speculation.policy.acceptance import RequestShift, temperature_class
 from outpace.speculation.policy.budget import Backoff, Budget
 from outpace.speculation.policy.tunables import TUNABLES
 from outpace.speculation.proposers.base import DraftAsk, Proposer
@@ -19,17 +23,17 @@ class Choice:
 
     method: str
     depth: int
-    draft: Draft | None = None  # looked up already; the engine cuts it to the depth there is room for
-    ask: DraftAsk | None = None  # or to be asked for
+    draft: Draft | None = None  # a lookup; the engine shortens it if the cache has less room
+    ask: DraftAsk | None = None  # or a draft to be made by a proposer
     expected: float = 1.0  # tokens emitted
 
     @staticmethod
     def plain() -> Choice:
-        """The same one for all: nothing about it ever changes."""
+        """One shared object: it never changes."""
         return _PLAIN
 
     def shorten(self, depth: int) -> None:
-        """There is room for so much only."""
+        """Reduce the depth to what the cache has room for."""
         self.depth = depth
         if self.ask is not None:
             self.ask.depth = depth
@@ -42,7 +46,7 @@ _PLAIN = Choice("none", 0)
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a choice."""
+    """The verdict on a choice."""
 
     request: Request
     choice: Choice
@@ -50,21 +54,21 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """What a request may have, settled once from its own wishes and the engine's."""
+class SpeculationSettings:
+    """What a request may use, resolved once from its parameters and the engine's config."""
 
     mode: SpeculationMode
-    method: str  # of drafts made in any case
+    method: str  # for mode `on`
     lookups: tuple[str, ...]
     models: tuple[str, ...]
     max_depth: int
     temperature: int  # class
-    log_odds: float  # added to what is expected of its drafts
+    log_odds: float  # initial shift of its acceptance, from the workload it names
 
     @classmethod
     def of(
         cls, request: Request, config: ResolvedConfig, proposers: Mapping[str, Proposer], can_speculate: bool
-    ) -> Wishes:
+    ) -> SpeculationSettings:
         asked = request.params.speculation
         mode: SpeculationMode = (asked.mode or config.speculation) if can_speculate else "off"
         methods = config.methods if asked.method is None else (asked.method,)
@@ -83,10 +87,10 @@ class Wishes:
 
 @dataclass(slots=True)
 class Recent:
-    """A mean over what was seen lately and, while that is little, over what others have seen."""
+    """A fading mean; with few observations it is close to the mean of other requests."""
 
-    total: float = 0.0  # older ones fading,
-    count: float = 0.0  # as their number does
+    total: float = 0.0  # faded sum
+    count: float = 0.0  # faded number of observations
 
     def add(self, seen: float) -> None:
         fade = 1.0 - TUNABLES.smoothing / 2.0
@@ -99,15 +103,15 @@ class Recent:
 
 @dataclass(slots=True)
 class Lookup:
-    """How looking up drafts of one proposer has paid for one request."""
+    """The recent value of one proposer's lookups for one request."""
 
-    saved_seconds: Recent = field(default_factory=Recent)  # by each lookup
+    saved_seconds: Recent = field(default_factory=Recent)  # per lookup
     backoff: Backoff = field(default_factory=Backoff)
 
 
 @dataclass(slots=True)
 class Mean:
-    """A moving average that begins as a plain one."""
+    """A moving average that starts as the arithmetic mean."""
 
     value: float = 0.0
     count: int = 0
@@ -122,23 +126,23 @@ class PlainTime:
     """Seconds of steps without drafts, since the start."""
 
     spent: float = 0.0
-    plain: float = 0.0  # of them, what plain decoding takes without a policy
+    plain: float = 0.0  # without the time of deciding
 
 
 @dataclass(slots=True)
 class RequestState:
     """What the policy keeps of a request."""
 
-    wishes: Wishes
+    settings: SpeculationSettings
     budget: Budget
     lookups: dict[str, Lookup]
-    gain: Recent  # draft tokens expected to be accepted in a step with drafts; also where those were others'
-    plain_time: PlainTime  # until this request was last booked
-    own: dict[str, Own] = field(default_factory=dict)  # how its drafts differ from others', by proposer: given their
-    own_forecasts: dict[str, Own] = field(default_factory=dict)  # confidence, and before they are made
+    gain: Recent  # expected accepted draft tokens per step with drafts; 0 if only others had drafts
+    plain_time: PlainTime  # when this request was last booked
+    shifts: dict[str, RequestShift] = field(default_factory=dict)  # by proposer, for drafts with confidences
+    forecast_shifts: dict[str, RequestShift] = field(default_factory=dict)  # by proposer, before drafting
 
     def trusted_gain(self, of_others: float) -> float:
-        """The usual gain, as far as it can be counted on: the less, the deeper the request is in debt all the same."""
+        """The usual gain, reduced towards zero while the request is in debt."""
         return self.gain.mean(of_others, 2.0) * min(
             1.0, max(0.0, 1.0 + 1.5 * self.budget.balance / TUNABLES.request_grant)
         )

@@ -1,4 +1,7 @@
-"""Why a step did what it did: what was expected of it, and what came. Kept only where somebody wants to read it."""
+"""Keeps why a step was decided as it was: the reason, what was expected and what happened.
+
+Traces are kept only on request, for example by `outpace run --trace`.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +28,16 @@ class RowTrace:
     def as_text(self) -> str:
         if not self.depth:
             return f"plain, {self.num_emitted} emitted"
-        came = f"{self.num_accepted} accepted, {self.num_emitted} emitted"
-        return f"{self.method} {self.depth}: {came}, {self.expected_tokens:.1f} expected"
+        result = f"{self.num_accepted} accepted, {self.num_emitted} emitted"
+        return f"{self.method} {self.depth}: {result}, {self.expected_tokens:.1f} expected"
 
 
 @dataclass(slots=True)
 class StepTrace:
     reason: str
-    plain_seconds: float  # what a plain step of this batch is expected to take
+    plain_seconds: float  # expected time of a plain step of this batch
     rows: list[RowTrace] = field(default_factory=list)
-    seconds: float | None = None  # what this one took
+    seconds: float | None = None  # actual time of this step
 
     @classmethod
     def of(cls, requests: Sequence[Request], choices: Sequence[Choice], plain_seconds: float, reason: str) -> StepTrace:
@@ -50,7 +53,7 @@ class StepTrace:
             row.num_emitted = len(verdict.tokens)
 
     def as_line(self) -> str:
-        """For a terminal: the reason, and each request's draft as expected and as it came."""
+        """For a terminal: time, reason, and each request's draft with its expected and actual tokens."""
         rows = [row.as_text() for row in self.rows]
         took = f"{1e3 * self.seconds:.2f} ms" if self.seconds is not None else "not timed"
         plain = f" (plain {1e3 * self.plain_seconds:.2f} ms)" if self.plain_seconds else ""

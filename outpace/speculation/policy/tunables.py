@@ -1,6 +1,6 @@
-"""Every number the policy is tuned by, with the reason for its value.
+"""The numbers that tune the policy, each with the reason for its value.
 
-Time is counted in plain steps: what one step of plain decoding of the present batch takes.
+The unit of time is the plain step: the time of one plain decoding step of the current batch.
 """
 
 from __future__ import annotations
@@ -10,45 +10,45 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Tunables:
-    # ---- budgets: what finding out may cost
+    # ---- budgets: what exploration may cost
     engine_grant: float = 1.5
-    """Plain steps the engine may lose before it has earned anything: a trial or two of a draft that fails."""
+    """Plain steps the engine may lose at the start: enough for one or two drafts that fail."""
     request_grant: float = 2.5
-    """The same for a request. With 2% of its time, one of 48 tokens may lose 7%, one of 256 tokens 3%."""
+    """The same for a request. With `allowed_loss` of 2%, a request of 48 tokens may lose 7%, one of 256 tokens 3%."""
     newcomer_grant: float = 0.4
-    """Plain steps that a new request adds to the engine's budget, shared by all that run: its text may be of another
-    kind than those before it, and some ten lookups tell."""
+    """Plain steps that a new request adds to the engine's budget, divided by the number of running requests. Its text
+    may suit drafts better than earlier ones; about ten lookups show that."""
     budget_share: float = 0.3
-    """Of `allowed_loss` that budgets hand out. The rest is for what was expected and did not come."""
+    """Share of `allowed_loss` that budgets receive. The rest covers expected gains that do not come."""
     most_balance: float = 8.0
-    """Plain steps a budget can hold: what speculation gained long ago pays for no loss today."""
+    """Plain steps a budget can hold, so that old gains do not pay for current losses."""
 
-    # ---- acceptance: what a draft token's chance is
+    # ---- acceptance: the chance of a draft token
     caution: float = 1.0
     """Standard deviations between the mean and the lower bound. Between 0.6 and 1 the simulator's geometric mean
-    differs by 0.2%: budgets bound the loss, this only decides how soon a good draft is believed."""
+    differs by 0.2%: budgets bound the loss, this only sets how soon a good proposer is used."""
     model_prior: float = 0.8
-    """Chance of a model's draft token before any was tried, at temperature 0: measured pairs have 0.8 to 0.9."""
+    """Chance of a model's draft token before any trial, at temperature 0: measured model pairs have 0.8 to 0.9."""
     prior_weight: float = 6.0
-    """Trials that a prior is worth: some three drafts overrule it."""
+    """Weight of a prior, in trials: about three drafts outweigh it."""
     most_evidence: float = 160.0
-    """Trials remembered of one kind: traffic changes."""
-    own_variance: float = 0.3
-    """How far requests differ at first, in log-odds squared; learned from requests that end."""
-    own_drift: float = 0.05
-    """Of that variance, what a request's own rate may move by from one draft to the next."""
+    """Upper limit of the weight of past trials, because traffic changes."""
+    shift_variance: float = 0.3
+    """Initial variance of requests' shifts, in log-odds squared; then learned from finished requests."""
+    shift_drift: float = 0.05
+    """Share of that variance by which a request's shift may change from one draft to the next."""
 
-    # ---- plans: when a draft is worth its time
+    # ---- plans: when a draft is worth its cost
     counted_on: float = 0.7
-    """Of the tokens a request is expected to have left, those that may pay for catching up: it can end at any time."""
+    """Share of a request's expected remaining tokens that may pay for catching up: it can end at any time."""
     payback_steps: float = 16.0
-    """Plain steps over which catching up is booked: half of what a short request lasts."""
+    """Plain steps over which catching up is charged: half the length of a short request."""
     longest_backoff: int = 16
-    """Steps between two tries of what did not pay. Texts turn from prose to copying within some forty tokens."""
+    """Longest wait between two attempts, in steps. Texts change from prose to copying within about forty tokens."""
     plain_every: int = 128
-    """Steps with drafts after which one is plain, so that the baseline is of the present."""
+    """Steps with drafts after which one is plain, to keep the baseline up to date."""
     smoothing: float = 0.15
-    """Of moving averages: a mean over the last dozen."""
+    """Rate of moving averages: a mean over about the last twelve values."""
 
 
 TUNABLES = Tunables()

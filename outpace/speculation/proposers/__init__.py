@@ -1,1 +1,1 @@
-"""Ways of guessing: a file for each."""
+"""Proposers of draft tokens, one per file."""

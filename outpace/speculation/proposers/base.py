@@ -1,12 +1,11 @@
-"""The contract of a proposer, and the base of those that look drafts up.
+"""The interface of a proposer, and the base class of lookups.
 
-A proposer sees requests and returns drafts of any length up to the depth asked for; an empty draft is an ordinary
-answer. It keeps whatever state it likes per request and brings that state up to date when next asked: a request that is
-not drafted for costs it nothing. `request.tokens` is append-only, so catching up is reading on from where it stopped.
+A proposer returns a draft for each request, of any length up to the given depth; a draft may be empty. It may keep
+state per request and updates it when it next drafts, so a request without drafts costs nothing. `request.tokens` is
+append-only: a proposer catches up by processing the tokens after the last one it has seen.
 
-The policy knows no proposer by name. What it needs to know of one is here: whether it is a lookup, what its drafts
-cost (`measure_costs`, corrected by `timing`), what it has to catch up with (`num_uncached`), and how sure it is
-(`Draft.confidence`).
+The policy does not know proposers by name. It uses whether one is a lookup, the cost of its drafts (`measure_costs`,
+corrected by `timing`), how many tokens it must catch up on (`num_uncached`), and its confidence (`Draft.confidence`).
 """
 
 from __future__ import annotations
@@ -26,55 +25,55 @@ _TIMED_LOOKUPS = 8
 
 @dataclass(slots=True)
 class DraftAsk:
-    """A draft is wanted for this request, of at most `depth` tokens (at least one)."""
+    """Asks for a draft of at most `depth` tokens for a request; `depth` is at least one."""
 
     request: Request
     depth: int
     goes_on: Callable[[float], bool] | None = None
-    """Asked by a draft model before each token, with its confidence in whatever it will draw: False ends the draft."""
+    """A draft model calls this before it draws a token, with its confidence; False ends the draft."""
 
 
 class Proposer(Protocol):
     name: str
-    timing: DraftTiming | None  # of the latest call, where a model was run
+    timing: DraftTiming | None  # of the latest call, if it ran a model
     is_lookup: bool
-    """Its drafts cost microseconds and no model: they can be had before deciding whether to use them."""
+    """Drafts take microseconds and no model, so the policy can get them before it decides whether to use them."""
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
         """One draft per ask, in order. Requests in one call are distinct."""
         ...
 
     def observe(self, request: Request, verdict: Verdict) -> None:
-        """The verdict on this request's last draft, after its tokens were added to `request.tokens`."""
+        """Receive the verdict on the request's last draft, after the emitted tokens were added to `request.tokens`."""
         ...
 
     def release(self, request: Request) -> None:
-        """Forget the request: it finished, was aborted, or lost its place. Unknown requests are ignored."""
+        """Forget a request that finished, was aborted or was preempted. Unknown requests are ignored."""
         ...
 
     def num_uncached(self, request: Request) -> int:
-        """Tokens it would have to compute before drafting, each at a cost; 0 where that is as good as free."""
+        """Tokens to compute before drafting; 0 if that costs almost nothing."""
         ...
 
     def prepare(self, request: Request) -> None:
-        """There is time to take the request's text in, should drafting need that."""
+        """Called when there is time to process the request's tokens, if drafting needs that."""
         ...
 
     def measure_costs(self, scratch: Request) -> DraftCosts:
-        """What its drafts cost here. Called while nothing runs; `scratch` is a request to try it on."""
+        """Measure the cost of drafts. Called while nothing runs; `scratch` is a request to measure on."""
         ...
 
     def warm_up(self) -> None:
-        """Costs are known from an earlier start: do what only the first draft would pay for."""
+        """Called instead of `measure_costs` if costs are known: do the one-time work of a first draft."""
         ...
 
     def forget(self) -> None:
-        """Drop what was learned from requests that are over."""
+        """Drop what was learned from finished requests."""
         ...
 
 
 class NoDraft:
-    """Plain decoding as a proposer; also the base of lookups and of those that have nothing to hear or forget."""
+    """Plain decoding as a proposer, and the base class of lookups and of proposers without state."""
 
     name = "none"
     is_lookup = True
@@ -96,7 +95,7 @@ class NoDraft:
         pass
 
     def measure_costs(self, scratch: Request) -> DraftCosts:
-        """A lookup in a text that repeats itself, after it was taken in: as costly as lookups come."""
+        """Time lookups in a repetitive text that is already processed: the most expensive kind."""
         scratch.tokens = [i % 37 for i in range(_TIMED_TEXT)]
         try:
             self.propose([DraftAsk(scratch, 8)])
@@ -106,7 +105,7 @@ class NoDraft:
                 self.propose([DraftAsk(scratch, 8)])
             return DraftCosts(lookup_seconds=(perf_counter() - begin) / _TIMED_LOOKUPS)
         finally:
-            scratch.tokens = list(scratch.prompt)  # what stood in it is no text to learn from
+            scratch.tokens = list(scratch.prompt)  # the timed text must not be learned
             self.release(scratch)
 
     def warm_up(self) -> None:

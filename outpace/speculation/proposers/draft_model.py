@@ -1,9 +1,9 @@
 """A small model that drafts for the target: same vocabulary, its own cache, one forward pass per draft token.
 
-All requests of a step are drafted together. A request's draft cache is brought up to date when it is drafted for, not
-before; after the verdict it is rewound to what the target kept. What is drawn, and how, depends on who will judge it:
-where the target's own token decides, the draft uses the target's noise, so that both agree as often as they can;
-otherwise it draws freely and keeps the distribution it drew from.
+All requests of a step are drafted together. A request's draft cache catches up only when a draft is made; after the
+verdict it is rewound to the tokens that the target accepted. How tokens are drawn depends on how they are verified: if
+they are compared with the target's own token, the draft uses the target's noise, so that both agree as often as
+possible. Otherwise it draws independently and keeps the distribution.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FloatRow = NDArray[np.float32]
 
 @dataclass(slots=True)
 class _Drafting:
-    """A request being drafted for in this step."""
+    """A request with a draft in this step."""
 
     request: Request
     seq: int
@@ -47,7 +47,7 @@ class DraftModelProposer:
     is_lookup = False
 
     def __init__(self, model: LoadedModel, target_vocab_size: int, verifier: Verifier | None = None) -> None:
-        """`verifier` is the target's: both draw in the same way."""
+        """`verifier` is the target's, so that both draw in the same way."""
         if not model.runner.capabilities.can_rewind:
             raise ModelError(
                 "the draft model's architecture cannot rewind its cache, which drafting needs; use another draft"
@@ -71,7 +71,7 @@ class DraftModelProposer:
         if group:
             self._catch_up(group)
             if self._runner.capabilities.drafter is not None:
-                self._draft_in_one_go(group, self._runner.capabilities.drafter)
+                self._draft_on_device(group, self._runner.capabilities.drafter)
                 group = []
         while group:
             logits = self._feed(group)
@@ -82,7 +82,7 @@ class DraftModelProposer:
         return drafts
 
     def observe(self, request: Request, verdict: Verdict) -> None:
-        """Keep what the target kept: everything before its own last token."""
+        """Rewind to what the target accepted: everything before its own last token."""
         seq = self._sequences.get(request.id)
         if seq is not None:
             num_agreed = len(request.tokens) - 1
@@ -98,7 +98,7 @@ class DraftModelProposer:
         return len(request.tokens) - (self._cache.length(seq) if seq is not None else 0)
 
     def prepare(self, request: Request) -> None:
-        pass  # it catches up when it drafts: whether that is worth it is weighed
+        pass  # it catches up when it drafts: the policy decides whether that is worth its cost
 
     def measure_costs(self, scratch: Request) -> DraftCosts:
         return measure_draft_model(self._runner)
@@ -107,13 +107,13 @@ class DraftModelProposer:
         warm_up(self._runner)
 
     def forget(self) -> None:
-        pass  # the draft's cache holds running requests only
+        pass  # the draft cache holds running requests only
 
     def close(self) -> None:
         self._runner.close()
 
     def _begin(self, ask: DraftAsk, draft: Draft, asked: set[int]) -> _Drafting | None:
-        """Take room for catching up and drafting; None, and an empty draft, if there is none to take."""
+        """Reserve cache room for catching up and drafting; None, and an empty draft, if there is none."""
         request = ask.request
         seq = self._sequences.get(request.id)
         if seq is not None:
@@ -124,7 +124,7 @@ class DraftModelProposer:
             return None
         to_feed = request.tokens[self._cache.length(seq) :]
         if max(to_feed) >= self._runner.vocab_size:
-            return None  # padding of the target's vocabulary, in a prompt: the draft does not know it
+            return None  # a padding token of the target's vocabulary that the draft model lacks
         # The last drafted token is not fed, so depth tokens need depth - 1 places.
         while not self._cache.reserve(seq, len(to_feed) + ask.depth - 1):
             if not self._evict(asked):
@@ -134,7 +134,7 @@ class DraftModelProposer:
         return _Drafting(request, seq, ask.depth, to_feed, draft, ask.goes_on)
 
     def _evict(self, asked: set[int]) -> bool:
-        """Forget the draft cache of the request that has gone longest without a draft."""
+        """Drop the draft cache of the request whose last draft is oldest."""
         for request_id, seq in self._sequences.items():
             if request_id not in asked:
                 del self._sequences[request_id]
@@ -143,7 +143,7 @@ class DraftModelProposer:
         return False
 
     def _catch_up(self, group: list[_Drafting]) -> None:
-        """Feed all but what one forward pass can take, without logits; every request keeps at least one token."""
+        """Feed tokens without logits until the rest fits one forward pass; each request keeps at least one token."""
         limit = self._runner.capacity.max_step_tokens
         while sum(len(d.to_feed) for d in group) > limit:
             rows, budget = [], limit
@@ -155,8 +155,8 @@ class DraftModelProposer:
                     budget -= len(chunk)
             self._forward(rows, is_catching_up=True)
 
-    def _draft_in_one_go(self, group: list[_Drafting], drafter: Drafter) -> None:
-        """By a backend that draws where it computes: the depth is what was asked for, whatever is drawn on the way."""
+    def _draft_on_device(self, group: list[_Drafting], drafter: Drafter) -> None:
+        """Draft in a backend that draws on the device, always to the full depth."""
         assert self.timing is not None
         tasks = [DraftTask(self._row(d, d.to_feed, num_logits=1), d.request, d.depth) for d in group]
         begin = perf_counter()
@@ -169,19 +169,19 @@ class DraftModelProposer:
             self.timing.num_caught_up += sum(len(drafting.to_feed) for drafting in group)
         else:
             self.timing.forwards += [(len(tasks), len(tasks), context, seconds / depth)] * depth
-        for drafting, said in zip(group, drafts, strict=True):
+        for drafting, tokens in zip(group, drafts, strict=True):
             self._cache.advance(drafting.seq, len(drafting.to_feed) + drafting.depth - 1)
-            drafting.draft.tokens = self._known(said)
+            drafting.draft.tokens = self._cut_to_vocabulary(tokens)
 
-    def _known(self, tokens: list[int]) -> list[int]:
-        """Up to the first that the target's vocabulary does not have."""
+    def _cut_to_vocabulary(self, tokens: list[int]) -> list[int]:
+        """The tokens before the first one that the target's vocabulary lacks."""
         if max(tokens) < self._vocab_size:
             return tokens
         return tokens[: next(i for i, token in enumerate(tokens) if token >= self._vocab_size)]
 
     def _feed(self, group: list[_Drafting]) -> list[FloatRow]:
         rows = [self._row(d, d.to_feed, num_logits=1) for d in group]
-        # A draft that was accepted whole leaves two tokens to feed; more than that is a text not followed before.
+        # A fully accepted draft leaves two tokens to feed; more than two means catching up.
         logits = self._forward(rows, is_catching_up=any(len(row.tokens) > 2 for row in rows))
         return [self._fit(row) for row in logits]
 
@@ -205,21 +205,21 @@ class DraftModelProposer:
         return logits
 
     def _fit(self, row: FloatRow) -> FloatRow:
-        """Vocabularies may differ in padding at the end; the draft never proposes what the target does not have."""
+        """Fit logits to the target's vocabulary: padding may differ, and the target must know every drafted token."""
         missing = self._vocab_size - row.size
         if missing <= 0:
             return row[: self._vocab_size]
         return np.concatenate([row, np.full(missing, -np.inf, np.float32)])
 
     def _extend(self, drafting: _Drafting, logits: FloatRow) -> bool:
-        """Add a token, unless the policy would rather stop here; whether to feed it and draft on.
+        """Add a token unless the policy stops the draft; returns whether to draft further.
 
-        Stopping looks at the whole distribution before anything is drawn from it: that keeps the draft's law exact.
+        The policy sees the distribution before a token is drawn, so stopping does not bias the drawn tokens.
         """
         draft = drafting.draft
         if drafting.goes_on is not None:
             confidence = _largest_share(logits)
-            draft.confidence.append(confidence)  # also of the token before which it stops: that is worth knowing
+            draft.confidence.append(confidence)  # also for the token before which it stops: learning uses it
             if not drafting.goes_on(confidence):
                 return False
         drafting.to_feed = [self._draw(drafting, logits)]
@@ -239,5 +239,5 @@ class DraftModelProposer:
 
 
 def _largest_share(logits: FloatRow) -> float:
-    """The likeliest token's probability at temperature 1: how sure the draft is of what comes."""
+    """The confidence: the probability of the likeliest token at temperature 1."""
     return 1.0 / float(np.exp(logits - logits.max()).sum())

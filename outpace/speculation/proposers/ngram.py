@@ -1,8 +1,7 @@
-"""Prompt lookup: what followed the last few tokens the last time they were said is guessed to follow again.
+"""Prompt lookup: drafts the tokens that followed the latest earlier occurrence of the last few tokens.
 
-Knows the tokens of one request at a time; refuses to know other requests, the model, and how often a
-continuation was right. The latest occurrence of the longest n-gram wins, without a vote: `suffix.py` is the
-proposer that counts.
+It searches only the request's own tokens and uses the latest occurrence of the longest n-gram. `suffix.py` is the
+proposer that counts continuations and also uses earlier requests.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ from collections.abc import Sequence
 from outpace.core import Draft, Request
 from outpace.speculation.proposers.base import DraftAsk, NoDraft
 
-MOST_MATCHED = 32  # a longer match says no more about what follows
+MOST_MATCHED = 32  # a longer match does not predict better
 
 
 class NgramProposer(NoDraft):
     name = "ngram"
 
     def __init__(self, min_n: int, max_n: int) -> None:
-        self._sizes = range(max_n, min_n - 1, -1)  # longest first: the order of trust
+        self._sizes = range(max_n, min_n - 1, -1)  # longest first
         self._indexes: dict[int, _Index] = {}
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
@@ -42,17 +41,17 @@ class NgramProposer(NoDraft):
         if start is None:
             return Draft([], self.name)
         source = request.tokens[start : start + depth]
-        # A source that meets the end of the text reads on in the draft itself, which repeats the pattern.
+        # If the source reaches the end of the text, it continues in the draft itself and so repeats the pattern.
         tokens = source if len(source) == depth else [source[i % len(source)] for i in range(depth)]
         matched = matched_length(request.tokens, start)
-        # Having agreed m times in a row, text and source agree once more with probability m / (m + 1).
+        # After m agreements in a row, text and source agree once more with probability m / (m + 1).
         return Draft(tokens, self.name, confidence=[(matched + i) / (matched + i + 1) for i in range(depth)])
 
 
 def matched_length(tokens: Sequence[int], start: int) -> int:
-    """How many tokens before `start` are the same as those at the end, as far as that matters."""
+    """How many tokens before `start` equal those at the end of the text, up to MOST_MATCHED."""
     length, most = 0, min(start, MOST_MATCHED)
-    if tokens[start - most : start] == tokens[len(tokens) - most :]:  # a text that is copied: nothing to count
+    if tokens[start - most : start] == tokens[len(tokens) - most :]:  # the usual case in copied text
         return most
     while length < most and tokens[start - 1 - length] == tokens[-1 - length]:
         length += 1
@@ -60,20 +59,20 @@ def matched_length(tokens: Sequence[int], start: int) -> int:
 
 
 class _Index:
-    """Where to read on: the position just after each n-gram's latest occurrence."""
+    """The position just after each n-gram's latest occurrence."""
 
-    __slots__ = ("_found", "_num_read", "_sizes", "_starts")
+    __slots__ = ("_found", "_num_indexed", "_sizes", "_starts")
 
     def __init__(self, sizes: range) -> None:
         self._sizes = sizes
-        self._starts: dict[tuple[int, ...], int] = {}  # n-grams of every size: their lengths keep them apart
-        self._num_read = 0
+        self._starts: dict[tuple[int, ...], int] = {}  # n-grams of all sizes
+        self._num_indexed = 0
         self._found: int | None = None
 
     def find(self, tokens: list[int]) -> int | None:
-        """Where the longest n-gram at the end of the text was said before, and the text is read to its end."""
+        """Index the text to its end; returns where the longest n-gram at the end continued before."""
         found, starts = self._found, self._starts
-        for end in range(self._num_read + 1, len(tokens) + 1):
+        for end in range(self._num_indexed + 1, len(tokens) + 1):
             found = None
             for n in self._sizes:
                 if n <= end:
@@ -81,5 +80,5 @@ class _Index:
                     if found is None:
                         found = starts.get(gram)
                     starts[gram] = end
-        self._num_read, self._found = len(tokens), found
+        self._num_indexed, self._found = len(tokens), found
         return found

@@ -1,8 +1,8 @@
-"""Guessing by counting: what mostly followed the longest context seen before, here or in earlier requests.
+"""Suffix lookup: drafts the most frequent continuation of the longest context that occurred before.
 
-Knows token sequences and their frequencies; refuses to know the model and what a step costs: whether a draft
-is worth verifying is the policy's to say. A draft is a fixed function of the past, so its distribution is
-one-hot. Requests share what they said through a bounded store; `store_tokens=0` keeps each to itself.
+It searches the request's own tokens and the output of earlier requests, which a bounded store keeps;
+`store_tokens=0` disables the store. A draft is a fixed function of the past tokens, so its distribution is one-hot.
+The policy decides whether a draft is worth verifying.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from outpace.core import Draft, Request
 from outpace.speculation.proposers.base import DraftAsk, NoDraft
 from outpace.speculation.proposers.suffix_automaton import Cursor, SuffixAutomaton
 
-MIN_SURVIVAL = 0.1  # a token less likely than this to be reached and right is not worth a slot in any step
-STORED_CONTEXT = 16  # prompt tokens stored before an output: enough to recognise where an answer begins
-LOOKBACK = 64  # tokens a cursor reads on first meeting a generation: a longer match would say no more
+MIN_SURVIVAL = 0.1  # a token with a lower chance of being reached and accepted is never worth verifying
+STORED_CONTEXT = 16  # prompt tokens stored before an output, to match the start of an answer
+LOOKBACK = 64  # tokens with which a new cursor starts; a longer match does not predict better
 
 
 class SuffixProposer(NoDraft):
@@ -42,7 +42,7 @@ class SuffixProposer(NoDraft):
         self._store = _Store(self._store_tokens // 2)
 
     def _context(self, request: Request) -> _Context:
-        """Up to the request's last token."""
+        """The request's context, up to its last token."""
         context = self._contexts.get(request.id)
         if context is None:
             context = self._contexts[request.id] = _Context()
@@ -63,13 +63,13 @@ class SuffixProposer(NoDraft):
 def follow(
     automaton: SuffixAutomaton, state: int, matched: int, depth: int, min_match: int
 ) -> tuple[float, list[int], list[float]]:
-    """How many tokens of a matched context's most frequent continuation should survive, those tokens, and how sure
-    each of them is given those before it.
+    """The expected number of accepted tokens of the most frequent continuation, its tokens, and the confidence in each
+    given those before it.
 
-    A token survives where it and all before it are accepted. Among the continuations seen, its frequency says
-    how likely that is, if text and source go on agreeing at all. Having agreed m times in a row they agree
-    once more with probability m / (m + 1), the rule of succession; i more times, with m / (m + i). So short
-    matches are doubted.
+    A token survives if it and all before it are accepted. Its chance is its frequency among the continuations seen,
+    times the chance that text and source still agree. After m agreements in a row they agree once more with
+    probability m / (m + 1), the rule of succession; i more times, with m / (m + i). Short matches thus get a low
+    confidence.
     """
     score, survival = 0.0, 1.0
     tokens: list[int] = []
@@ -77,19 +77,19 @@ def follow(
     while len(tokens) < depth:
         children = automaton.transitions[state]
         if not children:
-            # The end of a text: ask what followed a shorter context. In the request's own text this is how a
-            # repeated pattern is copied past the end.
+            # The end of a text: continue from a shorter context. In the request's own text, this repeats a pattern
+            # past the end.
             state = automaton.link[state]
             if automaton.length[state] < min_match:
                 break
-            if not tokens:  # what matched beyond that context has nothing to say
+            if not tokens:  # the tokens beyond the shorter context do not count as matched
                 matched = automaton.length[state]
             continue
         total = best_count = best_token = 0
         for token, child in children.items():
             count = automaton.count[child]
             total += count
-            if count >= best_count:  # of equals, the one that turned up last
+            if count >= best_count:  # among equals, the one first seen most recently
                 best_count, best_token = count, token
         agreed = matched + len(tokens)
         sure = best_count / total * agreed / (agreed + 1)
@@ -105,7 +105,7 @@ def follow(
 
 @dataclass(slots=True)
 class _Generation:
-    """Part of what earlier requests said."""
+    """A part of the output of earlier requests."""
 
     automaton: SuffixAutomaton = field(default_factory=SuffixAutomaton)
     num_tokens: int = 0
@@ -115,8 +115,8 @@ class _Generation:
 class _Store:
     """The outputs of earlier requests, in two generations of bounded size, young and old.
 
-    An automaton cannot forget piecemeal. When the young generation is full it becomes the old one, and the
-    old one goes: memory is bounded and recent traffic stays.
+    Single texts cannot be removed from an automaton. When the young generation is full, it replaces the old one:
+    memory is bounded and recent traffic stays.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -124,7 +124,7 @@ class _Store:
         self.generations: tuple[_Generation, ...] = (_Generation(), _Generation()) if capacity else ()
 
     def insert(self, request: Request) -> None:
-        """Store what the request said. Released twice (preempted, then finished), it adds what is new."""
+        """Store the request's output. A second release (preempted, then finished) adds only the new tokens."""
         if not self.generations:
             return
         young, old = self.generations
@@ -143,22 +143,22 @@ class _Store:
 
 
 class _Context:
-    """What is known of one running request: its own text, and where in the store its latest tokens occur."""
+    """A running request: its own text, and where its latest tokens occur in the store."""
 
-    __slots__ = ("_cursors", "_generations", "_num_read", "_own")
+    __slots__ = ("_cursors", "_generations", "_num_indexed", "_own")
 
     def __init__(self) -> None:
         self._own = SuffixAutomaton()
-        self._cursors: list[Cursor] = []  # one in each of
+        self._cursors: list[Cursor] = []  # one per generation
         self._generations: tuple[_Generation, ...] = ()
-        self._num_read = 0
+        self._num_indexed = 0
 
     def catch_up(self, tokens: list[int], store: _Store) -> None:
-        unread = tokens[self._num_read :]
-        self._num_read = len(tokens)
-        self._own.extend(unread)
+        new_tokens = tokens[self._num_indexed :]
+        self._num_indexed = len(tokens)
+        self._own.extend(new_tokens)
         for cursor in self._cursors:
-            cursor.advance(unread)
+            cursor.advance(new_tokens)
         if self._generations is not store.generations:
             known = {id(cursor.automaton): cursor for cursor in self._cursors}
             self._cursors, self._generations = [], store.generations

@@ -1,9 +1,8 @@
-"""A suffix automaton: every substring of the texts read so far, how often it occurred, and what followed it.
+"""A suffix automaton: every substring of the texts added so far, how often it occurred, and what followed it.
 
-Knows tokens and their order; refuses to know requests, drafts, and when to forget. A state stands for the
-substrings that end at the same places: its longest one, and the suffixes of that down to, but not including,
-the longest one of the state it links to. State 0, the root, is the empty string. States are indexes into flat
-lists, because a request makes thousands of them.
+A state stands for the substrings that end at the same places: its longest one, and the suffixes of that down to, but
+not including, the longest one of the state it links to. State 0, the root, is the empty string. States are indexes
+into flat lists, because a request creates thousands of them.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from dataclasses import dataclass
 
 # Each token adds one to the counts along its chain of suffix links. In ordinary text that chain has a few
 # links; in repetitive text it is as long as the text, and counting it all would take quadratic time. The walk
-# starts at the longest context, and long contexts are what drafts are made from, so only short contexts of
-# repetitive text are undercounted.
+# starts at the longest context, and drafts are made from long contexts, so only short contexts of repetitive
+# text are undercounted.
 MAX_COUNTED_LINKS = 64
 
 
 class SuffixAutomaton:
-    """Built online, in amortised constant time a token. No substring spans two of the texts read."""
+    """Built online, in amortised constant time per token. No substring spans two texts."""
 
     __slots__ = ("count", "last", "length", "link", "transitions")
 
@@ -34,12 +33,12 @@ class SuffixAutomaton:
         self.last = 0
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Read on in the current text."""
+        """Append tokens to the current text."""
         length, link, transitions, count = self.length, self.link, self.transitions, self.count
         last = self.last
         for token in tokens:
             known = transitions[last].get(token)
-            if known is not None:  # the text so far occurs in an earlier text: the states of that are walked
+            if known is not None:  # the text so far occurs in an earlier text, so its states exist
                 last = self._exact(last, token, known)
             else:
                 new = len(length)
@@ -62,7 +61,7 @@ class SuffixAutomaton:
         self.last = last
 
     def repeated_suffix(self) -> tuple[int, int]:
-        """State and length of the longest suffix that also occurs earlier, where a single text was read."""
+        """State and length of the longest suffix that also occurs earlier; for an automaton with a single text."""
         state = self.link[self.last] if self.last else 0
         return state, self.length[state]
 
@@ -86,11 +85,10 @@ class SuffixAutomaton:
 
 @dataclass(slots=True)
 class Cursor:
-    """Reads a text of its own and keeps the longest suffix of it that occurs in an automaton.
+    """Follows a separate text and keeps its longest suffix that occurs in an automaton.
 
-    The automaton may grow between readings. What matched then still matches, though its state may have been
-    split since, which `advance` puts right; a longer match that the growth made possible is regained token by
-    token.
+    The automaton may grow between calls. The earlier match still holds; `advance` corrects its state if that was
+    split. A longer match that became possible is found only as further tokens arrive.
     """
 
     automaton: SuffixAutomaton

@@ -1,6 +1,6 @@
-"""The llama.cpp backend with the embedded model: what it refuses, and that its cache says what a fresh one would.
+"""The llama.cpp backend with the embedded model: its errors, and that its cache gives the same logits as a fresh one.
 
-One thread throughout: llama.cpp's threads wait for each other by spinning, which on busy cores takes minutes.
+All tests use one thread: llama.cpp's threads wait for each other by spinning, which takes minutes on busy cores.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def test_a_library_without_our_functions_is_refused_with_the_first_that_is_missi
 
 
 def shifted(params: Any, num_bytes: int) -> Any:
-    """The same bytes as another build would lay them out: a field of num_bytes more at the beginning."""
+    """The same bytes in another build's layout: with an extra field of num_bytes at the beginning."""
     data = bytes(num_bytes) + bytes(params)
     return type(params).from_buffer_copy(data[: len(bytes(params))])
 
@@ -177,15 +177,15 @@ def logprobs(logits: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def largest_shift(a: NDArray[Any], b: NDArray[Any]) -> float:
-    """By how much the log-probability of a row's likeliest token differs, at most over the rows."""
+    """The largest difference of the log-probability of a row's likeliest token, over all rows."""
     best = a.argmax(axis=-1)
     rows = np.arange(len(a))
     return float(np.abs(logprobs(a)[rows, best] - logprobs(b)[rows, best]).max())
 
 
-# Measured on x86 with AVX2: exactly 0 in a context this short, for every grouping below. Other processors have kernels
-# that add in another order for one row than for several; 8-bit activations make a few hundredths of that. A wrong token
-# or position in the cache shifts by more than 1 (the control below), so the border lies well between.
+# Measured on x86 with AVX2: exactly 0 in a context this short, for every grouping below. Other processors' kernels add
+# in another order for one row than for several, which 8-bit activations turn into a few hundredths. A wrong token or
+# position in the cache shifts it by more than 1 (the control below), so the limit is well between.
 ROUNDING = 0.2
 
 
@@ -233,7 +233,7 @@ def test_after_truncate_the_rest_is_as_if_it_had_never_been(runner, tokens, whol
 def test_a_fork_goes_on_from_where_it_was_taken_and_leaves_the_source_alone(runner, tokens, whole):
     feed(runner, tokens, [30])
     runner.fork(0, 3, 20)
-    feed(runner, [*tokens[:20], 7, 7, 7], [3], seq=3, start=20)  # the fork says something else
+    feed(runner, [*tokens[:20], 7, 7, 7], [3], seq=3, start=20)  # the fork continues with other tokens
     runner.truncate(3, 20)
     assert_same_answers(whole[20:25], feed(runner, tokens, [5], seq=3, start=20))
     assert_same_answers(whole[30:34], feed(runner, tokens, [4], start=30))
@@ -343,14 +343,14 @@ def llm(model_path) -> Iterator[LLM]:
 
 
 def answers(llm: LLM, speculation: SpeculationParams, **sampling: Any) -> list[Any]:
-    """Each prompt alone: a batch would share passes, and the comparison would be about that too."""
+    """Each prompt alone: in a batch, the shared passes would be part of the comparison."""
     params = SamplingParams(max_tokens=MAX_TOKENS, speculation=speculation, **sampling)
     return [llm.chat([{"role": "user", "content": p}], params)[0].outputs[0] for p in PROMPTS]
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.8, "seed": 7}], ids=["greedy", "seeded"])
 def test_every_proposer_says_what_plain_decoding_says(llm, sampling):
-    """In so short a context llama.cpp rounds alike however many rows share a pass, so equality is exact."""
+    """In a context this short, llama.cpp rounds the same for any number of rows in a pass, so equality is exact."""
     plain = answers(llm, SpeculationParams(mode="off"), **sampling)
     assert [a.speculation.num_drafted for a in plain] == [0, 0, 0]
     for method in ("ngram", "suffix", "draft"):
@@ -358,7 +358,7 @@ def test_every_proposer_says_what_plain_decoding_says(llm, sampling):
         assert [a.token_ids for a in drafted] == [a.token_ids for a in plain], method
         assert [a.text for a in drafted] == [a.text for a in plain]
         assert sum(a.speculation.num_drafted for a in drafted) > 0, f"{method} drafted nothing: the test shows little"
-        if method == "draft":  # the target drafts for itself, with the same noise: nearly all is right
+        if method == "draft":  # the target drafts for itself with the same noise: nearly all tokens are accepted
             accepted = sum(a.speculation.num_accepted for a in drafted)
             assert accepted / sum(a.speculation.num_drafted for a in drafted) > 0.9
 
@@ -412,11 +412,11 @@ def test_a_draft_with_another_vocabulary_is_refused_and_the_token_named(model_pa
     with pytest.raises(ModelError) as caught:
         LLM(draft=str(draft), backend="llamacpp", max_context=128, cache_tokens=128, threads=1)
     sentence = one_sentence(caught.value)
-    assert "the draft model has another vocabulary: token 1234 is " in sentence
+    assert "the draft model has a different vocabulary: token 1234 is " in sentence
     assert "'zebra' in the draft; use a draft of the same model family" in sentence
 
 
-# ---- faults once found
+# ---- regressions
 
 
 def test_more_tokens_than_a_step_carries_is_an_error_of_the_backend(runner):

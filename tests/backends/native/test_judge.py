@@ -1,4 +1,4 @@
-"""Greedy tokens found by the native step itself beside the host reference's, on the same logits."""
+"""Greedy tokens found inside the native step, compared with the host reference on the same logits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STOP_IDS = frozenset({0, 3})
 
 
 def multiples_of_one_row() -> NDArray[np.float32]:
-    """A head with which a third of all logits are the largest, and all are negative in some rows."""
+    """A head for which a third of all logits tie for the maximum, and some rows are all negative."""
     one = np.random.default_rng(0).normal(size=WIDTH)
     return np.outer(2.0 ** (np.arange(VOCAB_SIZE) % 3), one).astype(np.float32)
 
@@ -79,7 +79,7 @@ def test_the_likeliest_of_every_row_is_numpys_argmax(runner: NativeRunner, kind:
     likeliest = runner.likeliest(170)
     assert likeliest == logits.argmax(axis=1).tolist()
     if kind == "equal":
-        assert {*likeliest} == {0, 2}  # the first of equals, of rows of either sign
+        assert {*likeliest} == {0, 2}  # the first of equals, in positive and negative rows
         assert any(logits.max(axis=1) < 0)
     if kind == "not numbers":
         assert {*likeliest} == {NAN_TOKENS[0]}
@@ -98,9 +98,9 @@ OTHERS = {
 
 
 def judged_alike(runner: NativeRunner, all_params: list[SamplingParams], seed: int) -> list[int]:
-    """How many draft tokens were accepted, in each row; drafts are right for a while, then not."""
+    """The number of accepted draft tokens per row; drafts are right at first, then wrong."""
     rng = random.Random(seed)
-    rows, cases = [Row(7, 0, random_tokens(5, seed), 0)], []  # a prompt chunk: no logits, nothing to judge
+    rows, cases = [Row(7, 0, random_tokens(5, seed), 0)], []  # a prompt chunk: no logits, nothing to verify
     for seq, params in enumerate(all_params):
         prompt, depth = random_tokens(4, seed + seq), rng.randrange(6)
         drafted: list[int] = []

@@ -1,4 +1,4 @@
-"""The native backend: right against numpy, and the same bits however a token came to be computed."""
+"""The native backend: compared with numpy, and bit-exact for every split of tokens into steps."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def start(path: Path, *, threads: int = 2, capacity: Capacity = CAPACITY) -> Nat
 
 
 def step(runner: NativeRunner, seq: int, start: int, tokens: list[int]) -> Floats:
-    """All logits of one row, copied."""
+    """A copy of all logits of one row."""
     return runner.forward(StepPlan([Row(seq, start, tokens, len(tokens))])).copy()
 
 
@@ -72,7 +72,7 @@ def identical(a: Floats, b: Floats) -> bool:
     return a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
-# The C++ side: every kernel against its plain loops, on random shapes.
+# The C++ tests: every kernel against plain loops, on random shapes.
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_every_kernel_equals_its_scalar_reference():
     assert run_tests(sanitize=False) == 0
 
 
-# Right: against float32 on the dequantised weights.
+# Accuracy, compared with float32 on the dequantised weights.
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -136,7 +136,7 @@ def test_yarn_agrees_with_llamacpp(tmp_path, family):
     runner.close()
 
 
-# To the bit.
+# Bit-exactness.
 
 
 @pytest.fixture(scope="module", params=["tiny Q4_K qwen3", pytest.param("SmolLM2", marks=pytest.mark.model)])
@@ -160,7 +160,7 @@ def text(runner) -> list[int]:
 
 @pytest.fixture(scope="module")
 def alone(runner, text) -> Floats:
-    """The truth: every token decoded on its own."""
+    """The expected logits: every token decoded alone."""
     logits = in_chunks(runner, 0, text, [1] * len(text))
     runner.free(0)
     return logits
@@ -211,7 +211,7 @@ def test_a_fork_gives_the_same_bits_and_leaves_its_source_alone(runner, text, al
     step(runner, 0, 0, text[:110])
     runner.fork(0, 1, at)
     other = random_tokens(30, seed=9)
-    step(runner, 1, at, other)  # writes into the shared page, or rather into its copy
+    step(runner, 1, at, other)  # writes into a copy of the shared page
     runner.truncate(1, at)
     assert identical(step(runner, 1, at, text[at:]), alone[at:])
     assert identical(step(runner, 0, 110, text[110:]), alone[110:])
@@ -229,7 +229,7 @@ def test_the_number_of_threads_does_not_change_a_bit(model_path, text, alone, th
 
 
 def test_the_pool_honours_the_engines_books_at_their_tightest(model_path):
-    """Every sequence forked in the middle of a page and filled to the last token the engine would grant."""
+    """Fork every sequence in the middle of a page and fill it to the last token that the engine allows."""
     capacity = Capacity(max_sequences=8, cache_tokens=256, max_context=256, max_step_tokens=256)
     runner = start(model_path, capacity=capacity)
     assert runner.pool.num_blocks == pages_needed(capacity, 32)
@@ -237,7 +237,7 @@ def test_the_pool_honours_the_engines_books_at_their_tightest(model_path):
     step(runner, 0, 0, tokens[:40])
     for seq in range(1, 8):
         runner.fork(0, seq, 33)
-    for seq in range(1, 8):  # 40 shared, and 7 times up to 30 of their own: 250 of 256
+    for seq in range(1, 8):  # 40 shared, and up to 30 more for each of 7: 250 of 256
         step(runner, seq, 33, tokens[:30])
     runner.pool.check_integrity()
     runner.close()
@@ -300,29 +300,29 @@ def test_further_models_agree_with_llamacpp_and_to_the_bit(name):
     ours = start(Path(name))
     found = in_chunks(ours, 0, tokens, [1] * len(tokens))
     assert identical(in_chunks(ours, 1, tokens, [5, 1, 9, 2, 100]), found)
-    # Not the first token: its activations are so large in some models that 8 bits of them decide little.
+    # Without the first token: in some models its activations are too large for 8 bits.
     assert mean_kl(expected[1:], found[1:]) < 1e-2
     assert (expected[1:].argmax(-1) == found[1:].argmax(-1)).mean() > 0.9
     ours.close()
 
 
-# What it refuses, in sentences.
+# Errors and their messages.
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"family": "gemma"}, "architecture 'gemma'"),
+        ({"family": "gemma"}, "architecture is 'gemma'"),
         ({"metadata": {"expert_count": 8}}, "a mixture of experts"),
         ({"metadata": {"attention.sliding_window": 128}}, "sliding window"),
-        ({"metadata": {"rope.scaling.type": "longrope", "rope.scaling.factor": 2.0}}, "scales RoPE by 'longrope'"),
+        ({"metadata": {"rope.scaling.type": "longrope", "rope.scaling.factor": 2.0}}, "RoPE scaling, 'longrope'"),
         ({"metadata": {"rope.scaling.type": "linear", "rope.scaling.factor": -1.0}}, "factor of -1"),
         ({"change": {"blk.1.ffn_up.weight": None}}, "no tensor blk.1.ffn_up.weight"),
-        ({"change": {"blk.0.ffn_up.bias": np.zeros(96, np.float32)}}, "'blk.0.ffn_up.bias', which is not known"),
+        ({"change": {"blk.0.ffn_up.bias": np.zeros(96, np.float32)}}, "unknown tensor 'blk.0.ffn_up.bias'"),
         ({"change": {"blk.0.attn_k.weight": np.zeros((24, 64), np.float32)}}, "where [64, 32] is expected"),
         ({"change": {"blk.0.attn_k.weight": np.zeros((32, 64), np.int8)}}, "which has no kernel"),
-        ({"change": {"output_norm.weight": np.zeros(64, np.int32)}}, "where floats are expected"),
-        ({"change": {"blk.7.ffn_norm.weight": np.zeros(64, np.float32)}}, "which is not known"),
+        ({"change": {"output_norm.weight": np.zeros(64, np.int32)}}, "but floats are expected"),
+        ({"change": {"blk.7.ffn_norm.weight": np.zeros(64, np.float32)}}, "unknown tensor 'blk.7.ffn_norm.weight'"),
         ({"num_heads": 4, "num_kv_heads": 3}, "do not divide evenly"),
         ({"head_dim": 12}, "do not divide evenly"),
     ],
@@ -379,7 +379,7 @@ print((getrusage(RUSAGE_SELF).ru_maxrss - before) * unit / file.packed_bytes)
 
 def test_too_little_memory_is_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr("outpace.backends.native.runner.available_bytes", lambda: 1000)
-    with pytest.raises(BackendError, match=r"of memory are available; a smaller cache_tokens"):
+    with pytest.raises(BackendError, match=r"of memory are available; set a smaller cache_tokens"):
         start(write_model(tmp_path / "tiny.gguf"))
 
 
@@ -396,7 +396,7 @@ def test_wrong_tokens_and_positions_are_errors_not_crashes(runner):
 
 
 def test_headers_with_random_damage_never_crash(tmp_path):
-    """Every outcome is a model or a sentence: files with a few bytes of their header changed, loaded if they can be."""
+    """A file with a few changed header bytes either loads or gives an error message."""
     whole = write_model(tmp_path / "tiny.gguf").read_bytes()
     rng = random.Random(5)
     metadata_end, tensors_begin = whole.index(b"tokenizer.ggml.model"), whole.index(b"token_embd.weight")

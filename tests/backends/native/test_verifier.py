@@ -1,7 +1,7 @@
-"""Sampling and acceptance of the native library beside the host reference: the same bits, and so the same verdicts.
+"""Sampling and acceptance in the native library, compared with the host reference: same bits, same verdicts.
 
-Rows are chosen to be awkward: ties everywhere, whole vocabularies at one probability, a single survivor, masses that
-reach top-p exactly, temperatures at which everything or nothing is left.
+Rows are edge cases: many ties, whole vocabularies at one probability, a single remaining token, masses that reach top-p
+exactly, temperatures at which all tokens or only one remain.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HOST = HostVerifier()
 
 
 class Verifiers:
-    """One per size of vocabulary, made when first asked for; two threads, so that sharing out is tested too."""
+    """One verifier per vocabulary size, made on first use; two threads, to test the shared work too."""
 
     def __init__(self) -> None:
         self._made: dict[int, NativeVerifier] = {}
@@ -70,9 +70,9 @@ def request_with(params: SamplingParams, seed: int, num_emitted: int = 0) -> Req
         writer=cast(Any, None),
         max_length=10_000,
     )
-    said = [i % 7 for i in range(num_emitted)]
-    request.tokens += said
-    request.shaper.advance(said)
+    emitted = [i % 7 for i in range(num_emitted)]
+    request.tokens += emitted
+    request.shaper.advance(emitted)
     return request
 
 
@@ -80,7 +80,7 @@ def request_with(params: SamplingParams, seed: int, num_emitted: int = 0) -> Req
 
 
 def awkward_rows(vocab_size: int, rng: np.random.Generator) -> dict[str, FloatRow]:
-    """Logits of which each has broken a sampler somewhere."""
+    """Logits that have broken samplers before."""
     normal = rng.normal(size=vocab_size).astype(np.float32)
     peaked = normal * np.float32(3)
     peaked[rng.integers(vocab_size, size=4)] += 12
@@ -169,7 +169,7 @@ def test_probabilities_are_the_same_bits_for_any_row(
 ) -> None:
     number = st.one_of(st.integers(-4, 4).map(float), st.floats(-50, 50, width=32), st.just(float("-inf")))
     logits = np.array(data.draw(st.lists(number, min_size=vocab_size, max_size=vocab_size)), np.float32)
-    logits[data.draw(st.integers(0, vocab_size - 1))] = 1.5  # something must be left
+    logits[data.draw(st.integers(0, vocab_size - 1))] = 1.5  # at least one token must remain
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     request = request_with(params, seed=3)
     assert_same_bits(native[vocab_size].probs(request, (), logits), request.shaper.probs(logits, ()))
@@ -187,7 +187,7 @@ def both(native: Verifiers, cases: Sequence[Case], logits: FloatRow) -> list[Ver
 @pytest.mark.parametrize("shaping", SHAPINGS, ids=name_of)
 @pytest.mark.parametrize("vocab_size", [7, 61, 1003, *REAL_SIZES])
 def test_plain_rows_say_the_same_tokens(native: Verifiers, vocab_size: int, shaping: dict[str, Any]) -> None:
-    """All awkward rows in one batch, at several places each."""
+    """All edge-case rows in one batch, at several positions each."""
     logits = list(awkward_rows(vocab_size, np.random.default_rng(vocab_size + 1)).values())
     params = SamplingParams(**shaping)
     for seed in range(2 if vocab_size > 2000 else 20):
@@ -197,7 +197,7 @@ def test_plain_rows_say_the_same_tokens(native: Verifiers, vocab_size: int, shap
 
 @pytest.mark.parametrize("shaping", SHAPINGS, ids=name_of)
 def test_a_draft_model_draws_the_same_tokens(native: Verifiers, shaping: dict[str, Any]) -> None:
-    """One token after the other, each supposed to have been said."""
+    """One token after the other, each counted as emitted."""
     request = request_with(SamplingParams(**shaping), seed=11, num_emitted=3)
     prefix: list[int] = []
     for logits in awkward_rows(300, np.random.default_rng(2)).values():
@@ -209,7 +209,7 @@ def test_a_draft_model_draws_the_same_tokens(native: Verifiers, shaping: dict[st
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.6])
 def test_very_many_draws_are_the_same(native: Verifiers, temperature: float) -> None:
-    """Realistic rows, both the likely tokens and the tail winning often enough to be sure of both."""
+    """Realistic rows, in which both the likely tokens and the tail win often enough to test both."""
     vocab_size, num_rows, num_rounds = 2000, 50, 100
     rng = np.random.default_rng(0)
     params = SamplingParams(temperature=temperature)
@@ -247,7 +247,7 @@ def test_a_row_does_not_depend_on_its_batch(native: Verifiers) -> None:
 
 
 def draft_for(request: Request, logits: FloatRow, depth: int, rng: np.random.Generator, *, neural: bool) -> Draft:
-    """Tokens that are often right: from the target's own rows, made a little worse."""
+    """Draft tokens that are often right: from the target's rows with added noise."""
     draft = Draft([], "draft", [] if neural else None)
     for i in range(depth):
         noisy = logits[i] + rng.normal(scale=0.3, size=logits[i].shape).astype(np.float32)
@@ -310,7 +310,7 @@ def test_drafts_get_the_same_verdicts(
 
 @pytest.mark.parametrize("acceptance", ["exact", "rejection"])
 def test_a_draft_that_is_the_target_leaves_no_residual(native: Verifiers, acceptance: str) -> None:
-    """Rounding leaves exactly nothing of target - draft; the target itself is then drawn from."""
+    """Rounding makes target - draft exactly zero; the token is then drawn from the target."""
     rng = np.random.default_rng(8)
     params = drafted_params({"temperature": 1.0, "acceptance": acceptance})
     for seed in range(100):
@@ -348,7 +348,7 @@ def test_prompt_steps_have_nothing_to_judge(native: Verifiers) -> None:
     assert native[40].verify([], np.empty((0, 40), np.float32)) == []
 
 
-# --- what the library refuses -----------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------
 
 
 def test_a_token_outside_the_vocabulary_is_refused(native: Verifiers) -> None:
@@ -382,7 +382,7 @@ def test_a_closed_verifier_says_so() -> None:
 
 
 def test_rows_that_are_not_numbers_are_survived(native: Verifiers) -> None:
-    """They cannot be judged, but whatever is said is a token."""
+    """NaN logits have no right answer, but the result must be a valid token."""
     nan, inf = np.float32(np.nan), np.float32(np.inf)
     for value in (nan, inf, -inf):
         logits = np.full((1, 100), value, np.float32)

@@ -1,4 +1,4 @@
-"""A GPU that is missing, too old for its driver or too full, told from a CPU: what torch says is made a sentence."""
+"""A missing GPU, an old driver or too little GPU memory, simulated on a CPU: each gives one clear error message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from outpace.backends.torch.device import MemoryPlan, choose_device, choose_dtype, usable_bytes
 from outpace.backends.torch.execution.graphs import (
-    READ_BUCKETS,
+    PREFILL_BUCKETS,
     TOKEN_BUCKETS,
     find_bucket,
     find_packed_bucket,
@@ -25,7 +25,7 @@ PLAN = MemoryPlan("big", weights=16 * GB, workspace=GB, cache_token=131072, num_
 
 @pytest.fixture
 def cuda(monkeypatch):
-    """A torch built for CUDA, whose start goes as told; and a GPU with so much memory."""
+    """A torch built for CUDA that starts or fails as the test says; and a GPU with the given memory."""
 
     def pretend(start: Exception | int, *, free: int = 80 * GB, total: int = 80 * GB) -> None:
         def init() -> None:
@@ -92,8 +92,8 @@ def test_a_cache_too_large_for_the_gpu_says_what_fits_and_which_settings_to_chan
     with pytest.raises(BackendError) as caught:
         PLAN.check(CUDA, 0.9)
     sentence = str(caught.value)
-    assert "big needs 16.00 GB for weights, 8.59 GB for 65,536 tokens of cache and 1.00 GB to work in" in sentence
-    assert "25.59 GB in all, and 19.60 GB may be used on cuda:0" in sentence
+    assert "big needs 16.00 GB for weights, 8.59 GB for 65,536 tokens of cache and 1.00 GB for workspace" in sentence
+    assert "25.59 GB in total, but 19.60 GB may be used on cuda:0" in sentence
     assert "at most 19,836 tokens of cache fit: lower cache_tokens or max_context" in sentence
     assert sentence.endswith("or raise gpu_memory_utilization")
 
@@ -110,7 +110,7 @@ def test_every_bucket_that_can_be_met_is_in_the_plan_of_graphs():
     met = {find_bucket(rows, tokens) for rows in range(1, 9) for tokens in range(1, TOKEN_BUCKETS[-1] + 1)} - {None}
     drawn_from = sum(bucket[0] * bucket[1] for bucket in met if bucket is not None)
     packed = {find_packed_bucket(8, TOKEN_BUCKETS[-1], tokens) for tokens in range(17, 8 * TOKEN_BUCKETS[-1] + 1)}
-    most = max(bucket[1] for bucket in packed if bucket is not None)  # those share their logits
-    assert num_captured_tokens(8) == drawn_from + len(READ_BUCKETS[1]) + 8 * len(READ_BUCKETS[8]) + most
+    most = max(bucket[1] for bucket in packed if bucket is not None)  # packed buckets share their logits
+    assert num_captured_tokens(8) == drawn_from + len(PREFILL_BUCKETS[1]) + 8 * len(PREFILL_BUCKETS[8]) + most
     assert num_captured_tokens(5) == num_captured_tokens(8) > num_captured_tokens(4)
     assert num_captured_tokens(1000) == num_captured_tokens(128)

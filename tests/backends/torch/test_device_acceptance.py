@@ -1,7 +1,7 @@
-"""Acceptance on the device against the host, given the same noise; and the law of what whole generations say.
+"""Compares acceptance on the device with the host, given the same noise, and tests the distribution of generations.
 
-Ragged batches are judged at once and request by request with `verification.verify`, with equal verdicts: the arithmetic
-is the same to the bit, but for the float64 sums of an inverse transform, whose order no test here can tell.
+Ragged batches are verified at once, and request by request with `verification.verify`; the verdicts are equal. The
+arithmetic is bit for bit the same, except for the float64 sums of an inverse transform, whose order may differ.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ FEATURES: list[dict[str, Any]] = [
 
 
 class Batch:
-    """Ragged drafts, drafted on the host as a draft model does, and packed target rows."""
+    """Ragged drafts, drawn on the host like a draft model's, and packed target rows."""
 
     def __init__(
         self, acceptance: str, num_requests: int, depth: int, vocab: int, *, closeness: float, seeded: bool, seed: int
@@ -126,7 +126,7 @@ class Batch:
         return choose(target, seeds, positions)
 
     def assert_agrees(self, verdicts: Verdicts) -> int:
-        """With `verify`; returns how many draft tokens stood."""
+        """Compare with `verify`; returns the number of accepted draft tokens."""
         columns = (verdicts.num_accepted, verdicts.final_token, verdicts.num_lenient)
         for i, (accepted, final, lenient) in enumerate(torch.stack(columns, dim=1).tolist()):
             expected = verify(self.requests[i], self.drafts[i], self.target_rows[i])
@@ -136,7 +136,7 @@ class Batch:
 
 
 def draw_draft(p: torch.Tensor, seed: torch.Tensor, anchor: torch.Tensor, offset: int) -> torch.Tensor:
-    """A draft model's next token, offset tokens after the anchor, where `reject` or `verify_block` will judge it."""
+    """A draft model's next token, `offset` tokens after the anchor, for `reject` or `verify_block`."""
     return draw_weighted(p, uniforms(keys(seed, Purpose.DRAFT, anchor, torch.full_like(anchor, offset))))
 
 
@@ -148,7 +148,7 @@ def is_sampled(batch: Batch) -> torch.Tensor:
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize("vocab", [6, 1000])
 def test_sampled_verdicts_equal_the_hosts(rule: str, closeness: float, vocab: int) -> None:
-    """Greedy requests share the batch, judged by match as `verify` does."""
+    """Greedy requests share the batch; `match` verifies them, as `verify` does."""
     num_accepted = 0
     for seed in range(4 if vocab < 100 else 1):
         batch = Batch(rule, 160, 4, vocab, closeness=closeness, seeded=False, seed=seed)
@@ -192,7 +192,7 @@ def test_verdicts_equal_the_hosts_in_real_vocabularies(vocab: int) -> None:
 
 
 def is_on_a_border(weights: FloatRows, noise: float) -> bool:
-    """Whether an inverse transform aims so near a border between two tokens that the order of a sum decides."""
+    """Whether an inverse transform aims so near the border of two tokens that the order of a sum decides."""
     ends = np.cumsum(weights, dtype=np.float64)
     return bool(np.abs(ends - noise * ends[-1]).min() < 1e-12 * ends[-1])
 
@@ -236,7 +236,7 @@ def test_a_draft_loop_draws_what_the_host_draws(vocab: int) -> None:
 
 
 def test_nothing_looks_at_data_on_the_way() -> None:
-    """Tensors without data: any branch on a value, and any shape that depends on one, is an error."""
+    """Meta tensors have no data: a branch on a value, or a shape that depends on one, is an error."""
     num_requests, depth, vocab = 4, 3, 20_001
     batch = RowParams.of([SamplingParams(top_p=0.9)] * num_requests, "meta")
     buffer = torch.empty(num_requests, depth, vocab, device="meta")
@@ -257,18 +257,18 @@ def test_nothing_looks_at_data_on_the_way() -> None:
         assert verdicts.final_token.shape == (num_requests,)
 
 
-# --- whole generations: the target's law ------------------------------------------------------------------------
+# --- whole generations: the target's distribution --------------------------------------------------------------
 
 VOCAB, LENGTH, DEPTH, NUM_REQUESTS = 5, 4, 3, 6000
 SHAPED: dict[str, Any] = {"temperature": 0.9, "top_k": 4, "top_p": 0.9}
-# A context is its tokens as digits behind a leading 1; logits are looked up by it.
+# A context is a number: a leading 1, then its tokens as digits. Logits are looked up by it.
 _NUM_CONTEXTS = 2 * VOCAB ** (LENGTH + DEPTH)
 TARGET = torch.from_numpy(np.random.default_rng(1).normal(size=(_NUM_CONTEXTS, VOCAB)).astype(np.float32)) * 1.5
 DRAFT = TARGET + torch.from_numpy(np.random.default_rng(2).normal(size=(_NUM_CONTEXTS, VOCAB)).astype(np.float32))
 
 
 def generations(rule: str, features: dict[str, Any], *, drawn_at: float = 1.0) -> tuple[list[tuple[int, ...]], float]:
-    """What many requests say, in one batch that drafts 3, 2 or no tokens by where each request stands."""
+    """Tokens of many requests, in one batch; each request drafts 3, 2 or no tokens, depending on its position."""
     params = RowParams.of([SamplingParams(**features)] * NUM_REQUESTS)
     drawn_with = RowParams.of([SamplingParams(**features | {"temperature": drawn_at})] * NUM_REQUESTS)
     seed = torch.arange(NUM_REQUESTS) * 1_000_003 + 17
@@ -287,7 +287,7 @@ def generations(rule: str, features: dict[str, Any], *, drawn_at: float = 1.0) -
             tokens.append(own if rule == "match" else draw_draft(drawn, seed, length, i))
             steps.append(probs(buffer[:, i], params))
             contexts.append(contexts[-1] * VOCAB + tokens[-1])
-        rows = torch.stack(contexts, dim=1) % _NUM_CONTEXTS  # beyond a draft: never looked at
+        rows = torch.stack(contexts, dim=1) % _NUM_CONTEXTS  # rows beyond a draft are ignored
         row_of = torch.arange(rows.numel()).view(rows.shape)
         drafts = Drafts(torch.stack(tokens, dim=1), num_drafted, row_of, seed, length)
         target = probs(TARGET[rows.flatten()], params.rows(torch.arange(NUM_REQUESTS).repeat_interleave(DEPTH + 1)))
@@ -312,7 +312,7 @@ def generations(rule: str, features: dict[str, Any], *, drawn_at: float = 1.0) -
 
 
 def joint_law(features: dict[str, Any]) -> dict[tuple[int, ...], float]:
-    """Of plain decoding, from the host's distributions."""
+    """The joint distribution of plain decoding, from the host's distributions."""
     shaper = Shaper(SamplingParams(**features), (), frozenset())
     law: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(LENGTH):
@@ -332,7 +332,7 @@ def joint_law(features: dict[str, Any]) -> dict[tuple[int, ...], float]:
 def test_generations_follow_the_targets_joint_law(rule: str, features: dict[str, Any]) -> None:
     outputs, tokens_per_step = generations(rule, features, drawn_at=features.get("temperature", 1.0))
     assert fits(outputs, joint_law(features)) > SMALLEST_P
-    assert tokens_per_step > 1.4  # or nothing was accepted and nothing was tested
+    assert tokens_per_step > 1.4  # else nothing was accepted and the test is empty
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])

@@ -1,4 +1,4 @@
-"""The sampling kernels against the torch functions, in Triton's interpreter: right, if not fast, without a GPU."""
+"""Compares the sampling kernels with the torch functions, in Triton's interpreter, without a GPU."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 needs_interpreter = pytest.mark.skipif(not INTERPRETED, reason="runs in the subprocess that interprets Triton")
 
 
-@pytest.mark.skipif(INTERPRETED, reason="already inside")
+@pytest.mark.skipif(INTERPRETED, reason="already in the subprocess")
 def test_kernels_equal_the_torch_functions_in_the_interpreter() -> None:
-    """Whether Triton interprets is settled when it is imported, so these tests run in a process of their own."""
+    """Triton chooses its interpreter at import, so these tests run in a separate process."""
     command = [sys.executable, "-m", "pytest", "-x", __file__]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
@@ -35,7 +35,7 @@ def test_kernels_equal_the_torch_functions_in_the_interpreter() -> None:
 
 @pytest.fixture(autouse=True)
 def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interpreting takes time by the program, not by the number."""
+    """The interpreter takes time per program, not per number."""
     monkeypatch.setattr(drawing, "_COLUMNS", 512)
 
 

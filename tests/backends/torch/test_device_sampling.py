@@ -1,6 +1,6 @@
-"""Sampling on the device against the host, given the same noise: the same distributions and tokens, to the bit.
+"""Compares sampling on the device with the host, given the same noise: equal distributions and tokens, bit for bit.
 
-Everything runs on the CPU; `benchmarks/gpu.py` repeats the comparison for the kernels, on a GPU.
+Everything runs on the CPU; `benchmarks/gpu.py` repeats the comparison with the kernels on a GPU.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_noise_equals_the_hosts_bit_by_bit() -> None:
 
 
 def test_golden_values() -> None:
-    """The values that tests/decoding/test_randomness.py pins."""
+    """The same expected values as in tests/decoding/test_randomness.py."""
 
     def one(seed: int, purpose: Purpose, *place: int) -> torch.Tensor:
         return keys(torch.tensor(signed(seed)), purpose, *(torch.tensor(word) for word in place))
@@ -73,20 +73,20 @@ def test_golden_values() -> None:
 
 
 def normal_rows(seed: int, num_rows: int, vocab: int) -> FloatRows:
-    """From almost flat to almost certain."""
+    """Distributions from almost flat to almost certain."""
     generator = np.random.default_rng(seed)
     spread = generator.choice([0.01, 0.3, 1.0, 2.0, 4.0, 10.0], size=(num_rows, 1))
     return np.asarray(generator.normal(size=(num_rows, vocab)) * spread, dtype=np.float32)
 
 
 def tied_rows(seed: int, num_rows: int, vocab: int) -> FloatRows:
-    """Whole numbers: every border lies among equals."""
+    """Whole numbers: every filter border lies among equal logits."""
     rows: FloatRows = np.round(normal_rows(seed, num_rows, vocab))
     return rows
 
 
 def masked_rows(seed: int, num_rows: int, vocab: int) -> FloatRows:
-    """From one token left to almost all."""
+    """Masks that leave from one token to almost all."""
     generator = np.random.default_rng(seed)
     rows = normal_rows(seed, num_rows, vocab)
     for row in rows:
@@ -99,7 +99,7 @@ def masked_rows(seed: int, num_rows: int, vocab: int) -> FloatRows:
 
 
 def peaked_rows(seed: int, num_rows: int, vocab: int) -> FloatRows:
-    """Like a language model's: a few good tokens over a long low tail."""
+    """Like a language model's: a few likely tokens and a long tail."""
     generator = np.random.default_rng(seed)
     rows = generator.normal(size=(num_rows, vocab)) * 1.5
     good = generator.integers(0, vocab, size=(num_rows, 20))
@@ -152,7 +152,7 @@ def host_token(row: FloatRows, params: SamplingParams, seed: int, position: int)
 
 
 class Batch:
-    """Rows of one family, each with parameters, a seed and a position of its own."""
+    """Rows of one family, each with its own parameters, seed and position."""
 
     def __init__(self, family: str, num_rows: int, vocab: int, features: Sequence[dict[str, Any]], seed: int) -> None:
         generator = random.Random(f"{family} {vocab} {seed}")
@@ -283,7 +283,7 @@ def test_bias_penalties_and_masks_equal_the_hosts_to_the_bit() -> None:
     assert np.array_equal(rows, before)
 
 
-# --- the law ----------------------------------------------------------------------------------------------------
+# --- distribution -----------------------------------------------------------------------------------------------
 
 
 def draws(weights: Sequence[float], seed: int, num_draws: int, **features: Any) -> NDArray[np.int64]:
@@ -309,17 +309,17 @@ def test_filtered_tokens_follow_the_filtered_distribution() -> None:
 
 
 def test_choices_that_tests_of_the_host_pin() -> None:
-    """tests/decoding/test_sampling.py has the same numbers: a seed says the same on every backend."""
+    """tests/decoding/test_sampling.py has the same numbers: a seed gives the same tokens on every backend."""
     choices = [1, 2, 0, 0, 2, 3, 2, 0, 1, 1, 0, 0, 1, 0, 1, 1, 0, 1, 0, 1]
     assert draws([4, 3, 2, 1], 42, 20).tolist() == choices
     assert draws([0.6, *[1e-4] * 4000], 42, 8).tolist() == [0, 0, 0, 0, 0, 0, 1123, 0]
 
 
-# --- fit for a graph --------------------------------------------------------------------------------------------
+# --- suitable for a graph ---------------------------------------------------------------------------------------
 
 
 def test_nothing_looks_at_data_on_the_way() -> None:
-    """Tensors without data: any branch on a value, and any shape that depends on one, is an error."""
+    """Meta tensors have no data: a branch on a value, or a shape that depends on one, is an error."""
     rows, vocab = 6, 20_001
     params = RowParams.of([SamplingParams(top_p=0.9)] * rows, "meta")
     words = torch.empty(rows, dtype=torch.int64, device="meta")

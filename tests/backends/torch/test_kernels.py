@@ -1,4 +1,4 @@
-"""Every Triton kernel against its plain torch reference, in Triton's interpreter: right, if not fast, without a GPU."""
+"""Compares every Triton kernel with its plain torch reference, in Triton's interpreter, without a GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ needs_interpreter = pytest.mark.skipif(not INTERPRETED, reason="runs in the subp
 
 
 def interpreter_works() -> bool:
-    """Triton's interpreter turns arrays of one element into numbers, which NumPy from 2.4 on refuses."""
+    """Triton's interpreter converts arrays of one element to numbers, which NumPy 2.4 and later refuses."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -36,10 +36,10 @@ def interpreter_works() -> bool:
     return True
 
 
-@pytest.mark.skipif(INTERPRETED, reason="already inside")
+@pytest.mark.skipif(INTERPRETED, reason="already in the subprocess")
 @pytest.mark.skipif(not interpreter_works(), reason="this NumPy is too new for Triton's interpreter")
 def test_kernels_equal_their_references_in_the_interpreter():
-    """Whether Triton interprets is settled when it is imported, so these tests run in a process of their own."""
+    """Triton chooses its interpreter at import, so these tests run in a separate process."""
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-x", "-W", "ignore::DeprecationWarning", __file__]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
@@ -52,7 +52,7 @@ def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
 
 
 def ragged_step(rows: list[tuple[int, int]], page_tokens: int, num_pages: int, *, gap: int = 0) -> StepInputs:
-    """Rows of (context, new tokens), on pages drawn at random; `gap` unused tokens after each."""
+    """Rows of (context, new tokens) on random pages, with `gap` unused tokens after each row."""
     width = max(-(-context // page_tokens) for context, _ in rows) + 1
     longest = max(length for _, length in rows)
     num_tokens = sum(length + gap for _, length in rows)
@@ -109,12 +109,12 @@ def test_embedding():
     ("num_tokens", "n", "k", "block_n"), [(1, 64, 64, 16), (3, 80, 256, 32), (16, 96, 192, 16), (20, 48, 128, 16)]
 )
 def test_streamed_products(num_tokens, n, k, block_n, programs):
-    """A product that adds and begins the next norm, and those that read what it made."""
+    """A product with a residual and the first part of the next norm, then products that read its result."""
     from outpace.backends.torch.kernels.linear import LinearConfig, Scratch, stream_linear
 
     torch.manual_seed(n + programs)
     config = LinearConfig(block_n, 64, num_warps=4, num_stages=1, dependent_launch=False)
-    scratch = Scratch(torch.device("cpu"))  # no programs at most: one for each tile
+    scratch = Scratch(torch.device("cpu"))  # 0 programs: one for each tile
     norm = 1 + normal(k, scale=0.1)
     x, first = normal(num_tokens, 128), normal(k, 128)
     weight, bias = normal(n, k), normal(n)

@@ -1,4 +1,4 @@
-"""The torch backend on the CPU: the same logits as `transformers` for every family, and clear words for errors."""
+"""The torch backend on the CPU: the same logits as `transformers` for every family, and clear error messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from outpace.backends.base import Capabilities, Capacity, DraftTask
 from outpace.backends.torch.device import MemoryPlan, TorchOptions, choose_device, out_of_memory
 from outpace.backends.torch.execution import graphs, judging
 from outpace.backends.torch.execution.foresight import Foresight
-from outpace.backends.torch.execution.graphs import Graphs, find_bucket, find_read_bucket, take
+from outpace.backends.torch.execution.graphs import Graphs, find_bucket, find_prefill_bucket, take
 from outpace.backends.torch.execution.staging import fill
 from outpace.backends.torch.execution.step import DRAFTED, PADDING, HostStep, StepShape, views
 from outpace.backends.torch.model.gguf_quants import dequantise
@@ -83,7 +83,7 @@ class Reference:
         torch.manual_seed(0)
         self._model = getattr(transformers, f"{name}ForCausalLM")(config).eval().float()
         with torch.no_grad():
-            for parameter in self._model.parameters():  # as saved, norms are ones and biases zeros: they would hide
+            for parameter in self._model.parameters():  # initial norms are 1 and biases 0, which would hide errors
                 parameter.copy_(torch.randn_like(parameter) * 0.3 + (parameter.dim() == 1))
         self._model.save_pretrained(folder)
         self.folder: Path = folder
@@ -108,7 +108,7 @@ def runner(reference) -> Iterator[TorchRunner]:
 
 def start(path: Path, capacity: Capacity = CAPACITY) -> TorchRunner:
     model = TorchModel(path, TorchOptions("cpu"), tokenizer=ByteTokenizer())
-    runner = model.start(capacity, 1).runner  # tiny products gain nothing from threads
+    runner = model.start(capacity, 1).runner  # threads do not speed up tiny products
     assert isinstance(runner, TorchRunner)
     return runner
 
@@ -128,7 +128,7 @@ def check(found: Floats, expected: Floats) -> None:
     assert error < 1e-4, error
 
 
-# The same logits as transformers, however the tokens came.
+# The same logits as transformers, for any split of tokens into steps.
 
 
 def test_prefill_and_decoding_equal_transformers(reference, runner):
@@ -144,7 +144,7 @@ def test_ragged_rows_equal_transformers(reference, runner):
     texts = [random_tokens(n, seed=n) for n in (90, 33, 32, 7)]
     for seq, tokens in enumerate(texts[:3]):
         step(runner, seq, 0, tokens[:-5])
-    sizes = [(1, 1), (5, 5), (3, 2), (7, 7)]  # tokens, logits: decoding, verifying, part of both, a whole prompt
+    sizes = [(1, 1), (5, 5), (3, 2), (7, 7)]  # tokens, logits: decode, verify, logits of some tokens, a prompt
     rows = []
     for seq, (tokens, (size, num_logits)) in enumerate(zip(texts, sizes, strict=True)):
         begin = len(tokens) - 5 if seq < 3 else 0
@@ -176,7 +176,7 @@ def test_rewound_and_forked_sequences_equal_transformers(reference, runner):
 
 
 def test_a_padded_bucket_computes_what_the_step_itself_would(reference, runner):
-    """What a captured graph does, kernel by kernel: rows with gaps after them, and rows that are not there."""
+    """The step of a captured graph, kernel by kernel: rows with gaps after them, and unused rows."""
     tokens = random_tokens(40)
     for seq in range(3):
         step(runner, seq, 0, tokens[: 30 + seq])
@@ -185,7 +185,7 @@ def test_a_padded_bucket_computes_what_the_step_itself_would(reference, runner):
     for row in rows:
         runner._reserve(row.seq, row.start, len(row.tokens))
     host = HostStep(StepShape(16, 4, 16, 4, runner._table_width), pinned=False)
-    host.buffer.fill_(3)  # whatever an earlier step left there
+    host.buffer.fill_(3)  # leftovers of an earlier step
     runner.fill(host, plan)
     assert (host.positions == PADDING).sum() == 16 - plan.num_tokens
     logits = runner.model.forward(views(host.buffer, host.shape), runner.caches).numpy()
@@ -194,10 +194,10 @@ def test_a_padded_bucket_computes_what_the_step_itself_would(reference, runner):
 
 
 def test_steps_in_buckets_change_nothing(tiny, damaged, monkeypatch):
-    """What a GPU captures, run here as it is: padded steps and loops, and packed ones that read prompts or verify."""
+    """Runs the steps that a GPU captures: padded steps and loops, and packed steps that prefill or verify."""
     expected = stream_of_requests(tiny, damaged)
     made, found = Graphs.__init__, Counter[bool]()
-    reading = Graphs._find_reading
+    reading = Graphs._find_prefill
 
     def as_if_captured(self: Graphs, *args: Any) -> None:
         made(self, *args)
@@ -215,19 +215,19 @@ def test_steps_in_buckets_change_nothing(tiny, damaged, monkeypatch):
 
     packed, shape = Counter[bool](), Graphs._shape
     monkeypatch.setattr(Graphs, "__init__", as_if_captured)
-    monkeypatch.setattr(Graphs, "_find_reading", counted_reading)
+    monkeypatch.setattr(Graphs, "_find_prefill", counted_reading)
     monkeypatch.setattr(Graphs, "_shape", counted_shape)
     assert stream_of_requests(tiny, damaged) == expected
     assert found[True] > 5, found
     assert packed[False] > 100, packed
-    monkeypatch.setattr(graphs, "_DENSE", 9.0)  # all that can be
+    monkeypatch.setattr(graphs, "_DENSE", 9.0)  # pack every step that fits
     packed.clear()
     assert stream_of_requests(tiny, damaged) == expected
     assert packed[True] > 20, packed
 
 
 def test_a_step_takes_what_the_host_says_and_what_was_drafted():
-    """Rows of which two have drafts that only the device knows; what an earlier step left in gaps is no token."""
+    """Two of the rows have drafts that only the device knows; leftovers of an earlier step in gaps are ignored."""
     drafted = torch.tensor([[11, 12, 13], [21, 22, 23]], dtype=torch.int32)
     for packed in (True, False):
         host = HostStep(StepShape(9, 3, 9, 3, 2, is_packed=packed), pinned=False)
@@ -249,10 +249,10 @@ def test_buckets_hold_what_they_are_found_for():
             assert bucket is None or (bucket[0] >= num_rows and bucket[1] >= row_tokens)
     assert find_bucket(1, 1) == (1, 1)
     assert find_bucket(1, 500) is None
-    assert find_read_bucket(1, 500) == (1, 512)
-    assert find_read_bucket(1, 5000) is None
-    assert find_read_bucket(9, 2000) == (32, 2048)
-    assert find_read_bucket(500, 2000) is None
+    assert find_prefill_bucket(1, 500) == (1, 512)
+    assert find_prefill_bucket(1, 5000) is None
+    assert find_prefill_bucket(9, 2000) == (32, 2048)
+    assert find_prefill_bucket(500, 2000) is None
     assert find_bucket(500, 1) is None
 
 
@@ -294,7 +294,7 @@ def test_greedy_speculation_says_what_plain_decoding_says():
     assert texts["on"].token_ids == texts["off"].token_ids
 
 
-# Tokens drawn, drafts made and judged where the logits are.
+# Drawing, drafting and verifying on the device.
 
 FEATURES: list[dict[str, Any]] = [
     {"temperature": 0.0},
@@ -306,7 +306,7 @@ FEATURES: list[dict[str, Any]] = [
 
 
 def generate(folder: Path, draft: Path | None, *, on_device: bool = True, **options: Any) -> list[list[int]]:
-    """Texts by an engine of our own making; `draft` is another model, or the same."""
+    """Tokens from an engine built here; `draft` is another model, or the same."""
     name = "draft" if draft else None
     config = EngineConfig(draft=name, max_sequences=4, max_context=200, max_step_tokens=64, cache_tokens=900, **options)
     resolved = config.resolve(model_context=256, model_path="tiny", draft_path=name, backend="torch")
@@ -340,7 +340,7 @@ def test_tokens_drawn_on_the_device_are_the_hosts(tiny):
 
 
 def test_steps_begun_early_change_nothing(tiny, monkeypatch):
-    """Requests come, end and change their minds while the next step runs already."""
+    """Requests arrive, end and change their plan while the next step already runs."""
     said, taken = {}, {}
     for is_begun in (True, False):
         count = taken[is_begun] = Counter[str]()
@@ -374,7 +374,7 @@ def test_what_can_be_done_meanwhile_is_done_once_while_a_step_runs(tiny):
 
 
 def test_what_is_learned_late_is_what_would_be_learned_at_once(tiny, damaged, monkeypatch):
-    """Of steps in which nothing is looked at: each as it was, though the next one has been decided since."""
+    """Late learning sees each step as it was, although the next one is already decided."""
     learn_of_policy, learn = Policy.learn, Engine._learn
     seen: dict[bool, list[tuple[int, list[list[int]]]]] = {True: [], False: []}
     decided, num_late = [0], 0
@@ -422,7 +422,7 @@ def test_nothing_is_learned_of_costs_from_a_step_that_waited_for_another_begun_i
 
 
 def test_steps_are_begun_early_where_that_is_worth_the_mistakes():
-    """A right guess saves a fifth of a step here, so one in ten may be wrong, and one in two not."""
+    """A right guess saves a fifth of a step here: early steps pay with one wrong guess in ten, not with one in two."""
     for share, is_worth in ((0.0, True), (0.1, True), (0.5, False)):
         foresight, now = Foresight(), 0.0
         for i in range(200):
@@ -438,7 +438,7 @@ def test_plain_steps_on_end_are_begun_early_although_drafts_have_followed_upon_f
     foresight, now, expected = Foresight(), 0.0, False
 
     def step(is_plain: bool) -> bool:
-        """Whether the step after this one would be begun."""
+        """Whether the next step would be started early."""
         nonlocal now, expected
         foresight.begin(now, is_plain)
         if expected:
@@ -447,9 +447,9 @@ def test_plain_steps_on_end_are_begun_early_although_drafts_have_followed_upon_f
         now, expected = now + 5e-3, is_plain
         return is_plain and foresight.is_worth(False)
 
-    begun = [step(is_plain=i % 4 > 1) for i in range(200)]  # two with drafts, two without
+    begun = [step(is_plain=i % 4 > 1) for i in range(200)]  # two steps with drafts, two without
     assert not any(begun[-40:])
-    assert [step(is_plain=True) for _ in range(4)] == [False, True, True, True]  # the third on end, the fourth ...
+    assert [step(is_plain=True) for _ in range(4)] == [False, True, True, True]  # third to sixth in a row
 
 
 def counted(method: Callable[..., Any], name: str, count: Counter[str]) -> Callable[..., Any]:
@@ -461,7 +461,7 @@ def counted(method: Callable[..., Any], name: str, count: Counter[str]) -> Calla
 
 
 def stream_of_requests(folder: Path, draft: Path | None = None) -> list[list[int]]:
-    """Some greedy, some sampled, of different lengths, a new one every few steps; two drafted for, or all of them."""
+    """Some greedy, some sampled, of different lengths, a new one every few steps; two use drafts, or all."""
     name = "draft" if draft else None
     config = EngineConfig(
         draft=name, max_sequences=4, max_context=200, max_step_tokens=64, cache_tokens=500,
@@ -514,7 +514,7 @@ def test_logprobs_are_there_where_asked_for(tiny):
 @pytest.mark.parametrize("closeness", [0.02, 1.0])
 @pytest.mark.parametrize("acceptance", ["exact", "rejection", "typical", "threshold"])
 def test_verdicts_that_drawing_does_not_decide_are_the_hosts(acceptance, closeness):
-    """Penalties, biases, masks, lossy rules, and drafts with the distributions they were drawn from."""
+    """Penalties, biases, masks, lossy rules, and drafts with probabilities."""
     vocab, generator = 60, np.random.default_rng([len(acceptance), int(closeness * 100)])
     threshold = 0.05 if acceptance == "threshold" else None
     cases, rows = list[Case](), list[Floats]()
@@ -559,7 +559,7 @@ def test_drafts_made_on_the_device_change_nothing(tiny, damaged, depth):
 
 
 def test_verification_begun_behind_a_draft_changes_nothing(tiny, damaged, monkeypatch):
-    """Most steps are asked for as they were begun; rows that come in beside them are run apart."""
+    """Most steps are used as they were started; additional rows run in a second step."""
     said, taken = {}, {}
     for is_begun in (True, False):
         count = taken[is_begun] = Counter[str]()
@@ -576,7 +576,7 @@ def test_verification_begun_behind_a_draft_changes_nothing(tiny, damaged, monkey
 
 @pytest.mark.parametrize("num_uncached", [1, 2, 9])
 def test_a_draft_loop_says_what_single_steps_say(tiny, num_uncached):
-    """Rows of different depths, one of which is done after its first token, that have all but a few in the cache."""
+    """Rows of different depths, one of depth 1; all but a few tokens are in the cache."""
     resolved = SamplingParams(max_tokens=50, temperature=0.0)
     drafting, stepping = start(tiny), start(tiny)
     requests = [fake_request(i, random_tokens(10 + 3 * i, seed=i), resolved) for i in range(3)]
@@ -607,7 +607,7 @@ def fake_request(number: int, tokens: list[int], params: SamplingParams) -> Requ
 
 @pytest.fixture(scope="module")
 def damaged(tiny: Path, tmp_path_factory) -> Path:
-    """A draft of the tiny model: the same with some noise, so that some of what it says is right."""
+    """A draft model: the tiny model with some noise, so that the target accepts some of its tokens."""
     folder: Path = tmp_path_factory.mktemp("draft")
     for file in tiny.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
@@ -621,7 +621,7 @@ def damaged(tiny: Path, tmp_path_factory) -> Path:
     return folder
 
 
-# What is wrong with a model, in one sentence.
+# One clear message per defect of a model.
 
 
 @pytest.fixture(scope="module")
@@ -664,7 +664,7 @@ def test_an_unknown_architecture_is_named_with_the_known_ones(folder):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"hidden_act": "gelu"}, "sets hidden_act to 'gelu', which the torch backend lacks"),
+        ({"hidden_act": "gelu"}, "sets hidden_act to 'gelu', which the torch backend does not support"),
         ({"quantization_config": {"bits": 4}}, "sets quantization_config"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "RoPE scaling is 'dynamic'"),
         ({"rope_parameters": LLAMA3 | {"factor": "x"}}, "RoPE scaling has no usable factor ('x')"),
@@ -688,7 +688,7 @@ def test_a_head_that_is_missing_and_not_tied(folder):
     change_weights(folder, lambda tensors: tensors.pop("lm_head.weight"))
     assert "lacks lm_head.weight" in refusal(folder)
     change_config(folder, tie_word_embeddings=None)
-    start(folder).close()  # where nothing is said, the embedding is the head
+    start(folder).close()  # without tie_word_embeddings and a head, the embedding is the head
 
 
 def test_broken_files(folder):

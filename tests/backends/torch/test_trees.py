@@ -1,4 +1,4 @@
-"""A row whose new tokens are a tree: every branch gets the logits it would get as a text of its own."""
+"""A row whose new tokens are a tree: every branch gets the same logits as a separate sequence."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONFIG = parse_config({
     "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
 })  # fmt: skip
 PROMPT = [(7 * i + 3) % 60 for i in range(37)]
-TOKENS = [5, 8, 9, 9, 11, 5]  # two first tokens; of the first, two followers, of which the second has one
+TOKENS = [5, 8, 9, 9, 11, 5]  # a tree with two roots; PARENTS gives each token's parent
 PARENTS = [-1, 0, 0, 2, -1, 4]
 
 
@@ -53,7 +53,7 @@ def as_texts(runner: TorchRunner) -> list[np.ndarray]:
 def test_a_tree_in_one_row_is_its_branches(runner):
     expected = as_texts(runner)
     runner.forward(StepPlan([Row(0, 0, PROMPT, 0)]))
-    # Filled as an ordinary row, in a step with a gap after it; then told what it is.
+    # Filled as an ordinary row with a gap after it; then changed to a tree.
     plan, size = StepPlan([Row(0, len(PROMPT), TOKENS, len(TOKENS))]), 8
     runner.reserve_rows(plan.rows)
     host = HostStep(StepShape(size, 1, len(TOKENS), size, runner._table_width), pinned=False)
@@ -70,7 +70,7 @@ def test_a_tree_in_one_row_is_its_branches(runner):
 
 
 def test_without_a_mask_the_same_row_is_one_text(runner):
-    """So that the test above would notice a mask that is ignored."""
+    """Shows that the test above detects an ignored mask."""
     expected = as_texts(runner)
     found = runner.forward(StepPlan([Row(0, 0, [*PROMPT, *TOKENS], len(TOKENS))]))
     assert np.abs(found[0] - expected[0]).max() < 1e-4

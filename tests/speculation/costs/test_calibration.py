@@ -1,4 +1,4 @@
-"""Costs measured at the start: within a budget, without a trace, and kept for the next start only where they fit."""
+"""Calibration stays within its budget and leaves sequences empty; saved costs are reused only if they match."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROOMY = Capacity(max_sequences=16, cache_tokens=4096, max_context=2048, max_step
 
 
 class TimedRunner(FakeRunner):
-    """Time passes only inside its forward passes, as a law says: rows, tokens and mean context to seconds."""
+    """A runner with a virtual clock: `law` gives the seconds of a pass by rows, tokens and mean context."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ def test_what_was_measured_is_what_passes_take(monkeypatch):
 
 
 def context_law(step: float, row: float, token: float) -> Callable[[int, int, float], float]:
-    """Every step is timed on sequences that hold a token: one token of context is in what was measured."""
+    """Steps are timed on sequences that hold a token, so one token of context is included."""
     return lambda rows, tokens, context: 1e-3 + 1e-4 * tokens + context * (step + rows * row + tokens * token)
 
 
@@ -103,7 +103,7 @@ def test_what_noise_could_have_told_apart_is_given_to_rows_and_tokens(monkeypatc
 
 
 def test_many_rows_attended_to_at_once_are_not_said_to_cost_as_many_times_one(monkeypatch):
-    """A row alone is a matter of latency: as on a GPU, a context in one row adds a third of what it adds in 32."""
+    """As on a GPU, a single row is bound by latency: its context costs a third of the context of 32 rows."""
     capacity = Capacity(max_sequences=64, cache_tokens=16384, max_context=2048, max_step_tokens=512)
 
     def law(rows: int, tokens: int, context: float) -> float:
@@ -124,7 +124,7 @@ def test_a_context_too_dear_for_many_rows_is_measured_in_one(monkeypatch):
 
 @pytest.mark.parametrize("slower", [0.5, 2.0])
 def test_a_machine_that_changes_its_speed_half_way_is_not_said_to_have_dear_rows(monkeypatch, slower):
-    """What rows and context add is seen beside the same step without them."""
+    """The costs of rows and context are measured against the same step without them."""
 
     def law(rows: int, tokens: int, context: float) -> float:
         speed = slower if runner.num_forwards > 3 * len(SIZES) else 1.0
@@ -137,7 +137,7 @@ def test_a_machine_that_changes_its_speed_half_way_is_not_said_to_have_dear_rows
 
 
 class OpeningRunner(TimedRunner):
-    """To begin a sequence takes time, as it does where pages and tables are made for it."""
+    """Starting a sequence takes extra time, as on backends that allocate pages and tables for it."""
 
     def forward(self, plan: StepPlan) -> NDArray[np.float32]:
         self.now += 3e-5 * sum(row.start == 0 for row in plan.rows)
@@ -152,7 +152,7 @@ def test_beginning_a_sequence_is_no_cost_of_a_running_one(monkeypatch):
 
 
 def test_the_fastest_of_each_size_counts_and_the_first_pass_does_not(monkeypatch):
-    """Pass 0 begins a sequence and 1 warms up; then sizes take turns, so a noisy moment is spread over all of them."""
+    """Pass 0 starts a sequence and pass 1 warms up; then sizes take turns, so that noise affects all of them."""
     noisy = {1: 1.0, 2: 0.5, 4: 0.5, len(SIZES) + 3: 0.5}
     runner = TimedRunner(monkeypatch, fast, disturbed=noisy)
     assert measure_steps(runner, 1e6).points == pytest.approx({n: fast(1, n, 0.0) for n in SIZES})
@@ -173,7 +173,7 @@ def test_a_row_is_never_said_to_cost_less_than_nothing(monkeypatch):
 
 
 class CapturingRunner(TimedRunner):
-    """Captures steps of up to 16 rows of up to 16 tokens when it first meets them; others it runs slowly."""
+    """Captures steps of up to 16 rows of up to 16 tokens on first use; other steps are slow."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, law: Callable[[int, int, float], float]) -> None:
         super().__init__(monkeypatch, law, Capacity(40, 4096, 2048, 512))
@@ -242,7 +242,7 @@ def test_a_model_slower_than_the_budget_is_measured_at_one_token_and_no_more(mon
     ids=str,
 )
 def test_measuring_stays_within_the_runners_capacity(monkeypatch, capacity, largest):
-    """FakeRunner itself refuses a step, context or cache that is too large."""
+    """FakeRunner itself raises for a step, context or cache that is too large."""
     runner = TimedRunner(monkeypatch, fast, capacity)
     costs = measure_steps(runner, 1e6)
     assert max(costs.points) == largest
@@ -251,7 +251,7 @@ def test_measuring_stays_within_the_runners_capacity(monkeypatch, capacity, larg
 
 
 def test_a_backend_that_cannot_rewind_is_measured_without_rewinding(monkeypatch):
-    """FakeRunner refuses to. Sequences are begun anew every time, and nothing is known of context."""
+    """FakeRunner raises on a rewind. Each step starts new sequences, and the cost of context is not measured."""
     runner = TimedRunner(monkeypatch, context_law(1e-6, 2e-6, 3e-6), can_rewind=False)
     costs = measure_steps(runner, 1e6)
     assert costs.seconds(8, 24) == pytest.approx(1e-3 + 24e-4)
@@ -271,7 +271,7 @@ def test_measuring_leaves_no_trace():
 
 @pytest.mark.parametrize("number", [0, 1, 30, 56, 58, 59, 62, 66, 72, 80, 90, 105])
 def test_an_interrupted_measurement_leaves_no_trace(monkeypatch, number):
-    """Wherever it is interrupted: while sizes, rows together, or a context are measured."""
+    """Interrupted at any point: while it measures sizes, rows or context."""
     runner = TimedRunner(monkeypatch, fast)
     forward = runner.forward
 
@@ -302,7 +302,7 @@ def test_what_a_lookup_was_timed_on_is_no_text_it_learned_from():
 def test_an_engine_measures_once_and_before_its_first_request_only():
     engine = fake_engine(speculation="auto")
     engine.submit([97] * 20, SamplingParams(max_tokens=4))
-    assert engine.costs is None and runner_of(engine).num_forwards == 0, "whoever submits does not wait for it"
+    assert engine.costs is None and runner_of(engine).num_forwards == 0, "submitting a request does not wait for it"
     engine.step()
     num_forwards = runner_of(engine).num_forwards
     assert engine.costs is not None and num_forwards > len(SIZES)
@@ -355,7 +355,7 @@ def test_what_steps_taught_is_kept_for_the_next_start(tmp_path):
     again.calibrate()
     assert runner_of(again).num_forwards == 0, "nothing was measured"
     draft = draft_runner_of(again)
-    assert draft.num_forwards == 1, "its first pass is the slowest: nobody has to wait for it"
+    assert draft.num_forwards == 1, "its first pass is the slowest: no request has to wait for it"
     assert draft.forward(StepPlan([Row(0, 0, [97], 1)])) is not None, "and has left nothing behind"
     assert again.costs is not None and again.costs.target.points == pytest.approx(engine.costs.target.points)
 
@@ -522,13 +522,13 @@ def test_other_settings_have_a_file_of_their_own(model, other):
 
 
 def test_a_folder_that_cannot_be_used_is_a_warning_and_no_more(model, caplog):
-    """A file where the folder should be: nobody can read or write there, whatever their rights."""
+    """A file in place of the folder: reading and writing fail even for root."""
     (model.parent / "cache").write_text("in the way")
     file = cost_file(model)
     assert file.load() is None
     assert logged(caplog, logging.WARNING, "measuring again")
     file.save(some_costs())
-    assert logged(caplog, logging.WARNING, "could not be kept")
+    assert logged(caplog, logging.WARNING, "could not be saved")
 
 
 def test_a_folder_without_rights_is_a_warning_and_no_more(model, caplog, monkeypatch):
@@ -543,7 +543,7 @@ def test_a_folder_without_rights_is_a_warning_and_no_more(model, caplog, monkeyp
     assert file.load() is None
     file.save(some_costs())
     assert logged(caplog, logging.WARNING, "not yours", "measuring again")
-    assert logged(caplog, logging.WARNING, "could not be kept", "not yours")
+    assert logged(caplog, logging.WARNING, "could not be saved", "not yours")
 
 
 def test_a_write_that_fails_half_way_leaves_the_old_file_whole(model, caplog, monkeypatch):
@@ -564,7 +564,7 @@ def test_a_write_that_fails_half_way_leaves_the_old_file_whole(model, caplog, mo
 
 
 def test_a_reader_never_sees_half_a_file(model, monkeypatch):
-    """The file appears whole, by a move: until then its name still shows the old one."""
+    """The new file is moved into place; until then the old one stays."""
     file = cost_file(model)
     file.save(some_costs())
     seen: list[Costs | None] = []

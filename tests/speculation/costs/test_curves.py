@@ -1,4 +1,4 @@
-"""What a step costs: what was measured stays as measured, and what steps take corrects it."""
+"""Cost curves: measured sizes are kept, and observed steps correct them."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def test_a_staircase_stays_a_staircase():
     costs = StepCosts(stairs)
     assert [costs.seconds(1, n) for n in range(1, 33)] == list(stairs.values())
     assert costs.by_tokens(1, 1, 32) == list(stairs.values())
-    for _ in range(20):  # what is seen confirms it
+    for _ in range(20):  # observations confirm the curve
         for n in (7, 8, 9, 16, 17):
             costs.observe(1, n, 0.0, stairs[n])
     assert [costs.seconds(1, n) for n in range(1, 33)] == pytest.approx(list(stairs.values()))
 
 
 def test_a_step_up_inside_a_measured_stretch_is_found_by_running_there():
-    """Calibration saw 8 and 16 tokens; that 9 already cost as much as 16 shows in the steps that have 9."""
+    """Calibration measured 8 and 16 tokens; steps of 9 tokens show that these already cost as much as 16."""
     costs = StepCosts({1: 1.0, 8: 1.0, 16: 2.0})
     for _ in range(200):
         costs.observe(1, 9, 0.0, 2.0)
@@ -154,7 +154,7 @@ def test_a_step_disturbed_by_something_else_moves_little():
     assert disturbed < 1.2
     twice = StepCosts({1: 1.0, 8: 2.0})
     twice.observe(1, 1, 0.0, 2.0)
-    assert disturbed == pytest.approx(twice.seconds(1, 1)), "a thousandfold says no more than twofold"
+    assert disturbed == pytest.approx(twice.seconds(1, 1)), "a factor of 1000 has no more effect than a factor of 2"
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0])
@@ -221,7 +221,7 @@ def test_a_lookup_costs_the_same_for_each_request_however_deep():
 
 
 def test_catching_up_is_priced_by_its_own_curve():
-    """A pass that verifies asks for logits of every token, one that catches up for those of the last."""
+    """A verifying pass needs the logits of every token, a catch-up pass only the last ones."""
     passes, catch_up = StepCosts({1: 1.0, 101: 21.0}), StepCosts({1: 1.0, 101: 6.0})
     assert DraftCosts(passes, catch_up).catch_up_seconds(100) == pytest.approx(5.0)
     assert DraftCosts(passes, catch_up).catch_up_seconds(90, 11) == pytest.approx(4.5), "beside eleven of other rows"
@@ -249,7 +249,7 @@ def test_one_interrupted_moment_does_not_set_a_host_cost():
     assert costs.drafts["suffix"].lookup_seconds < 2e-5 and costs.schedule_seconds < 2e-4
 
 
-# ---- where a draft's time went
+# ---- the timing of a draft
 
 
 def test_passes_and_catching_up_are_learned_apart():
@@ -285,7 +285,7 @@ def test_passes_that_were_faster_than_usual_leave_nothing_for_catching_up():
     assert timing.catch_up_seconds == pytest.approx(0.0)
 
 
-# ---- kept on disk
+# ---- saved on disk
 
 
 def test_saved_costs_come_back_as_they_were():
@@ -369,7 +369,7 @@ def test_damaged_costs_are_refused(path, value):
 
 
 def test_what_rows_add_is_corrected_by_steps_of_many_rows():
-    """Calibration had rows four times too dear: steps of 32 rows put that right, and nothing else."""
+    """Calibrated rows are four times too expensive: steps of 32 rows correct that and nothing else."""
     truth = StepCosts({1: 1.0, 32: 1.2, 160: 1.6}, row_seconds=0.002, row_context_seconds=1e-6)
     costs = StepCosts({1: 1.0, 32: 1.2, 160: 1.6}, row_seconds=0.008, row_context_seconds=4e-6)
     for _ in range(60):

@@ -1,4 +1,4 @@
-"""What a draft token's chances are believed to be, how sure that is, and how soon what happens changes it."""
+"""The estimated chance of a draft token, its uncertainty, and how fast it follows observations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outpace.core import Draft, Request, StepStats, Verdict
-from outpace.speculation.policy.acceptance import Acceptance, Own, temperature_class
+from outpace.speculation.policy.acceptance import Acceptance, RequestShift, temperature_class
 from outpace.speculation.policy.state import Choice, Outcome
 from outpace.speculation.proposers.base import DraftAsk
 from tests.desk import FLAT, RIGHT, WRONG, Desk, always, model_costs, nothing, request_of
@@ -22,42 +22,42 @@ COLD, HOT = temperature_class(0.0), temperature_class(1.2)
 
 @dataclass
 class Who:
-    """A request, as far as acceptance knows it."""
+    """A request, as acceptance sees it."""
 
     acceptance: Acceptance
     temperature: int = COLD
     shift: float = 0.0
     step: int = 0
-    owns: dict[str, Own] = field(default_factory=dict)
+    shifts: dict[str, RequestShift] = field(default_factory=dict)
 
     @property
-    def own(self) -> Own:
-        return self.acceptance.own(self.owns, "any", self.shift, self.step)
+    def own_shift(self) -> RequestShift:
+        return self.acceptance.shift_of(self.shifts, "any", self.shift, self.step)
 
     def see(self, hits: int, trials: int, confidence: Sequence[float] = (), *, steps: int = 1) -> None:
-        """A draft without a confidence is one that a model made before it was drafted for: counted by position."""
+        """A draft without confidence is counted by position, as for a model's forecast."""
         for _ in range(steps):
             if confidence:
-                self.acceptance.learn(self.temperature, self.own, confidence, hits, trials)
+                self.acceptance.learn(self.temperature, self.own_shift, confidence, hits, trials)
             else:
                 fates = [float(i < hits) for i in range(trials)]
-                self.acceptance.learn_positions(self.temperature, self.own, fates, trials)
+                self.acceptance.learn_positions(self.temperature, self.own_shift, fates, trials)
             self.step += 1
 
     def chance(self, confidence: float) -> float:
-        return self.acceptance.chance(self.temperature, confidence, self.own.mean)
+        return self.acceptance.chance(self.temperature, confidence, self.own_shift.mean)
 
     @property
     def doubt(self) -> float:
-        """What the lower bound takes from its log-odds."""
-        return self.acceptance.doubt(self.temperature, self.own, 1)
+        """Log-odds between its mean and its lower bound."""
+        return self.acceptance.doubt(self.temperature, self.own_shift, 1)
 
     def low_chance(self, confidence: float) -> float:
-        return self.acceptance.chance(self.temperature, confidence, self.own.mean - self.doubt)
+        return self.acceptance.chance(self.temperature, confidence, self.own_shift.mean - self.doubt)
 
     def forecast(self, depth: int) -> list[float]:
-        """The chance of each token to be reached and accepted, before anything was drafted."""
-        totals = self.acceptance.forecast(self.temperature, depth, self.own.mean)
+        """The chance of each token to be reached and accepted, before anything is drafted."""
+        totals = self.acceptance.forecast(self.temperature, depth, self.own_shift.mean)
         return [after - before for before, after in pairwise([0.0, *totals])]
 
 
@@ -84,7 +84,7 @@ def test_hotter_text_is_believed_harder_to_draft(make):
 
 
 def test_a_lookup_is_trusted_less_by_heat_than_a_model():
-    """The model has drawn at that temperature, and knows what that has done to its distribution."""
+    """The model draws at the same temperature, so its distribution includes the effect."""
     of_lookup, of_model = ([Who(make(), kind).chance(0.8) for kind in (COLD, HOT)] for make in (lookup, model))
     assert of_lookup[0] - of_lookup[1] > of_model[0] - of_model[1]
 
@@ -143,7 +143,7 @@ def test_means_of_a_models_drafts_learn_what_happens_before_anything_is_drafted(
 
 @pytest.mark.parametrize("overrated", [-1.0, 0.0, 1.5])
 def test_what_confidence_is_worth_is_learned(overrated):
-    """A proposer that over- or underrates itself by so many log-odds, seen through many requests."""
+    """A proposer that is over- or underconfident by so many log-odds, for many requests."""
     rng, acceptance = np.random.default_rng(3), lookup()
     for _ in range(100):
         who = Who(acceptance)
@@ -230,7 +230,7 @@ def test_a_request_with_trials_of_its_own_is_doubted_less():
 @pytest.mark.parametrize("hits", [0, 1])
 @pytest.mark.parametrize("confidence", [0.7, 0.95])
 def test_a_request_whose_drafts_all_fare_alike_is_doubted_no_more_than_a_new_one(hits, confidence):
-    """What confirms a belief does not make it less sure."""
+    """Confirming evidence does not raise the uncertainty."""
     acceptance = lookup()
     known, fresh = Who(acceptance), Who(acceptance)
     known.see(hits, 1, [confidence], steps=60)
@@ -250,7 +250,7 @@ def test_evidence_of_one_temperature_closes_no_bound_of_another():
 
 
 def test_tokens_after_a_refusal_are_no_evidence():
-    """Of eight tokens one was accepted and one refused; the six behind were never tried."""
+    """Of eight tokens one was accepted and one rejected; the six after it were not tried."""
     long, short = Who(lookup()), Who(lookup())
     for who, drafted in ((long, 8), (short, 2)):
         who.see(1, 2, [0.8] * drafted, steps=10)
@@ -259,10 +259,10 @@ def test_tokens_after_a_refusal_are_no_evidence():
 
 
 def test_a_draft_refused_at_its_first_token_says_nothing_of_the_others():
-    """Of four that a model drafted the first was refused: a second after an accepted first is as likely as before."""
+    """A model's first of four tokens was rejected: that does not change the chance of the second."""
     acceptance = model()
     first, second = Who(acceptance).forecast(2)
-    Who(acceptance).acceptance.learn_positions(COLD, Who(acceptance).own, [0.0], 4)
+    Who(acceptance).acceptance.learn_positions(COLD, Who(acceptance).own_shift, [0.0], 4)
     worse, later = Who(acceptance).forecast(2)
     assert worse < first
     assert later / worse == pytest.approx(second / first)
@@ -271,7 +271,7 @@ def test_a_draft_refused_at_its_first_token_says_nothing_of_the_others():
 def test_no_trial_is_no_evidence():
     who = Who(lookup())
     before = who.chance(0.7), who.low_chance(0.7), who.forecast(3)
-    who.acceptance.learn(COLD, who.own, [], 0, 0)
+    who.acceptance.learn(COLD, who.own_shift, [], 0, 0)
     assert (who.chance(0.7), who.forecast(3)) == (before[0], before[2])
 
 
@@ -289,7 +289,7 @@ def test_drafts_of_one_token_speak_for_deeper_ones_until_those_speak_for_themsel
 
 
 def test_a_token_before_which_a_draft_stopped_counts_as_what_its_confidence_is_worth():
-    """Else only confident tokens would be tried, and drafts would seem better than they are."""
+    """Otherwise only confident tokens would count, and drafts would seem better than they are."""
     desk, who = Desk(FLAT, draft=always(sure=0.02), draft_seconds=0.02), request_of(length=2)
     before = desk.policy.acceptances["draft"].rate(COLD)
     learn(desk, who, Draft([], "draft", confidence=[0.02]), num_accepted=0, times=10)
@@ -297,7 +297,7 @@ def test_a_token_before_which_a_draft_stopped_counts_as_what_its_confidence_is_w
 
 
 def test_a_draft_is_one_trial_for_each_token_whether_or_not_it_claims_a_confidence():
-    """What is forecast before drafting is counted by position: once, in both cases."""
+    """The forecast before drafting is counted by position: once in both cases."""
     rates = []
     for confidence in ([0.78], []):
         desk, who = Desk(FLAT, models={"any": (nothing, model_costs(0.02))}), request_of(length=2)
@@ -307,7 +307,7 @@ def test_a_draft_is_one_trial_for_each_token_whether_or_not_it_claims_a_confiden
 
 
 def learn(desk: Desk, who: Request, draft: Draft, *, num_accepted: int, times: int = 1) -> None:
-    """A model was asked for a draft, made this one, and so many of its tokens were accepted."""
+    """A model made this draft on request, and `num_accepted` of its tokens were accepted."""
     for _ in range(times):
         decision = desk.policy.decide([who], lambda asks: {})
         while decision.is_idle:
@@ -367,7 +367,7 @@ def test_survival_is_the_product_of_chances_down_to_the_least_that_matters(tempe
     who = Who(lookup(), temperature, shift=0.3)
     who.see(0, 1, [0.6], steps=misses)
     whole = np.cumprod([who.chance(each) for each in confidence]).tolist()
-    cut = who.acceptance.survival(temperature, confidence, who.own.mean, least)
+    cut = who.acceptance.survival(temperature, confidence, who.own_shift.mean, least)
     assert cut == pytest.approx(whole[: len(cut)])
     assert all(chance >= least for chance in cut)
     assert len(cut) == len(whole) or whole[len(cut)] < least + 1e-12
@@ -384,7 +384,7 @@ def test_a_deeper_forecast_begins_like_a_shallower_one(depth, temperature):
 
 
 def test_requests_differ_and_share_what_is_general_and_nothing_else():
-    """Of a hundred requests, three fare badly: the others all start where a new one would."""
+    """Drafts fail for three of a hundred requests: the others start like a new one."""
     acceptance = lookup()
     requests = [Who(acceptance) for _ in range(100)]
     for bad in requests[::40]:
@@ -396,17 +396,17 @@ def test_requests_differ_and_share_what_is_general_and_nothing_else():
 
 
 def _shift_of_three_misses(rates: Sequence[float]) -> float:
-    """What three misses in a row say of a new request, in log-odds, after traffic of requests with these rates."""
+    """How far three misses in a row shift a new request, in log-odds, after requests with these rates."""
     acceptance, rng = lookup(), np.random.default_rng(3)
     for _ in range(40):
         for right in rates:
             who = Who(acceptance)
             for _ in range(30):
                 who.see(int(rng.uniform() < right), 1, [0.7])
-            acceptance.end(who.own)
+            acceptance.end(who.own_shift)
     who = Who(acceptance)
     who.see(0, 1, [0.7], steps=3)
-    return -who.own.mean
+    return -who.own_shift.mean
 
 
 def test_where_requests_are_alike_a_few_misses_are_bad_luck():
@@ -415,7 +415,7 @@ def test_where_requests_are_alike_a_few_misses_are_bad_luck():
 
 
 def test_temperature_classes_teach_each_other_nothing():
-    """One request of each temperature learns the same beside the others as alone."""
+    """A request learns the same alone as beside requests of other temperatures."""
     seen = [(0, 1, [0.9]), (2, 2, [0.6, 0.7]), (1, 2, [0.2, 0.5]), (3, 4, [0.8, 0.8, 0.6, 0.4])]
     together = lookup()
     beside = [Who(together, kind) for kind in range(4)]

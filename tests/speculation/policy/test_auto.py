@@ -22,7 +22,7 @@ from outpace.speculation.proposers.suffix import SuffixProposer
 from tests.engine.test_engine import check_law, plainly, prompt_of, run
 from tests.fakes import FakeModel, fake_engine, runner_of
 
-# Nothing a machine has: plain steps dear, some sizes cheaper than smaller ones, everything else nearly free.
+# Artificial costs: plain steps are expensive, some sizes are cheaper than smaller ones, the rest is nearly free.
 ODD: dict[str, dict[int, float]] = {
     "flat": {1: 1.0, 64: 1.0},
     "stairs": {n: 1.0 + (n - 1) // 8 for n in range(1, 65)},
@@ -31,14 +31,14 @@ ODD: dict[str, dict[int, float]] = {
 
 
 class Unchanging(StepCosts):
-    """What the fake runner takes is no matter here."""
+    """The time of the fake runner does not matter here."""
 
     def observe(self, rows: int, tokens: int, context: float, seconds: float) -> None:
         pass
 
 
 def auto_engine(model: FakeModel, points: dict[int, float], *, draft_seconds: float = 0.01, **options: Any) -> Engine:
-    """An engine that believes in these costs, and books every step at what they say."""
+    """An engine with these costs, which books every step at its cost."""
     engine = fake_engine(model, speculation="auto", **options)
     drafts = {"draft": DraftCosts(Unchanging({1: draft_seconds})), "suffix": DraftCosts(), "ngram": DraftCosts()}
     costs = Costs(target=Unchanging(points), drafts=drafts)
@@ -112,7 +112,7 @@ def test_modes_mixed_in_one_batch_disturb_nobody():
 
 
 def test_a_seeded_request_replays_in_other_company_at_other_costs():
-    """The policy has learned other things, and decides otherwise; the tokens are the same."""
+    """The policy has learned something else and decides differently; the tokens are the same."""
     model, prompt = FakeModel(), prompt_of(random.Random(9), 25)
     params = SamplingParams(temperature=1.0, seed=77, max_tokens=60, ignore_eos=True)
     said, drafted = set(), set()
@@ -132,7 +132,7 @@ def test_a_seeded_request_replays_in_other_company_at_other_costs():
 
 
 def test_a_free_request_has_the_targets_law_whatever_is_decided():
-    """Unseeded drafts that stop on their confidence, judged by block verification: frequencies match the target's."""
+    """Unseeded drafts that stop on their confidence, with block verification: frequencies match the target's."""
     model = FakeModel(vocab_size=258, order=1, sharpness=1.0)
     engine = auto_engine(model, ODD["flat"], draft_seconds=0.001, prefix_reuse=False, draft_noise=0.5, method="draft")
     params = SamplingParams(temperature=1.0, top_k=2, max_tokens=4, ignore_eos=True)
@@ -155,7 +155,7 @@ def free_requests(engine: Engine, count: int) -> list[Request]:
 
 
 def test_whether_a_draft_goes_on_is_asked_with_the_distribution_and_not_the_token():
-    """The same text, other noise: other tokens are drawn from the first distribution, and the figure is the same."""
+    """Same text, different noise: the first distribution gives different tokens, but the same confidence."""
     engine = fake_engine(speculation="off", max_sequences=8)
     heard: list[list[float]] = []
     tokens = []
@@ -189,11 +189,11 @@ def test_a_draft_that_stops_was_not_drawn_any_further():
     assert len(draft.confidence) == 3, "the figure that stopped it is kept, to learn from"
 
 
-# ---- the engine's part in what is learned
+# ---- what the engine passes to learning
 
 
 def test_catching_up_is_booked_in_the_step_that_caught_up_and_in_no_other():
-    """A draft model takes in a prompt for one request; later steps without it have nothing to do with that."""
+    """A draft model catches up on a prompt for one request; later steps without it report no catch-up time."""
     engine = fake_engine(speculation="off", prefix_reuse=False)
     engine.calibrate()
     booked: list[float] = []
@@ -232,7 +232,7 @@ def test_the_policy_forgets_requests_that_end_are_aborted_or_lost():
 
 @pytest.mark.parametrize("captures", [False, True])
 def test_what_is_done_once_is_nobodys_loss_and_teaches_no_costs(captures):
-    """A step that captured a graph took long, and will not again: it says nothing of speculation."""
+    """Capturing a graph makes a step slow once: that is not a cost of speculation."""
     engine = fake_engine(speculation="auto")
     runner = runner_of(engine)
     engine._prepared = [lambda: runner.num_forwards if captures else 0]

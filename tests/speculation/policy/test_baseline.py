@@ -1,4 +1,4 @@
-"""What plain decoding takes now: steps mixed with prompts, plain ones that costs had wrong, and passes disturbed."""
+"""The time of plain decoding: with prefill in the step, with wrong costs, and with disturbed passes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ DEPTH = 3
 
 
 def drafting() -> Desk:
-    """A draft of three that is accepted whole, in 1.3 seconds: what plainly takes four."""
+    """A fully accepted draft of three tokens, in 1.3 seconds: plain decoding takes four."""
     return Desk(COSTS, suffix=always(length=DEPTH), lookup_seconds=0.0)
 
 
 def plain(*, begins_ahead: bool = False) -> Desk:
-    """Every step is decided, and none drafts: nothing is found, and looking costs nothing."""
+    """Every step has a decision and none has drafts: lookups are free and find nothing."""
     return Desk(COSTS, suffix=nothing, lookup_seconds=0.0, begins_ahead=begins_ahead)
 
 
@@ -28,7 +28,7 @@ def believed(desk: Desk, num_rows: int = 1) -> float:
 
 def test_a_step_mixed_with_a_prompt_counts_with_its_share_of_decoding():
     mixed, pure = drafting(), drafting()
-    # What a prompt adds leaves room in the pass: the same draft is worth it beside one.
+    # Beside a prompt the same draft costs less, so it is worth it.
     [beside] = mixed.step([request_of()], num_prefill=100)
     [alone] = pure.step([request_of()])
     assert beside.verdict.num_drafted == alone.verdict.num_drafted == DEPTH
@@ -64,7 +64,7 @@ def test_a_plain_step_beside_a_prompt_says_nothing_of_plain_steps():
 
 
 def test_gains_are_measured_by_plain_steps_as_they_were_where_costs_have_them_wrong():
-    """Costs say 1.0, plain steps take 0.9: a step with drafts saves less than costs would have it."""
+    """Costs give 1.0, plain steps take 0.9: a step with drafts saves less than the costs suggest."""
     desk, who = plain(), request_of()
     for _ in range(60):
         desk.step([who], forward_seconds=0.9)
@@ -83,7 +83,7 @@ def test_gains_are_measured_by_plain_steps_as_they_were_where_costs_have_them_wr
 def test_steps_with_drafts_that_take_longer_than_their_curve_says_are_no_reason_to_think_so_of_plain_ones():
     desk, who = drafting(), request_of()
     expected = believed(desk)
-    for _ in range(7):  # before a plain step measures it
+    for _ in range(7):  # before the first plain step measures it
         assert desk.step([who], forward_seconds=2.0)[0].verdict.num_drafted == DEPTH
     assert desk.costs.plain_seconds(1, 10.0) > 1.05 * expected
     assert believed(desk) == pytest.approx(expected)
@@ -107,7 +107,7 @@ def test_one_plain_step_that_something_disturbed_hardly_moves_the_baseline():
 
 
 def test_deciding_while_the_device_is_at_work_costs_nothing():
-    """A step begun before it was asked for takes a second from the one before, whatever the host does meanwhile."""
+    """A step that is begun ahead ends one second after the step before, whatever the host does meanwhile."""
     waiting, hiding = plain(), plain()
     for _ in range(20):
         waiting.step([request_of()], forward_seconds=0.8, policy_seconds=0.2)
@@ -141,7 +141,7 @@ def test_drafts_that_cost_what_they_were_meant_to_cost_are_not_excused():
 
 
 def test_a_step_that_did_something_once_is_nobodys_loss():
-    """Capturing a graph, say: it took long, and will not again."""
+    """One-time work, for example capturing a graph."""
     desk, who = drafting(), request_of()
     desk.step([who])
     balance, spent, costs = desk.policy.budget.balance, who.spec.decode_seconds, desk.costs.as_dict()
@@ -152,12 +152,12 @@ def test_a_step_that_did_something_once_is_nobodys_loss():
     assert who.spec.decode_seconds == spent
 
 
-# ---- where plain steps on end are begun before each is asked for
+# ---- runners that begin consecutive plain steps ahead
 
 
 @pytest.mark.parametrize("num_on_end", [0, 60])
 def test_where_plain_steps_are_begun_ahead_a_lone_one_that_takes_longer_says_nothing_of_them(num_on_end: int):
-    """On a device a plain step after others waits for nothing but the model; one between drafts waits for the host."""
+    """On a device, consecutive plain steps wait only for the model; one between drafts waits for the host."""
     desk, who = plain(begins_ahead=True), request_of()
     for _ in range(num_on_end):
         desk.step([who], forward_seconds=0.8, hidden_seconds=0.1)
@@ -170,7 +170,7 @@ def test_where_plain_steps_are_begun_ahead_a_lone_one_that_takes_longer_says_not
 
 @pytest.mark.parametrize("seconds", [0.9, 0.7])
 def test_where_plain_steps_are_begun_ahead_a_lone_one_that_takes_less_is_believed(seconds):
-    """Costs follow the same steps: what both have learned is not to be counted twice."""
+    """Costs learn from the same steps: the correction must not count twice."""
     desk, who = plain(begins_ahead=True), request_of()
     for _ in range(200):
         desk.step([who], forward_seconds=seconds)
@@ -181,7 +181,7 @@ def test_where_plain_steps_are_begun_ahead_a_lone_one_that_takes_less_is_believe
 
 
 def test_idle_steps_that_were_begun_ahead_say_what_a_plain_one_takes():
-    """Looking costs a tenth of a step and finds nothing: most steps are idle."""
+    """A lookup costs a tenth of a step and finds nothing: most steps are idle."""
     desk, who = Desk(COSTS, suffix=nothing, lookup_seconds=0.1, begins_ahead=True), request_of()
     idle = 0
     for _ in range(400):

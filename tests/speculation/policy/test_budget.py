@@ -1,4 +1,4 @@
-"""What speculation may lose, when that is used up and how it is made good; and how what failed is tried again."""
+"""Budgets: what speculation may lose, and how a debt is recovered. Back-off: when failures are tried again."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_more_is_allowed_the_longer_it_lasts():
 
 @given(st.lists(st.tuples(st.floats(0.5, 3.0), st.floats(0.5, 3.0)), max_size=60), st.sampled_from([0.01, 0.02, 0.2]))
 def test_whoever_stops_in_debt_has_lost_no_more_than_grant_and_allowed_loss(steps, allowed):
-    """Steps are taken while the balance is above zero; only the last one can go beyond."""
+    """Steps run while the balance is positive; only the last one can overdraw it."""
     found, last = budget(allowed), 0.0
     for spent, plain in steps:
         if found.balance <= 0.0:
@@ -133,7 +133,7 @@ def test_what_was_gained_long_ago_pays_for_no_losses_without_end():
 
 
 def test_losses_are_measured_in_the_steps_of_the_present_batch():
-    """Ten lost milliseconds are much where a step takes one, and nothing where it takes a second."""
+    """A loss of ten milliseconds is large if a step takes one millisecond, and small if it takes a second."""
     small, large = budget(), budget()
     for found, seconds in ((small, 0.001), (large, 1.0)):
         found.book(seconds, seconds, seconds)
@@ -160,7 +160,7 @@ def test_the_first_loss_is_a_debt_where_nothing_may_be_lost():
     assert found.balance > 0.0
 
 
-# ---- what serves later steps
+# ---- investments in later steps
 
 
 def test_what_serves_later_steps_lowers_the_balance_as_they_pass():
@@ -178,7 +178,7 @@ def test_what_serves_later_steps_lowers_the_balance_as_they_pass():
 
 
 def test_what_serves_later_steps_is_worth_it_where_they_gain_more():
-    """Each step gains half of a step: at no time is the balance below where it was."""
+    """Each step gains half a step: the balance never falls below its start."""
     found = budget()
     before = found.balance
     found.book(3.0, 1.0, 1.0, invested=2.0)
@@ -192,7 +192,7 @@ def test_what_serves_later_steps_is_worth_it_where_they_gain_more():
 
 
 def waits(num_failures: int) -> list[int]:
-    """Steps between one failure and the next try, each of which fails."""
+    """Steps between one failure and the next attempt, which fails too."""
     backoff, step = Backoff(), 1
     found = []
     for _ in range(num_failures):
@@ -227,7 +227,7 @@ def test_what_succeeds_need_not_wait_and_starts_over():
 
 @given(st.integers(1, 10_000), st.integers(0, 200), st.integers(1, 8))
 def test_what_waits_equally_long_is_tried_in_the_same_step(step, later, num_failures):
-    """Many requests that failed in steps near by are looked at together: a look costs something whoever it is for."""
+    """Requests that failed at about the same step are tried in the same step: each such step has a cost."""
     first, second = Backoff(), Backoff()
     for _ in range(num_failures):
         first.fail(step)
@@ -235,6 +235,6 @@ def test_what_waits_equally_long_is_tried_in_the_same_step(step, later, num_fail
         second.fail(step + later)
     wait = TUNABLES.longest_backoff
     assert first.due > step and second.due > step + later
-    if first.due > step + later:  # it still waits when the other begins to
+    if first.due > step + later:  # still waiting when the other starts to wait
         assert first.due == second.due
     assert abs(first.due - second.due) <= later + wait

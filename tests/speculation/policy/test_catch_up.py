@@ -1,4 +1,4 @@
-"""When a draft model catches up with a text: what that costs, what it may bring, and what it may lose."""
+"""When a draft model catches up on a text: the cost, the possible gain and the possible loss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LENGTH = 200  # tokens of a text
 
 
 def catching_up(seconds: float, script: Script | None = None) -> Desk:
-    """A cheap draft model that takes so many plain steps to catch up with a text, and as many times that for more."""
+    """A cheap draft model that takes so many plain steps to catch up on one text; the cost grows with the texts."""
     passes = StepCosts({1: 0.05, 2: 0.05, LENGTH: 0.05 + seconds, 16 * LENGTH: 0.05 + 16 * seconds})
     costs = DraftCosts(StepCosts({1: 0.05, 256: 0.08}), passes)
     return Desk(FLAT, models={"draft": (script or always(sure=0.9), costs)})
@@ -26,13 +26,13 @@ def drafts_in(desk: Desk, who: Request, steps: int = 10) -> int:
 
 def test_a_text_is_caught_up_with_where_enough_is_left_to_say():
     desk = catching_up(2.0)
-    desk.run([request_of(length=2)], 40)  # something is known of the draft
+    desk.run([request_of(length=2)], 40)  # the draft model has been tried
     assert drafts_in(desk, request_of(length=LENGTH, max_length=LENGTH + 100))
     assert not drafts_in(desk, request_of(length=LENGTH, max_length=LENGTH + 3), 2), "for three tokens it is not"
 
 
 def test_a_text_too_long_for_what_is_left_to_say_is_not_caught_up_with():
-    """Catching up takes eight steps of the target; as many tokens are wanted."""
+    """Catching up takes eight target steps, and the request wants as many tokens."""
     desk = catching_up(8.0)
     assert desk.depths([request_of(length=LENGTH, max_length=LENGTH + 8)]) == [0]
     known = request_of(length=LENGTH, max_length=LENGTH + 8)
@@ -42,7 +42,7 @@ def test_a_text_too_long_for_what_is_left_to_say_is_not_caught_up_with():
 
 
 def test_the_very_first_text_may_cost_only_so_much():
-    """Nothing is known of the model yet: should it be wrong, what was spent on it is lost."""
+    """The model is untried: if its drafts are wrong, the time spent on it is lost."""
     most = TUNABLES.most_balance
     assert drafts_in(catching_up(0.25 * most), request_of(length=LENGTH))
     assert not drafts_in(catching_up(1.1 * most), request_of(length=LENGTH))
@@ -51,7 +51,7 @@ def test_the_very_first_text_may_cost_only_so_much():
 @pytest.mark.parametrize("seconds", [1.0, 2.0, 3.0, 5.0])
 @pytest.mark.parametrize("num_left", [1, 2, 3, 4, 5, 8])
 def test_the_very_first_text_is_caught_up_with_only_where_its_answer_can_pay_for_that(seconds, num_left):
-    """However short the answer: one that is drafted for takes less time than plain decoding if the drafts are right."""
+    """If drafts are right, a request with drafts is faster than plain decoding, even if its output is short."""
     desk, who = catching_up(seconds), request_of(length=LENGTH, max_length=LENGTH + num_left)
     has_drafts = False
     while who.finish_reason is None:
@@ -106,7 +106,7 @@ def test_catching_up_for_drafts_that_are_wrong_loses_no_more_than_the_grants(sec
     desk = catching_up(seconds, always(False, sure=0.9))
     batch = [request_of(length=LENGTH, max_length=LENGTH + 300) for _ in range(num_rows)]
     desk.run(batch, 290)
-    allowed = TUNABLES.request_grant + TUNABLES.engine_grant + (seconds if num_rows == 1 else 0.0)  # one is the trial
+    allowed = TUNABLES.request_grant + TUNABLES.engine_grant + (seconds if num_rows == 1 else 0.0)  # one is a trial
     for who in batch:
         lost = who.spec.decode_seconds - who.spec.plain_seconds
         assert lost <= allowed + 0.02 * who.spec.plain_seconds
@@ -116,7 +116,7 @@ def test_catching_up_for_drafts_that_are_wrong_loses_no_more_than_the_grants(sec
 
 
 def test_texts_are_caught_up_with_no_more_often_than_at_first_where_drafts_are_always_wrong():
-    """The model is no better for the next request than it was for the last; now and then it is tried again."""
+    """The model is no better for the next request than for the last; it is tried again now and then."""
     desk, caught_up = catching_up(1.0, always(False, sure=0.9)), list[bool]()
     for _ in range(60):
         who = request_of(length=LENGTH, max_length=LENGTH + 60)
@@ -130,7 +130,7 @@ def test_texts_are_caught_up_with_no_more_often_than_at_first_where_drafts_are_a
 
 
 def test_catching_up_for_a_request_that_ends_in_that_very_step_is_a_loss():
-    """It said its last token although more was expected of it; at the latest some hundred steps later that counts."""
+    """A request ends earlier than expected; the loss is charged within about a hundred steps."""
     desk, who = catching_up(1.5), request_of(length=LENGTH)
     desk.accepts = lambda drafted: 0
     while who.id not in desk.model().num_cached:
@@ -169,7 +169,7 @@ def test_catching_up_is_learned_apart_from_passes():
     assert desk.costs.drafts["draft"].seconds(1, 4, 10.0) == pytest.approx(before, rel=0.05)
 
 
-# ---- refused, and tried again
+# ---- not covered, and tried again
 
 
 def test_in_debt_a_dear_text_is_not_caught_up_with_by_a_model_nothing_is_known_of():
@@ -199,7 +199,7 @@ def test_in_debt_a_model_that_has_paid_goes_on_for_texts_it_has_followed():
 
 def test_a_text_that_was_refused_for_want_of_a_budget_is_caught_up_with_when_there_is_one():
     desk = catching_up(0.5)
-    batch = [request_of(length=LENGTH) for _ in range(4)]  # too many to take the model's word for
+    batch = [request_of(length=LENGTH) for _ in range(4)]  # too many for an untried model
     desk.lose(100.0)
     assert not any(map(any, desk.run(batch, 10)))
     desk.gain(200.0)
@@ -253,7 +253,7 @@ def test_a_trial_is_marked_as_one():
 
 
 def test_a_new_request_makes_a_refused_model_worth_a_look():
-    """Its text may be of another kind, and short."""
+    """A new request's text may be different and short."""
     desk, who = catching_up(300.0), request_of(length=LENGTH)
     desk.run([who], 100)
     short = request_of(length=2)

@@ -1,4 +1,4 @@
-"""Lookups cost something: they are made where they have paid, else ever more rarely, and never for long in vain."""
+"""Lookups take time: they run while they save more than they cost, otherwise at growing intervals."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from outpace.speculation.policy.tunables import TUNABLES
 from tests.desk import FLAT, RIGHT, USUAL, Desk, always, nothing, request_of
 
 PRICE = 0.05  # of a lookup, in plain steps
-SHARE = 0.02  # of the time that may be lost, unless said otherwise
+SHARE = 0.02  # of the time that may be lost, by default
 
 
 def asked_in(desk: Desk, requests: Sequence[Request], steps: int, name: str = "suffix") -> list[int]:
-    """For how many requests a proposer was asked, step by step."""
+    """The number of requests in each call of a proposer."""
     found = []
     for _ in range(steps):
         before = desk.proposers[name].num_asked
@@ -77,7 +77,7 @@ def test_lookups_dearer_than_what_is_left_of_the_budget_are_made_all_the_same_no
 
 
 def test_requests_that_wait_equally_long_are_looked_up_in_the_same_step():
-    """A step in which somebody is looked up costs something whoever it is: four in one, not one in four."""
+    """Each step with lookups has a fixed cost: four requests share one step instead of using four."""
     desk = Desk(FLAT, suffix=nothing, lookup_seconds=0.001)
     batch = [request_of() for _ in range(4)]
     desk.run(batch, 200)
@@ -86,7 +86,7 @@ def test_requests_that_wait_equally_long_are_looked_up_in_the_same_step():
 
 
 def test_a_lookup_that_is_dearer_than_what_it_saves_is_left():
-    """One token that is right saves less than a step."""
+    """One correct token saves less than a step."""
     cheap, dear = (Desk(USUAL, suffix=always(sure=0.95, length=1), lookup_seconds=s) for s in (0.05, 0.95))
     asked = []
     for desk in (cheap, dear):
@@ -117,7 +117,7 @@ def test_what_was_given_up_is_found_again_when_it_would_be_right():
 
 
 def test_a_request_nothing_is_known_of_is_judged_by_what_lookups_saved_others():
-    """Beside four that copy, one for which nothing is found is looked up for longer than one alone."""
+    """A request without matches is looked up for longer beside four that copy than alone."""
     copying = [request_of() for _ in range(4)]
     ids = {request.id for request in copying}
     script = lambda request: always()(request) if request.id in ids else ([], 0.0)  # noqa: E731
@@ -198,7 +198,7 @@ def test_of_two_that_find_the_same_the_second_saves_nothing():
 
 
 def test_of_two_that_find_different_things_both_are_asked():
-    """One copies for one request, one for the other."""
+    """Each proposer is right for one of the two requests."""
     one, other = request_of(), request_of()
     desk = Desk(
         FLAT,
@@ -269,7 +269,7 @@ def test_idle_steps_say_what_plain_decoding_says():
 
 
 def test_deciding_that_saves_nothing_is_limited_to_a_small_share_of_the_time():
-    """Lookups are right just often enough to be used, and bring no more than their slots cost."""
+    """Lookups are right just often enough to be used, and gain no more than their verification costs."""
     rng = random.Random(7)
     desk = Desk(USUAL, suffix=lambda request: ([rng.random() < 0.3] * 1, 0.5), lookup_seconds=0.0)
     who = request_of()

@@ -1,4 +1,4 @@
-"""The arithmetic of a batch against looking at every choice there is."""
+"""The planner against a search of all possible plans."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from outpace.speculation.policy.decision import Decision
 from outpace.speculation.policy.planner import _LEAST_SURVIVAL, Plan, Stop
 from tests.desk import FLAT, USUAL, Desk, always, model_costs, request_of
 
-MOST = 5  # tokens of a draft: few, so that every choice can be looked at
+MOST = 5  # tokens of a draft: few, so that all plans can be searched
 
 
 @dataclass
 class Batch:
-    """A step before anything was decided about it, and what was looked up for each of its requests."""
+    """A step before the decision, with the lookups of each request."""
 
     desk: Desk
     requests: list[Request]
     decision: Decision
-    survival: list[list[float]]  # of each row, the chance that each of its tokens is reached and accepted
+    survival: list[list[float]]  # by row: the chance of each token to be reached and accepted
 
     def plan(self) -> Plan:
         assert self.decision.situation is not None
@@ -54,7 +54,7 @@ class Batch:
 
 
 def batch_of(points: Mapping[int, float], confidence: Sequence[Sequence[float]], **options: Any) -> Batch:
-    """Lookups of these confidences; how likely their tokens are is what acceptance makes of that."""
+    """Lookups with these confidences; acceptance turns them into chances."""
     requests = [request_of() for _ in confidence]
     by_id = {request.id: list(claimed) for request, claimed in zip(requests, confidence, strict=True)}
     desk = Desk(
@@ -77,7 +77,7 @@ CONFIDENCE = st.lists(st.lists(CLAIMS, min_size=1, max_size=MOST), min_size=1, m
 
 @st.composite
 def stairs(draw: st.DrawFn) -> dict[int, float]:
-    """Steps of any width and height, on a slope of any kind."""
+    """Cost curves with jumps of any width and height, on any slope."""
     width, rise = draw(st.integers(1, 8)), draw(st.floats(0.0, 1.5))
     slope = draw(st.sampled_from([0.0, 0.01, 0.1, 0.5]))
     return {n: 1.0 + rise * ((n - 1) // width) + slope * (n - 1) for n in range(1, 4 * MOST + 6)}
@@ -85,7 +85,7 @@ def stairs(draw: st.DrawFn) -> dict[int, float]:
 
 @st.composite
 def anything(draw: st.DrawFn) -> dict[int, float]:
-    """Rising and falling."""
+    """Cost curves that rise and fall."""
     sizes = range(1, 4 * MOST + 6)
     return dict(zip(sizes, draw(st.lists(st.floats(0.3, 4.0), min_size=len(sizes), max_size=len(sizes))), strict=True))
 
@@ -97,7 +97,7 @@ TABLES = st.one_of(stairs(), anything())
 @example([[0.1, 0.45, 0.79]], {n: 1.0 + 1.33 * ((n - 1) // 2) for n in range(1, 26)})  # the second token is free
 @settings(max_examples=150, deadline=None)
 def test_no_choice_of_depths_is_faster(confidence, points):
-    """Among tokens that are at least as likely as one in twenty: others are left out unseen."""
+    """Among tokens with a chance of at least 0.05: the planner ignores others."""
     batch = batch_of(points, confidence)
     likely = [sum(chance >= _LEAST_SURVIVAL for chance in chances) for chances in batch.survival]
     seen = [depths for depths in batch.choices() if all(map(int.__le__, depths, likely))]
@@ -108,7 +108,7 @@ def test_no_choice_of_depths_is_faster(confidence, points):
 @given(CONFIDENCE, TABLES)
 @settings(max_examples=100, deadline=None)
 def test_no_choice_of_depths_among_likely_tokens_is_faster(confidence, points):
-    """The same where no token is that unlikely, to the last digit and whatever costs look like."""
+    """The same without such unlikely tokens, exactly and for any costs."""
     likely = [[0.9 + 0.1 * each for each in claimed][:3] for claimed in confidence]
     batch = batch_of(points, likely)
     best = max(batch.speed(depths) for depths in batch.choices())
@@ -136,7 +136,7 @@ def check(batch: Batch, plan: Plan) -> None:
 @given(CONFIDENCE, TABLES)
 @settings(max_examples=60, deadline=None)
 def test_tokens_are_taken_likeliest_first_and_never_without_those_before(confidence, points):
-    """Depths are counts, so a prefix is taken of every row: it must hold the likeliest tokens of all."""
+    """A plan takes a prefix of every row: the prefixes must hold the likeliest tokens of the batch."""
     batch = batch_of(points, confidence)
     depths = batch.depths(batch.plan())
     taken = [chance for row, depth in zip(batch.survival, depths, strict=True) for chance in row[:depth]]
@@ -156,7 +156,7 @@ def test_free_tokens_are_all_taken_and_dear_ones_left():
 
 
 def test_a_step_up_is_not_the_end_of_the_stairs():
-    """The second token costs nearly two steps; up to the eighth no more is paid, and together they are worth it."""
+    """The second token costs nearly two steps, those up to the eighth nothing more: together they are worth it."""
     table = {1: 1.0, 2: 1.9, 8: 1.9, 9: 9.0, 16: 16.0}
     assert batch_of(table, [[0.95] * 8]).plan().depths == {0: 7}
     assert batch_of(table, [[0.3] * 8]).plan().depths == {}

@@ -1,4 +1,4 @@
-"""The economics of a draft token: it is taken where it is likely enough to survive to be worth what it costs."""
+"""The policy verifies a draft token if its chance of being accepted is worth its cost."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from outpace.speculation.policy.tunables import TUNABLES
 from tests.desk import FLAT, PROPORTIONAL, USUAL, Desk, always, model_costs, nothing, request_of
 
 NONE = Choice.plain()
-TOKEN = 0.3  # what a further token costs in USUAL, in plain steps
+TOKEN = 0.3  # cost of a further token in USUAL, in plain steps
 
 
 def expected_of(desk: Desk, who: Request, depth: int, sure: float, method: str = "suffix") -> float:
-    """Tokens that are expected of a step with `depth` draft tokens of this confidence."""
+    """Expected tokens of a step with `depth` draft tokens of this confidence."""
     state, acceptance = desk.policy._state(who), desk.policy.acceptances[method]
-    own = acceptance.own(state.own, method, state.wishes.log_odds, desk.policy._step)
-    return 1.0 + sum(acceptance.survival(state.wishes.temperature, [sure] * depth, own.mean, 0.0))
+    shift = acceptance.shift_of(state.shifts, method, state.settings.log_odds, desk.policy._step)
+    return 1.0 + sum(acceptance.survival(state.settings.temperature, [sure] * depth, shift.mean, 0.0))
 
 
 def is_measured(desk: Desk) -> bool:
@@ -58,7 +58,7 @@ def test_the_depth_taken_makes_expected_tokens_per_second_largest(right, sure):
             [choice] = decision.choices
             speeds = [expected_of(desk, who, depth, sure) / (1 + TOKEN * depth) for depth in range(9)]
             best = max(speeds)
-            # A gain too small to be told from an error of measurement is left.
+            # A gain within the measurement error is ignored.
             assert speeds[choice.depth] >= 0.99 * best or (choice.depth == 0 and best < 1.03)
             if choice.depth:
                 assert choice.expected == pytest.approx(expected_of(desk, who, choice.depth, sure))
@@ -67,7 +67,7 @@ def test_the_depth_taken_makes_expected_tokens_per_second_largest(right, sure):
 
 
 def test_a_lookup_that_nothing_is_known_of_is_taken_only_as_deep_as_a_budget_covers():
-    """However sure of itself a lookup is: copying may have ended, or not begun."""
+    """Even a confident lookup: copying may have ended or not started."""
     taken = []
     for sure in (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95):
         tight, rich = (Desk(USUAL, suffix=always(sure=sure)) for _ in range(2))
@@ -90,7 +90,7 @@ def test_lookups_that_turn_wrong_are_soon_left():
 
 
 def test_a_lookup_that_would_have_been_right_brings_drafting_back():
-    """Lookups are compared with what was said, verified or not: finding out costs no slot."""
+    """Lookups are compared with the emitted tokens even if they were not verified: that is free."""
     desk, who = Desk(USUAL, suffix=always(False)), request_of()
     desk.run([who], 60)
     assert desk.depths([who]) == [0]
@@ -106,7 +106,7 @@ def test_a_step_without_a_draft_to_take_is_plain():
 
 
 def test_tokens_after_the_first_refusal_are_no_evidence():
-    """Of eight, three right: three hits and one miss; the four behind it were never judged."""
+    """Of eight tokens three are right: three hits and one miss; the four after it were not verified."""
     long = Desk(FLAT, suffix=lambda _: ([True] * 3 + [False] * 5, 0.7))
     short = Desk(FLAT, suffix=lambda _: ([True] * 3 + [False], 0.7))
     whole, cut = request_of(), request_of()
@@ -143,7 +143,7 @@ def test_nothing_is_weighed_before_costs_are_known():
     assert desk.decide([request_of(mode="on", method="suffix")])[0].depth == 8
 
 
-# ---- what was asked for
+# ---- settings of a request
 
 
 def test_on_drafts_to_the_depth_asked_for_whatever_it_costs():
@@ -197,7 +197,7 @@ def test_a_backend_that_cannot_rewind_is_never_asked_to(mode):
 @pytest.mark.parametrize(("room", "depth"), [(1, 0), (2, 1), (4, 3), (100, 8)])
 @pytest.mark.parametrize("method", ["suffix", "draft"])
 def test_no_more_is_drafted_than_the_request_may_still_say(mode, room, depth, method):
-    """A step says depth + 1 tokens."""
+    """A step emits depth + 1 tokens."""
     desk = Desk(FLAT, speculation=mode, method=method, draft_seconds=1e-6, suffix=always(), draft=always())
     [taken] = desk.depths([request_of(max_length=3 + room)])
     assert taken == depth or (method == "draft" and mode == "auto" and depth / 2 < taken <= depth)
@@ -255,7 +255,7 @@ def test_requests_that_accept_alike_share_the_slots():
 
 
 def test_a_full_batch_drafts_less_than_a_lone_request():
-    """Costs flat to eight tokens, then steep: eight requests fill the flat part by themselves."""
+    """Costs are flat up to eight tokens, then steep: eight requests without drafts fill the flat part."""
     desk = Desk({1: 1.0, 8: 1.0, 16: 3.0, 256: 63.0}, suffix=always(sure=0.6))
     batch = [request_of() for _ in range(8)]
     assert desk.depths(batch[:1])[0] > 0
@@ -263,7 +263,7 @@ def test_a_full_batch_drafts_less_than_a_lone_request():
 
 
 def test_stairs_are_filled_to_the_edge():
-    """Up to eight tokens cost the same, whoever has them."""
+    """Up to eight tokens cost the same, in any row."""
     stairs = {n: 1.0 + 3.0 * ((n - 1) // 8) for n in range(1, 65)}
     desk = Desk(stairs, suffix=always(sure=0.8))
     for rows in (1, 2, 4, 7):
@@ -313,7 +313,7 @@ def test_no_requests_no_choices():
 
 @pytest.mark.parametrize("token", [0.08, 0.3])
 def test_a_request_that_gains_nothing_is_not_slowed_beyond_its_grant_and_the_allowed_loss(token):
-    """Every draft token of one makes the step longer for the other, for which nothing is ever found."""
+    """Each draft token of one request makes the step longer for the other, which never has a draft."""
     points = {1: 1.0, 2: 1.0, 256: 1.0 + 254 * token}
     good, bad = request_of(), request_of()
     desk = Desk(points, suffix=lambda request: ([True] * 16, 0.95) if request is good else ([], 0.0))
@@ -333,8 +333,8 @@ def test_what_costs_the_others_nothing_is_given():
 
 
 def test_a_draft_that_would_slow_others_down_is_made_shallower():
-    """Drafts for half of the batch are right, for the others their first token only. Many passes of the draft model
-    would be best for all together; the others would be left behind by what the passes take."""
+    """For half of the batch drafts are right, for the others only their first token. Deep drafts would maximise
+    throughput but slow down the others."""
     good, poor = ([request_of(length=2) for _ in range(4)] for _ in range(2))
     rates = {request.id for request in good}
 
@@ -349,7 +349,7 @@ def test_a_draft_that_would_slow_others_down_is_made_shallower():
         assert lost <= TUNABLES.request_grant + 1.0 + 0.05 * request.spec.plain_seconds
 
 
-# ---- the budget, and the steps that keep costs known
+# ---- the budget, and plain steps that measure the baseline
 
 
 def test_a_budget_in_debt_means_that_nothing_is_risked_until_that_is_made_good():
@@ -407,7 +407,7 @@ def test_drafts_that_are_always_wrong_lose_no_more_than_grant_and_allowed_loss(o
 
 
 def check_loss(desk: Desk, allowed_loss: float = 0.02) -> None:
-    """Beside the engine's grant, as much again for a last step that took more than there was."""
+    """The engine's grant, and as much again for a last step that overdraws it."""
     budget, plain_step = desk.policy.budget, desk.policy._plain_step
     allowed = TUNABLES.engine_grant + TUNABLES.request_grant + allowed_loss * budget.plain_seconds / plain_step
     assert budget.spent_seconds - budget.plain_seconds <= plain_step * allowed
@@ -416,7 +416,7 @@ def check_loss(desk: Desk, allowed_loss: float = 0.02) -> None:
 @pytest.mark.parametrize("period", [1, 3, 10, 40])
 @pytest.mark.parametrize("has_model", [False, True])
 def test_an_adversary_cannot_make_it_lose_more_than_the_budget(period, has_model):
-    """Drafts are right until they are relied on, and wrong from then on, again and again."""
+    """Drafts are right until they are used, and wrong from then on, repeatedly."""
     turns = {"step": 0}
 
     def script(request: Request) -> tuple[Sequence[bool], float]:
@@ -432,7 +432,7 @@ def test_an_adversary_cannot_make_it_lose_more_than_the_budget(period, has_model
 
 @pytest.mark.parametrize("has_model", [False, True])
 def test_an_adversary_that_refuses_whatever_is_drafted_gains_nothing_by_it(has_model):
-    """What is only looked up turns out right; what is drafted is refused."""
+    """Unused lookups turn out right; used ones are rejected."""
     script = always(sure=0.97)
     desk = Desk(USUAL, suffix=script, draft=script, draft_seconds=0.05) if has_model else Desk(USUAL, suffix=script)
     desk.accepts = lambda drafted: 0
@@ -443,7 +443,7 @@ def test_an_adversary_that_refuses_whatever_is_drafted_gains_nothing_by_it(has_m
 
 
 def test_little_is_lost_where_no_loss_is_allowed():
-    """What should gain is tried, at doubling intervals, and left."""
+    """A plan that should gain is tried at doubling intervals and then dropped."""
     desk, who = Desk(USUAL, suffix=always(False, sure=0.95), lookup_seconds=0.0, allowed_loss=0.0), request_of()
     desk.run([who], 1000)
     budget = desk.policy.budget
@@ -451,7 +451,7 @@ def test_little_is_lost_where_no_loss_is_allowed():
     assert lost <= 1.5 * (TUNABLES.engine_grant + TUNABLES.request_grant), "the first few trials, with no grant"
     assert sum(depth > 0 for [depth] in desk.run([who], 100)) <= 1
     desk.run([who], 1000)
-    assert budget.spent_seconds - budget.plain_seconds <= lost + 0.5, "and then it is left for good"
+    assert budget.spent_seconds - budget.plain_seconds <= lost + 0.5, "and then it is not used again"
 
 
 def test_a_plain_step_comes_now_and_then_so_that_its_cost_is_known():
@@ -471,7 +471,7 @@ def test_a_step_that_only_measures_is_followed_by_drafts():
 
 
 def test_beside_a_request_that_always_drafts_the_others_go_on_being_weighed():
-    """A batch with such a request in it has no plain steps: waiting for one must not last."""
+    """A batch with such a request has no plain steps: waiting for one must end."""
     desk, insisting, who = Desk(FLAT, suffix=always()), request_of(mode="on", max_depth=2), request_of()
     taken = [depth for _, depth in desk.run([insisting, who], 500)]
     assert sum(depth > 0 for depth in taken[-100:]) > 90
@@ -499,7 +499,7 @@ def test_plain_steps_lose_only_the_policys_time():
 
 
 def test_the_policys_own_time_counts_against_a_draft():
-    """A draft of one token that gains a fifth of a step, and a policy that takes as long."""
+    """A draft of one token gains a fifth of a step, and the policy takes as long."""
     quick, slow = (Desk({1: 1.0, 2: 1.6, 256: 200.0}, suffix=always(sure=0.9, length=1)) for _ in range(2))
     taken = [sum(depth > 0 for [depth] in quick.run([request_of()], 200))]
     taken.append(sum(depth > 0 for [depth] in slow.run([request_of()], 200, policy_seconds=0.5)))
@@ -520,7 +520,7 @@ def test_a_step_with_drafts_is_measured_by_plain_steps():
 def test_what_a_draft_model_costs_counts_against_it():
     cheap, dear = (Desk(FLAT, draft=always(sure=0.9), draft_seconds=s) for s in (0.001, 1.0))
     assert cheap.depths([request_of(length=2)])[0] >= 4
-    assert dear.depths([request_of(length=2)]) == [0], "a draft token as dear as a step of the target never pays"
+    assert dear.depths([request_of(length=2)]) == [0], "a draft token that costs a whole target step is never worth it"
 
 
 def test_a_draft_goes_on_by_its_confidence_and_a_doubtful_one_stops():
@@ -536,7 +536,7 @@ def test_a_draft_goes_on_by_its_confidence_and_a_doubtful_one_stops():
 
 
 def test_a_draft_that_stopped_for_want_of_confidence_is_learned_from():
-    """Drafts that stop at once say nothing that could be refused, and yet they are known to be short."""
+    """Drafts that stop at once have no token to reject, and yet the policy learns that they are short."""
     desk, who = Desk(USUAL, draft=always(sure=0.02), draft_seconds=0.05), request_of(length=2)
     desk.run([who], 300)
     num_asked = desk.proposers["draft"].num_asked
@@ -631,7 +631,7 @@ def test_of_two_models_that_are_right_the_cheaper_one_is_used():
 
 
 def test_a_draft_in_one_pass_is_priced_by_one_pass():
-    """A pass takes nearly a step: worth it for a whole draft, and not for each of its tokens."""
+    """A pass takes nearly a step: worth it for a whole draft, but not for a single token."""
     once, each = (Desk(FLAT, models={"any": (always(), model_costs(0.9, one_pass=p))}) for p in (True, False))
     taken = [[depth for [depth] in desk.run([request_of(length=2)], 60)] for desk in (once, each)]
     assert taken[0].count(8) > 40
@@ -643,7 +643,7 @@ def test_a_draft_in_one_pass_is_priced_by_one_pass():
 
 
 def test_whatever_comes_choices_stay_within_what_may_be_done():
-    """Random batches, wishes, drafts and verdicts for a while: depths fit, and methods are those asked for."""
+    """Random batches, settings, drafts and verdicts: depths fit, and methods are those requested."""
     rng = random.Random(7)
     odd = {1: 1.0, 3: 0.9, 5: 2.0, 8: 2.0, 9: 4.0, 64: 20.0}
 
@@ -678,7 +678,7 @@ def test_whatever_comes_choices_stay_within_what_may_be_done():
     assert len(desk.policy._states) == len(running)
 
 
-# ---- faults once found
+# ---- regressions
 
 
 def test_a_draft_of_no_tokens_is_no_trial():

@@ -1,4 +1,4 @@
-"""Every decision can be explained: why, what was expected, and what came."""
+"""The trace explains every decision: the reason, what was expected, and what happened."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_an_idle_step_and_one_that_measures_are_named():
 
 
 def behind() -> tuple[Desk, list[Request]]:
-    """A model nothing is known of, and texts it has to catch up with first: eight plain steps for all of them."""
+    """An untried model that must catch up on the texts first: eight plain steps for all of them."""
     costs = DraftCosts(StepCosts({1: 0.05, 256: 0.08}), StepCosts({1: 0.05, 200: 1.05, 1600: 8.05}))
     return Desk(FLAT, models={"draft": (always(sure=0.9), costs)}), [request_of(length=200) for _ in range(8)]
 
@@ -128,7 +128,7 @@ def test_nothing_is_kept_where_nobody_asked():
 
 
 def test_what_is_expected_is_what_comes_on_the_whole():
-    """After a while of drafts that are right three times in four, belief and outcome agree."""
+    """After many drafts that are right three times in four, the expected and the actual tokens agree."""
     who = request_of()
     desk = Desk(FLAT, suffix=lambda request: ([(len(request.tokens) + i) % 4 > 0 for i in range(8)], 0.7))
     desk.run([who], 400)

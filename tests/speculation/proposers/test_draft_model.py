@@ -1,4 +1,4 @@
-"""A small model that drafts: same vocabulary or refused, one pass per depth, a cache that follows what was said."""
+"""The draft model: a matching vocabulary, one pass per draft token, and a cache that follows the emitted tokens."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def request(length: int = 3, params: SamplingParams = GREEDY, *, seed: int = 5) 
 
 
 class Drafting:
-    """A proposer over a fake draft model, with everything it touches in reach."""
+    """A proposer with a fake draft model, and all objects it uses."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Drafting:
         return drafts
 
     def judge(self, who: Request, draft: Draft, num_accepted: int, own: int = 120) -> None:
-        """As the engine does: the verdict's tokens are said, then the proposer hears of it."""
+        """As in the engine: the verdict's tokens are emitted, then the proposer observes the verdict."""
         verdict = Verdict([*draft.tokens[:num_accepted], own], len(draft.tokens), num_accepted)
         who.tokens += verdict.tokens
         who.shaper.advance(verdict.tokens)
@@ -69,7 +69,7 @@ class Drafting:
         self.proposer._cache.check_integrity()
 
     def held(self, who: Request) -> list[int] | None:
-        """What the draft model's cache holds for a request; None where it has no sequence."""
+        """The tokens in the draft model's cache for a request; None if it has no sequence."""
         seq = self.proposer._sequences.get(who.id)
         return None if seq is None else self.runner.sequences.get(seq, [])
 
@@ -133,11 +133,11 @@ def test_catching_up_over_more_than_a_step_carries_is_chunked(lengths):
     expected = [drafting.greedily(who, 2) for who, _ in asks]
     assert [draft.tokens for draft in drafting.propose(*asks)] == expected
     assert max(sum(step) for step in drafting.runner.steps) <= 16
-    # What must be computed: every prompt and the first drafted token of each; no pass is wasted on nothing.
+    # Required tokens: every prompt and the first drafted token of each; no pass is empty.
     assert drafting.runner.num_computed == sum(lengths) + len(lengths)
 
 
-# ---- the cache follows what was said
+# ---- the cache follows the emitted tokens
 
 
 @pytest.mark.parametrize("num_accepted", [0, 1, 2, 3, 4])
@@ -177,7 +177,7 @@ def test_a_verdict_on_an_unknown_request_is_ignored():
     assert drafting.runner.num_forwards == 0
 
 
-# ---- what it has to catch up with, and where its time went
+# ---- catching up and timing
 
 
 def test_it_knows_what_it_has_to_catch_up_with():
@@ -185,7 +185,7 @@ def test_it_knows_what_it_has_to_catch_up_with():
     assert drafting.proposer.num_uncached(who) == 20
     [draft] = drafting.propose((who, 3))
     drafting.judge(who, draft, num_accepted=3)
-    assert drafting.proposer.num_uncached(who) == 2, "its last token was not fed, and the target said another"
+    assert drafting.proposer.num_uncached(who) == 2, "its last token was not fed, and the target emitted another"
     [draft] = drafting.propose((who, 3))
     drafting.judge(who, draft, num_accepted=0)
     assert drafting.proposer.num_uncached(who) == 1
@@ -219,7 +219,7 @@ def test_time_to_take_a_text_in_is_not_used_before_it_is_weighed():
 def test_out_of_sequences_the_request_idle_longest_is_forgotten():
     drafting = Drafting(max_sequences=2)
     oldest, older, new = request(), request(), request()
-    for who in (oldest, older, oldest):  # in the end the second one is idle longest
+    for who in (oldest, older, oldest):  # then the second one is least recently used
         [draft] = drafting.propose((who, 2))
         drafting.judge(who, draft, num_accepted=0)
     [draft] = drafting.propose((new, 2))
@@ -273,7 +273,7 @@ def test_a_prompt_that_can_never_fit_gets_an_empty_draft_and_no_error():
     assert drafting.held(who) == []
 
 
-# ---- what is drawn, and from what
+# ---- drawing
 
 
 def test_greedy_drafts_are_the_draft_models_own_choice():
@@ -322,7 +322,7 @@ def test_what_is_drawn_does_not_depend_on_who_else_is_drafted_for():
 @pytest.mark.parametrize("params", [GREEDY, SEEDED, UNSEEDED])
 def test_a_larger_draft_vocabulary_never_proposes_what_the_target_does_not_have(params):
     class Eager(FakeModel):
-        """Loves its padding above everything."""
+        """A draft model that prefers its padding tokens."""
 
         def _opinion(self, state, salt):
             row = super()._opinion(state, salt)
@@ -346,7 +346,7 @@ def test_a_smaller_draft_vocabulary_gives_the_targets_padding_no_chance(params):
 
 
 def test_a_token_the_draft_does_not_have_means_an_empty_draft():
-    """Unused padding of the target can still be said: in a prompt of token ids, or by logit_bias."""
+    """A padding token of the target can still occur: in a prompt of token ids, or by logit_bias."""
     drafting, who = Drafting(vocab_size=258, target_vocab_size=320), request(8)
     who.tokens.append(300)
     assert drafting.propose((who, 2))[0].tokens == []

@@ -1,4 +1,4 @@
-"""A proposer that nobody but its author has heard of: `auto` uses it where it pays, and leaves it where it does not."""
+"""A user's own proposer: `auto` uses it while it saves time and otherwise stops."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.engine.test_engine import plainly, prompt_of, run
 from tests.fakes import FakeModel, FakeRunner, fake_config, fake_loaded
 from tests.own_proposer import OwnProposer
 
-STEP = 2e-3  # seconds of a step of the target, whatever its size: a clock can tell that from what a host takes
+STEP = 2e-3  # seconds of a target step of any size: long enough to measure beside the host's time
 NUM_TOKENS = 120
 
 
@@ -35,7 +35,7 @@ class SlowRunner(FakeRunner):
 
 
 class Case:
-    """A prompt, what the target says to it, and an engine with a proposer that drafts that, or something else."""
+    """A prompt, the target's output for it, and an engine whose proposer drafts that output or another one."""
 
     def __init__(self, *, is_right: bool, draft_seconds: float = 0.0, beside: Sequence[Proposer] = ()) -> None:
         self._is_right, self._seconds = is_right, draft_seconds
@@ -44,7 +44,7 @@ class Case:
         self._answer = plainly(model, self._prompt, self._params, 0)
         proposers: list[Proposer] = [NoDraft(), OwnProposer(self._continued), *beside]
         config = fake_config(speculation="auto", depth=4, prefix_reuse=False)
-        # A request cannot ask for it by name, as it can for others; in `auto` it competes like any of them.
+        # A request cannot select it by name; in `auto` it competes with the other proposers.
         config = replace(config, methods=cast(Any, tuple(each.name for each in proposers[1:])))
         loaded = fake_loaded(model, config)
         loaded = replace(loaded, runner=SlowRunner(model, loaded.runner.capacity))
@@ -62,7 +62,7 @@ class Case:
     def answer(self, **wishes: Any) -> Request:
         params = replace(self._params, speculation=SpeculationParams(**wishes))
         request = self.engine.submit(self._prompt, params, seed=0)
-        assert run(self.engine, [request]) == [self._answer], "whatever is drafted, the target's tokens are said"
+        assert run(self.engine, [request]) == [self._answer], "whatever is drafted, the target's tokens are emitted"
         return request
 
 
@@ -90,7 +90,7 @@ def test_it_is_left_where_its_drafts_are_wrong():
 
 
 def test_it_is_left_where_its_drafts_are_dear():
-    """Four tokens that are right save four steps, and take ten."""
+    """Four correct tokens save four steps, but drafting takes ten."""
     request = Case(is_right=True, draft_seconds=10 * STEP).answer()
     assert request.spec.num_drafts < NUM_TOKENS / 20
 
@@ -114,7 +114,7 @@ def test_the_proposer_that_contributing_shows_is_this_one():
 
 @pytest.mark.parametrize("draft_seconds", [0.0, STEP])
 def test_what_its_drafts_take_is_learned_from_every_one(draft_seconds):
-    """Half as long as was measured at the start: costs follow."""
+    """Drafting takes half the time measured at the start: costs follow."""
     case = Case(is_right=True, draft_seconds=draft_seconds + STEP / 2)
     case.engine.calibrate()
     assert case.engine.costs is not None

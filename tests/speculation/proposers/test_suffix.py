@@ -60,7 +60,7 @@ def counted(texts: Sequence[list[int]], context: list[int], depth: int, min_matc
 
 
 def repeated_suffix(tokens: list[int]) -> list[int]:
-    """The longest suffix that occurs earlier too."""
+    """The longest suffix that also occurs earlier."""
     return next((tokens[i:] for i in range(1, len(tokens)) if occurs(tokens[:-1], tokens[i:])), [])
 
 
@@ -188,11 +188,11 @@ def test_running_request_follows_the_store_through_its_generations():
     assert draft(proposer, request, 2) == []
     proposer.release(make_request([], [7, 8, 1, 2, 3]))
     request.tokens += [1]
-    assert draft(proposer, request, 2) == []  # only the new token was looked for in what has grown
+    assert draft(proposer, request, 2) == []  # only the new token was matched in the grown store
     request.tokens += [2]
     assert draft(proposer, request, 2) == [3]
     proposer.release(make_request([], range(100, 120)))
-    assert draft(proposer, request, 2) == [3]  # old by now
+    assert draft(proposer, request, 2) == [3]  # in the old generation by now
     proposer.release(make_request([], range(200, 220)))
     assert draft(proposer, request, 2) == []
 
@@ -225,7 +225,7 @@ def test_resumed_request_is_not_misled_by_its_own_stored_text():
     proposer = SuffixProposer(1000)
     request = make_request([1, 2, 3, 7, 7, 7, *range(100, 120)], [2, 3, 8, 8, 8, 1, 2, 3])
     assert draft(proposer, request, 3) == [7, 7, 7]
-    proposer.release(request)  # preempted: the store matches it to its last token, and of what follows knows 2, 3, 8
+    proposer.release(request)  # preempted: the store matches up to its last token and has the continuation 2, 3, 8
     assert draft(proposer, request, 3) == [7, 7, 7]
 
 

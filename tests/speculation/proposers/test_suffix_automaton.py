@@ -45,7 +45,7 @@ def longest_suffix_in(text: list[int], *texts: list[int]) -> int:
 
 
 def check_match(cursor: Cursor, text: list[int]) -> None:
-    """The cursor stands where its match leads from the root, and its length is one that the state holds."""
+    """The cursor's state is the one its match reaches from the root, and its length belongs to that state."""
     automaton, length = cursor.automaton, cursor.length
     assert cursor.state == state_of(automaton, text[len(text) - length :])
     assert length <= automaton.length[cursor.state]

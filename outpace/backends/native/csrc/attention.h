@@ -1,11 +1,10 @@
 // Attention over a paged cache of half floats, one key/value head at a time.
 //
-// A page holds kPageTokens positions of one layer. Inside it, for each key/value head, keys lie transposed
-// ([head_dim][kPageTokens], so that eight positions are eight lanes) and values plainly ([kPageTokens][head_dim]).
+// A page holds kPageTokens positions of one layer. For each key/value head, keys are transposed
+// ([head_dim][kPageTokens], so that eight positions are eight lanes) and values are not ([kPageTokens][head_dim]).
 //
-// Each query walks the positions it may see page by page, in order, with its own running maximum, sum and output. What
-// it computes depends on its own vector, its own count and the pages alone; walking several queries together only shares
-// the reading of the pages.
+// Each query processes its positions page by page, in order, with its own running maximum, sum and output. Its result
+// depends only on its own vector, its own count and the pages; queries processed together only share page reads.
 #pragma once
 
 #include <cstddef>
@@ -18,10 +17,10 @@ constexpr int kPageTokens = 32;
 struct Query {
     const float* vector;  // [head_dim], already scaled
     float* out;           // [head_dim]
-    int64_t count;        // positions it sees: 0 .. count - 1
+    int64_t count;        // attends to positions 0 .. count - 1
 };
 
-// One layer's cache as one key/value head sees it.
+// One layer's cache for one key/value head.
 struct HeadPages {
     const uint16_t* keys;    // this head's keys in page 0
     const uint16_t* values;  // this head's values in page 0
@@ -31,19 +30,19 @@ struct HeadPages {
 };
 
 struct Attention {
-    // Queries with descending or equal or ascending counts, in any order. Scratch is scratch_floats(n, head_dim) long.
+    // Query counts may come in any order. `scratch` is scratch_floats(n, head_dim) long.
     void (*attend)(const Query* queries, int64_t n, const HeadPages& pages, float* scratch);
     // Write one position's key and value of one head into a page.
     void (*write)(const float* key, const float* value, int64_t head_dim, int64_t slot, uint16_t* keys, uint16_t* values);
 };
 
 inline size_t attention_scratch_floats(int64_t num_queries, int64_t head_dim) {
-    // A page of keys and values as floats, and a maximum, eight partial sums and padding per query.
+    // One page of keys and values as floats; per query a maximum, eight partial sums and padding.
     return size_t(2 * kPageTokens * head_dim + 16 * num_queries);
 }
 
 const Attention& attention();            // for this processor
-const Attention& attention_reference();  // plain loops over whole score vectors: the oracle
+const Attention& attention_reference();  // plain loops over whole score vectors, for tests
 
 const Attention& attention_portable();
 const Attention& attention_avx2();

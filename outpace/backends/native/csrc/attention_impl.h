@@ -1,19 +1,19 @@
-// attention.h in eight lanes. Each including file names the accessor to define and is compiled for one instruction set.
+// attention.h in eight lanes. Each including file defines one accessor and is compiled for one instruction set.
 #include "attention.h"
 #include "simd.h"
 
 namespace outpace {
 namespace {
 
-constexpr int kVectors = kPageTokens / kLanes;  // a page's scores, in vectors
-// So many queries repay turning a page into floats first; where one instruction loads halves as floats, none do.
+constexpr int kVectors = kPageTokens / kLanes;  // vectors per page of scores
+// From this many queries on, convert a page to floats first. Never where one instruction loads halves as floats.
 #if defined(OUTPACE_SIMD_AVX2)
 constexpr int64_t kShareFrom = INT64_MAX;
 #else
 constexpr int64_t kShareFrom = 3;
 #endif
 
-// Queries that walk a page together, and vectors of the output of each of `num` added up at a time: what the registers hold.
+// Queries that share a page, and output vectors accumulated at a time for `num` queries: as many as fit in registers.
 #if defined(__AVX512VL__)
 constexpr int kTogether = 3;
 constexpr int gathered(int) { return 8; }
@@ -22,13 +22,13 @@ constexpr int kTogether = 2;
 constexpr int gathered(int num) { return num == 1 ? 8 : 4; }
 #endif
 
-// What a query carries from page to page; its output, not yet divided by the sum, is the rest.
+// A query's state from page to page, besides its output, which is not yet divided by the sum.
 struct Running {
     float top;
     float sums[kLanes];
 };
 
-// Scores of a page's first positions, for `num` queries at once: every lane is a position, summed over d in order.
+// Scores of a page's first positions for `num` queries. Every lane is a position, summed over d in order.
 template <int num, int vectors, typename Element>
 inline void score(const Query* const* queries, const Element* keys, int64_t head_dim, f32x8 (*scores)[kVectors]) {
     f32x8 sums[num][vectors];
@@ -46,8 +46,8 @@ inline void score(const Query* const* queries, const Element* keys, int64_t head
         for (int v = 0; v < vectors; v++) scores[q][v] = sums[q][v];
 }
 
-// Turns a query's scores of a page into weights, of which it sees `count`, and brings its maximum and sums up to date; the
-// factor by which its output so far is to be scaled.
+// Turns the first `count` scores of a page into weights and updates the query's maximum and sums. Returns the factor
+// that rescales the output so far.
 inline float weigh(Running& running, const f32x8* scores, int64_t count, float* weights) {
     const i32x8 lanes{0, 1, 2, 3, 4, 5, 6, 7};
     const f32x8 lowest = splat(-__builtin_inff());
@@ -71,7 +71,7 @@ inline float weigh(Running& running, const f32x8* scores, int64_t count, float* 
     return rescale[0];
 }
 
-// Scale `vectors` vectors of `num` queries' outputs and add positions [begin, end) to them, weighted, in order.
+// Rescale `vectors` output vectors of `num` queries and add the weighted positions [begin, end) to them, in order.
 template <int num, int vectors, typename Element>
 inline void gather(const Query* const* queries, int64_t d, const float (*weights)[kPageTokens], const float* rescale, int64_t begin,
                    int64_t end, const Element* values, int64_t head_dim) {
@@ -99,7 +99,7 @@ inline void gather_all(const Query* const* queries, const float (*weights)[kPage
     for (; d < head_dim; d += kLanes) gather<num, 1>(queries, d, weights, rescale, begin, end, values, head_dim);
 }
 
-// One page of `num` queries that see at least one of its positions. What only some of them see is added last, each for itself.
+// One page for `num` queries with at least one position in it. Positions that only some of them use are added last.
 template <int num, typename Element>
 void absorb(const Query* const* queries, Running* const* running, const int64_t* counts, const Element* keys, const Element* values,
             int64_t head_dim) {
@@ -141,7 +141,7 @@ void absorb_page(const Query* queries, int64_t n, Running* running, int64_t firs
     else if (waiting) absorb<1>(together, their, counts, keys, values, head_dim);
 }
 
-// The next page, while this one is walked: at its own pace, a walk would wait for the first lines of each.
+// Prefetch the next page: without it, each page would begin with a wait for its first cache lines.
 inline void fetch_page(const HeadPages& pages, int64_t page) {
     constexpr int64_t kLineHalves = 32;
     const uint16_t *keys = pages.keys + page * pages.page_stride, *values = pages.values + page * pages.page_stride;

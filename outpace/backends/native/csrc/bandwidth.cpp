@@ -19,9 +19,9 @@ double read_bandwidth(int num_threads, size_t num_bytes) {
     const auto pool = ThreadPool::shared(num_threads);
     const int64_t num_lines = int64_t(num_bytes / kLine);
     const Memory memory(size_t(num_lines) * kLine);
-    std::atomic<uint64_t> total{0};  // so that no read can be left out
+    std::atomic<uint64_t> total{0};  // so that the compiler cannot remove a read
     std::vector<double> seconds;
-    for (int pass = -1; pass < kPasses; pass++) {  // the first one touches the pages
+    for (int pass = -1; pass < kPasses; pass++) {  // the first pass touches the pages
         const auto begin = std::chrono::steady_clock::now();
         pool->run([&](int thread) {
             const Range mine = split(num_lines, 1, num_threads, thread);

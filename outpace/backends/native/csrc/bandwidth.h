@@ -1,12 +1,12 @@
-// How fast this machine's memory can be read: the floor under every decoding step.
+// Memory read bandwidth, which limits the speed of every decode step.
 #pragma once
 
 #include <cstddef>
 
 namespace outpace {
 
-// Bytes per second that num_threads read from a buffer of num_bytes: the best of several passes, for a floor is what
-// could be reached were nobody else there.
+// Bytes per second that num_threads read from a buffer of num_bytes: the best of several passes, because other
+// processes can only make a pass slower.
 double read_bandwidth(int num_threads, size_t num_bytes);
 
 }  // namespace outpace

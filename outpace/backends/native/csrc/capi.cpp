@@ -33,7 +33,7 @@ void check(bool ok, const std::string& sentence) {
     if (!ok) throw std::invalid_argument(sentence);
 }
 
-// No exception crosses into C.
+// Turns exceptions into error codes: none may reach the C caller.
 template <typename Body>
 int32_t guarded(Body&& body) {
     try {

@@ -1,6 +1,6 @@
-// What Python calls: plain C, with a version, error codes, and a message for the last error of the calling thread.
+// The C interface for Python: a version, error codes, and a message for the last error of the calling thread.
 //
-// Everything a caller passes is checked here; behind this file sizes and indices are trusted.
+// All arguments are checked here; the code behind this file trusts sizes and indices.
 #pragma once
 
 #include <stdint.h>
@@ -47,14 +47,14 @@ OUTPACE_API int32_t outpace_start(OutpaceModel* model, int64_t num_pages, int64_
 OUTPACE_API int64_t outpace_packed_size(const OutpaceModel* model);
 OUTPACE_API int64_t outpace_bytes_per_step(const OutpaceModel* model);
 
-// Logits of all tokens that want them, [number wanted][vocab_size], in memory of the model's own until the next call; and the
-// place of the largest in each, [number wanted], where the caller wants it: the first of equals, or the first NaN.
+// Logits of all tokens that request them, [number requested][vocab_size], in the model's memory, valid until the next
+// call; and the argmax of each, [number requested], in the caller's memory: the first of equals, or the first NaN.
 OUTPACE_API int32_t outpace_forward(OutpaceModel* model, const OutpaceRow* rows, int32_t num_rows, const int32_t* tokens,
                                     const int32_t* tables, int64_t table_stride, const float** logits, int32_t* likeliest);
 OUTPACE_API int32_t outpace_copy_page(OutpaceModel* model, int32_t source, int32_t target);
 
-// A draft to be judged (Case in verifier.h). Of all cases one after the other: num_drafted + 1 rows of logits each, num_drafted
-// tokens, and as many rows of draft probabilities where the rule compares them.
+// A draft to verify (Case in verifier.h). The arrays hold all cases in order; each case has num_drafted + 1 rows of
+// logits, num_drafted tokens and, if its rule uses them, num_drafted rows of draft probabilities.
 typedef struct {
     uint64_t seed;
     int64_t position;
@@ -71,7 +71,7 @@ OUTPACE_API int32_t outpace_verifier_create(int64_t vocab_size, int32_t num_thre
 OUTPACE_API void outpace_verifier_destroy(OutpaceVerifier* verifier);
 OUTPACE_API int32_t outpace_verify(OutpaceVerifier* verifier, const OutpaceCase* cases, int32_t num_cases, const float* const* logits,
                                   const int32_t* drafted, const float* const* draft_probs, OutpaceVerdict* verdicts);
-// The distribution that a row of logits is drawn from, [vocab_size].
+// The distribution from which the token of a row of logits is drawn, [vocab_size].
 OUTPACE_API int32_t outpace_probs(OutpaceVerifier* verifier, const OutpaceCase* shaping, const float* logits, float* probs);
 
 #if defined(__cplusplus)

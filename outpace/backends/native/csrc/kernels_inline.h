@@ -1,10 +1,10 @@
-// What packing, quantising and every instruction set's kernel agree on: how packed tiles and quantised activations lie
-// in memory, and in which order tiles meet tokens.
+// Shared by packing, quantising and all kernels: the memory layout of packed tiles and quantised activations, and the
+// order of the loops over tiles and tokens.
 //
 // Everything defined here has internal linkage on purpose: each including file is compiled with its own -m flags, and
-// the linker must never hand one file's code (say, AVX-512) to another.
+// the linker must never use one file's code (such as AVX-512) in another.
 //
-// The arithmetic, one for all instruction sets. For output (row r, token t), with blocks b of 32 in order of k:
+// The arithmetic, the same for all instruction sets. For output (row r, token t), with blocks b of 32 in order of k:
 //     dot = sum of (code - offset) * q                       exact, int32 (Q6_K: each half times its int8 scale)
 //     acc = fma(scale[r][b] * d[t][b], float(dot), acc)
 //     acc = fma(min[r][b], d_sum[t][b], acc)                 only for types with a minimum
@@ -18,7 +18,7 @@
 
 namespace outpace {
 
-// One instruction set's matmul. Those a build's target cannot have are not defined, and matmul.cpp does not name them.
+// One matmul per instruction set. Only those of the build's target are defined and used in matmul.cpp.
 using MatmulFunction = void(const Packed&, const Activations&, float*, int64_t, int64_t, int64_t);
 MatmulFunction matmul_portable, matmul_avx2, matmul_avx512, matmul_neon;
 using QuantiseFunction = void(const Activations&, int64_t, int64_t, int64_t, int64_t);
@@ -32,8 +32,8 @@ constexpr int kSuperBlocks = 8;   // blocks in a super-block of the K types
 
 // ---- packed weights ------------------------------------------------------------------------------------------------
 //
-// A tile is 16 rows. Its super-blocks (of one block, or of 8 for the K types) follow each other in order of k, each a
-// header with the scales of 16 rows and then the codes of its blocks: a kernel reads memory from front to back. Vector j
+// A tile is 16 rows. Its super-blocks (of one block, or of 8 for the K types) are stored in order of k. Each has a
+// header with the scales of 16 rows, then the codes of its blocks, so a kernel reads memory sequentially. Vector j
 // (0..7) of a block's codes is 64 bytes: byte 4 * row + c is the code of k = 4 * j + c. Planes below 8 bits:
 //     nibbles   4 x 64 bytes: vector i holds j = i in the low nibbles, j = i + 4 in the high ones
 //     bits=5    1 x 64 bytes: bit j is the fifth bit of vector j
@@ -48,8 +48,8 @@ enum class Scales {
 };
 
 struct Form {
-    int bits;    // of a code; 8 means signed
-    int offset;  // a code stands for code - offset
+    int bits;    // per code; 8 means signed
+    int offset;  // the value of a code is code - offset
     Scales scales;
 };
 
@@ -72,7 +72,7 @@ constexpr Form form_of(GgmlType type) {
 
 constexpr bool has_min(Form f) { return f.scales == Scales::HalfMin || f.scales == Scales::SuperMin; }
 constexpr int blocks_per_super(Form f) { return f.scales == Scales::SuperMin || f.scales == Scales::Super16 ? kSuperBlocks : 1; }
-constexpr int kVector = 4 * kRows;        // bytes of a vector of codes
+constexpr int kVector = 4 * kRows;        // bytes per vector of codes
 constexpr int kUpperAt = 4 * kVector;     // where the planes above the nibbles begin
 constexpr int kMinAt = 2 * kRows;         // where the f16 minima begin in a header
 constexpr int code_bytes(Form f) { return f.bits * kVector; }
@@ -88,7 +88,7 @@ constexpr int header_bytes(Form f) {
 }
 constexpr int super_bytes(Form f) { return header_bytes(f) + blocks_per_super(f) * code_bytes(f); }
 
-// Where a block's scales lie in the header of its super-block.
+// Offsets of a block's scales in the header of its super-block.
 constexpr int kSuperScaleAt = 4 * kRows, kSuperMinAt = kSuperScaleAt + kSuperBlocks * kRows, kSuper16ScaleAt = 2 * kRows;
 
 // Float matrices: for each k, the values of the tile's rows.
@@ -102,14 +102,14 @@ inline size_t tile_bytes(Form f, int64_t cols) {
 struct ActBlock {
     int8_t q[kBlock];
     float d;          // x is about d * q
-    float d_sum;      // d * sum, what a minimum is multiplied with
-    int32_t sum;      // of q, what an offset is multiplied with
+    float d_sum;      // d * sum, multiplied with a minimum
+    int32_t sum;      // of q, multiplied with an offset
     int16_t half[2];  // sum of q[0..15], q[16..31]
 };
 static_assert(sizeof(ActBlock) == 48, "kernels step through activations by this size");
 
-// Tokens come in groups of 16 (the last may be smaller), within a group block by block, within a block token by token:
-// a kernel finds its tokens side by side, at offsets known when it is compiled.
+// Tokens are stored in groups of 16 (the last may be smaller), in a group block by block, in a block token by token.
+// The tokens of a kernel are adjacent, at compile-time offsets.
 struct ActGroup {
     ActBlock* first;      // block 0 of the group's first token
     int64_t block_stride;  // from a block to the next, in ActBlocks: the group's number of tokens
@@ -171,12 +171,12 @@ struct BlockScale {
     bool is_usable;  // else all codes are zero
 };
 
-// From the block's largest magnitude, as bits: these order like the magnitudes, infinities and NaNs on top. A block with one
-// of those gets a NaN for a scale: what is wrong stays visible in every output it touches.
+// From the bits of the block's largest magnitude: they order like magnitudes, with infinities and NaNs on top. A block
+// with one of those gets a NaN as scale, so that the error is visible in every output that uses it.
 inline BlockScale block_scale(uint32_t top) {
     const bool finite = top < 0x7f800000u;
     const float magnitude = float_from_bits(top);
-    // Below that the inverse overflows; nothing a float model computes is so small.
+    // Below this the inverse overflows; activations are never so small.
     if (!finite || magnitude < 1e-36f) return {finite ? 0.0f : float_from_bits(0x7fc00000u), 0.0f, false};
     return {magnitude / 127.0f, 127.0f / magnitude, true};
 }
@@ -200,24 +200,24 @@ inline void quantise_blocks(QuantiseBlock&& quantise_block, const Activations& x
     }
 }
 
-// ---- the walk over tiles and tokens --------------------------------------------------------------------------------
+// ---- the loop over tiles and tokens --------------------------------------------------------------------------------
 
-// Activations a core keeps in its L2 cache while all its tiles pass by.
+// Activations that stay in a core's L2 cache while it processes all its tiles.
 constexpr int64_t kResidentBytes = 384 << 10;
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Asks for the weights that follow a block of kBytes at a distance. Reading alone keeps memory busy while few tokens share
-// a tile; with more to compute between two reads, the next tile has to be sent for.
+// Prefetches the weights at a fixed distance after a block of kBytes. With few tokens per tile, the reads themselves
+// keep memory busy; with more computation between two reads, a prefetch is needed.
 template <int kBytes>
 inline void fetch_ahead(const uint8_t* block) {
     constexpr uintptr_t kDistance = 3072;
     for (int i = 0; i < kBytes; i += 64) __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(block) + kDistance + uintptr_t(i)));
 }
 
-// Calls kernel.run(tile, token, count, out, out_stride) so that rows [row_begin, row_end) meet every token; out is
-// [count][out_stride] with 16 floats per token. Weights are read once per chunk of resident activations; in it a tile
-// meets all tokens while it lies in the nearest cache. Of a last tile that reaches beyond the matrix, only rows are kept.
+// Calls kernel.run(tile, token, count, out, out_stride) for rows [row_begin, row_end) and every token; out is
+// [count][out_stride] with 16 floats per token. Weights are read once per chunk of resident activations; a tile is
+// multiplied with all tokens of the chunk while it is in the L1 cache. Padding rows of the last tile are dropped.
 template <class Kernel>
 inline void walk(const Kernel& kernel, const Packed& w, const Activations& x, int64_t bytes_per_token, float* y,
                  int64_t y_stride, int64_t row_begin, int64_t row_end) {
@@ -245,9 +245,9 @@ inline void walk(const Kernel& kernel, const Packed& w, const Activations& x, in
     }
 }
 
-// A tile of a quantised matrix meets tokens in parts that Isa has registers for. Isa::Sizes are the numbers of tokens it can
-// take at once, Isa::num_parts(count) says into how many parts, as equal as can be (9 is 3, 3 and 3), it wants `count` cut,
-// and Isa::multiply<Q, T> does one.
+// Multiplies a tile of a quantised matrix with tokens, in parts that fit in the registers of Isa. Isa::Sizes are the
+// possible numbers of tokens per part, Isa::num_parts(count) is the number of parts for `count` tokens, as equal as
+// possible (9 is 3, 3 and 3), and Isa::multiply<Q, T> computes one part.
 template <class Isa, GgmlType Q>
 struct QuantisedKernel {
     const Activations& x;
@@ -288,8 +288,8 @@ inline void with_type(GgmlType type, const Visitor& v) {
     }
 }
 
-// The frame of an instruction set's matmul: picks the kernel of w's type and walks. QuantKernel<Q> and FloatKernel<Q>
-// are the instruction set's own.
+// The common part of every matmul: selects the kernel for w's type and runs the loop. Each instruction set defines its
+// own QuantKernel<Q> and FloatKernel<Q>.
 template <template <GgmlType> class QuantKernel, template <GgmlType> class FloatKernel>
 struct MatmulFrame {
     const Packed& w;

@@ -1,11 +1,11 @@
-// Which kernel runs, and the oracle they are all held against.
+// Selects the kernel, and contains the reference that tests compare all kernels with.
 //
-// Compiling: every file with -std=c++17 -O3 -ffp-contract=off (a compiler that fuses on its own would change bits) and
+// Compiling: every file with -std=c++17 -O3 -ffp-contract=off (fused multiply-adds would change bits) and
 //     *_avx2.cpp          -mavx2 -mfma -mf16c
 //     *_avx512.cpp        -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma -mf16c
 //     *_neon.cpp          -march=armv8.2-a+dotprod        (on AArch64; Apple's compiler needs no flag)
 //     the rest            nothing more
-// On another architecture's target the three compile to nothing; pass no flags there.
+// On other architectures these files compile to nothing and need no flags.
 
 #include "kernels_inline.h"
 
@@ -60,7 +60,7 @@ const Isa& chosen() {
     return isa;
 }
 
-// What a row's block of 32 holds, read value by value.
+// Reads a row's block of 32 value by value.
 struct RowBlock {
     int codes[kBlock];
     float scale, min;

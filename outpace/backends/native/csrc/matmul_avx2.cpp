@@ -1,5 +1,5 @@
-// The product with AVX2: a tile's 16 rows are the lanes of two vectors, unsigned codes meet signed activations in
-// `maddubs`, and 16-bit sums are widened before they can overflow.
+// The product with AVX2: a tile's 16 rows are the lanes of two vectors, `maddubs` multiplies unsigned codes with signed
+// activations, and 16-bit sums are widened before they can overflow.
 
 #include "kernels_inline.h"
 
@@ -23,11 +23,11 @@ inline __m256i four_of(const int8_t* q) {
     return _mm256_set1_epi32(v);
 }
 
-// Holds a running sum in its register. Left alone, GCC computes all products first, to add them up in another order, and
+// Keeps a running sum in its register. Without this, GCC computes all products first, to add them in another order, and
 // spills most of them.
 inline void stay(__m256i& sum) { asm("" : "+x"(sum)); }
 
-// Vector j of 8 rows' codes below 8 bits, one code per byte, offset not taken off.
+// Vector j of 8 rows' codes below 8 bits, one code per byte, offset not subtracted.
 template <int kBits>
 inline __m256i load_codes(const uint8_t* planes, int j) {
     const __m256i nibbles = load32(planes + kVector * (j % 4));
@@ -61,7 +61,7 @@ inline BlockScales load_scales(const uint8_t* super, int b, int side) {
     return out;
 }
 
-// What 16-bit sums of vector j are widened with: ones, or the int16 scales of the block's half that j lies in.
+// The factor that widens 16-bit sums of vector j: ones, or the int16 scales of the block half that contains j.
 template <GgmlType Q>
 inline __m256i widener(const BlockScales& scales, int j) {
     if constexpr (form_of(Q).scales != Scales::Super16) return _mm256_set1_epi16(1);
@@ -69,9 +69,9 @@ inline __m256i widener(const BlockScales& scales, int j) {
                  : _mm256_blend_epi16(scales.pair, _mm256_srli_epi32(scales.pair, 16), 0x55);
 }
 
-// The block's exact sums of T tokens, one row per lane; a tile has two sides of 8 rows, and both meet an activation as
-// soon as it is broadcast. 4 and 5 bits: the products of 8 or 4 vectors fit 16 bits
-// together, (2^bits - 1) * 127 * 2 each, so the sums stay narrow.
+// The block's exact sums for T tokens, one row per lane. A tile has two sides of 8 rows; both use an activation as soon
+// as it is broadcast. 4 and 5 bits: the sum of 8 or 4 products, (2^bits - 1) * 127 * 2 each, fits in 16 bits, so the
+// sums stay narrow.
 template <GgmlType Q, int T>
 inline void narrow_dots(const uint8_t* planes, const BlockScales* scales, const ActBlock* act, __m256i (&dot)[2][T]) {
     constexpr int kBits = form_of(Q).bits, kTogether = kBits == 4 ? 8 : 4;
@@ -103,8 +103,8 @@ inline void narrow_dots(const uint8_t* planes, const BlockScales* scales, const 
     }
 }
 
-// The same for 6 and 8 bits, where only two vectors' products (63 * 127 * 2 each) or one's (128 * 127 * 2) fit. Signed
-// bytes give their signs to the activations.
+// The same for 6 and 8 bits, where only two products (63 * 127 * 2 each) or one (128 * 127 * 2) fit. For signed codes,
+// the sign is moved to the activations.
 template <GgmlType Q, int T>
 inline void wide_dots(const uint8_t* planes, const BlockScales* scales, const ActBlock* act, __m256i (&dot)[2][T]) {
     constexpr int kBits = form_of(Q).bits, kTogether = kBits == 6 ? 2 : 1;
@@ -136,7 +136,7 @@ inline void wide_dots(const uint8_t* planes, const BlockScales* scales, const Ac
     }
 }
 
-// A block's sum less what the offset of its codes added.
+// A block's sum minus the contribution of the codes' offset.
 template <GgmlType Q>
 inline __m256i without_offset(__m256i dot, const BlockScales& scales, const ActBlock& act) {
     constexpr Form f = form_of(Q);
@@ -242,7 +242,7 @@ struct FloatKernel {
 
     template <int T>
     int part(const uint8_t* tile, int64_t token, float* out, int64_t out_stride) const {
-        constexpr int kSides = T == 1 ? 2 : 1;  // what the registers hold
+        constexpr int kSides = T == 1 ? 2 : 1;  // as many as fit in registers
         for (int side = 0; side < 2; side += kSides) {
             float_sides_times_tokens<Q, T, kSides>(tile + side * form_of(Q).bits, x.floats + token * x.cols, x.cols, out + 8 * side, out_stride);
         }

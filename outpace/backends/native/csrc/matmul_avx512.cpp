@@ -28,7 +28,7 @@ inline __m512i four_of(const int8_t* q) {
     return _mm512_set1_epi32(v);
 }
 
-// Vector j of a block's codes, one unsigned code per byte, offset not taken off (signed bytes get one of 128).
+// Vector j of a block's codes, one unsigned code per byte, offset not subtracted (signed bytes get an offset of 128).
 template <int kBits>
 inline __m512i load_codes(const uint8_t* planes, int j) {
     if constexpr (kBits == 8) return _mm512_xor_si512(load64(planes + kVector * j), _mm512_set1_epi8(-128));
@@ -59,8 +59,8 @@ inline BlockScales load_scales(const uint8_t* super, int b, __m512 d, __m512 dmi
     return out;
 }
 
-// Adds four vectors' products of G tokens to their sums. A token's own sum is a chain of dependent instructions, so the
-// tokens take turns, in the order written: left alone, GCC would do one token after the other.
+// Adds four vectors' products of G tokens to their sums. A token's sum is a chain of dependent instructions, so the
+// tokens are interleaved in the written order; GCC would otherwise process one token after the other.
 template <int G>
 inline void add_four_vectors(const __m512i* codes, const ActBlock* act, int k, __m512i (&sums)[G]) {
 #pragma GCC unroll 4

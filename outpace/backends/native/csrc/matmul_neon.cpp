@@ -1,4 +1,5 @@
-// The product with NEON's dot products (`sdot`): a tile has two sides of 8 rows, each the lanes of two vectors; codes are signed bytes.
+// The product with NEON's dot products (`sdot`): a tile has two sides of 8 rows, each in the lanes of two vectors;
+// codes are signed bytes.
 
 #include "kernels_inline.h"
 
@@ -25,7 +26,7 @@ inline Rows8f load_u8x8(const uint8_t* p) {
     return {vcvtq_f32_u32(vmovl_u16(vget_low_u16(wide))), vcvtq_f32_u32(vmovl_u16(vget_high_u16(wide)))};
 }
 
-// 16 bytes (4 rows) of vector j of a block's codes, offset taken off.
+// 16 bytes (4 rows) of vector j of a block's codes, offset subtracted.
 template <GgmlType Q>
 inline int8x16_t load_codes(const uint8_t* planes, int j, int at) {
     constexpr Form f = form_of(Q);

@@ -1,4 +1,4 @@
-// The product in plain C++: for machines without a kernel of their own, and the pattern of the others.
+// The product in plain C++: for machines without a specific kernel, and a model for the other kernels.
 
 #include "kernels_inline.h"
 
@@ -7,7 +7,7 @@
 namespace outpace {
 namespace {
 
-// The codes of a block of 16 rows, one byte each, offset taken off, in the order of the packed vectors.
+// The codes of a block of 16 rows, one byte each, offset subtracted, in the order of the packed vectors.
 template <GgmlType Q>
 void load_codes(const uint8_t* planes, int8_t* codes) {
     constexpr Form f = form_of(Q);

@@ -1,4 +1,4 @@
-// Large aligned memory that is zero and costs nothing until it is touched.
+// Large aligned zeroed memory. Pages are allocated on first access.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ class Memory {
             throw std::bad_alloc();
         }
 #if defined(MADV_HUGEPAGE)
-        madvise(data_, num_bytes, MADV_HUGEPAGE);  // a wish: streaming weights through small pages costs TLB misses
+        madvise(data_, num_bytes, MADV_HUGEPAGE);  // a hint: with small pages, streaming weights causes TLB misses
 #endif
     }
     ~Memory() {
@@ -45,8 +45,8 @@ class Memory {
     size_t size_ = 0;
 };
 
-// Many pieces of memory side by side, given back together. Pieces of their own would seldom begin and end where a huge
-// page does, and would be left with small ones.
+// Many adjacent pieces of memory, freed together. Separate pieces would rarely align with huge pages and would get
+// small pages.
 class Arena {
   public:
     void* take(size_t num_bytes) {

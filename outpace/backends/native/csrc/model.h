@@ -1,8 +1,8 @@
 // A decoder of the Llama family: weights, a paged cache, and one forward pass over ragged rows.
 //
-// What distinguishes the families is data: which optional tensors are there (biases, norms of queries and keys, a head
-// of its own), which elements RoPE pairs, and its frequencies. The model knows pages, not sequences: the caller says which
-// pages a row's positions lie in, and the bookkeeping of pages is the caller's.
+// Model families differ only in data: the optional tensors (biases, norms of queries and keys, a separate output head),
+// which elements RoPE pairs, and its frequencies. The model has pages, not sequences: the caller allocates the pages
+// and passes the page table of each row.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ struct Shape {
     int64_t num_layers, width, hidden, num_heads, num_kv_heads, head_dim, num_rotated, vocab_size;
     float epsilon;
     RopeStyle rope_style;
-    float rope_scale;  // of cosines and sines
+    float rope_scale;  // factor on cosines and sines
     std::vector<double> rope_frequencies;  // [num_rotated / 2]
 };
 
@@ -40,7 +40,7 @@ struct Matrix {
     bool is_present() const { return data != nullptr; }
 };
 
-constexpr int64_t kChunkTokens = 16;  // tokens of a row that walk the cache together
+constexpr int64_t kChunkTokens = 16;  // tokens of a row that share page reads in attention
 
 struct Layer {
     Matrix matrices[int(MatrixName::kCount)];
@@ -53,14 +53,14 @@ struct Layer {
     }
 };
 
-// Consecutive tokens of one sequence, appended at `start`; the last num_logits of them want logits.
+// Consecutive tokens of one sequence, appended at `start`; the last num_logits of them need logits.
 struct Row {
     int64_t start, count, num_logits;
     const int32_t* tokens;
     const int32_t* pages;
 };
 
-// Sends for weights, a few lines at a time, while a thread has nothing better to do.
+// Prefetches weights, a few cache lines at a time, while a thread waits.
 class Fetch {
   public:
     Fetch() = default;
@@ -85,23 +85,23 @@ class Model {
 
     const Shape& shape() const { return shape_; }
 
-    // Weights; layer -1 holds the embedding, the head and the final norm. A matrix is laid out first and packed after, by
-    // ranges of rows, so that the file's pages can be given back in between.
+    // Weights; layer -1 holds the embedding, the head and the final norm. A matrix is laid out first and then packed in
+    // ranges of rows, so that the file's pages can be released in between.
     bool has(int64_t index, MatrixName name) const { return layer(index).matrices[int(name)].is_present(); }
     void lay_out(int64_t layer, MatrixName name, GgmlType type, int64_t rows, int64_t cols);
     void pack(int64_t layer, MatrixName name, const void* source, int64_t row_begin, int64_t row_end);
     void set_vector(int64_t layer, VectorName name, const float* values, int64_t n);
 
-    // Check that all that a forward pass needs is there, and make room for the cache and for steps of this size.
+    // Check that all required weights are present, and allocate the cache and buffers for steps of this size.
     void start(int64_t num_pages, int64_t max_step_tokens);
 
     int64_t num_pages() const { return num_pages_; }
     int64_t max_step_tokens() const { return max_step_tokens_; }
     size_t packed_size() const { return packed_size_; }
-    size_t bytes_per_step() const;  // of weights, that a step of any size must read
+    size_t bytes_per_step() const;  // weights that a step of any size must read
 
-    // Logits in row order, [number wanted][vocab_size]; valid until the next call. Rows must have been checked. `likeliest`
-    // takes the place of the largest in each.
+    // Logits in row order, [number requested][vocab_size]; valid until the next call. The caller has checked the rows.
+    // `likeliest` receives the argmax of each.
     const float* forward(const std::vector<Row>& rows, int32_t* likeliest);
     void copy_page(int64_t source, int64_t target);
 
@@ -109,10 +109,10 @@ class Model {
     Model(const Model&) = delete;
     Model& operator=(const Model&) = delete;
 
-    void operator()(int thread, uint64_t first_phase);  // what the pool calls: one thread's part of the step
+    void operator()(int thread, uint64_t first_phase);  // called by the pool: one thread's part of the step
 
   private:
-    // The phases of a step: kBegin, then a layer's again and again, then the last two.
+    // The phases of a step: kBegin, then those of each layer, then the last two.
     enum Kind {
         kBegin, kProjectQkv, kRotate, kAttend, kQuantiseAttended, kProjectOut, kFeedForwardNorm, kGated, kDown, kNextNorm, kNormLast,
         kLogits, kKinds
@@ -122,15 +122,15 @@ class Model {
     struct Token {
         int64_t row, id, position;
     };
-    // Query heads of some tokens of a row that share a key/value head.
+    // A unit of attention: query heads of some tokens of a row that share a key/value head.
     struct Item {
         int64_t row, token_begin, token_end, kv_head, head_begin, head_end;
     };
-    // What a phase has to do in this step, in tiles, tokens or items.
+    // The work of a phase in this step, in tiles, tokens or items.
     struct Cut {
         int64_t count = 0;
-        int64_t per_unit = 1;    // how many of them are never parted
-        bool is_folded = false;  // too little to share: whoever ends the phase before does it too
+        int64_t per_unit = 1;    // how many form one unit of work
+        bool is_folded = false;  // too small to share: the thread that ends the previous phase does it
         int64_t num_units() const { return is_folded ? 0 : (count + per_unit - 1) / per_unit; }
     };
 
@@ -176,17 +176,17 @@ class Model {
     size_t packed_size_ = 0;
     int64_t num_pages_ = 0, max_step_tokens_ = 0, page_halves_ = 0;
     Memory cache_;  // [layer][page]{keys [kv_head][head_dim][slot], values [kv_head][slot][head_dim]}
-    // Of every token of a step. x is the residual stream; quantised is what the norms, then attention, hand to products.
+    // Per token of a step. x is the residual stream; quantised is the output of norms, then of attention, for products.
     Memory x_, normed_, quantised_, hidden_quantised_, q_, k_, v_, attended_, gate_, up_, y_, cosines_, sines_, last_, last_quantised_, logits_;
-    // Per thread, and made beforehand: nothing may fail in the middle of a step.
+    // Per thread, allocated before the step: nothing may fail during a step.
     std::vector<Memory> attention_scratch_;
     std::vector<std::vector<Query>> queries_;
-    std::vector<Memory> peaks_;  // of each row of logits, over what the thread has computed of it
+    std::vector<Memory> peaks_;  // per row of logits, over the part that the thread computed
 
-    // The step being run.
+    // The current step.
     std::unique_ptr<Relay> relay_;
     Cut cuts_[kKinds];
-    std::vector<int64_t> units_;  // of every phase
+    std::vector<int64_t> units_;  // per phase
     std::vector<Row> rows_;
     std::vector<Token> tokens_;
     std::vector<int64_t> wanted_;

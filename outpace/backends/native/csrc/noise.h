@@ -1,4 +1,4 @@
-// outpace/decoding/randomness.py in C++: noise that is looked up by (seed, purpose, place), not drawn.
+// outpace/decoding/randomness.py in C++: counter-based noise, addressed by (seed, purpose, place).
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // outpace/decoding/numerics.py in C++: the same IEEE operations in the same order, and so the same bits.
 //
-// Nothing here may be fused, reassociated or replaced by a library's function; the build says -ffp-contract=off. Internal
+// Nothing here may be fused, reassociated or replaced by a library function; the build uses -ffp-contract=off. Internal
 // linkage, because files for several instruction sets include it.
 #pragma once
 
@@ -23,7 +23,7 @@ constexpr double kLogCoefficients[] = {
     0.1537327485849474, 0.13502342634960693, 0.10322668476649235, 0.1687070225687526,
 };
 constexpr double kLn2 = 0.6931471805599453;
-constexpr int64_t kFew = 32;  // numbers to be added one after the other
+constexpr int64_t kFew = 32;  // this many numbers are added one by one
 
 // -log(u) for normal 0 < u < 1.
 inline double minus_log(double u) {
@@ -39,7 +39,7 @@ inline double minus_log(double u) {
     return (r + 2.0) * t + exponent * -kLn2;
 }
 
-// The sum of n > 0 numbers: the second half is added to the first until few are left, and those one after the other.
+// The sum of n > 0 numbers: add the second half to the first until at most kFew are left, then add those one by one.
 // `sums` has room for half of them.
 template <typename Float>
 inline Float total(const Float* x, int64_t n, Float* sums) {

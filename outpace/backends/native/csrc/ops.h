@@ -1,7 +1,7 @@
 // The small operations around the matrix products: one token, or one head of one token, at a time.
 //
-// Each result is a fixed sequence of operations on its own inputs (sums run over eight lanes and end in one tree), so it
-// cannot depend on which tokens share the step. They know nothing of tokens, layers or threads.
+// Each result is a fixed sequence of operations on its own inputs (sums use eight lanes and end in one tree), so it
+// cannot depend on which tokens share the step.
 #pragma once
 
 #include <cstdint>
@@ -23,14 +23,14 @@ struct Ops {
 };
 
 const Ops& ops();            // for this processor
-const Ops& ops_reference();  // plain loops: the oracle
+const Ops& ops_reference();  // plain loops, for tests
 
 const Ops& ops_portable();
-const Ops& ops_avx2();  // only where has_avx2_files()
+const Ops& ops_avx2();  // only if has_avx2_files()
 
-// Whether this build holds files compiled for AVX2 (it is an x86 build).
+// Whether this build contains files compiled for AVX2 (an x86 build).
 bool has_avx2_files();
-// Whether the matrix products run on AVX2 or better here; everything else follows them.
+// Whether the matrix products use AVX2 or better; all other operations then do too.
 bool uses_avx2();
 bool uses_avx512();
 

@@ -1,4 +1,4 @@
-// ops.h in eight lanes. Each including file names the accessor to define and is compiled for one instruction set.
+// ops.h in eight lanes. Each including file defines one accessor and is compiled for one instruction set.
 #include <cmath>
 
 #include "ops.h"

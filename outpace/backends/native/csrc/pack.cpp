@@ -1,12 +1,12 @@
-// From GGUF's layout of a matrix to tiles of 16 rows, and back to floats. Only bits move: every code, scale and minimum
-// of the file is kept as it is.
+// Converts a matrix from GGUF's layout to tiles of 16 rows, and back to floats. Only the order changes: every code,
+// scale and minimum of the file keeps its value.
 
 #include "kernels_inline.h"
 
 namespace outpace {
 namespace {
 
-// A super-block of one row, as the file means it.
+// A super-block of one row, decoded from the file.
 struct RowSuper {
     uint8_t codes[kSuperBlocks][kBlock];
     uint16_t d, min;                              // f16
@@ -96,7 +96,7 @@ void read_super(GgmlType type, const uint8_t* p, RowSuper& out) {
     else read_small(f, p, out);
 }
 
-// The codes of one row's block into the planes of its tile. Every byte belongs to one row, so threads may pack rows of
+// Writes the codes of one row's block to its tile. Every byte belongs to one row, so threads may pack different rows of
 // the same tile.
 void write_codes(Form f, const uint8_t* codes, int row, uint8_t* planes) {
     uint8_t* own = planes + 4 * row;
@@ -156,7 +156,7 @@ void unpack_super(Form f, const uint8_t* super, int row, float* out) {
         const int at = b * kRows + row;
         for (int k = 0; k < kBlock; ++k) {
             float& value = out[b * kBlock + k];
-            switch (f.scales) {  // each product is exact in a float, each sum rounded once
+            switch (f.scales) {  // each product is exact in a float; each sum is rounded once
                 case Scales::HalfMin: value = d * float(codes[k]) + min; break;
                 case Scales::SuperMin:
                     value = d * float(super[kSuperScaleAt + at]) * float(codes[k]) - min * float(super[kSuperMinAt + at]);
@@ -202,8 +202,8 @@ void pack_rows(GgmlType type, const void* source, int64_t rows, int64_t cols, ui
     const int64_t supers = is_float(type) ? 0 : cols / (kBlock * blocks_per_super(f));
     const size_t row_bytes = is_float(type) ? size_t(cols) * f.bits / 8 : size_t(supers) * super_in;
 
-    // The super-block is outside the loop over rows, so that a tile is written from front to back.
-    const int64_t end = row_end < rows ? row_end : (rows + kRows - 1) / kRows * kRows;  // padding goes with the last row
+    // The loop over super-blocks is outside the loop over rows, so that a tile is written sequentially.
+    const int64_t end = row_end < rows ? row_end : (rows + kRows - 1) / kRows * kRows;  // with padding
     for (int64_t begin = row_begin; begin < end; begin += kRows) {
         uint8_t* tile = packed + size_t(begin / kRows) * tile_out;
         const int64_t stop = begin + kRows;

@@ -1,4 +1,4 @@
-// A row's largest number, found in parts: by several threads, each over what it has just computed, in whatever order.
+// The argmax of a row, merged from parts in any order: each thread searches the part that it has just computed.
 #pragma once
 
 #include <cstdint>
@@ -6,14 +6,14 @@
 
 namespace outpace {
 
-// As numpy's argmax has it: a NaN is larger than any number.
+// As in numpy's argmax, a NaN is larger than any number.
 inline bool exceeds(float a, float b) { return a > b || (a != a && b == b); }
 
 struct Peak {
     float value = -std::numeric_limits<float>::infinity();
     int32_t at = std::numeric_limits<int32_t>::max();
 
-    // The larger one, the first of equals: the order in which parts come in does not matter.
+    // Keeps the larger one, the first of equals, so the order of merges does not matter.
     void merge(Peak other) {
         if (exceeds(other.value, value) || (!exceeds(value, other.value) && other.at < at)) *this = other;
     }

@@ -1,4 +1,4 @@
-// Activations to int8 in blocks of 32, by plain loops: for machines without a version of their own, and its oracle.
+// Activations to int8 in blocks of 32, in plain loops: for machines without a specific version, and for tests.
 
 #include "kernels_inline.h"
 

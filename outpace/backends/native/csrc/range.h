@@ -9,7 +9,7 @@ struct Range {
     int64_t begin, end;
 };
 
-// Part `index`'s contiguous share of `total` things, in whole grains.
+// The contiguous share of part `index` of `total` items, in whole grains.
 inline Range split(int64_t total, int64_t grain, int parts, int index) {
     const int64_t grains = (total + grain - 1) / grain;
     const auto bound = [&](int64_t i) {

@@ -10,7 +10,7 @@ constexpr Range left_in(uint64_t word) { return {int64_t(word >> 16 & 0xffff), i
 
 }  // namespace
 
-// Numbers begin with the second step's, so that a new share's word belongs to an earlier one.
+// Numbers start with those of the second step, so that the initial word of a share belongs to an earlier phase.
 Relay::Relay(int num_threads, int64_t num_phases)
     : num_threads_(num_threads), num_phases_(uint64_t(num_phases)), units_(size_t(num_phases)), targets_(size_t(num_phases)),
       shares_(size_t(num_threads)), now_(uint64_t(num_phases)) {}
@@ -52,7 +52,7 @@ Range Relay::take_from(uint64_t number, int owner, int thread) {
 bool Relay::finish(uint64_t number, int thread) {
     const uint64_t brought = uint64_t(std::exchange(shares_[size_t(thread)].brought, 0));
     if (brought == 0) return false;
-    const uint64_t target = targets_[number % num_phases_];  // read while the phase cannot be over
+    const uint64_t target = targets_[number % num_phases_];  // read before fetch_add: the phase cannot be over yet
     return done_.fetch_add(brought, std::memory_order_acq_rel) + brought == target;
 }
 

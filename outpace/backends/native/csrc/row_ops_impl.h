@@ -1,4 +1,4 @@
-// row_ops.h in eight lanes. Each including file names the accessor to define and is compiled for one instruction set.
+// row_ops.h in eight lanes. Each including file defines one accessor and is compiled for one instruction set.
 #include "numerics.h"
 #include "row_ops.h"
 #include "simd.h"
@@ -6,9 +6,9 @@
 namespace outpace {
 namespace {
 
-constexpr int kBlock = 8 * kLanes;  // looked at as a whole, and one by one only if there is something in it
+constexpr int kBlock = 8 * kLanes;  // tested as a whole first, then number by number if it contains a match
 
-// The largest of a block, over every eighth number.
+// The largest of a block per lane, that is over every eighth number.
 inline f32x8 largest_of_block(const float* x) {
     f32x8 m = load(x);
     for (int i = kLanes; i < kBlock; i += kLanes) m = max(load(x + i), m);

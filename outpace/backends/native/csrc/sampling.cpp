@@ -12,15 +12,15 @@ namespace {
 constexpr float kHeadRatio = 1e-3f;
 constexpr int64_t kTailIndex = -1;
 
-// Below anything whose quotient by `divisor` can round to `probability` or more. Far down, where float32 loses its
-// relative precision, it is zero.
+// A lower bound for all values whose quotient by `divisor` can round to `probability` or more. It is zero for tiny
+// values, where float32 loses relative precision.
 float below(float probability, float divisor) {
     const float product = probability * divisor;
     return product > 1e-36f ? product * 0.999999f : 0.0f;
 }
 
-// One of a race among tokens: the largest p / exponential wins, the first among equals. Its noise is only computed where it
-// could win: exponential = -log(u) is at least 1 - u.
+// Picks the token with the largest p / exponential, the first among equals. The logarithm is only computed for a token
+// that could win: exponential = -log(u) is at least 1 - u.
 struct Race {
     uint64_t key;
     double score = -1;
@@ -73,7 +73,7 @@ void Sampler::probs(const float* logits, const Shaping& shaping, float* out) {
     ops_.divide(out, n_, d.divisor);
 }
 
-// All values zero but those of the first `count` places.
+// Zero all values except those at the first `count` places.
 void Sampler::keep_only(int64_t count, const float* kept) {
     float* values = values_.as<float>();
     const int32_t* places = places_.as<int32_t>();
@@ -88,7 +88,7 @@ void Sampler::keep_top_k(int64_t k) {
     float* kept = kept_.as<float>();
     int64_t num_found = 0;
     for (float bound = 0x1p-6f; (num_found = ops_.collect(values, n_, bound, places)) < k; bound *= 0x1p-6f) {
-        if (bound < 0x1p-100f) return;  // all that have any probability are fewer than k
+        if (bound < 0x1p-100f) return;  // fewer than k tokens have any probability
     }
     for (int64_t i = 0; i < num_found; i++) kept[i] = values[places[i]];
     std::nth_element(kept, kept + (k - 1), kept + num_found, [](float a, float b) { return a > b; });
@@ -104,23 +104,23 @@ void Sampler::keep_top_k(int64_t k) {
     keep_only(count, kept);
 }
 
-// The places of the likeliest tokens whose mass reaches top_p; returns how many. The set is sought among the likeliest
-// few first: the order of those above a bound does not depend on those below it.
+// Finds the likeliest tokens whose mass reaches top_p; returns how many. It searches the likeliest few first: the order
+// of the tokens above a bound does not depend on those below it.
 int64_t Sampler::keep_top_p(float sum, double top_p) {
     const float* values = values_.as<float>();
     int32_t* places = places_.as<int32_t>();
-    const float candidate = float((1.0 - top_p) / double(n_));  // nothing smaller is in the set; sampling.py says why
+    const float candidate = float((1.0 - top_p) / double(n_));  // nothing smaller is in the set; see sampling.py
     const float last_bound = below(candidate, sum);
     for (float bound = 0x1p-6f;; bound *= 0x1p-6f) {
         const bool is_last = bound <= last_bound;
         if (is_last) bound = last_bound;
         const int64_t num_found = ops_.collect(values, n_, bound, places);
-        // Equal probabilities keep the order of their ids, also where different powers round to them.
+        // Equal probabilities are ordered by id, even if they are rounded from different powers.
         std::sort(places, places + num_found, [=](int32_t a, int32_t b) {
             const float p = values[a] / sum, q = values[b] / sum;
             return p > q || (p == q && a < b);
         });
-        const float outside = bound / sum;  // no token that was not found has more than this
+        const float outside = bound / sum;  // upper bound for tokens that were not collected
         double mass = 0;
         int64_t i = 0;
         for (; i < num_found; i++) {
@@ -146,7 +146,7 @@ int64_t Sampler::choose(const Distribution& probs, uint64_t seed, int64_t positi
         head[count++] = p;
         race.enter(places[i], p);
     }
-    if (race.winner < 0) return 0;  // only where logits are not numbers
+    if (race.winner < 0) return 0;  // only if the logits contain a NaN
     const double tail_mass = 1.0 - total(head, count, head + n_);
     if (tail_mass / minus_log(uniform(race.key, kTailIndex)) > race.score) {
         return choose_from_tail(probs, cut, noise_key(seed, Purpose::kTail, {uint64_t(position)}), race.winner);

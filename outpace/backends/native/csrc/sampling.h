@@ -1,8 +1,8 @@
-// outpace/decoding/sampling.py in C++: logits to probabilities, and the token that noise picks from them.
+// outpace/decoding/sampling.py in C++: turns logits into probabilities and picks a token with noise.
 //
-// Every decision is the same as there, because every number it compares is: see numerics.h. Where that module looks at all
-// tokens, this one looks at those that can matter, which a bound a little below the exact one finds; the exact comparison
-// then decides. A NaN among the logits is outside of this.
+// Every decision is the same, because every compared number has the same bits: see numerics.h. Where that module
+// processes all tokens, this one processes only candidates above a bound slightly below the exact one; the exact
+// comparison then decides. Logits that contain a NaN are the only exception.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 namespace outpace {
 
 struct Shaping {
-    float sharpness;  // what logits are multiplied with to be powers of two
+    float sharpness;  // factor that turns logits into exponents of two
     int32_t top_k;    // 0: all tokens
     double top_p;     // 1: all tokens
     double min_p;     // 0: all tokens
@@ -27,7 +27,7 @@ struct Distribution {
     float operator[](int64_t i) const { return values[i] / divisor; }
 };
 
-// Works on one row at a time, in its own memory.
+// Processes one row at a time, in its own memory.
 class Sampler {
   public:
     explicit Sampler(int64_t vocab_size);
@@ -35,7 +35,7 @@ class Sampler {
     int64_t greedy(const float* logits) const { return ops_.argmax(logits, n_); }
     // Valid until the next call.
     Distribution shape(const float* logits, const Shaping& shaping);
-    // The same, written out.
+    // The same, written to `out`.
     void probs(const float* logits, const Shaping& shaping, float* out);
     int64_t choose(const Distribution& probs, uint64_t seed, int64_t position);
 
@@ -50,7 +50,7 @@ class Sampler {
     Memory values_, sums_, places_, kept_, doubles_;
 };
 
-// The token at which the running sum of the weights exceeds share `u` of their total; never one of weight zero.
+// The first token at which the running sum of weights exceeds u * total; never a token of weight zero.
 int64_t draw_weighted(const float* weights, int64_t n, double u);
 
 }  // namespace outpace

@@ -1,4 +1,4 @@
-// Eight floats at a time, in the compiler's own vector types: the same source becomes AVX2, NEON or plain loops,
+// Eight floats at a time, in the compiler's vector types: the same source becomes AVX2, NEON or plain loops,
 // depending on the flags its file is compiled with.
 //
 // Included only by the *_impl.h files, each of which is compiled once per instruction set. Everything here has internal
@@ -33,7 +33,7 @@ inline f32x8 load(const float* p) {
 
 inline void store(float* p, f32x8 v) { std::memcpy(p, &v, sizeof v); }
 
-// a * b + c, in one rounding where the instruction set has it.
+// a * b + c, with one rounding if the instruction set has fma.
 inline f32x8 fma(f32x8 a, f32x8 b, f32x8 c) {
 #if defined(OUTPACE_SIMD_AVX2)
     return (f32x8)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
@@ -44,7 +44,7 @@ inline f32x8 fma(f32x8 a, f32x8 b, f32x8 c) {
 
 inline f32x8 max(f32x8 a, f32x8 b) { return a > b ? a : b; }
 
-// Lanes are added in one fixed order, as a tree.
+// Adds the lanes in a fixed order, as a tree.
 inline float sum(f32x8 v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
 
 inline float largest(f32x8 v) {
@@ -122,13 +122,13 @@ inline void store(uint16_t* p, f32x8 v) {  // rounded to eight halves
 #endif
 }
 
-// e^x to about one unit in the last place: 2^n times a polynomial on [-ln2/2, ln2/2]. Below the range of normal floats
-// it stays at the smallest of them, above at the largest power of two; e^0 is 1.
+// e^x to about one unit in the last place: 2^n times a polynomial on [-ln2/2, ln2/2]. Results
+// are limited to the smallest normal float and the largest power of two; e^0 is 1.
 inline f32x8 exp(f32x8 x) {
     const f32x8 low = splat(-87.3365402f), high = splat(88.3762589f);
     x = x < low ? low : x;
     x = x > high ? high : x;
-    const f32x8 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+    const f32x8 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
     const f32x8 shifted = fma(x, splat(1.44269504f), magic);
     const f32x8 n = shifted - magic;
     f32x8 r = fma(n, splat(-0.693359375f), x);

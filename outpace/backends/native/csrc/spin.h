@@ -1,4 +1,4 @@
-// Waiting for another thread without going to sleep at once.
+// Waits for another thread: spins before it sleeps.
 #pragma once
 
 #include <chrono>
@@ -22,12 +22,12 @@ inline void pause() {
 #endif
 }
 
-// The i-th time in a row that a thread found nothing to do: spins, then lets others run, then sleeps a little.
+// Call when a thread has nothing to do for the i-th time in a row: spins first, then yields, then sleeps.
 inline void relax(int i) {
     if (i < kSpins) {
         pause();
     } else if (i < kSpins + kYields) {
-        std::this_thread::yield();  // the one we wait for may need this core
+        std::this_thread::yield();  // the other thread may need this core
     } else {
         std::this_thread::sleep_for(std::chrono::microseconds(20));
     }

@@ -1,4 +1,4 @@
-// One forward pass: how a step is cut up, and what its phases compute.
+// One forward pass: how a step is divided into units, and what its phases compute.
 
 #include <algorithm>
 #include <cmath>
@@ -9,11 +9,11 @@
 namespace outpace {
 namespace {
 
-constexpr int64_t kFoldedTokens = 3;       // up to so many, work on whole tokens is not worth handing round
-constexpr size_t kFetchBytes = 64 << 10;  // what a thread that waits sends for: as much as it may get, and its cache keeps
-constexpr int64_t kFetchedPages = 2;       // of each walk over the cache, that are sent for before it begins, and the last one
-constexpr int64_t kNearLogits = 16 << 10;       // that are still in a thread's cache when the last of them is computed
-constexpr int64_t kFetchedBytes = 512 << 10;  // of pages, that a thread's cache keeps beside the weights passing by
+constexpr int64_t kFoldedTokens = 3;       // up to this many tokens, per-token phases are not shared between threads
+constexpr size_t kFetchBytes = 64 << 10;  // weights that a waiting thread prefetches, limited by its cache
+constexpr int64_t kFetchedPages = 2;       // first pages prefetched per row and head, besides the last page
+constexpr int64_t kNearLogits = 16 << 10;       // logits that stay in a thread's cache until its argmax pass
+constexpr int64_t kFetchedBytes = 512 << 10;  // prefetched pages that fit in a thread's cache next to the weights
 
 void add_optional(float* x, const float* bias, int64_t n) {
     if (bias) ops().add(x, bias, n);
@@ -49,8 +49,8 @@ void Model::plan(const std::vector<Row>& rows) {
     plan_cuts();
 }
 
-// Walking a page serves all the query heads of its key/value head, so coarse items read least. Where there are too few of
-// them to keep the threads equally busy, a row's tokens are parted among the threads; a single token's query heads are.
+// One page read serves all query heads of its key/value head, so large items read least. If there are too few items to
+// balance the threads, a row's tokens are split between threads; for a single token, its query heads are split.
 void Model::plan_attention() {
     const int64_t threads = pool_->size(), num_kv = shape_.num_kv_heads, group = shape_.num_heads / num_kv;
     const auto num_coarse = [&](int64_t chunk) {
@@ -79,7 +79,7 @@ void Model::plan_cuts() {
     const int64_t n = int64_t(tokens_.size()), wanted = int64_t(wanted_.size());
     const bool is_alone = pool_->size() == 1, is_short = is_alone || n <= kFoldedTokens;
     const int64_t q_width = shape_.num_heads * shape_.head_dim, kv_width = shape_.num_kv_heads * shape_.head_dim;
-    // Units as small as can be, but no more of them than a relay can count.
+    // Units are as small as possible, but at most Relay::kMostUnits.
     const auto shared = [](int64_t count, int64_t grain = 1) {
         return Cut{count, (count / grain / Relay::kMostUnits + 1) * grain, false};
     };
@@ -117,7 +117,7 @@ void Model::operator()(int thread, uint64_t first_phase) {
     }
 }
 
-// The weights that a thread's share of the next product begins with.
+// The first weights of a thread's share of the next product.
 Fetch Model::fetch_after(int64_t phase, int thread) const {
     const auto from = [&](const Packed& w, int64_t tile) { return Fetch(w, tile, kFetchBytes); };
     const auto share = [&](int64_t tiles, int64_t grain = 1) { return split(tiles, grain, pool_->size(), thread).begin; };
@@ -138,7 +138,7 @@ Fetch Model::fetch_after(int64_t phase, int thread) const {
     return from(next[MatrixName::kValue], tile);
 }
 
-// Opens the next phase that threads share, after doing those before it that they do not.
+// Opens the next shared phase, after running the folded phases before it.
 void Model::open_from(uint64_t first_phase, int64_t phase, int thread) {
     for (; phase < num_phases() && units_[size_t(phase)] == 0; phase++) work_on(phase, {0, cuts_[kind_of(phase)].count}, thread);
     relay_->open(first_phase + uint64_t(phase));
@@ -154,7 +154,8 @@ void Model::work_on(int64_t phase, Range things, int thread) {
     const Layer& weights = layer(index);
     switch (kind) {
         case kProjectQkv:
-            if (rows_.size() == 1) return multiply_qkv(weights, from_width(), things);  // one sequence's pages are few, and stay near
+            // The pages of one sequence are few and stay in the CPU cache.
+            if (rows_.size() == 1) return multiply_qkv(weights, from_width(), things);
             for (int64_t tile = things.begin; tile < things.end; tile++) {
                 fetch_cache(index, tile);
                 multiply_qkv(weights, from_width(), {tile, tile + 1});
@@ -190,7 +191,7 @@ void Model::norm(const float* weight, Range tokens) {
     quantise_whole(from_width(), tokens);
 }
 
-// Only tokens whose logits are wanted go through the head.
+// Only tokens that need logits go through the head.
 void Model::norm_last(Range wanted) {
     const int64_t width = shape_.width;
     for (int64_t i = wanted.begin; i < wanted.end; i++) {
@@ -200,14 +201,15 @@ void Model::norm_last(Range wanted) {
     quantise_whole({int64_t(wanted_.size()), width, last_quantised_.as<uint8_t>(), last_.as<float>()}, wanted);
 }
 
-// Quantised matrices have whole blocks of columns; others are float, and read the floats.
+// Quantised matrices have whole blocks of columns; float matrices read the floats.
 void Model::quantise_whole(Activations x, Range tokens) const {
     if (x.cols % kBlock == 0) quantise(x, tokens.begin, tokens.end, 0, x.cols / kBlock);
 }
 
-// The pages that are written to and walked next, which a step's weights have driven from the caches since the last one. They
-// come in pieces, keys or values of one page and head, and each tile sends for its part of them: in one go they would
-// hold up the product. A thread will find most of its own near when it attends, because walks are shared out alike.
+// Prefetches the pages that attention uses next; the weights of the step have evicted them from the caches. A piece is
+// the keys or values of one page and head, and each tile prefetches its part of the pieces: all together they would
+// stall the product. Attention is divided between threads in the same way, so most pieces are in the right thread's
+// cache.
 void Model::fetch_cache(int64_t index, int64_t tile) const {
     constexpr int64_t kPerWalk = 2 * (kFetchedPages + 1), kLineHalves = 32;
     const int64_t num_kv = shape_.num_kv_heads, dim = shape_.head_dim, all_tiles = cuts_[kProjectQkv].count;
@@ -226,7 +228,7 @@ void Model::fetch_cache(int64_t index, int64_t tile) const {
     }
 }
 
-// Three matrices over the same activations: their tiles are counted as if they were one.
+// Three matrices with the same activations; their tiles are numbered as one matrix.
 void Model::multiply_qkv(const Layer& weights, const Activations& x, Range tiles) {
     const std::pair<MatrixName, float*> products[] = {
         {MatrixName::kQuery, q_.as<float>()}, {MatrixName::kKey, k_.as<float>()}, {MatrixName::kValue, v_.as<float>()}};
@@ -239,7 +241,7 @@ void Model::multiply_qkv(const Layer& weights, const Activations& x, Range tiles
     }
 }
 
-// Gate and up are cut alike, and between blocks: each part can combine and quantise what it has just computed itself.
+// Gate and up are split the same way, at block borders, so that each part can combine and quantise its own results.
 void Model::multiply_gated(const Layer& weights, const Activations& x, Range tiles) {
     const int64_t hidden = shape_.hidden;
     const Range rows = rows_of(tiles, hidden);
@@ -266,7 +268,7 @@ void Model::rotate_and_store(const Layer& weights, int64_t index, Range items) {
     const int64_t dim = shape_.head_dim, num_kv = shape_.num_kv_heads, group = shape_.num_heads / num_kv, half = shape_.num_rotated / 2;
     const float scale = 1.0f / std::sqrt(float(dim));
     for (int64_t item = items.begin; item < items.end; item++) {
-        // A row's items are in order of heads, then tokens: neighbours in a page share lines, and threads had better not.
+        // A row's items are ordered by head, then token: tokens of a page share cache lines, so one thread writes them.
         const Token& any = tokens_[size_t(item / num_kv)];
         const Row& row = rows_[size_t(any.row)];
         const int64_t first = item / num_kv - (any.position - row.start), nth = item - first * num_kv;
@@ -321,7 +323,7 @@ void Model::attend(int64_t index, Range items, int thread) {
     }
 }
 
-// Logits are looked through by the thread that computed them, and while they are near.
+// The thread that computes logits also searches them for the argmax, while they are in its cache.
 void Model::multiply_head(Range tiles, int thread) {
     const Activations last{int64_t(wanted_.size()), shape_.width, last_quantised_.as<uint8_t>(), last_.as<float>()};
     const int64_t tiles_near = std::max<int64_t>(1, kNearLogits / kTileRows / last.n);

@@ -7,14 +7,14 @@
 namespace outpace {
 namespace {
 
-// How long a worker waits for the next step before it sleeps, in pauses: longer than the host takes between two steps, some
-// two hundred microseconds, because waking up costs tens of them.
+// How long a worker spins for the next step before it sleeps, in pauses: longer than the host's time between two steps
+// (about 200 microseconds), because waking up takes tens of microseconds.
 constexpr int kStartSpins = 20000;
 
 }  // namespace
 
 void Signal::raise() {
-    // Sequentially consistent on both sides: either we see the sleeper, or it sees the new value before it sleeps.
+    // Sequentially consistent on both sides: either this thread sees the sleeper, or the sleeper sees the new value.
     value_.fetch_add(1);
     if (sleepers_.load() > 0) {
         { std::lock_guard<std::mutex> lock(mutex_); }
@@ -27,7 +27,7 @@ void Signal::wait_while(uint32_t old, int spins) {
         if (value() != old) return;
         pause();
     }
-    // Where threads outnumber free cores, the one we wait for may need this core.
+    // With more threads than free cores, the awaited thread may need this core.
     for (int i = 0; i < kYields; i++) {
         if (value() != old) return;
         std::this_thread::yield();
@@ -82,7 +82,7 @@ void ThreadPool::work(int thread) {
         Job job;
         {
             std::lock_guard<std::mutex> lock(job_mutex_);
-            if (job_.number == latest) continue;  // taken already, before its signal was raised
+            if (job_.number == latest) continue;  // already done, before its signal was raised
             job = job_;
             num_inside_.fetch_add(1);
         }

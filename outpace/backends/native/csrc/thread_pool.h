@@ -1,10 +1,10 @@
 // Persistent workers.
 //
-// Two ways of working together. run(): every thread runs a region once, and all meet at barriers; for loading. post(): a
-// job that threads share out among themselves (see relay.h); the caller works too and goes on as soon as all work is done,
-// whether or not the other threads have come: on a machine shared with others, a thread that was put aside holds nobody
-// up. Waiting spins briefly, then sleeps, so that an idle server burns no CPU. Nothing here knows models; who computes
-// what is left to chance, and so no result may depend on it.
+// There are two kinds of jobs. run(): every thread runs a region once, with barriers; used for loading. post(): threads
+// share the work dynamically (see relay.h). The caller works too and continues as soon as all work is done, even if
+// other threads never started: on a shared machine, a descheduled thread then delays no other. Waiting spins briefly,
+// then sleeps, so that an idle server uses no CPU. Which thread computes what is not deterministic, so no result may
+// depend on it.
 #pragma once
 
 #include <atomic>
@@ -17,7 +17,7 @@
 
 namespace outpace {
 
-// A number that threads wait on until it changes: by spinning, then by sleeping.
+// A number that threads can wait on until it changes; they spin first, then sleep.
 class Signal {
   public:
     uint32_t value() const { return value_.load(std::memory_order_acquire); }
@@ -38,8 +38,8 @@ class ThreadPool {
     ThreadPool(const ThreadPool&) = delete;
     ThreadPool& operator=(const ThreadPool&) = delete;
 
-    // One pool per size for the whole process: a target and its draft take turns, and two pools would have the idle
-    // one's spinning workers in the way of the busy one.
+    // One pool per size for the whole process: a target and its draft alternate, and the spinning workers of a second,
+    // idle pool would slow the busy one.
     static std::shared_ptr<ThreadPool> shared(int num_threads);
 
     int size() const { return num_threads_; }
@@ -54,11 +54,11 @@ class ThreadPool {
         barrier();
     }
 
-    // Inside a region: wait until every thread has come here.
+    // Inside a region: wait until every thread has reached this point.
     void barrier();
 
-    // Have work(thread, tag) called by the caller, as thread 0, and, sooner or later or never, by the others. `work` must
-    // return when its tag is over, and must live until leave().
+    // Calls work(thread, tag) on the caller, as thread 0, and at some time, or never, on the others. `work` must return
+    // when its tag is over, and must live until leave().
     template <typename Work>
     void post(Work& work, uint64_t tag) {
         std::lock_guard<std::mutex> lock(turn_);
@@ -68,7 +68,7 @@ class ThreadPool {
         work(0, tag);
     }
 
-    // No thread is in posted work, or will come to it, when this returns.
+    // After this returns, no thread runs the posted work or will run it.
     void leave(const void* work);
 
   private:

@@ -7,10 +7,10 @@
 namespace outpace {
 namespace {
 
-// What a row costs, in tokens of a plain argmax; below this much work, waking others costs more than they save.
+// Costs in tokens of a plain argmax: of sampling, and of a step that is large enough to wake other threads.
 constexpr int64_t kSampleCost = 6, kWorthSharing = 300000;
 
-// A row that ends a matched draft, and the token said there: earlier rows compare as smaller.
+// The row that ends a matched draft and its token, packed so that earlier rows compare as smaller.
 int64_t ending(int64_t row, int64_t token) { return row << 32 | token; }
 
 double uniform_at(const Case& one, Purpose purpose, int64_t offset) {
@@ -81,7 +81,7 @@ void Verifier::work_on(const Unit& unit, Scratch& scratch) {
     }
 }
 
-// The target's own token at one place. A row behind one that has refused already is not looked at: nobody will ask.
+// Computes the target's own token for one row. Rows after a rejecting row are skipped: they are not needed.
 void Verifier::match_row(const Unit& unit, Scratch& scratch) {
     std::atomic<int64_t>& first = firsts_[size_t(unit.index)];
     if (first.load(std::memory_order_relaxed) < ending(unit.row, 0)) return;

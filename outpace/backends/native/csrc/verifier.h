@@ -1,7 +1,7 @@
-// outpace/decoding/acceptance.py in C++, over all requests of a step: which draft tokens stand, and what the target says next.
+// outpace/decoding/acceptance.py in C++, for all requests of a step: the accepted draft tokens, and the next token.
 //
-// The rules are those of that module and of verification.py, number by number. Requests and rows are shared out among the
-// threads of the pool; nobody's verdict depends on who else is judged.
+// The rules are those of that module and of verification.py, with the same bits. The threads of the pool share requests
+// and rows; a verdict does not depend on the other requests.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@ namespace outpace {
 
 enum class Rule : int32_t { kMatchGreedy, kMatch, kReject, kBlock, kCount };
 
-// One request: a draft, and the target's logits after each of its tokens and before the first.
+// One request: a draft, and the target's logits before its first token and after each token.
 struct Case {
     Rule rule;
     int32_t num_drafted;
@@ -27,12 +27,12 @@ struct Case {
     const float* const* draft_probs;  // [num_drafted]; only for rejection and block verification
     Shaping shaping;
     uint64_t seed;
-    int64_t position;  // of the first token to be said
+    int64_t position;  // of the first token to emit
 };
 
 struct Verdict {
     int32_t num_accepted;
-    int32_t token;  // the target's own, after the accepted ones
+    int32_t token;  // the target's own token, after the accepted ones
 };
 
 class Verifier {
@@ -43,13 +43,13 @@ class Verifier {
     Verifier& operator=(const Verifier&) = delete;
 
     int64_t vocab_size() const { return n_; }
-    // verdicts[i] for cases[i], which must have been checked.
+    // Writes verdicts[i] for cases[i]. The caller has checked the cases.
     void verify(const std::vector<Case>& cases, Verdict* verdicts);
 
-    void operator()(int thread, uint64_t phase);  // what the pool calls
+    void operator()(int thread, uint64_t phase);  // called by the pool
 
   private:
-    // Rows of a draft that is matched are looked at one by one; those of other rules depend on each other.
+    // With a match rule every row is a unit; with other rules the rows depend on each other, so the case is one unit.
     struct Unit {
         int32_t index, row;
     };
@@ -69,12 +69,12 @@ class Verifier {
     std::shared_ptr<ThreadPool> pool_;
     std::vector<std::unique_ptr<Scratch>> scratch_;  // per thread
 
-    // The step being judged.
-    Relay relay_;  // one phase: all units at once
+    // The current step.
+    Relay relay_;  // one phase with all units
     const std::vector<Case>* cases_ = nullptr;
     Verdict* verdicts_ = nullptr;
     std::vector<Unit> units_;
-    std::vector<std::atomic<int64_t>> firsts_;  // per case, of rows that refuse: (row, own token), the earliest so far
+    std::vector<std::atomic<int64_t>> firsts_;  // per case: (row, own token) of the earliest rejecting row so far
 };
 
 }  // namespace outpace

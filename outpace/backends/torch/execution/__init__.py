@@ -1,1 +1,1 @@
-"""How steps run on a device: graphs, staging, verification, and what is begun before it is asked for."""
+"""How steps run on a device: graphs, staging, verification, and steps started before their plan arrives."""

@@ -1,9 +1,9 @@
-"""Verification that begins behind a draft, before the host has seen what was drafted.
+"""Starts verification right after a draft, before the host has received the drafted tokens.
 
-Drafted tokens are on the device already, and what the target will be asked is known: each request's last token and the
-draft. So the target's step is started right behind the draft model's, fed from there; while the device works through
-both, the host receives the draft and makes its plan. A plan that is another than expected is run as usual, and what was
-begun is dropped: its places in the cache lie behind what the sequences hold and are written again.
+The drafted tokens are already on the device, and the target's rows are known: each request's last token and its draft.
+So the target's step is launched directly after the draft model's and takes its tokens on the device. Meanwhile the host
+receives the draft and makes its plan. If the plan differs from the expected one, it runs as usual and the early step is
+dropped: its cache entries lie after the sequence's tokens, and the next step overwrites them.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Ahead:
-    """A step under way that nobody has asked for yet."""
+    """A verification step that runs before its plan arrives."""
 
-    rows: list[Row]  # as the plan will have them; what is drafted comes with `expect`
+    rows: list[Row]  # as in the expected plan; `expect` supplies the drafted tokens
     launched: Launched
     fetch: Fetch
-    since: float = 0.0  # when the draft was done, and the device went on with this
-    _said: list[list[int]] = field(default_factory=list)
+    since: float = 0.0  # when the draft was done and the device started this step
+    _drafted: list[list[int]] = field(default_factory=list)
 
-    def expect(self, said: list[list[int]]) -> None:
-        """What was drafted, now that the host knows."""
-        self._said, self.since = said, perf_counter()
+    def expect(self, drafted: list[list[int]]) -> None:
+        """The host has received the drafted tokens."""
+        self._drafted, self.since = drafted, perf_counter()
 
     def is_in(self, plan: StepPlan, cases: Sequence[Case]) -> dict[int, Case] | None:
-        """Where in a plan its rows are, in order, and their cases; None if one is missing or another."""
+        """Its rows' indexes in the plan, with their cases; None if a row is missing or differs."""
         waiting = iter(cases)
         planned = {row.seq: (i, row, next(waiting)) for i, row in enumerate(plan.rows) if row.num_logits}
         found = {}
-        for row, said in zip(self.rows, self._said, strict=True):
+        for row, drafted in zip(self.rows, self._drafted, strict=True):
             i, asked, case = planned.get(row.seq, (-1, None, None))
             if (
                 case is None
                 or asked is None
                 or asked.start != row.start
-                or list(asked.tokens) != [row.tokens[0], *said]
+                or list(asked.tokens) != [row.tokens[0], *drafted]
             ):
                 return None
             found[i] = case
@@ -58,7 +58,7 @@ class Ahead:
 
 
 def begin(runner: TorchRunner, tasks: Sequence[DraftTask], drawn: Tensor) -> Ahead | None:
-    """Start verifying what the tasks say, `drawn` [depth, 2, rows] on the device; None where that is not possible."""
+    """Start to verify the drafts `drawn` [depth, 2, rows] on the device; None if that is not possible."""
     rows = []
     for task in tasks:
         request, count = task.request, 1 + task.depth
@@ -78,11 +78,11 @@ def begin(runner: TorchRunner, tasks: Sequence[DraftTask], drawn: Tensor) -> Ahe
 
 
 def _can_wait(request: Request) -> bool:
-    """Whether its row is one token and a draft, and nobody will ask for more than what is drawn from it."""
-    return len(request.tokens) == request.num_computed + 1 and speaks_for_itself(request)
+    """Whether its row is one token and a draft, and only the drawn tokens are needed."""
+    return len(request.tokens) == request.num_computed + 1 and needs_only_tokens(request)
 
 
-def speaks_for_itself(request: Request) -> bool:
-    """Its tokens are decided on the device by the target's logits, and nobody asks for those."""
+def needs_only_tokens(request: Request) -> bool:
+    """The device decides its tokens from the target's logits, and the host does not need the logits."""
     params = request.params
     return params.logprobs is None and not request.shaper.may_adjust and not params.speculation.is_lossy

@@ -1,10 +1,10 @@
-"""A draft model's tokens one after the other without the host between them: depth steps, drawn on the device.
+"""Drafts `depth` tokens per row with a draft model on the device, without the host between steps.
 
-The first step feeds what the draft has not read yet: one token a row, two where the last draft was accepted whole. The
-steps after it feed what was drawn. All of them, and all drawing, are captured; only texts not followed before are read
-by an ordinary step first, whose logits drawing then begins with. Tokens are drawn with the target's own noise, to be
-judged by `acceptance.match`: a draft that is compared with the target's own token needs no probabilities, so none have
-to be kept or moved. Filters and penalties are left out of a draft: what it says is checked anyway.
+The first step feeds the tokens that the draft cache lacks: one per row, or two if the last draft was fully accepted.
+Later steps feed the token just drawn. All steps and draws are captured. A row that is further behind is first prefilled
+by an ordinary step, and drawing starts from its logits. Tokens are drawn with the target's own noise and verified by
+`acceptance.match`, which compares them with the target's tokens, so no draft probabilities are kept or moved. A draft
+ignores filters and penalties: verification applies them.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from outpace.backends.torch.kernels.base import Cache
 from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.sampling.draws import NUM_FIELDS, DrawWords, Mode, Pool, draw_rows
 
-WIDTHS = (1, 2)  # tokens a row that a loop reads itself; 0 is a loop that begins with logits
+WIDTHS = (1, 2)  # tokens per row that a loop feeds in its first step; a loop of width 0 starts from logits
 
 
 class DraftLoop:
-    """`depth` tokens a row, of which rows may want fewer."""
+    """Draws up to `depth` tokens per row; a row may want fewer."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class DraftLoop:
         pool: Pool | None,
         logits: Tensor | None,
     ) -> None:
-        """`logits` [rows, vocab]: what a loop of width 0 begins with."""
+        """`logits` [rows, vocab]: the start of a loop of width 0."""
         device = model.weights.embedding.device
         on_gpu = device.type == "cuda"
         self._model, self._caches, self._mode, self._depth = model, caches, mode, depth
@@ -76,7 +76,7 @@ class DraftLoop:
         self.drawn = torch.zeros((depth, 2, num_rows), dtype=torch.int32, device=device)
         self._on_host = torch.zeros((depth, 2, num_rows), dtype=torch.int32, pin_memory=on_gpu)
         self._arrived: Any = torch.cuda.Event() if on_gpu else None
-        # The first token's and that of the others: the device begins while the host still launches the second.
+        # Two graphs, first token and later tokens: the device starts while the host launches the second.
         self._graphs: list[torch.cuda.CUDAGraph] = []
         if pool is not None:
             self._words.copy_(self._host_words)
@@ -93,27 +93,27 @@ class DraftLoop:
                     break
 
     def _clear(self) -> None:
-        """No row has anything to do after its first step."""
+        """Mark all rows as unused after the first step."""
         self._later.positions.fill(PADDING)
         self._later.lengths.fill(0)
         self._left.fill(0)
 
     def fill(self, tasks: Sequence[DraftTask], tables: NDArray[np.int32]) -> None:
-        """Pages are reserved for what the tasks read and say; `tables` names them, for every sequence."""
+        """Pages for fed and drafted tokens are reserved; `tables` holds the pages of every sequence."""
         self._clear()
         rows, requests = [task.row for task in tasks], [task.request for task in tasks]
         used, later = slice(0, len(rows)), self._later
         if self._first is not None:
             staging.fill(self._first, rows, tables)
         ends = np.array([row.start + len(row.tokens) for row in rows])
-        later.positions[used], later.contexts[used], later.lengths[used] = ends - 1, ends, 1  # as drawing leaves it for
+        later.positions[used], later.contexts[used], later.lengths[used] = ends - 1, ends, 1  # drawing advances it
         tables.take([row.seq for row in rows], axis=0, out=later.tables[used], mode="clip")
         self._left[used] = [task.depth for task in tasks]
         self._draws.fill(used, requests, [len(request.tokens) for request in requests])
 
     @torch.inference_mode()
     def launch(self) -> None:
-        """Start what was filled in."""
+        """Start the filled loop."""
         self._words.copy_(self._host_words, non_blocking=True)
         for graph in self._graphs:
             graph.replay()

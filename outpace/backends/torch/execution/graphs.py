@@ -1,10 +1,10 @@
-"""Steps of fixed shapes, one per bucket of rows and tokens per row: on a GPU captured once as CUDA graphs.
+"""Steps of fixed shapes, one per bucket of rows and tokens per row. On a GPU each is captured once as a CUDA graph.
 
 A step of a large model is two hundred kernels of a few microseconds each; launching them one by one from Python takes
-longer than running them. A bucket's tensors have fixed places and sizes, so a plan is written into its buffer, padded
-where it has fewer rows or shorter ones, and the whole step is a single launch. A bucket of one token a row can also go
-on by itself: what is drawn becomes what it feeds next. Rows of very different lengths are not padded but packed, one
-behind the other: a step should cost what its tokens cost.
+longer than running them. A bucket's tensors have fixed addresses and sizes: a plan is written into its buffer, padded
+if it has fewer or shorter rows, and the whole step is one launch. A bucket of one token per row can also continue
+without the host: it feeds the token just drawn. Rows of very different lengths are packed one after the other, not
+padded, so that a step costs no more than its tokens.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from outpace.backends.torch.sampling.draws import Draws, Mode, Pool
 from outpace.core import StepPlan
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
-TOKEN_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 17)  # per row; the last for a draft of 16 and the token before it
-# Rows of very different lengths: tokens in all, and of the longest row at most.
+TOKEN_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 17)  # per row; 17 is a draft of 16 and the token before it
+# Packed rows: tokens in total.
 PACKED_TOKENS = (8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 384, 512, 768, 1024)
-PACKED_ROW_TOKENS = (8, TOKEN_BUCKETS[-1])
-_DENSE = 0.8  # of what padded rows would have: then they are packed
-# Steps that read prompts, alone or beside rows that decode: tokens in all, by how many rows there is room for.
-READ_BUCKETS = {
+PACKED_ROW_TOKENS = (8, TOKEN_BUCKETS[-1])  # of the longest packed row
+_DENSE = 0.8  # rows are packed if that takes at most this share of the padded tokens
+# Steps that prefill, with or without decoding rows: tokens in total, by number of rows.
+PREFILL_BUCKETS = {
     1: (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024),
     8: (64, 128, 256, 512, 768, 1024, 1280, 1536, 2048, 2560, 3072, 3584, 4096),
     32: (128, 256, 512, 1024, 1536, 2048, 2560, 3072, 3584, 4096),
     128: (256, 512, 1024, 1536, 2048, 2560, 3072, 3584, 4096),
 }
-MAX_READ_ROW = 1024  # tokens of one row in such a step
-_LAUNCH_BOUND = 1.6e13  # operations of a step; one with more takes longer to compute than to launch
-LARGEST_BUCKET = (ROW_BUCKETS[-1], 16)  # in either direction, the longest drafts aside; not in both at once
-MAX_TOKENS = 1024  # in a bucket; larger steps keep the GPU busy whoever launches them
-_WARM_UPS = 2  # before a capture: kernels are compiled and libraries make their workspaces
+MAX_PREFILL_ROW = 1024  # tokens of one row in such a step
+_LAUNCH_BOUND = 1.6e13  # operations per step; above this, computing takes longer than launching
+LARGEST_BUCKET = (ROW_BUCKETS[-1], 16)  # (rows, tokens per row), without drafts of 16; MAX_TOKENS forbids both at once
+MAX_TOKENS = 1024  # in a bucket; larger steps keep the GPU busy without a graph
+_WARM_UPS = 2  # runs before a capture, to compile kernels and allocate library workspaces
 
 
 @dataclass(slots=True)
 class Captures:
-    """How many graphs there are, of whatever kind."""
+    """Counts graphs of all kinds."""
 
     num: int = 0
 
 
 class Bucket:
-    """A step whose tensors stay where they are. Fill `host`, then launch; draw from its logits, or fetch them."""
+    """A step whose tensors have fixed addresses. Fill `host`, then launch; then draw from its logits, or fetch them."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Bucket:
         captures: Captures,
         room: Tensor | None = None,
     ) -> None:
-        """`room`: for logits, where several buckets share it."""
+        """`room`: a tensor for the logits, if several buckets share one."""
         device = model.weights.embedding.device
         self._model, self._caches, self._pool, self._captures = model, caches, pool, captures
         captures.num += 1
@@ -71,8 +71,8 @@ class Bucket:
         self.host.positions.fill(PADDING)
         self.step = views(self.host.buffer.to(device), shape)
         self._tables = [torch.zeros_like(self.step.tables, device="cpu", pin_memory=pool is not None) for _ in range(2)]
-        # A step that verifies drafts begins by taking what the host says, and what was drafted on the device. One that
-        # goes on by itself must not, and what reads a prompt takes longer anyway.
+        # A step that verifies drafts first copies the host's words and the drafts on the device. A step that continues
+        # without the host must not, and a prefill takes so long that a separate copy does not matter.
         verifies = shape.max_row_tokens > 1 and shape.num_outputs == shape.num_tokens
         depth = shape.max_row_tokens - 1
         self._drafted = torch.zeros((depth, shape.num_rows), dtype=torch.int32, device=device) if verifies else None
@@ -81,7 +81,7 @@ class Bucket:
         if pool is None:
             self.logits = torch.empty((shape.num_outputs, model.config.vocab_size), device=device)
         else:
-            self.logits = self._captured(pool, device, room)  # valid once the stream gets there
+            self.logits = self._captured(pool, device, room)  # valid once the stream has run the graph
 
     def _captured(self, pool: Pool, device: torch.device, room: Tensor | None) -> Tensor:
         stream = torch.cuda.Stream(device)
@@ -100,7 +100,7 @@ class Bucket:
         return self._model.forward(self.step, self._caches, room)
 
     def launch(self, drafted: Tensor | None = None) -> None:
-        """Start what `host` says; drafts [depth, rows] on the device are its tokens that are DRAFTED."""
+        """Start the step in `host`; `drafted` [depth, rows] on the device replaces its tokens that are DRAFTED."""
         if self._drafted is None:
             self.step.words.copy_(self.host.buffer, non_blocking=True)
         elif drafted is not None:
@@ -108,23 +108,23 @@ class Bucket:
         self.replay()
 
     def replay(self) -> None:
-        """Start what is on the device."""
+        """Start the step with the words on the device."""
         if self._graph is not None:
             self._graph.replay()
         else:
             self.logits.copy_(self._run(None))
 
     def change_tables(self, changed: Mapping[int, Sequence[int]]) -> None:
-        """The pages of some rows, for what is started next; what was started already may still be on its way."""
+        """Change the pages of some rows for the next launch; an earlier copy may still be running."""
         for row, pages in changed.items():
             self.host.tables[row, : len(pages)] = pages
-        self._tables.reverse()  # the other one may still be read
+        self._tables.reverse()  # the device may still read the other one
         self._tables[0].numpy()[:] = self.host.tables
         self.step.tables.copy_(self._tables[0], non_blocking=True)
 
     def lines(self, num_logits: int) -> tuple[NDArray[np.integer], Tensor]:
-        """Where in the logits those asked for are, in order, on the host and on the device."""
-        if self.step.shape.num_outputs < self.step.shape.num_tokens:  # they are all there is
+        """Indexes of the requested logits, in order, on the host and on the device."""
+        if self.step.shape.num_outputs < self.step.shape.num_tokens:  # only requested logits are computed
             return np.arange(num_logits), torch.arange(num_logits, device=self.logits.device)
         return self.host.outputs[:num_logits].copy(), self.step.outputs[:num_logits]
 
@@ -140,9 +140,9 @@ class Bucket:
 
 
 def take(host: Tensor, step: StepInputs, drafted: Tensor, most: int) -> None:
-    """A step's words from the host's; tokens that are DRAFTED from `drafted` [depth, rows].
+    """Copy a step's words from the host; tokens that are DRAFTED come from `drafted` [depth, rows].
 
-    What rows without a place drew may be no token at all: none is larger than `most`.
+    Unused rows may hold invalid tokens, so tokens are clamped to `most`.
     """
     if step.words.is_cuda:
         from outpace.backends.torch.kernels import taking
@@ -152,9 +152,9 @@ def take(host: Tensor, step: StepInputs, drafted: Tensor, most: int) -> None:
     step.words.copy_(host)
     rows = step.token_rows.long()
     places = torch.arange(len(rows)) - 1 - step.begins[rows]
-    is_there = (places >= 0) & (places < len(drafted))  # others were left in gaps by an earlier step
-    said = torch.where(is_there, drafted[places.clamp(0, len(drafted) - 1), rows].clamp(max=most), 0)
-    step.tokens.copy_(torch.where(step.tokens == DRAFTED, said, step.tokens))
+    is_there = (places >= 0) & (places < len(drafted))  # others are leftovers of an earlier step, in gaps
+    tokens = torch.where(is_there, drafted[places.clamp(0, len(drafted) - 1), rows].clamp(max=most), 0)
+    step.tokens.copy_(torch.where(step.tokens == DRAFTED, tokens, step.tokens))
 
 
 class Graphs:
@@ -165,11 +165,11 @@ class Graphs:
         self._most_packed = most_packed(max_rows)
         self._made = Captures()
         self._buckets: dict[StepShape, Bucket] = {}
-        self._readings: dict[tuple[int, int], Bucket] = {}
+        self._prefill_buckets: dict[tuple[int, int], Bucket] = {}
         self._num_parameters = model.weights.num_parameters
         self._loops: dict[tuple[int, int, int, Mode], DraftLoop] = {}
-        self._first_logits = model.weights.embedding.new_empty(0, dtype=torch.float32)  # of drafts
-        self._packed_logits: Tensor | None = None  # of all packed buckets: sizes are many
+        self._first_logits = model.weights.embedding.new_empty(0, dtype=torch.float32)  # of draft loops
+        self._packed_logits: Tensor | None = None  # shared by all packed buckets, because there are many
         self._captures = model.weights.embedding.is_cuda
         self._pool: Pool | None = torch.cuda.graph_pool_handle() if self._captures else None
 
@@ -178,9 +178,9 @@ class Graphs:
         return self._made.num
 
     def loop(self, num_rows: int, width: int, depth: int, mode: Mode) -> DraftLoop:
-        """A draft model's steps for rows that bring up to `width` tokens; width 0: for logits that are there."""
+        """The draft loop for rows that feed up to `width` tokens; width 0 starts from `first_logits`."""
         rows = next((size for size in ROW_BUCKETS if size >= num_rows), None) if self._captures else None
-        if rows is None:  # more than any graph has
+        if rows is None:  # more rows than any graph has
             return self._new_loop(num_rows, width, depth, mode, None)
         key = (rows, width, depth, mode)
         if key not in self._loops:
@@ -193,29 +193,29 @@ class Graphs:
         return DraftLoop(self._model, self._caches, rows, width, depth, self._table_width, mode, pool, logits)
 
     def first_logits(self, num_rows: int) -> Tensor:
-        """Where loops of width 0 find what to begin with; one place for all, made once."""
+        """The logits that loops of width 0 start from; one tensor for all loops."""
         if len(self._first_logits) < num_rows:
             most = max(num_rows, ROW_BUCKETS[-1] if self._captures else 0)
             self._first_logits = self._first_logits.new_zeros((most, self._model.config.vocab_size))
         return self._first_logits[:num_rows]
 
     def is_prepared(self, plan: StepPlan, mode: Mode) -> bool:
-        """Whether nothing has to be captured for it; what is never captured always is."""
+        """Whether the plan runs without a new capture; always true without graphs."""
         if not self._captures:
             return True
         shape = self._shape(plan)
         return shape is not None and shape in self._buckets and self._buckets[shape].has_draws(mode)
 
     def find(self, plan: StepPlan) -> Bucket | None:
-        """The smallest bucket the plan fits in, made on first use; None where none would pay."""
+        """The smallest bucket the plan fits in, made on first use; None if a bucket would not pay."""
         longest = max(len(row.tokens) for row in plan.rows)
         if self._captures:
             shape = self._shape(plan)
             if shape is None:
-                return self._find_reading(plan, longest)
+                return self._find_prefill(plan, longest)
         elif longest == 1:
             shape = StepShape(len(plan.rows), len(plan.rows), len(plan.rows), 1, self._table_width)
-        else:  # nothing to be gained by padding, or by keeping what is seldom seen again
+        else:  # without graphs, padding gains nothing, and such shapes seldom repeat
             return None
         if shape not in self._buckets:
             room = self._packed_room(shape.num_tokens) if shape.is_packed else None
@@ -223,7 +223,7 @@ class Graphs:
         return self._buckets[shape]
 
     def _shape(self, plan: StepPlan) -> StepShape | None:
-        """Of a step that may verify drafts: rows padded to one length, or packed where that is much less."""
+        """The shape of a step that may verify drafts: padded to one row length, or packed if that is much smaller."""
         num_rows, longest = len(plan.rows), max(len(row.tokens) for row in plan.rows)
         padded, packed = find_bucket(num_rows, longest), find_packed_bucket(num_rows, longest, plan.num_tokens)
         if packed is not None and (padded is None or packed[1] <= _DENSE * padded[0] * padded[1]):
@@ -240,22 +240,22 @@ class Graphs:
             self._packed_logits = torch.empty(shape, device=self._model.weights.embedding.device)
         return self._packed_logits[:num_tokens]
 
-    def _find_reading(self, plan: StepPlan, longest: int) -> Bucket | None:
-        """For a plan that wants no logits but those of rows' last tokens."""
-        size = find_read_bucket(len(plan.rows), plan.num_tokens)
-        if size is None or longest > MAX_READ_ROW or any(row.num_logits > 1 for row in plan.rows):
+    def _find_prefill(self, plan: StepPlan, longest: int) -> Bucket | None:
+        """The bucket for a plan that needs only the logits of each row's last token."""
+        size = find_prefill_bucket(len(plan.rows), plan.num_tokens)
+        if size is None or longest > MAX_PREFILL_ROW or any(row.num_logits > 1 for row in plan.rows):
             return None
         rows, tokens = size
         if 2 * tokens * self._num_parameters > _LAUNCH_BOUND:
             return None
-        if size not in self._readings:
-            shape = StepShape(tokens, rows, rows, min(tokens, MAX_READ_ROW), self._table_width, is_packed=True)
-            self._readings[size] = Bucket(self._model, self._caches, shape, self._pool, self._made)
-        return self._readings[size]
+        if size not in self._prefill_buckets:
+            shape = StepShape(tokens, rows, rows, min(tokens, MAX_PREFILL_ROW), self._table_width, is_packed=True)
+            self._prefill_buckets[size] = Bucket(self._model, self._caches, shape, self._pool, self._made)
+        return self._prefill_buckets[size]
 
 
 def find_bucket(num_rows: int, row_tokens: int) -> tuple[int, int] | None:
-    """(rows, tokens per row). A step of few long rows and many short ones is not padded: that would multiply it."""
+    """(rows, tokens per row). Large results are refused: padding many short rows to a long one costs too much."""
     rows = next((size for size in ROW_BUCKETS if size >= num_rows), None)
     tokens = next((size for size in TOKEN_BUCKETS if size >= row_tokens), None)
     if rows is None or tokens is None or rows * tokens > MAX_TOKENS:
@@ -264,7 +264,7 @@ def find_bucket(num_rows: int, row_tokens: int) -> tuple[int, int] | None:
 
 
 def find_packed_bucket(num_rows: int, longest: int, num_tokens: int) -> tuple[int, int, int] | None:
-    """(rows, tokens in all, of one row at most), for rows of which not all have one token."""
+    """(rows, tokens in total, most tokens of one row), for rows of which at least one has several tokens."""
     rows = next((size for size in ROW_BUCKETS if size >= num_rows), None)
     tokens = next((size for size in PACKED_TOKENS if size >= num_tokens), None)
     row_tokens = next((size for size in PACKED_ROW_TOKENS if size >= longest), None)
@@ -274,22 +274,22 @@ def find_packed_bucket(num_rows: int, longest: int, num_tokens: int) -> tuple[in
 
 
 def most_packed(max_rows: int) -> int:
-    """Tokens of the largest packed bucket that so many rows can meet."""
+    """Tokens of the largest packed bucket that `max_rows` rows can use."""
     most = next((size for size in ROW_BUCKETS if size >= max_rows), ROW_BUCKETS[-1]) * TOKEN_BUCKETS[-1]
     return next((size for size in PACKED_TOKENS if size >= most), PACKED_TOKENS[-1])
 
 
-def find_read_bucket(num_rows: int, num_tokens: int) -> tuple[int, int] | None:
-    """(rows, tokens in all)."""
-    rows = next((size for size in READ_BUCKETS if size >= num_rows), None)
-    tokens = None if rows is None else next((size for size in READ_BUCKETS[rows] if size >= num_tokens), None)
+def find_prefill_bucket(num_rows: int, num_tokens: int) -> tuple[int, int] | None:
+    """(rows, tokens in total)."""
+    rows = next((size for size in PREFILL_BUCKETS if size >= num_rows), None)
+    tokens = None if rows is None else next((size for size in PREFILL_BUCKETS[rows] if size >= num_tokens), None)
     return None if rows is None or tokens is None else (rows, tokens)
 
 
 def num_captured_tokens(max_rows: int) -> int:
-    """Of all buckets that so many rows can ever meet: but for packed ones, each keeps logits of its own."""
+    """Rows of logits in all buckets that `max_rows` rows can use. Only packed buckets share theirs."""
     most = next((size for size in ROW_BUCKETS if size >= max_rows), ROW_BUCKETS[-1])
     sizes = [rows * tokens for rows in ROW_BUCKETS if rows <= most for tokens in TOKEN_BUCKETS]
-    most_read = next((size for size in READ_BUCKETS if size >= max_rows), max(READ_BUCKETS))
-    read = sum(rows * len(tokens) for rows, tokens in READ_BUCKETS.items() if rows <= most_read)
-    return sum(size for size in sizes if size <= MAX_TOKENS) + read + most_packed(max_rows)
+    most_rows = next((size for size in PREFILL_BUCKETS if size >= max_rows), max(PREFILL_BUCKETS))
+    prefill = sum(rows * len(tokens) for rows, tokens in PREFILL_BUCKETS.items() if rows <= most_rows)
+    return sum(size for size in sizes if size <= MAX_TOKENS) + prefill + most_packed(max_rows)

@@ -1,11 +1,10 @@
-"""Steps whose logits stay on the device: run, drawn from and judged there, so that only tokens come to the host.
+"""Runs steps, draws tokens and verifies drafts on the device, so that only tokens are copied to the host.
 
-While plain decoding goes on undisturbed, the next step is begun before its plan arrives: rows feed what was just drawn,
-which is on the device already. When the plan comes and is what was expected, its step is half done, and scheduling,
-detokenising and all else the host does cost no time. Where a row's plan is another (it ended, or has a draft to be
-verified), what was computed for it is dropped; its place in the cache lies behind what the sequence holds and is
-written again. A row with another plan needs a step of its own after the one begun, which costs more than is gained by a
-right guess; `foresight.py` weighs that.
+During plain decoding, the next step is started before its plan arrives: rows feed the token just drawn, which is
+already on the device. If the plan is as expected, its step is half done, and the host's work (scheduling, detokenising)
+costs no time. If a row's plan differs (its request ended, or has a draft to verify), its result is dropped; its cache
+entry lies after the sequence's tokens and is overwritten. Such a row needs a second step, which costs more than a right
+guess gains; `foresight.py` decides whether to start early.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ import torch
 from torch import Tensor
 
 from outpace.backends.base import DraftTask, Judged
-from outpace.backends.torch.execution.ahead import Ahead, speaks_for_itself
+from outpace.backends.torch.execution.ahead import Ahead, needs_only_tokens
 from outpace.backends.torch.execution.ahead import begin as begin_ahead
 from outpace.backends.torch.execution.foresight import Foresight
 from outpace.backends.torch.execution.graphs import Bucket
-from outpace.backends.torch.execution.launched import Launched, NotKept
+from outpace.backends.torch.execution.launched import DiscardedLogits, Launched
 from outpace.backends.torch.sampling import verifier as device_verifier
 from outpace.backends.torch.sampling.draws import Draws, Fetch, mode_for
 from outpace.core import Case, Request, StepPlan, Verdict
@@ -32,12 +31,12 @@ from outpace.decoding.acceptance import match_known
 if TYPE_CHECKING:
     from outpace.backends.torch.runner import TorchRunner
 
-_WAITED = 20e-6  # seconds: whoever waited for a step longer than that did not find it done
+_WAITED = 20e-6  # seconds; after a shorter wait, the step was already done
 
 
 @dataclass(slots=True)
 class _Chain:
-    """A bucket that goes on by itself, and what its rows stand for."""
+    """A bucket that continues without the host, and the requests of its rows."""
 
     bucket: Bucket
     draws: Draws
@@ -47,22 +46,22 @@ class _Chain:
 
 @dataclass(slots=True)
 class _Begun:
-    """A step begun before it was asked for."""
+    """A step started before its plan arrived."""
 
     chain: _Chain
-    lines: dict[int, int]  # of the sequences it still serves
-    starts: list[int]  # where the token lies that a line feeds
+    lines: dict[int, int]  # by sequence; without those whose cache has changed since
+    starts: list[int]  # position of the token that each line feeds
     fetch: Fetch
-    fed: list[int] = field(default_factory=list)  # those tokens, by line, once they are known,
-    since: float = 0.0  # and when that was: the device went on with this step
+    fed: list[int] = field(default_factory=list)  # those tokens, by line, once known
+    since: float = 0.0  # when they became known and the device started this step
 
     def feed(self, tokens: list[int]) -> None:
         self.fed, self.since = tokens, perf_counter()
 
 
 def _is_plain(case: Case) -> bool:
-    """One token, that the target's logits decide on the device, and nobody asks for those."""
-    return not case.tokens and speaks_for_itself(case.request)
+    """No draft, and the device decides the token."""
+    return not case.tokens and needs_only_tokens(case.request)
 
 
 class DeviceJudge:
@@ -70,17 +69,17 @@ class DeviceJudge:
         self._runner = runner
         self._begun: _Begun | None = None
         self._foresight = Foresight()
-        self._expected: dict[int, int] = {}  # after a plain step: where the next tokens of its sequences lie
-        self._is_never_drafted = False  # those sequences
+        self._expected: dict[int, int] = {}  # after a plain step: by sequence, the position of its next token
+        self._is_never_drafted = False  # whether those sequences never use drafts
         self._ahead: Ahead | None = None
         self._num_rows = 0  # of the latest plan
 
     def stop(self) -> None:
-        """Let go of what was begun."""
+        """Drop the steps that were started early."""
         self._begun = self._ahead = None
 
     def forget(self, seq: int) -> None:
-        """The sequence is no longer what it was when the next step was begun."""
+        """The cache of a sequence changes: drop what was started early for it."""
         self._expected.pop(seq, None)
         if self._begun is not None:
             self._begun.lines.pop(seq, None)
@@ -88,7 +87,7 @@ class DeviceJudge:
             self._drop_ahead()
 
     def begin_verifying(self, tasks: Sequence[DraftTask], drawn: Tensor) -> Ahead | None:
-        """Behind a draft that is under way; not where the plan will have other rows too, which would be run apart."""
+        """Start to verify a draft that still runs; not if the plan will have more rows, which need a second step."""
         self._drop_ahead()
         if len(tasks) == self._num_rows:
             self._ahead = begin_ahead(self._runner, tasks, drawn)
@@ -96,7 +95,7 @@ class DeviceJudge:
 
     def _drop_ahead(self) -> None:
         if self._ahead is not None:
-            self._ahead.fetch.wait()  # its buffers are being read until then
+            self._ahead.fetch.wait()  # the device reads its buffers until then
             self._ahead = None
 
     def __call__(
@@ -108,8 +107,8 @@ class DeviceJudge:
         runner.reserve_rows(plan.rows)
         is_plain = len(cases) == plan.num_tokens == len(plan.rows) and all(map(_is_plain, cases))
         self._num_rows = len(plan.rows)
-        self._look_back(plan, cases, is_plain, begin)
-        answered = self._answered(begun, plan, cases) if begun is not None and cases else {}
+        self._update_foresight(plan, cases, is_plain, begin)
+        answered = self._expected_rows(begun, plan, cases) if begun is not None and cases else {}
         verified = self._ahead.is_in(plan, cases) if self._ahead is not None and cases else None
         if verified is None or (len(verified) < len(plan.rows) and _any_logprobs(cases)):
             self._drop_ahead()
@@ -125,11 +124,11 @@ class DeviceJudge:
             runner.pool.advance(row.seq, len(row.tokens))
         now = perf_counter()
         self._foresight.end(now, now - begin if is_plain and begun is None else None)
-        in_vain = begun is not None and len(answered) < len(begun.chain.requests)
-        return replace(judged, is_typical=False) if in_vain else judged
+        was_wasted = begun is not None and len(answered) < len(begun.chain.requests)
+        return replace(judged, is_typical=False) if was_wasted else judged
 
-    def _look_back(self, plan: StepPlan, cases: Sequence[Case], is_plain: bool, now: float) -> None:
-        """Whether the plan goes on as the last one, if that was plain and not all it was for have ended."""
+    def _update_foresight(self, plan: StepPlan, cases: Sequence[Case], is_plain: bool, now: float) -> None:
+        """Tell `Foresight` whether the plan continues the last one, if that was plain and has live sequences."""
         self._foresight.begin(now, is_plain)
         expected = self._expected
         if expected:
@@ -139,8 +138,8 @@ class DeviceJudge:
         if is_plain and not (expected and goes_on):
             self._is_never_drafted = all(case.request.params.speculation.mode == "off" for case in cases)
 
-    def _answered(self, begun: _Begun, plan: StepPlan, cases: Sequence[Case]) -> dict[int, int]:
-        """Rows of the plan that are what was expected: row to line."""
+    def _expected_rows(self, begun: _Begun, plan: StepPlan, cases: Sequence[Case]) -> dict[int, int]:
+        """Rows of the plan that are as expected: row to line."""
         found = {}
         waiting = iter(cases)
         for i, row in enumerate(plan.rows):
@@ -166,7 +165,7 @@ class DeviceJudge:
         begin: float,
         meanwhile: Callable[[], None] | None = None,
     ) -> Judged:
-        """A step from its beginning."""
+        """Run a step that was not started early."""
         launched = self._runner.launch(plan)
         if not cases:
             if meanwhile is not None:
@@ -180,7 +179,7 @@ class DeviceJudge:
         fetch = draws.fetch()
         if is_plain and launched.bucket is not None:
             pages = [self._runner.pool.blocks(row.seq) for row in plan.rows]
-            self._go_on(_Chain(launched.bucket, draws, requests, pages), plan)
+            self._start_next(_Chain(launched.bucket, draws, requests, pages), plan)
         if meanwhile is not None:
             meanwhile()
         tokens, exact = (found[launched.lines].tolist() for found in fetch.wait())
@@ -193,9 +192,9 @@ class DeviceJudge:
     def _take(
         self, begun: _Begun, plan: StepPlan, cases: Sequence[Case], lines: list[int], begin: float
     ) -> Judged:  # fmt: skip
-        """A step that was begun; the next one is begun before waiting for it, if its rows are still the same."""
+        """Finish a step that was started early; first start the next one, if its rows are still the same."""
         if lines == list(range(len(begun.chain.requests))):
-            self._go_on(begun.chain, plan)
+            self._start_next(begun.chain, plan)
         asked = perf_counter()
         tokens, exact = (found[lines].tolist() for found in begun.fetch.wait())
         if self._begun is not None:
@@ -207,7 +206,7 @@ class DeviceJudge:
     def _take_some(
         self, begun: _Begun, plan: StepPlan, cases: Sequence[Case], answered: dict[int, int], begin: float
     ) -> Judged:  # fmt: skip
-        """Some rows were begun; the others are run on their own."""
+        """Some rows were started early; the others run in a second step."""
         case_of = _by_row(plan, cases)
         verdicts = self._run_rest(plan, case_of, answered, begin)
         tokens, exact = (found[list(answered.values())].tolist() for found in begun.fetch.wait())
@@ -215,7 +214,7 @@ class DeviceJudge:
             StepPlan([plan.rows[i] for i in answered]), [case_of[i] for i in answered], tokens, exact, begin
         )  # fmt: skip
         verdicts |= dict(zip(answered, known.verdicts, strict=True))
-        return Judged(NotKept(), [verdicts[i] for i in case_of], known.forward_seconds)
+        return Judged(DiscardedLogits(), [verdicts[i] for i in case_of], known.forward_seconds)
 
     def _take_ahead(
         self,
@@ -225,7 +224,7 @@ class DeviceJudge:
         begin: float,
         meanwhile: Callable[[], None] | None,
     ) -> Judged:
-        """Drafts whose verification was begun behind them; rows beside them are run on their own."""
+        """Finish a verification that was started early; rows that are not in it run in a second step."""
         ahead, self._ahead = self._ahead, None
         assert ahead is not None
         if meanwhile is not None:
@@ -237,12 +236,12 @@ class DeviceJudge:
             return Judged(ahead.launched, list(known.values()), seconds, hidden)
         case_of = _by_row(plan, cases)
         known |= self._run_rest(plan, case_of, verified, begin)
-        return Judged(NotKept(), [known[i] for i in case_of], perf_counter() - begin)
+        return Judged(DiscardedLogits(), [known[i] for i in case_of], perf_counter() - begin)
 
     def _run_rest(
         self, plan: StepPlan, case_of: dict[int, Case], known: Collection[int], begin: float
     ) -> dict[int, Verdict]:  # fmt: skip
-        """The rows that are not known, in a step of their own."""
+        """Run the rows that are not in `known` in a step of their own."""
         rest = [i for i in range(len(plan.rows)) if i not in known]
         judged = self._run(
             StepPlan([plan.rows[i] for i in rest]), [case_of[i] for i in rest if i in case_of], False, begin
@@ -255,16 +254,16 @@ class DeviceJudge:
         seconds = perf_counter() - begin
         verdicts = [Verdict([token], 0, 0) for token in tokens]
         unsure = [i for i, is_exact in enumerate(exact) if not is_exact]
-        if unsure:  # their logits are gone, and what was begun may feed the wrong tokens
+        if unsure:  # their logits are overwritten, and the step started early may feed wrong tokens
             self._begun = None
             again = self._runner.launch(StepPlan([plan.rows[i] for i in unsure]))
             judged = device_verifier.verify([cases[i] for i in unsure], again.some(range(len(unsure))))
             for i, verdict in zip(unsure, judged, strict=True):
                 verdicts[i] = verdict
-        return Judged(NotKept(), verdicts, seconds)
+        return Judged(DiscardedLogits(), verdicts, seconds)
 
-    def _go_on(self, chain: _Chain, plan: StepPlan) -> None:
-        """Begin the step after this one, if it is likely enough to be wanted and there is room for it."""
+    def _start_next(self, chain: _Chain, plan: StepPlan) -> None:
+        """Start the next step early, if it is likely to be needed and its pages are free."""
         runner = self._runner
         is_likely = self._foresight.is_worth(self._is_never_drafted) and not all(
             len(request.tokens) + 1 >= request.max_length for request in chain.requests
@@ -295,12 +294,12 @@ def _any_logprobs(cases: Sequence[Case]) -> bool:
 
 
 def _is_drawn(request: Request) -> bool:
-    """Its tokens are what was drawn, whatever else is asked of the logits."""
+    """Whether the drawn tokens are its tokens; it may still need logprobs."""
     return not request.shaper.may_adjust and not request.params.speculation.is_lossy
 
 
 def _verdicts(cases: Sequence[Case], tokens: list[int], exact: list[int], logits: Launched) -> list[Verdict]:
-    """From the target's own tokens, where they decide; the other cases are judged apart."""
+    """Verify cases against the target's own tokens if those decide; `sampling/verifier.py` verifies the others."""
     verdicts: list[Verdict | None] = []
     others, lines = list[Case](), list[int]()
     all_exact = all(exact)

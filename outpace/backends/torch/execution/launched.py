@@ -1,4 +1,4 @@
-"""A step under way on the device, and the logits it leaves there."""
+"""A launched step, and its logits on the device."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from outpace.core import Request
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A step under way. Its logits are valid until the next one."""
+    """A launched step. Its logits are valid until the next step."""
 
     _logits: Tensor
-    lines: NDArray[np.integer]  # those asked for, in order
+    lines: NDArray[np.integer]  # indexes of the requested logits, in order
     device_lines: Tensor
     draws: Callable[[Mode], Draws]
     bucket: Bucket | None
@@ -30,19 +30,19 @@ class Launched:
         return found
 
     def drawn(self, mode: Mode, requests: Sequence[Request], positions: Sequence[int]) -> Draws:
-        """Have a token drawn from each line; it is the request's at that position of its text."""
+        """Draw a token from each line, for the request and the position of that line."""
         draws = self.draws(mode)
         draws.words.fill(self.lines, requests, positions)
         draws.launch()
         return draws
 
     def some(self, which: Sequence[int]) -> Tensor:
-        """Of the lines asked for, these, on the device."""
+        """Logits of some of the requested lines, on the device."""
         return self._logits.index_select(0, self.device_lines[torch.tensor(which, device=self._logits.device)])
 
 
-class NotKept:
-    """The logits of a step whose successor runs already."""
+class DiscardedLogits:
+    """Stands for the logits of a step whose successor already runs."""
 
     def __getitem__(self, lines: slice) -> NDArray[np.float32]:
-        raise RuntimeError("the logits of this step were not asked for and are gone")
+        raise RuntimeError("the logits of this step were not kept, because no request asked for them")

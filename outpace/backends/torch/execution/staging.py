@@ -1,7 +1,7 @@
-"""A plan's rows, written into the buffer of a step: all rows at once, and of what is there already nothing again.
+"""Writes a plan's rows into the buffer of a step: all rows at once, and only what has changed.
 
-Where tokens lie depends only on how many each row has. The same numbers come again and again, step after step; what
-follows from them is computed once, and written once into each buffer that keeps it.
+The layout depends only on the number of tokens per row. These numbers repeat from step to step, so a layout is computed
+once, and written once into each buffer that uses it.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """Where the tokens of rows lie in a step."""
+    """The places of the rows' tokens in a step."""
 
     begins: Ints  # [rows], first token
     lengths: Ints  # [rows]
     rows: Ints  # [tokens], the row each belongs to
-    offsets: Ints  # [tokens], its place in that row
-    places: Ints | slice  # [tokens], and in the step
-    outputs: Ints  # places of those whose logits are wanted
+    offsets: Ints  # [tokens], place in that row
+    places: Ints | slice  # [tokens], place in the step
+    outputs: Ints  # places of the tokens whose logits are requested
 
 
 @lru_cache(maxsize=64)
 def layout_of(counts: tuple[int, ...], num_logits: tuple[int, ...], width: int | None) -> Layout:
-    """Of rows with so many tokens, each with room for `width`; None: without gaps between them."""
+    """The layout of rows of `counts` tokens. Each row takes `width` places; None: no gaps between rows."""
     lengths, indexes = np.array(counts), np.arange(len(counts))
     before = lengths.cumsum() - lengths  # tokens of earlier rows
     begins = before if width is None else indexes * width
@@ -47,7 +47,7 @@ def layout_of(counts: tuple[int, ...], num_logits: tuple[int, ...], width: int |
 
 
 def fill(host: HostStep, rows: Sequence[Row], tables: NDArray[np.int32]) -> None:
-    """Write rows into a step that may have more room than they need; `tables` are the pages of every sequence."""
+    """Write rows into a step, which may be larger than they need; `tables` holds the pages of every sequence."""
     tokens = list(chain.from_iterable([row.tokens for row in rows]))
     has_gaps = host.shape.num_tokens > len(tokens) and not host.shape.is_packed
     width = host.shape.max_row_tokens if has_gaps else None

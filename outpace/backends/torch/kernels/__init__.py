@@ -1,4 +1,4 @@
-"""The arithmetic of a layer: Triton kernels on a GPU, and beside each a plain torch reference that is its oracle."""
+"""The arithmetic of a layer: Triton kernels on a GPU, and a plain torch reference that tests compare them with."""
 
 from __future__ import annotations
 

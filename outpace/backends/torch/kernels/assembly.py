@@ -1,4 +1,4 @@
-"""What Triton has no words for, in assembly; nothing of it is needed where Triton interprets."""
+"""Inline assembly for what Triton cannot express; Triton's interpreter needs none of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ON_GPU = tl.constexpr(not triton.knobs.runtime.interpret)  # Triton's interprete
 
 @triton.jit
 def prefetch_bytes(pointers, num_bytes):
-    """Into the L2 cache. One element per thread, else the same lines are asked for several times."""
+    """Into the L2 cache. One element per thread, else several threads prefetch the same lines."""
     if ON_GPU:
         tl.inline_asm_elementwise(
             "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;", "=r,l,r",
@@ -28,8 +28,8 @@ def prefetch_line(pointers):
 
 @triton.jit
 def publish():
-    """All this program has stored is visible to whoever sees what it does next. Triton's own barrier would keep the
-    loop around it from being pipelined."""
+    """Make all stores of this program visible before its next operation is. Triton's own barrier would prevent
+    pipelining of the loop around it."""
     if ON_GPU:
         tl.inline_asm_elementwise(
             "fence.acq_rel.gpu; bar.sync 0; mov.b32 $0, 0;", "=r", [], tl.int32, is_pure=False, pack=1

@@ -1,9 +1,9 @@
 """Attention of ragged rows over a paged cache; for short rows, also RoPE and the write into the cache.
 
 One program takes a few tokens of one row with all the query heads that share a key head, so keys are read once for the
-group, and one share of the row's context: with few rows the context is what there is to divide, and among many a long
-one must not keep the others waiting. Shares are joined by a second kernel. Decoding, verifying drafts and reading
-prompts are the same kernel with different lengths.
+group, and one share of the row's context. With few rows, dividing contexts is the only way to fill the GPU; with many,
+it keeps a long context from delaying the others. A second kernel joins the shares. Decode, verification and prefill use
+the same kernel with different lengths.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from outpace.backends.torch.kernels.rotation import Rotation, rotate_and_store
 
 _LOG2_E = 1.4426950408889634
 _MAX_SPLITS = 64
-_MAX_BLOCK_BYTES = 128 * 128 * 2  # of keys, and as many of values, twice
-_TILE_ROWS = 64  # query rows, tokens times heads of a group, that one program takes at most
+_MAX_BLOCK_BYTES = 128 * 128 * 2  # of one block of keys; as many for values, and two stages of both
+_TILE_ROWS = 64  # most query rows (tokens times heads of a group) of one program
 
 
 @triton.jit
 def _rotated(
     source, is_real, position, d, rope_ptr, norm_ptr, epsilon, DIM: tl.constexpr, HAS_NORM: tl.constexpr
 ):  # fmt: skip
-    """Rows of a head, normed where the model does that, and turned by their positions; d [DIM_BLOCK], others a row."""
+    """Rows of a head after the norm, if any, and RoPE; d [DIM_BLOCK]; source, is_real, position [rows]."""
     HALF: tl.constexpr = DIM // 2
     mask = is_real[:, None] & (d < DIM)[None, :]
     partner = tl.where(d < HALF, d + HALF, d - HALF)
@@ -52,7 +52,7 @@ def _store_new(
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
     PAGE: tl.constexpr, NEW_BLOCK: tl.constexpr, HAS_NORM: tl.constexpr,
 ):  # fmt: skip
-    """Keys, rotated, and values of those new tokens of a row that lie between low and high, into the cache."""
+    """Write the rotated keys and the values of a row's new tokens between low and high into the cache."""
     new, d = tl.arange(0, NEW_BLOCK), tl.arange(0, DIM_BLOCK)
     t = context - length + new
     is_mine = (new < length) & (t >= low) & (t < high)
@@ -67,11 +67,11 @@ def _store_new(
 
 @triton.jit
 def _share(visible, SHARE: tl.constexpr, NUM_SPLITS: tl.constexpr, BLOCK_KV: tl.constexpr):
-    """Tokens of context for one program: so many, or as many as it takes for all to be shared."""
+    """Tokens of context per program: SHARE, or more if NUM_SPLITS programs would not cover the context."""
     return tl.maximum(SHARE, tl.cdiv(tl.cdiv(visible, NUM_SPLITS), BLOCK_KV) * BLOCK_KV)
 
 
-@triton.jit(do_not_specialize=["table_width", "num_tiles"])  # prompts of any length share what is compiled
+@triton.jit(do_not_specialize=["table_width", "num_tiles"])  # one compiled kernel serves prompts of any length
 def _attention_kernel(
     q_ptr, keys_ptr, values_ptr, out_ptr, parts_ptr, stats_ptr,
     begins_ptr, lengths_ptr, contexts_ptr, tables_ptr, table_width, num_tiles, scale,
@@ -81,7 +81,7 @@ def _attention_kernel(
     BLOCK_KV: tl.constexpr, NUM_SPLITS: tl.constexpr, SHARE: tl.constexpr, NEW_BLOCK: tl.constexpr,
     HAS_NORM: tl.constexpr, THREADS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """NEW_BLOCK > 0: q_ptr is the fused product, and this kernel rotates and writes the cache; else q is ready."""
+    """NEW_BLOCK > 0: q_ptr is the fused product; this kernel rotates and writes the cache. 0: q is already rotated."""
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     ALL_HEADS: tl.constexpr = NUM_HEADS + 2 * NUM_KV_HEADS
     row, tile = tl.program_id(0) // num_tiles, tl.program_id(0) % num_tiles
@@ -96,7 +96,7 @@ def _attention_kernel(
         gdc_launch_dependents()
         SIZE: tl.constexpr = DIM * keys_ptr.dtype.element_ty.primitive_bitwidth // 8
         if SIZE % 128 == 0:
-            # What the cache holds already does not depend on the previous kernel.
+            # Tokens already in the cache do not depend on the previous kernel.
             ahead = low + tl.arange(0, THREADS)
             known = ahead < tl.minimum(high, context - length)
             ahead_page = tl.load(tables_ptr + row * table_width + ahead // PAGE, known, 0).to(tl.int64)
@@ -139,7 +139,7 @@ def _attention_kernel(
             scores = tl.dot(q, k.T, input_precision="ieee") * scale
             scores = tl.where((t < high)[None, :] & (t[None, :] <= position[:, None]), scores, float("-inf"))
             new_best = tl.maximum(best, tl.max(scores, 1))
-            safe = tl.where(new_best == float("-inf"), 0.0, new_best)  # nothing of this share is visible to the token
+            safe = tl.where(new_best == float("-inf"), 0.0, new_best)  # the token sees nothing of this share
             p = tl.exp2(scores - safe[:, None])
             fade = tl.exp2(best - safe)
             v = tl.load(values_ptr + there[:, None] + d[None, :], mask, 0.0)
@@ -192,13 +192,13 @@ def _join_kernel(
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How the work is divided."""
+    """How the work is divided among programs."""
 
-    splits: int  # shares of the context, at most
-    block_kv: int  # tokens of one at a time
+    splits: int  # most shares of a context
+    block_kv: int  # tokens of a share per iteration
     num_warps: int
     num_stages: int = 2
-    share: int = 1  # tokens that one has at least
+    share: int = 1  # fewest tokens of a share
 
 
 def attend(
@@ -223,8 +223,8 @@ def attend(
 
 
 def _tile_tokens(longest: int, group: int, dtype: torch.dtype) -> int:
-    """New tokens of a row that one program takes, with all the query heads of a key head."""
-    # Without matrix units for float32 a large tile would not fit into registers.
+    """New tokens of a row per program, which takes all the query heads of a key head."""
+    # float32 has no matrix units, and a large tile would not fit into registers.
     tile_rows = _TILE_ROWS if dtype != torch.float32 else 16
     wanted = int(triton.next_power_of_2(longest))  # so that few variants are compiled
     return max(1, min(wanted, tile_rows // group))
@@ -233,11 +233,11 @@ def _tile_tokens(longest: int, group: int, dtype: torch.dtype) -> int:
 def tiling_for(
     step: StepInputs, cache: Cache, num_tiles: int, block_m: int, dim_block: int, num_sms: int
 ) -> Tiling:  # fmt: skip
-    """Measured on an H200, at contexts as different as those of Spec-Bench's questions.
+    """Measured on an H200, with contexts as different as those of Spec-Bench's questions.
 
-    Contexts are shared out where rows are too few to keep the GPU busy, and so that the longest does not keep all
-    waiting. The more rows, the larger the shares; at last joining them costs more than it saves, the sooner the more
-    tokens each row has.
+    Contexts are split if there are too few rows to fill the GPU, and so that the longest context does not delay the
+    others. More rows get larger shares. With many rows, joining costs more than splitting saves; the more tokens per
+    row, the sooner.
     """
     _, num_kv_heads, page_tokens, _ = cache.keys.shape
     programs = step.shape.num_rows * num_kv_heads * num_tiles
@@ -267,7 +267,7 @@ def attention(
     rotation: Rotation | None = None,
     dependent: bool = False,
 ) -> Tensor:
-    """`q` is rotated and the cache complete; or, with `rotation`, it is the fused product [tokens, q + 2 kv]."""
+    """`q` is rotated and the cache complete; or, with `rotation`, `q` is the fused product [tokens, q + 2 kv]."""
     _, num_kv_heads, page_tokens, dim = cache.keys.shape
     num_tokens = len(q)
     num_heads = q.numel() // (num_tokens * dim) - (2 * num_kv_heads if rotation is not None else 0)

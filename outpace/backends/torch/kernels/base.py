@@ -13,7 +13,7 @@ from outpace.backends.torch.execution.step import StepInputs
 
 @dataclass(slots=True)
 class Cache:
-    """One layer's pages. A page holds the same tokens of every head, head by head, so that each head's are together."""
+    """One layer's pages. A page holds the same tokens for every head; the tokens of one head are contiguous."""
 
     keys: Tensor  # [num_pages, num_kv_heads, page_tokens, head_dim]
     values: Tensor
@@ -21,21 +21,21 @@ class Cache:
 
 @dataclass(slots=True)
 class Normed:
-    """The next norm's work, begun by the kernel that made its input: `x` lacks only the division by its RMS."""
+    """A partly computed norm, from the kernel that made its input: only the division by the RMS is missing."""
 
     x: Tensor  # [tokens, width], times the norm's weight
-    squares: Tensor  # float32 [tokens, tiles]: sums of squares before that
+    squares: Tensor  # float32 [tokens, tiles]: sums of squares before the weight
 
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """What a product with its neighbours fused in gives its kernel; x stands in for tensors that are not there."""
+    """Arguments of a fused product's kernel; `x` stands for absent tensors."""
 
     values: Tensor  # [tokens, K]
     pointers: tuple[Tensor, ...]  # x, weight, bias, residual, out, squares, next norm, next x, next squares
     num_squares: int
     flags: tuple[bool, bool, bool, bool]  # has squares, bias, residual, next
-    normed: Normed | None  # what the kernel begins of the next norm
+    normed: Normed | None  # the next norm, as far as the kernel computes it
 
     @staticmethod
     def of(
@@ -66,7 +66,7 @@ class Operands:
 
 @dataclass(slots=True)
 class Hidden:
-    """The stream that layers add to."""
+    """The residual stream."""
 
     residual: Tensor  # [tokens, width]
     normed: Normed | None = None
@@ -80,7 +80,7 @@ class Ops(Protocol):
     def norm_linear(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor: ...
 
     def linear_add(self, x: Tensor, weight: Tensor, bias: Tensor | None, h: Hidden, next_norm: Tensor) -> Hidden:
-        """h + linear(x), and what can be done of the norm that follows; may reuse h's memory."""
+        """h + linear(x), and the next norm as far as possible; may reuse h's memory."""
         ...
 
     def norm_swiglu(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -88,7 +88,7 @@ class Ops(Protocol):
         ...
 
     def norm_logits(self, h: Hidden, norm: Tensor, epsilon: float, head: Tensor, room: Tensor | None = None) -> Tensor:
-        """In float32; in `room`, if that is given."""
+        """In float32; written into `room`, if given."""
         ...
 
     def attend(
@@ -101,7 +101,7 @@ class Ops(Protocol):
         k_norm: Tensor | None,
         epsilon: float,
     ) -> Tensor:
-        """Keys, rotated, and values into the cache; then every token over its row's cache, as far as it sees.
+        """Write rotated keys and values into the cache; then attend from every token to the visible part of its row.
 
         [tokens, heads * head_dim]
         """

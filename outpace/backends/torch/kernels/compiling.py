@@ -1,5 +1,4 @@
-"""How many kernels Triton has compiled in this process, or loaded from its cache on disk: steps that wait for one take
-long, once."""
+"""Counts kernels that Triton has compiled or loaded from disk in this process: a step that waits for one is slow."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ def num_compiled() -> int:
 
 
 def watch() -> None:
-    """Count from now on, beside whatever else listens."""
+    """Start counting; an existing listener stays active."""
     from triton import knobs
 
     before = knobs.compilation.listener

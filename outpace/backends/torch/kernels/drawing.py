@@ -1,14 +1,14 @@
-"""`device_sampling.draw` in a few kernels: a token for every row, straight from the whole vocabulary.
+"""`sampling/filters.draw` in a few kernels: draws a token for every row from the whole vocabulary.
 
-    maxima    each chunk of a row: its largest logit and where that is
-    border    each row: where top-k ends, then where top-p and min-p do, among the likeliest tokens
+    maxima    each chunk of a row: its largest logit and the index of that logit
+    border    each row: the border of top-k, then of top-p and min-p, among the likeliest tokens
     fold      the sums of `numerics.total`: many columns at once, then the few that are left
-    contest   each chunk: the best of its likely tokens and of its unlikely ones, against the row's noise
-    decide    each row: the winner of all
+    contest   each chunk: the best score of its likely tokens and of its unlikely ones, with the row's noise
+    decide    each row: the token with the best score
 
-Greedy rows need the first and the last; without filters there are no borders. Filters keep a beginning of the order by
-likelihood (see `filters.py`), so a distribution is a few numbers a row. Where a border could not be found for sure, the
-row is not exact and somebody else must draw.
+Greedy rows need only the first and the last; rows without filters have no borders. Filters keep the likeliest tokens up
+to a border (see `filters.py`), so a few numbers per row describe a distribution. If a border is uncertain, the row is
+marked as not exact, and `sampling/verifier.py` draws its token.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from outpace.decoding.randomness import Purpose
 from outpace.decoding.sampling import HEAD_RATIO
 
 _CHUNK = 2048
-_FOLDED = 512  # columns at which the first fold stops, at most
-_COLUMNS = 16  # of a fold, that one program takes
+_FOLDED = 512  # most columns after the first fold
+_COLUMNS = 16  # of a fold, per program
 _TOKEN = tl.constexpr(int(Purpose.TOKEN))
 _TAIL = tl.constexpr(int(Purpose.TAIL))
 _HEAD_RATIO = tl.constexpr(float(HEAD_RATIO))
@@ -37,7 +37,7 @@ _HEAD_RATIO = tl.constexpr(float(HEAD_RATIO))
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What every row is drawn with; [rows], contiguous. Filters and noise are read only where the mode wants them."""
+    """Inputs of each row's draw; [rows], contiguous. Filters and noise are read only if the mode needs them."""
 
     sharpness: Tensor  # float64 holding float32 values
     is_greedy: Tensor  # int64
@@ -69,7 +69,7 @@ def _probs(
     x, ids, top, sharpness, row, border_ptr, border_id_ptr, norm_ptr, num_rows,
     HAS_FILTERS: tl.constexpr, NUM_NORMS: tl.constexpr,
 ):  # fmt: skip
-    """The host's distribution, as far as it is known: weights, then divided by their sum, then by what was left."""
+    """The host's distribution, as far as known: weights, divided by their sum, filtered and divided again."""
     p = powers_of_two((x - top) * sharpness)
     if HAS_FILTERS:
         p = tl.where(is_kept(p, ids, tl.load(border_ptr + row), tl.load(border_id_ptr + row)), p, 0.0)
@@ -85,9 +85,9 @@ def _probs(
 
 @triton.jit
 def _places(columns, N: tl.constexpr, LEVELS: tl.constexpr):
-    """Where the numbers lie that folding LEVELS times adds up in each column, [2^LEVELS, columns], and which are there.
+    """Indexes of the numbers that LEVELS folds add up in each column, [2^LEVELS, columns], and which of them exist.
 
-    The first fold's pairs are the first dimension's halves, and so on.
+    The first fold adds the halves of the first dimension, and so on.
     """
     which = tl.arange(0, 1 << LEVELS)[:, None]
     place = columns[None, :] + which * 0
@@ -129,7 +129,7 @@ def _sum_kernel(
     parts_ptr, is_unfiltered_ptr, norm_ptr,
     WIDTH: tl.constexpr, LEVELS: tl.constexpr, LEFT: tl.constexpr, COLUMNS: tl.constexpr, MAY_SKIP: tl.constexpr,
 ):  # fmt: skip
-    """The rest of `total`: folded until few numbers are left, then those one after the other."""
+    """The rest of `total`: fold until few numbers are left, then add those one by one."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, COLUMNS)
     place, there = _places(columns, WIDTH, LEVELS)
@@ -142,7 +142,7 @@ def _sum_kernel(
     for i in tl.static_range(1, LEFT):
         sums += tl.load(parts_ptr + row * WIDTH + i)
     if MAY_SKIP:
-        # What only top-k has cut is not divided again; by one changes nothing.
+        # A row that only top-k has cut is not divided again: its divisor is 1.
         sums = tl.where(tl.load(is_unfiltered_ptr + row) != 0, 1.0, sums)
     tl.store(norm_ptr + row, sums)
 
@@ -153,7 +153,7 @@ def _contest_kernel(
     score_ptr, winner_ptr, mass_ptr, num_rows,
     VOCAB: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, HAS_FILTERS: tl.constexpr, NUM_NORMS: tl.constexpr,
 ):  # fmt: skip
-    """Scores and winners are [rows, chunks, 2]: of the likely tokens, and of the others."""
+    """Scores and winners are [rows, chunks, 2]: of likely tokens, and of unlikely ones."""
     row, chunk, num_chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     column = chunk * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(logits_ptr + row * VOCAB + column, column < VOCAB, -float("inf"))
@@ -203,7 +203,7 @@ def _decide_kernel(
         tail_mass = 1.0 - tl.sum(tl.load(mass_ptr + at, there, 0.0), axis=0)
         seed = tl.load(seed_ptr + row).to(tl.uint64, bitcast=True)
         position = tl.load(position_ptr + row).to(tl.uint64, bitcast=True)
-        # Index -1 is the unlikely tokens' as a whole.
+        # Index -1 stands for all unlikely tokens together.
         noise = exponential_noise(noise_key(seed, _TOKEN, position), seed * 0 - 1)
         drawn = tl.where((tail_mass / noise > best) & (tail_best > 0.0), tail, head)
         is_greedy = tl.load(is_greedy_ptr + row) != 0
@@ -213,7 +213,7 @@ def _decide_kernel(
     tl.store(out_ptr + row, token)
     tl.store(out_ptr + num_rows + row, is_exact)
     if ADVANCES:
-        length = tl.load(lengths_ptr + row)  # 1, or 0 of a row not in use
+        length = tl.load(lengths_ptr + row)  # 1; 0 for an unused row
         next_position = tl.load(positions_ptr + row) + length
         if ENDS:
             left = tl.load(left_ptr + row) - 1
@@ -221,7 +221,7 @@ def _decide_kernel(
             length = length * (left > 0).to(tl.int32)
             tl.store(lengths_ptr + row, length)
             next_position = tl.where(length > 0, next_position, -1)
-        tl.store(tokens_ptr + row, tl.minimum(token, VOCAB - 1) * length)  # no token: logits were not numbers
+        tl.store(tokens_ptr + row, tl.minimum(token, VOCAB - 1) * length)  # VOCAB means no token: logits were NaN
         tl.store(positions_ptr + row, next_position)
         tl.store(contexts_ptr + row, tl.load(contexts_ptr + row) + length)
         tl.store(position_ptr + row, tl.load(position_ptr + row) + 1)
@@ -229,7 +229,7 @@ def _decide_kernel(
 
 @cache
 def _folds(vocab_size: int) -> tuple[int, int, int, int]:
-    """How often to fold, the columns then, how often to fold those, and what is left to be added one by one."""
+    """(first folds, columns after them, second folds, columns left to add one by one)."""
     levels, width = 0, vocab_size
     while width > _FOLDED:
         levels, width = levels + 1, (width + 1) // 2
@@ -299,8 +299,8 @@ def draw(
     found = out if out is not None else places.new_empty(2, num_rows)
     fed, ends = (places,) * 5, advance is not None and advance.left is not None
     if advance is not None:
-        step, to_say = advance.step, advance.left if advance.left is not None else places
-        fed = (step.tokens, step.positions, step.contexts, step.lengths, to_say)
+        step, left_to_draw = advance.step, advance.left if advance.left is not None else places
+        fed = (step.tokens, step.positions, step.contexts, step.lengths, left_to_draw)
     _decide_kernel[(num_rows,)](
         maxima, places, rows.is_greedy, rows.seed, rows.position, scores, winners, masses, exact, found, *fed,
         num_rows, num_chunks, vocab_size, chunks, samples, has_filters, advance is not None, ends,

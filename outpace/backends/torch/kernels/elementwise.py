@@ -1,4 +1,4 @@
-"""Embedding; RMSNorm and SwiGLU as kernels of their own, for steps of many tokens, whose products are the library's."""
+"""Embedding; RMSNorm and SwiGLU as separate kernels, for steps of many tokens, which use library products."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def embed(tokens: Tensor, embedding: Tensor, *, dependent: bool = False) -> Tens
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float, *, dependent: bool = False) -> Tensor:
-    """`dependent`: begin while the previous kernel ends."""
+    """`dependent`: start while the previous kernel ends."""
     out = torch.empty_like(x)
     width = x.shape[1]
     block = triton.next_power_of_2(width)

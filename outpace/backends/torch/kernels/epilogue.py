@@ -1,4 +1,4 @@
-"""The end of a product's tile: norm, bias, activation, residual, and what can be done of the norm that follows."""
+"""The epilogue of a product's tile: norm, bias, activation, residual, and the first part of the next norm."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import triton.language as tl
 
 
 @triton.jit
-def ask(
+def load_epilogue_inputs(
     tile, residual_ptr, squares_ptr, next_norm_ptr, M, num_squares, N: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, SQUARES_BLOCK: tl.constexpr, HAS_SQUARES: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
     HAS_NEXT: tl.constexpr,
 ):  # fmt: skip
-    """What a tile is finished with: the sums of squares before it, its residual, the next norm's weight."""
+    """Load a tile's epilogue inputs: sums of squares, residual, the next norm's weight."""
     m, n = tl.arange(0, BLOCK_M), tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    squares, residual, norm = m, m, m  # where they are not needed
+    squares, residual, norm = m, m, m  # placeholders for inputs that are not needed
     if HAS_SQUARES:
         j = tl.arange(0, SQUARES_BLOCK)
         there = (m < M)[:, None] & (j < num_squares)[None, :]
@@ -27,7 +27,7 @@ def ask(
 
 
 @triton.jit
-def finish(
+def apply_epilogue(
     acc, acc_up, squares, residual, norm, tile, out_ptr, bias_ptr, next_x_ptr, next_squares_ptr, M, epsilon,
     N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr,
     HAS_SQUARES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NEXT: tl.constexpr,

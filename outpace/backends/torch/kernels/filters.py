@@ -1,7 +1,6 @@
-"""Where top-k, top-p and min-p end: a border in the order by likelihood, behind which tokens are left out.
+"""Finds the borders of top-k, top-p and min-p: filters drop all tokens that are less likely than the border.
 
-Borders are looked for among a bounded number of candidates. Whether those were enough to be sure of the host's answer
-is known for every row.
+The search covers a bounded number of candidates. Each row reports whether they suffice to equal the host's result.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ from torch import Tensor
 from outpace.backends.torch.kernels.numerics import UNFUSED, powers_of_two
 
 NUM_CANDIDATES = 256
-_BLOCK = 64  # tokens whose maximum stands for all of them while candidates are sought
+_BLOCK = 64  # tokens per block; the search for candidates first compares block maxima
 _RANKED = 32  # candidates compared with all others at a time
-# A power is accurate to 2e-7, so one of a smaller number can be larger by twice that, and no more.
+# Powers are accurate to 2e-7, so a smaller exponent gives a power that is larger by at most twice that.
 _SURELY = tl.constexpr(1.000001)
-_EXACT_SUMS = tl.constexpr(2.0**-29)  # float32 numbers from here to one have an exact float64 sum in any order
+_EXACT_SUMS = tl.constexpr(2.0**-29)  # float32 numbers from this to 1 have an exact float64 sum in any order
 
 
 @triton.jit
 def is_kept(values, ids, border, border_id):
-    """Whether a token comes no later than the border in the order by value, the lower id first among equals."""
+    """Whether a token is not after the border in descending order of value; of equals, the lower id comes first."""
     return (values > border) | ((values == border) & (ids <= border_id))
 
 
@@ -33,14 +32,14 @@ def _border_kernel(
     border_ptr, border_id_ptr, norm_ptr, is_exact_ptr, is_unfiltered_ptr, num_rows,
     VOCAB: tl.constexpr, NUM: tl.constexpr, BLOCK: tl.constexpr, RANKED: tl.constexpr, BY_MASS: tl.constexpr,
 ):  # fmt: skip
-    """Of top-k; or, BY_MASS, of top-p and min-p. Candidates are in the order of their logits, the largest first."""
+    """The border of top-k; with BY_MASS, of top-p and min-p. Candidates are sorted by logit, the largest first."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     sharpness = tl.load(sharpness_ptr + row).to(tl.float32)
     top = tl.load(values_ptr + row * NUM)
     ids = tl.load(ids_ptr + row * NUM + i, i < NUM, VOCAB)
     p = powers_of_two((tl.load(values_ptr + row * NUM + i, i < NUM, -float("inf")) - top) * sharpness)
-    # Nothing that is no candidate is likelier than this.
+    # Upper bound for all tokens that are not candidates.
     floor = powers_of_two((tl.load(values_ptr + row * NUM + NUM - 1) - top) * sharpness) * _SURELY
     if NUM == VOCAB:
         floor = floor * 0.0
@@ -73,7 +72,7 @@ def _border_kernel(
         border = tl.min(tl.where(kept, p, 2.0), axis=0)
         border_id = tl.max(tl.where(kept & (p == border), ids, -1), axis=0)
         is_cut = by_p | by_min
-        # What is kept lies above all that is unknown, or all that is unknown lies below what may be kept.
+        # Sure if every kept token is likelier than all non-candidates, or if no non-candidate can be kept.
         reached = tl.sum(tl.where(p >= cutoff, p.to(tl.float64), 0.0), axis=0) >= top_p
         p_is_sure = (reached & (border > floor)) | (floor < cutoff)
         sure = (by_p & p_is_sure & (border >= _EXACT_SUMS)) | (by_min & (floor < smallest) & (by_p == 0))
@@ -88,7 +87,7 @@ def _border_kernel(
         by_k = (top_k > 0) & (top_k < VOCAB)
         is_border = rank == tl.minimum(top_k, BLOCK).to(tl.int32) - 1
         border = tl.max(tl.where(is_border, p, -1.0), axis=0)
-        by_k = by_k & ((border > 0.0) | (top_k > NUM))  # all that is left out weighs nothing
+        by_k = by_k & ((border > 0.0) | (top_k > NUM))  # at border 0, dropped tokens weigh nothing
         tl.store(border_ptr + row, tl.where(by_k, border, -1.0))
         tl.store(border_id_ptr + row, tl.max(tl.where(is_border, ids, -1), axis=0))
         tl.store(is_exact_ptr + row, ((by_k == 0) | ((border > floor) & (top_k <= NUM))).to(tl.int32))
@@ -107,9 +106,9 @@ def find_borders(
     *,
     by_mass: bool,
 ) -> None:
-    """Of top-k; or, `by_mass`, of top-p and min-p, once the weights that top-k leaves are summed in `norms`.
+    """Find the borders of top-k; with `by_mass`, of top-p and min-p, which need the sums after top-k in `norms`.
 
-    `values` and `ids` are the candidates, `params` sharpness, top-k, top-p and min-p; what is found goes into the rest.
+    `values` and `ids` are the candidates; `params` is sharpness, top-k, top-p, min-p; the rest is output.
     """
     num_rows, num = values.shape
     block = triton.next_power_of_2(num)
@@ -120,7 +119,7 @@ def find_borders(
 
 
 def candidates(logits: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
-    """The largest logits of each row, the largest first, and where they are, int32: [rows, num_candidates].
+    """The largest logits of each row, the largest first, and their int32 indexes: [rows, num_candidates].
 
     The n largest lie in the n blocks with the largest maxima, so only the maxima and those blocks are searched.
     """

@@ -1,9 +1,9 @@
-"""A matrix times one token, with its neighbours fused in: what plain decoding of a single sequence does all day.
+"""A matrix times one token, with its neighbours fused in: plain decoding of a single sequence.
 
-The same products as `linear.py`, which takes several tokens and needs matrix units for them. One token does not, so a
-program is a few rows of the weight and nothing else: it asks for its first weights before the previous kernel has
-ended, and so many programs are in flight that memory never waits. Sums are float32, in an order of their own: one token
-alone and the same token among several may round differently.
+The same products as `linear.py`, which takes several tokens with matrix units. One token needs none, so a program is
+only a few rows of the weight. It loads its first weights before the previous kernel has ended, and enough programs run
+to keep memory busy. Sums are float32, in another order than in `linear.py`: a token alone and the same token in a batch
+may round differently.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from outpace.backends.torch.kernels.base import Normed, Operands
 
 @dataclass(frozen=True, slots=True)
 class VectorConfig:
-    block_n: int  # rows of the weight for a program
-    block_k: int  # of them at a time
+    block_n: int  # rows of the weight per program
+    block_k: int  # columns per iteration
     num_warps: int
 
 
 def default_config(n: int, k: int, *, is_swiglu: bool) -> VectorConfig:
-    """What was good on an H200 for weights of such a size, by `benchmarks/gpu_tune.py`."""
+    """A good config on an H200 for weights of such a size, by `benchmarks/gpu_tune.py`."""
     if is_swiglu:
         return VectorConfig(1, 1024, 2)
-    if k >= 2 * n:  # few rows, and long ones
+    if k >= 2 * n:  # few, long rows
         return VectorConfig(16, 2048, 8)
     return VectorConfig(4, 2048, 4)
 
 
 @triton.jit(do_not_specialize=["num_squares"])
-def _vector_kernel(
+def _gemv_kernel(
     x_ptr, weight_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr, next_norm_ptr, next_x_ptr, next_squares_ptr,
     num_squares, epsilon,
     N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SQUARES_BLOCK: tl.constexpr,
@@ -117,7 +117,7 @@ def vector_linear(
     given = Operands.of(x, weight, out, programs, bias, residual, next_norm)
     num_tokens, k = given.values.shape
     assert num_tokens == 1
-    _vector_kernel[(programs,)](
+    _gemv_kernel[(programs,)](
         *given.pointers, given.num_squares, epsilon, n, k, config.block_n,
         min(config.block_k, triton.next_power_of_2(k)), triton.next_power_of_2(max(given.num_squares, 1)),
         *given.flags, swiglu, dependent,

@@ -1,15 +1,15 @@
-"""A matrix product for few tokens that streams the weights at the speed of memory, with its neighbours fused in.
+"""A matrix product for few tokens that streams the weights at memory speed, with its neighbours fused in.
 
     out = residual + bias + x @ weight.T          or   silu(gate) * up   of the same
 
-With a handful of tokens a product is as fast as its weights can be read, so everything serves an even, unbroken stream:
-a program asks for its first weights before the previous kernel has ended, and has one tile, in the shortest loop there
-is. Where that makes too many programs, a fixed number of them take the same number of tiles each, as one flat loop
-whose loads run ahead across tiles; where it makes too few, tiles are cut into slices of K and the last program to
-finish one adds the parts in order: results never depend on timing. For a single token, `vector.py` is faster.
+With few tokens, reading the weights bounds the speed, so the design keeps that stream even and unbroken. A program
+loads its first weights before the previous kernel has ended, and computes one tile in a minimal loop. If that makes too
+many programs, a fixed number of them take the same number of tiles each, in one flat loop whose loads run ahead across
+tiles. If it makes too few, tiles are cut into slices of K, and the last program to finish a tile adds its parts in
+order: results never depend on timing. For a single token, `gemv.py` is faster.
 
-RMSNorm costs nothing here. The product that makes an activation also multiplies it by the next norm's weight and sums
-the squares of each tile (`Normed`); the product that reads it divides its finished sums by the root of their mean.
+RMSNorm needs no kernel of its own. The product that makes an activation also multiplies it by the next norm's weight
+and sums the squares of each tile (`Normed`); the product that reads it divides its sums by the root mean square.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outpace.backends.torch.kernels.assembly import prefetch_bytes, publish
 from outpace.backends.torch.kernels.base import Normed, Operands
-from outpace.backends.torch.kernels.epilogue import ask, finish
+from outpace.backends.torch.kernels.epilogue import apply_epilogue, load_epilogue_inputs
 
-_MIN_BLOCK_N = 16  # as few columns as the matrix units take
-_MOST_HELD = tl.constexpr(64)  # sums of squares that a thread keeps beside all else
-_MAX_UNEVEN = 0.04  # of the time, that some programs may wait for others before tiles are cut
+_MIN_BLOCK_N = 16  # fewest columns that the matrix units take
+_MOST_HELD = tl.constexpr(64)  # most sums of squares that a thread holds in registers
+_MAX_UNEVEN = 0.04  # idle share of programs above which tiles are cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +38,17 @@ class LinearConfig:
     block_k: int
     num_warps: int
     num_stages: int
-    programs_per_sm: int = 1  # at most; 0: one for each tile, however many that makes
-    prefetch: int = 0  # slices of K to ask into the L2 cache before waiting for the previous kernel
-    dependent_launch: bool = True  # begin while the previous kernel ends
+    programs_per_sm: int = 1  # at most; 0: one program per tile, without a limit
+    prefetch: int = 0  # slices of K to prefetch into L2 before waiting for the previous kernel
+    dependent_launch: bool = True  # start while the previous kernel ends
 
 
 def default_config(n: int, k: int, *, is_swiglu: bool) -> LinearConfig:
-    """What was fastest on an H200 for 16-bit weights of such a size, by `benchmarks/gpu_tune.py`."""
+    """The fastest config on an H200 for 16-bit weights of such a size, by `benchmarks/gpu_tune.py`."""
     block_k = next(size for size in (512, 256, 128, 64) if k % size == 0)
     if is_swiglu:
         return LinearConfig(32, min(block_k, 256), num_warps=4, num_stages=4)
-    if n * k >= 1 << 28:  # a head: so many tiles that large ones can be shared evenly
+    if n * k >= 1 << 28:  # an output head: even large tiles are enough for an even division
         return LinearConfig(64, min(block_k, 256), num_warps=4, num_stages=4)
     return LinearConfig(16, block_k, num_warps=2, num_stages=4, programs_per_sm=2)
 
@@ -60,11 +60,11 @@ def _stream_tile(
     BLOCK_K: tl.constexpr, SQUARES_BLOCK: tl.constexpr, HAS_SQUARES: tl.constexpr, HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr, HAS_NEXT: tl.constexpr, IS_SWIGLU: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
-    """The shortest loop there is; what the tile is finished with is on its way before it, if there is room for that."""
+    """One tile in a minimal loop; epilogue inputs are loaded before it, if registers suffice."""
     TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    ASKS_FIRST: tl.constexpr = not HAS_SQUARES or BLOCK_M * SQUARES_BLOCK <= _MOST_HELD * THREADS
-    if ASKS_FIRST:
-        squares, residual, norm = ask(
+    LOADS_FIRST: tl.constexpr = not HAS_SQUARES or BLOCK_M * SQUARES_BLOCK <= _MOST_HELD * THREADS
+    if LOADS_FIRST:
+        squares, residual, norm = load_epilogue_inputs(
             tile, residual_ptr, squares_ptr, next_norm_ptr, M, num_squares, N, BLOCK_M, BLOCK_N, SQUARES_BLOCK,
             HAS_SQUARES, HAS_RESIDUAL, HAS_NEXT,
         )  # fmt: skip
@@ -81,12 +81,12 @@ def _stream_tile(
         if IS_SWIGLU:
             w_up = tl.load(rows + N * K + k, eviction_policy="evict_first")
             acc_up = tl.dot(x, w_up.T, acc_up, input_precision="ieee")
-    if not ASKS_FIRST:
-        squares, residual, norm = ask(
+    if not LOADS_FIRST:
+        squares, residual, norm = load_epilogue_inputs(
             tile, residual_ptr, squares_ptr, next_norm_ptr, M, num_squares, N, BLOCK_M, BLOCK_N, SQUARES_BLOCK,
             HAS_SQUARES, HAS_RESIDUAL, HAS_NEXT,
         )  # fmt: skip
-    finish(
+    apply_epilogue(
         acc, acc_up, squares, residual, norm, tile, out_ptr, bias_ptr, next_x_ptr, next_squares_ptr, M, epsilon,
         N, K, BLOCK_M, BLOCK_N, TILES, HAS_SQUARES, HAS_BIAS, HAS_RESIDUAL, HAS_NEXT, IS_SWIGLU,
     )  # fmt: skip
@@ -100,7 +100,7 @@ def _stream_tiles(
     NUM_PROGRAMS: tl.constexpr, MAX_PARTS: tl.constexpr, SQUARES_BLOCK: tl.constexpr, HAS_SQUARES: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NEXT: tl.constexpr, IS_SWIGLU: tl.constexpr,
 ):  # fmt: skip
-    """Slices from start to stop, of all tiles' in a row: loads run ahead across tiles."""
+    """Slices from start to stop, numbered across all tiles: loads run ahead across tiles."""
     SLICES: tl.constexpr = K // BLOCK_K
     TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     TOTAL: tl.constexpr = TILES * SLICES
@@ -122,7 +122,7 @@ def _stream_tiles(
         if (i % SLICES == SLICES - 1) | (i == stop - 1):
             is_last = True
             if MAX_PARTS > 1:
-                # Who else worked on this tile: the programs that own its first to its last piece.
+                # The programs `first` to `last` share this tile.
                 first = ((tile * SLICES + 1) * NUM_PROGRAMS - 1) // TOTAL
                 last = ((tile * SLICES + SLICES) * NUM_PROGRAMS - 1) // TOTAL
                 if first != last:
@@ -147,11 +147,11 @@ def _stream_tiles(
                             if IS_SWIGLU:
                                 acc_up += tl.load(part + PART, there, 0.0, cache_modifier=".cg")
             if is_last:
-                squares, residual, norm = ask(
+                squares, residual, norm = load_epilogue_inputs(
                     tile, residual_ptr, squares_ptr, next_norm_ptr, M, num_squares, N, BLOCK_M, BLOCK_N, SQUARES_BLOCK,
                     HAS_SQUARES, HAS_RESIDUAL, HAS_NEXT,
                 )  # fmt: skip
-                finish(
+                apply_epilogue(
                     acc, acc_up, squares, residual, norm, tile, out_ptr, bias_ptr, next_x_ptr, next_squares_ptr, M,
                     epsilon, N, K, BLOCK_M, BLOCK_N, TILES, HAS_SQUARES, HAS_BIAS, HAS_RESIDUAL, HAS_NEXT, IS_SWIGLU,
                 )  # fmt: skip
@@ -205,7 +205,7 @@ def _linear_kernel(
 
 @cache
 def _layout(n: int, k: int, block_n: int, block_k: int, max_programs: int) -> tuple[int, int]:
-    """(programs, most programs that share a tile)."""
+    """(number of programs, most programs that share one tile)."""
     slices, tiles = k // block_k, -(-n // block_n)
     if not max_programs:
         return tiles, 1
@@ -225,11 +225,11 @@ def _cut(tiles: int, slices: int, max_programs: int) -> tuple[int, int]:
 
 
 class Scratch:
-    """Room for the parts of shared tiles; counters are zero between kernels."""
+    """Memory for the parts of shared tiles; counters are zero between kernels."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._outgrown: list[Tensor] = []  # graphs captured earlier still point at them
+        self._outgrown: list[Tensor] = []  # graphs captured earlier still use them
         self.parts = torch.empty(0, dtype=torch.float32, device=device)
         self.counters = torch.zeros(1 << 15, dtype=torch.int32, device=device)
 
@@ -240,7 +240,7 @@ class Scratch:
 
 
 def block_rows(num_tokens: int) -> int:
-    """Tokens as the matrix units take them: 16 at least, a power of two."""
+    """Tokens padded for the matrix units: a power of two, at least 16."""
     return max(16, int(triton.next_power_of_2(num_tokens)))
 
 
@@ -258,9 +258,9 @@ def stream_linear(
     next_norm: Tensor | None = None,
     swiglu: bool = False,
 ) -> Normed | None:
-    """Into `out`, which may be the residual. x [M, K], weight [N, K], or [2N, K] for a swiglu; M at most 64.
+    """Write into `out`, which may be the residual. x [M, K], weight [N, K], or [2N, K] for a swiglu; M at most 64.
 
-    With `next_norm`, the weight of the norm that follows, also returns `out` as the product after it wants it.
+    With `next_norm`, the weight of the next norm, also returns `out` prepared for the product after that norm.
     """
     n = weight.shape[0] // (2 if swiglu else 1)
     given = Operands.of(x, weight, out, -(-n // config.block_n), bias, residual, next_norm)

@@ -1,6 +1,6 @@
-"""Ways to multiply by weights of common shapes, as measured inside whole steps on one H200 by `benchmarks/gpu_tune.py`.
+"""The fastest kernel configs for common weight shapes, measured in whole steps on one H200 by `benchmarks/gpu_tune.py`.
 
-By (rows, columns) of the weight. Shapes that are not here use the defaults of `vector.py` and `linear.py`.
+Keys are (rows, columns) of the weight. Other shapes use the defaults of `gemv.py` and `linear.py`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from outpace.backends.torch.kernels.linear import LinearConfig
 from outpace.backends.torch.kernels.skinny_gemm import FewConfig
 
 # One token.
-VECTORS = {
-    # Llama 3 8B, and what has its shape
+GEMV_CONFIGS = {
+    # Llama 3 8B, and models of its shape
     (6144, 4096): VectorConfig(1, 4096, num_warps=2),
     (4096, 4096): VectorConfig(16, 1024, num_warps=4),
     (28672, 4096): VectorConfig(1, 1024, num_warps=2),
@@ -29,15 +29,15 @@ VECTORS = {
     (1024, 6144): VectorConfig(4, 4096, num_warps=8),
 }
 
-# 2 to 8 tokens, where that is faster than streaming.
-FEW = {
+# 2 to 8 tokens, for shapes where this is faster than streaming.
+SKINNY_GEMM_CONFIGS = {
     (3072, 1024): FewConfig(16, 256, num_warps=4),
     (1024, 2048): FewConfig(16, 256, num_warps=4),
     (12288, 1024): FewConfig(16, 64, num_warps=4),
 }
 
 # 2 to 16 tokens.
-STREAMED = {
+STREAMED_CONFIGS = {
     (6144, 4096): LinearConfig(16, 512, num_warps=2, num_stages=3, programs_per_sm=3, prefetch=1),
     (4096, 4096): LinearConfig(16, 512, num_warps=2, num_stages=4, programs_per_sm=2, prefetch=1),
     (28672, 4096): LinearConfig(32, 256, num_warps=4, num_stages=3, programs_per_sm=0, prefetch=1),

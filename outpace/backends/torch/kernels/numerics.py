@@ -1,6 +1,6 @@
 """`decoding/numerics.py` and the noise of `decoding/randomness.py` in Triton: the same operations, so the same bits.
 
-Kernels that use these are launched with UNFUSED, or products and sums would be fused.
+Launch kernels that use these with UNFUSED; else the compiler fuses products and sums.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def powers_of_two(x):
 
 @triton.jit
 def _double(value, like):
-    """A constant as float64: a Python number would be float32 first."""
+    """A float64 constant: Triton would first round a Python number to float32."""
     return tl.full(like.shape, value, tl.float64)
 
 

@@ -1,6 +1,6 @@
-"""Every operation of a layer in plain torch: what the Triton kernels must compute, and the path without a GPU.
+"""Every operation of a layer in plain torch: the reference for the Triton kernels, and the path without a GPU.
 
-Sums are float32 whatever the weights are. Tokens in gaps (position -1) get undefined but finite results.
+Sums are float32 for any dtype of the weights. Tokens in gaps (position -1) get undefined but finite results.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class ReferenceOps:
                 part[pages].transpose(0, 1).reshape(num_kv_heads, -1, dim)[:, :context].float()
                 for part in (cache.keys, cache.values)
             )
-            # Query heads that share a key head are rows of one product, not copies of the keys.
+            # Query heads that share a key head are rows of one product, so keys are not copied.
             mine = q[begin : begin + length].float().view(length, num_kv_heads, group, dim)
             mine = mine.permute(1, 2, 0, 3).reshape(num_kv_heads, group * length, dim)
             scores = (mine @ k.transpose(1, 2)) * dim**-0.5
@@ -107,7 +107,7 @@ class ReferenceOps:
 
 
 def _rotate(x: Tensor, rope: Tensor) -> Tensor:
-    """[tokens, heads, dim] by cosines and sines [tokens, dim]; pairs lie across the two halves of a head."""
+    """Rotate [tokens, heads, dim] by cosines and sines [tokens, dim]; pairs lie across the two halves of a head."""
     cosines, sines = rope[:, None].chunk(2, dim=-1)
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1).to(x.dtype)

@@ -1,4 +1,4 @@
-"""What comes before attention where rows are long: RoPE, and the write into the paged cache."""
+"""RoPE and the write into the paged cache, as a separate kernel before attention of long rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outpace.backends.torch.kernels.base import Cache
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """What is done to queries and keys before they meet."""
+    """Norm and RoPE of queries and keys."""
 
     rope: Tensor  # float32 [positions, head_dim]: cosines, then sines
     q_norm: Tensor | None
@@ -31,7 +31,7 @@ def _rotate_kernel(
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, HEADS_BLOCK: tl.constexpr,
     HALF_BLOCK: tl.constexpr, PAGE: tl.constexpr, HAS_NORM: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """All heads of a token: a program for each would take longer to start than to run."""
+    """One program per token, for all heads: one program per head would take longer to start than to run."""
     HALF: tl.constexpr = DIM // 2
     token = tl.program_id(0)
     position = tl.load(positions_ptr + token)

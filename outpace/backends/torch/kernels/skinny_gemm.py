@@ -1,8 +1,8 @@
-"""A matrix times 2 to 8 tokens by the matrix units, as `vector.py` does it for one: no program waits for its weights.
+"""A matrix times 2 to 8 tokens on the matrix units, with small programs as in `gemv.py`.
 
-The same products as `linear.py`. There, programs stay and stream tile after tile, and have most of their weights still
-to ask for when the previous kernel ends. Here a program is a few rows of the weight: it asks for the first of them at
-once, is small enough to begin beside the previous kernel's, and ends. The warps of a program share K between them.
+The same products as `linear.py`. There, programs stream tile after tile, and most weights are not yet loaded when the
+previous kernel ends. Here a program is a few rows of the weight: it loads the first of them at once, and is small
+enough to start beside the previous kernel's programs. The warps of a program divide K among them.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ MAX_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class FewConfig:
-    block_n: int  # rows of the weight for a program
-    block_k: int  # of them at a time, in each part of K
+    block_n: int  # rows of the weight per program
+    block_k: int  # columns per iteration, in each part of K
     num_warps: int  # each has a part of K
 
 
 @triton.jit
 def _add_product(acc, w, x):
-    """The weight first: the matrix units take 16 rows of it, and as few as 8 tokens."""
+    """The weight is the first operand: the matrix units take 16 rows of it, and as few as 8 tokens."""
     return tl.dot(w, tl.permute(x, (0, 2, 1)), acc, input_precision="ieee")
 
 
 @triton.jit(do_not_specialize=["M", "num_squares"])
-def _few_kernel(
+def _skinny_gemm_kernel(
     x_ptr, weight_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr, next_norm_ptr, next_x_ptr, next_squares_ptr,
     M, num_squares, epsilon,
     N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     PARTS: tl.constexpr, SQUARES_BLOCK: tl.constexpr, HAS_SQUARES: tl.constexpr, HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr, HAS_NEXT: tl.constexpr, IS_SWIGLU: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Weights, tokens and sums have a first dimension for the parts of K, which the warps share."""
+    """The first dimension of weights, tokens and sums is the part of K; each warp has one part."""
     PART: tl.constexpr = K // PARTS
     CHUNKS: tl.constexpr = PART // BLOCK_K
     TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
@@ -124,7 +124,7 @@ def few_linear(
     given = Operands.of(x, weight, out, tiles, bias, residual, next_norm)
     num_tokens, k = given.values.shape
     assert num_tokens <= MAX_TOKENS and k % (config.block_k * config.num_warps) == 0
-    _few_kernel[(tiles,)](
+    _skinny_gemm_kernel[(tiles,)](
         *given.pointers, num_tokens, given.num_squares, epsilon, n, k, MAX_TOKENS, config.block_n, config.block_k,
         config.num_warps, triton.next_power_of_2(max(given.num_squares, 1)), *given.flags, swiglu, dependent,
         num_warps=config.num_warps, num_stages=1, **({"launch_pdl": True} if dependent else {}),

@@ -1,4 +1,4 @@
-"""A captured step fetches its own words from the host, as its first kernel: nobody has to start a copy before it."""
+"""The first kernel of a captured step: copies the step's words from the host, so no separate copy is needed."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def _take_kernel(
 ):  # fmt: skip
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = i < NUM_WORDS
-    word = tl.load(host_ptr + i, there, 0, volatile=True)  # what the host has written since the last time
+    word = tl.load(host_ptr + i, there, 0, volatile=True)  # the host changes it between replays
     is_drafted = (i < NUM_TOKENS) & (word < 0)
     row = tl.load(host_ptr + ROWS_AT + i, is_drafted, 0, volatile=True)
     place = i - 1 - tl.load(host_ptr + BEGINS_AT + row, is_drafted, 0, volatile=True)
-    is_there = is_drafted & (place >= 0) & (place < depth)  # others were left in gaps by an earlier step
+    is_there = is_drafted & (place >= 0) & (place < depth)  # others are leftovers of an earlier step, in gaps
     token = tl.minimum(tl.load(drafted_ptr + place * num_rows + row, is_there, 0), most)
     tl.store(words_ptr + i, tl.where(is_drafted, token, word), there)
 
 
 def take(host: Tensor, step: StepInputs, drafted: Tensor, most: int) -> None:
-    """What `graphs.take` says, of words that a GPU can read where they are."""
+    """`graphs.take` on a GPU; `host` is pinned memory."""
     depth, num_rows = drafted.shape
     (_, num_tokens), _, (rows_at, _), (begins_at, _), *_ = split(step.shape)
     num_words = step.shape.num_words

@@ -1,4 +1,4 @@
-"""The operations of a layer on a GPU: our own products for one token and for few, the library's for many."""
+"""The operations of a layer on a GPU: our own products for one token and for few tokens, the library's for many."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from outpace.backends.torch.kernels import attention, compiling, elementwise, ge
 from outpace.backends.torch.kernels.base import Cache, Hidden, Normed
 from outpace.backends.torch.kernels.gemv import VectorConfig, vector_linear
 from outpace.backends.torch.kernels.linear import LinearConfig, Scratch, block_rows, default_config, stream_linear
-from outpace.backends.torch.kernels.measured import FEW, STREAMED, VECTORS
+from outpace.backends.torch.kernels.measured import GEMV_CONFIGS, SKINNY_GEMM_CONFIGS, STREAMED_CONFIGS
 from outpace.backends.torch.kernels.rotation import Rotation
 from outpace.backends.torch.kernels.skinny_gemm import FewConfig, few_linear
 
 Config = LinearConfig | FewConfig | VectorConfig
-MAX_STREAMED_TOKENS = 16  # beyond, the library's product is faster, unless measured otherwise
+MAX_STREAMED_TOKENS = 16  # above this the library's product is faster, except for `configs`
 
 
 class TritonOps:
@@ -31,11 +31,11 @@ class TritonOps:
         dependent_launch: bool | None = None,
         configs: Mapping[tuple[int, int, int], Config] | None = None,
     ) -> None:
-        """`configs`: how to multiply weights of (rows, columns) by up to so many tokens, where measured better."""
+        """`configs`: overrides, by (rows, columns, most tokens) of a product."""
         compiling.watch()
         properties = torch.cuda.get_device_properties(device)
         self._num_sms = properties.multi_processor_count
-        # Kernels that begin while the previous one ends need Hopper or newer.
+        # Launching a kernel while the previous one ends needs Hopper or newer.
         self._dependent = properties.major >= 9 if dependent_launch is None else dependent_launch
         self._scratch = Scratch(device)
         self._configs = dict(configs or {})
@@ -57,7 +57,7 @@ class TritonOps:
             return Hidden(residual, normed)
         if bias is not None:
             residual.add_(bias)
-        return Hidden(residual.addmm_(x, weight.T))  # out of place it would be copied first
+        return Hidden(residual.addmm_(x, weight.T))  # in place, because out of place copies the residual first
 
     def norm_swiglu(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
         if config := self._config(len(h.residual), weight, is_swiglu=True):
@@ -95,7 +95,7 @@ class TritonOps:
         rotation = Rotation(rope, q_norm, k_norm, epsilon)
         if step.visible is not None:
             raise NotImplementedError(
-                "the Triton kernels attend to all tokens up to one's own; trees are not theirs yet"
+                "the Triton kernels do not support trees of tokens (step.visible) yet; run them on the CPU"
             )
         return attention.attend(qkv, cache, step, rotation, self._num_sms, dependent=self._dependent)
 
@@ -119,20 +119,20 @@ class TritonOps:
     def config_for(
         self, num_tokens: int, rows: int, k: int, dtype: torch.dtype, *, is_swiglu: bool = False
     ) -> Config | None:
-        """How to multiply by a weight of so many rows and columns; None where the library should."""
+        """The config for a weight of `rows` rows and `k` columns; None: use the library's product."""
         given = self._configs.get((rows, k, 1 if num_tokens == 1 else block_rows(num_tokens)))
         if given is not None:
             return given
         n = rows // (2 if is_swiglu else 1)
         if num_tokens == 1:
-            return VECTORS.get((rows, k)) or gemv.default_config(n, k, is_swiglu=is_swiglu)
+            return GEMV_CONFIGS.get((rows, k)) or gemv.default_config(n, k, is_swiglu=is_swiglu)
         if num_tokens > MAX_STREAMED_TOKENS or k % 64:
             return None
         if dtype == torch.float32:
             return LinearConfig(32, 64, num_warps=4, num_stages=4, dependent_launch=self._dependent)
-        if num_tokens <= skinny_gemm.MAX_TOKENS and (rows, k) in FEW:
-            return FEW[rows, k]
-        config = STREAMED.get((rows, k)) or default_config(n, k, is_swiglu=is_swiglu)
+        if num_tokens <= skinny_gemm.MAX_TOKENS and (rows, k) in SKINNY_GEMM_CONFIGS:
+            return SKINNY_GEMM_CONFIGS[rows, k]
+        config = STREAMED_CONFIGS.get((rows, k)) or default_config(n, k, is_swiglu=is_swiglu)
         return replace(config, dependent_launch=self._dependent)
 
 

@@ -1,1 +1,1 @@
-"""A model's weights on a device, and what is computed from them."""
+"""A model's weights on a device, and its forward pass."""

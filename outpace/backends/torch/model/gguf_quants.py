@@ -1,7 +1,7 @@
-"""ggml's block formats back to float32, on whatever device the bytes are on.
+"""Dequantises ggml's block formats to float32, on the device that holds the bytes.
 
-Written in torch rather than taken from the `gguf` package because a billion weights unpack on the GPU in no time, and
-because that package is needed nowhere else at run time. Each function takes blocks as [num_blocks, bytes of a block].
+Written in torch and not taken from the `gguf` package, because a GPU unpacks a billion weights in little time, and
+because nothing else needs that package at run time. Each function takes blocks as [num_blocks, bytes of a block].
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a folder of safetensors, or a GGUF file, to weights on a device."""
+"""Loads a folder of safetensors, or a GGUF file, into weights on a device."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INDEX = "model.safetensors.index.json"
 
 
 class Checkpoint(Protocol):
-    """A model on disk that has been looked at; its weights have not been read yet."""
+    """A model on disk whose header was read; its weights were not read yet."""
 
     config: Architecture
     tied: bool
@@ -51,7 +51,7 @@ def weight_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
 
 
 class SafetensorsFolder:
-    """A Hugging Face model as it lies on disk: config.json and one or more shards."""
+    """A Hugging Face model on disk: config.json and one or more shards."""
 
     def __init__(self, folder: Path) -> None:
         self.name = folder.name
@@ -98,7 +98,7 @@ def _names(shard: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Renaming:
-    """GGUF's names of a layer's tensors, with the place of heads whose rows are stored permuted."""
+    """The Hugging Face name of a GGUF tensor; if its rows are permuted, the config field with the number of heads."""
 
     name: str
     permuted_heads: str | None = None
@@ -129,7 +129,7 @@ _OUTSIDE_NAMES = {
 
 
 class GGUFFile:
-    """A GGUF file, dequantised: the same arithmetic as its Hugging Face twin, on the values the file holds."""
+    """A GGUF file, dequantised: the same arithmetic as for a Hugging Face model, on the values in the file."""
 
     def __init__(self, path: Path) -> None:
         header = read_header(path)
@@ -143,8 +143,8 @@ class GGUFFile:
         self.tied = bool(self.config.tied)
         if self.config.num_rotated != self.config.head_dim:
             raise ModelError(
-                f"the model rotates {self.config.num_rotated} of {self.config.head_dim} elements of a head, "
-                "which the torch backend lacks"
+                f"the model applies RoPE to {self.config.num_rotated} of {self.config.head_dim} elements of a head; "
+                "the torch backend needs all of them: use another backend"
             )
 
     def tensors(self, device: torch.device) -> Iterator[tuple[str, Tensor]]:
@@ -163,6 +163,6 @@ class GGUFFile:
 
 
 def _halves_together(tensor: Tensor, num_heads: int) -> Tensor:
-    """From rows that RoPE pairs with their neighbour, as Llama's GGUFs have them, to rows paired across the halves."""
+    """Reorder rows: in Llama's GGUFs RoPE pairs neighbours; our kernels pair the first half with the second."""
     half = tensor.shape[0] // num_heads // 2
     return tensor.reshape(num_heads, half, 2, -1).transpose(1, 2).reshape(tensor.shape)

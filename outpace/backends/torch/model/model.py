@@ -1,4 +1,4 @@
-"""The forward pass of Llama, Mistral, SmolLM2, Qwen2 and Qwen3: one decoder, whose options the config names."""
+"""The forward pass of Llama, Mistral, SmolLM2, Qwen2 and Qwen3: one decoder with options from the config."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Model:
 
     @torch.inference_mode()
     def forward(self, step: StepInputs, caches: list[Cache], room: Tensor | None = None) -> Tensor:
-        """Logits of the tokens asked for, [num_outputs, vocab_size] in float32; keys and values go into the caches.
+        """Logits of the requested tokens, float32 [num_outputs, vocab_size]; writes keys and values into the caches.
 
-        `room`: where logits should lie.
+        `room`: a tensor to write the logits into.
         """
         ops, weights, epsilon = self.ops, self.weights, self.config.epsilon
         h = ops.embed(step.tokens, weights.embedding)

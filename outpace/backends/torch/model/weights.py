@@ -1,8 +1,7 @@
-"""The tensors of a model, fused as the forward wants them, and where in them each tensor of a checkpoint goes.
+"""The tensors of a model, fused for the forward pass, and the place of each checkpoint tensor in them.
 
-Queries, keys and values are one matrix, gate and up another: one pass over the weights each, one kernel launch. A
-checkpoint is read tensor by tensor straight into its place; what is missing, unknown or of another shape is an error,
-never a guess.
+Queries, keys and values are one matrix, gate and up another: one kernel launch each. A checkpoint is copied tensor by
+tensor into place; a missing or unknown tensor, or another shape, is an error.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Layer:
 @dataclass(slots=True)
 class Weights:
     embedding: Tensor  # [vocab_size, width]
-    head: Tensor  # [vocab_size, width]; the embedding itself where tied
+    head: Tensor  # [vocab_size, width]; the embedding itself if tied
     final_norm: Tensor
     layers: list[Layer]
 
@@ -59,7 +58,7 @@ class Weights:
 
 
 def allocate(config: Architecture, *, tied: bool, dtype: torch.dtype, device: torch.device) -> Weights:
-    """Room for a model's weights, contents undefined."""
+    """Uninitialised tensors for a model's weights."""
 
     def room(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -91,7 +90,7 @@ def allocate(config: Architecture, *, tied: bool, dtype: torch.dtype, device: to
 
 
 def num_weight_bytes(config: Architecture, *, tied: bool, dtype: torch.dtype) -> int:
-    """What `allocate` will take; nothing is allocated for the answer."""
+    """Bytes that `allocate` will use; allocates nothing."""
     return allocate(config, tied=tied, dtype=dtype, device=torch.device("meta")).num_bytes
 
 
@@ -104,7 +103,7 @@ def fill(weights: Weights, config: Architecture, checkpoint: Iterable[tuple[str,
         if place is None:
             if (name == HEAD and weights.head is weights.embedding) or name.endswith(_IGNORED_ENDINGS):
                 continue
-            cause = "twice" if name in shapes else "and its config.json speaks of no such tensor"
+            cause = "twice" if name in shapes else "but its config.json has no such tensor"
             raise ModelError(f"{source} holds {name} {cause}; the files do not belong together, download them again")
         if tuple(tensor.shape) != shapes[name]:
             raise ModelError(

@@ -1,7 +1,7 @@
-"""`decoding/acceptance.py` and the dice of `decoding/verification.py` on the device, for a batch of ragged drafts.
+"""`decoding/acceptance.py` and the random draws of `decoding/verification.py` on the device, for a ragged batch.
 
 A batch holds `num_requests` drafts padded to `depth` tokens. Target rows may be packed: `row_of[n, i]` is the row with
-the target's answer after i draft tokens of request n; entries beyond a draft may name any row. `target_probs` is
+the target's output after i draft tokens of request n; entries beyond a draft may be any row. `target_probs` is
 [target rows, vocab]; `draft_probs`, what each draft token was drawn from, [num_requests, depth, vocab].
 """
 
@@ -16,12 +16,12 @@ from outpace.backends.torch.sampling.noise import keys, uniforms
 from outpace.backends.torch.sampling.numerics import total
 from outpace.decoding.randomness import Purpose
 
-_BLOCK = 128  # weights summed together when an inverse transform looks for its place
+_BLOCK = 128  # weights per block in the search of an inverse transform
 
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """Drafts of 0 to depth tokens, depth at least 1; int64. `anchor` is how many tokens each request has said."""
+    """Drafts of 0 to depth tokens, depth at least 1; int64. `anchor`: tokens that each request has so far."""
 
     tokens: Tensor  # [num_requests, depth]; beyond the draft any token id
     num_drafted: Tensor
@@ -40,14 +40,14 @@ class Drafts:
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """All [num_requests]: draft tokens kept, the target's own token after them, and how many were kept leniently."""
+    """All [num_requests]: accepted draft tokens, the target's own token after them, tokens accepted by a lossy rule."""
 
     num_accepted: Tensor
     final_token: Tensor
     num_lenient: Tensor
 
     def where(self, condition: Tensor, other: Verdicts) -> Verdicts:
-        """These verdicts where the condition holds, the other ones elsewhere: a batch may mix rules."""
+        """These verdicts where the condition holds, else the other ones: a batch may mix rules."""
         return Verdicts(
             torch.where(condition, self.num_accepted, other.num_accepted),
             torch.where(condition, self.final_token, other.final_token),
@@ -56,7 +56,7 @@ class Verdicts:
 
 
 def match(drafts: Drafts, own_tokens: Tensor, lenient: Tensor | None = None) -> Verdicts:
-    """Keep a draft while it says what the target says itself; `own_tokens` [target rows], `lenient` as the drafts."""
+    """Accept draft tokens while they equal the target's own; `own_tokens` [target rows], `lenient` as the drafts."""
     own = own_tokens[drafts.row_of]
     is_own = own[:, :-1] == drafts.tokens
     stands = (is_own if lenient is None else is_own | lenient) & drafts.is_drafted
@@ -66,7 +66,7 @@ def match(drafts: Drafts, own_tokens: Tensor, lenient: Tensor | None = None) -> 
 
 
 def threshold_leniency(drafts: Drafts, target_probs: Tensor, threshold: Tensor) -> Tensor:
-    """Lossy: tokens the target gives at least `threshold` (float64 [num_requests]), [num_requests, depth]."""
+    """Lossy: tokens of target probability >= `threshold` (float64 [num_requests]), [num_requests, depth]."""
     probs = _target_at(drafts, target_probs)
     return (probs.double() >= threshold[:, None]) & (probs > 0.0)
 
@@ -89,7 +89,7 @@ def reject(drafts: Drafts, draft_probs: Tensor, target_probs: Tensor) -> Verdict
 
 
 def verify_block(drafts: Drafts, draft_probs: Tensor, target_probs: Tensor) -> Verdicts:
-    """Block verification: prefixes are judged as wholes, and the longest one kept stands."""
+    """Block verification: each prefix is verified as a whole, and the longest accepted one is kept."""
     depth = drafts.tokens.shape[1]
     target_at, draft_at = _target_at(drafts, target_probs).double(), _draft_at(drafts, draft_probs).double()
     noise = _acceptance_noise(drafts)
@@ -109,7 +109,7 @@ def verify_block(drafts: Drafts, draft_probs: Tensor, target_probs: Tensor) -> V
 
 
 def _target_at(drafts: Drafts, target_probs: Tensor) -> Tensor:
-    """What the target gives each draft token, [num_requests, depth]."""
+    """The target's probability of each draft token, [num_requests, depth]."""
     return target_probs[drafts.row_of[:, :-1], drafts.tokens]
 
 
@@ -124,7 +124,7 @@ def _acceptance_noise(drafts: Drafts) -> Tensor:
 def _finished(
     drafts: Drafts, draft_probs: Tensor, target_probs: Tensor, num_accepted: Tensor, weight: Tensor
 ) -> Verdicts:
-    """The target's own token after the accepted ones: a bonus, or recovered from weight * target - draft."""
+    """The target's own token after the accepted ones: a bonus, or drawn from weight * target - draft."""
     noise = uniforms(keys(drafts.seed, Purpose.RECOVER, drafts.anchor, num_accepted))
     own = target_probs[_pick(drafts.row_of, num_accepted)]
     refused = num_accepted.clamp(max=drafts.tokens.shape[1] - 1)
@@ -144,9 +144,9 @@ def _pick(columns: Tensor, index: Tensor) -> Tensor:
 
 
 def draw_weighted(weights: Tensor, noise: Tensor) -> Tensor:
-    """`verification.draw_weighted` for every row: the place where the cumulated weights pass noise * total.
+    """`verification.draw_weighted` for every row: the first place where the cumulative weight passes noise * total.
 
-    In float64 and in two steps, first the block and then the token in it, so that the weights are read once.
+    In float64, first the block and then the token in it, so that the weights are read once.
     """
     padding = -weights.shape[1] % _BLOCK
     blocks = torch.nn.functional.pad(weights, (0, padding)).view(weights.shape[0], -1, _BLOCK)
@@ -161,7 +161,7 @@ def draw_weighted(weights: Tensor, noise: Tensor) -> Tensor:
 
 
 def _first_beyond(ends: Tensor, aim: Tensor, weights: Tensor) -> Tensor:
-    """The first place with a weight whose end lies beyond the aim; the last with a weight if rounding leaves none."""
+    """The first place with a weight that ends beyond the aim; the last with a weight if rounding leaves none."""
     places = torch.arange(ends.shape[1], device=ends.device)
     has_weight = weights > 0.0
     first = torch.where(has_weight & (ends > aim[:, None]), places, ends.shape[1]).amin(dim=-1)

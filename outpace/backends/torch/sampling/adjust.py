@@ -1,7 +1,7 @@
-"""Bias, penalties and masks on the device: `Shaper`'s treatment of logits before they become probabilities.
+"""Applies bias, penalties and masks to logits on the device, as `Shaper` does on the host.
 
-Sparse: a row names the tokens it changes, in lists padded with -1, and only those are touched. The results are the
-host's to the bit. A row inside a draft also counts the draft tokens before it, which only the device may know.
+Sparse: a row lists the tokens it changes, padded with -1, and no other token is touched. The results equal the host's
+bit for bit. A row inside a draft also counts the draft tokens before it, which only the device may know.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class Adjustments:
 
     bias_ids: Tensor  # [rows, num_biased]
     bias: Tensor  # float32 [rows, num_biased]
-    seen_ids: Tensor  # [rows, num_seen]: said before, in the output or, where repetition is penalised, the prompt
-    output_counts: Tensor  # int64 [rows, num_seen]: how often in the output; 0 for a token of the prompt alone
+    seen_ids: Tensor  # [rows, num_seen]: in the output or, with a repetition penalty, in the prompt
+    output_counts: Tensor  # int64 [rows, num_seen]: times in the output; 0 for tokens only in the prompt
     prefix: Tensor  # [rows, depth]: the draft tokens before the row, repeats included
-    repetition_penalty: Tensor  # float32 [rows]; 1 where off
+    repetition_penalty: Tensor  # float32 [rows]; 1: off
     presence_penalty: Tensor  # float32 [rows]
     frequency_penalty: Tensor  # float32 [rows]
     stop_ids: Tensor  # [rows, num_stops]
@@ -31,7 +31,7 @@ class Adjustments:
 
 
 def adjust(logits: Tensor, adjustments: Adjustments) -> Tensor:
-    """A changed copy: one pass that reads and writes, and whatever the lists touch."""
+    """An adjusted copy."""
     a = adjustments
     x = logits.clone()
     _write(x, a.bias_ids, _values(x, a.bias_ids) + a.bias)
@@ -44,7 +44,7 @@ def adjust(logits: Tensor, adjustments: Adjustments) -> Tensor:
 
 
 def _seen_with_prefix(a: Adjustments) -> tuple[Tensor, Tensor]:
-    """Distinct tokens said before each row, [rows, num_seen + depth], and how often in output and prefix."""
+    """Distinct tokens before each row, [rows, num_seen + depth], and their counts in output and prefix."""
     prefix, depth = a.prefix, a.prefix.shape[1]
     again = a.seen_ids[:, :, None] == prefix[:, None, :]  # [rows, num_seen, depth]
     counts = a.output_counts + (again & (prefix != _PADDING)[:, None, :]).sum(dim=-1)
@@ -58,8 +58,8 @@ def _seen_with_prefix(a: Adjustments) -> tuple[Tensor, Tensor]:
 def _penalised(values: Tensor, counts: Tensor, a: Adjustments) -> Tensor:
     repetition = a.repetition_penalty[:, None]
     values = torch.where(values > 0, values / repetition, values * repetition)
-    said = a.presence_penalty[:, None] + a.frequency_penalty[:, None] * counts.float()
-    return torch.where(counts > 0, values - said, values)
+    penalty = a.presence_penalty[:, None] + a.frequency_penalty[:, None] * counts.float()
+    return torch.where(counts > 0, values - penalty, values)
 
 
 def _values(x: Tensor, ids: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ def _values(x: Tensor, ids: Tensor) -> Tensor:
 
 
 def _write(x: Tensor, ids: Tensor, values: Tensor) -> None:
-    """x[row, id] = value in place. Padding repeats a write of its row that is made anyway, or changes nothing."""
+    """x[row, id] = value in place. A padded entry repeats another write of its row, or changes nothing."""
     if ids.shape[1] == 0:
         return
     is_real = ids != _PADDING

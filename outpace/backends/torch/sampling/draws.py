@@ -1,7 +1,7 @@
-"""From logits on the device to tokens on the host: the one small transfer of a step.
+"""Draws tokens from logits on the device and copies them to the host: the one small transfer of a step.
 
-What decides a token (temperature, filters, seed and position) is one buffer of words, filled by the host while the
-device still computes the logits. Rows are independent; which kernels run depends on the most that any row asks for.
+The inputs of a draw (temperature, filters, seed and position) are one buffer of words. The host fills it while the
+device computes the logits. Rows are independent; the most demanding row decides which kernels run.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def is_filtered(params: SamplingParams) -> bool:
 
 
 class DrawWords:
-    """What each of `num_rows` tokens is drawn with, on the host."""
+    """The inputs of `num_rows` draws, on the host."""
 
     def __init__(self, num_rows: int, *, pinned: bool, buffer: Tensor | None = None) -> None:
-        """`buffer`: int64 zeros [NUM_FIELDS, rows] to use, where they are part of a larger one."""
+        """`buffer`: int64 zeros [NUM_FIELDS, rows] to use, if they are part of a larger buffer."""
         if buffer is None:
             buffer = torch.zeros((NUM_FIELDS, num_rows), dtype=torch.int64, pin_memory=pinned)
         self.buffer = buffer
@@ -52,10 +52,10 @@ class DrawWords:
         self._seeds, self.positions, sharpness, self._greedy, self._top_k, top_p, min_p = words
         self._sharpness, self._top_p, self._min_p = (part.view(np.float64) for part in (sharpness, top_p, min_p))
         self._top_p.fill(1.0)
-        self._known: tuple[slice, list[int], list[SamplingParams]] | None = None  # what is there but for positions
+        self._known: tuple[slice, list[int], list[SamplingParams]] | None = None  # in the buffer, except positions
 
     def fill(self, lines: NDArray[np.integer] | slice, requests: Sequence[Request], positions: Sequence[int]) -> None:
-        """The token of line i is request i's at position i of its text."""
+        """Line i draws the token of `requests[i]` at `positions[i]`."""
         params, seeds = [request.params for request in requests], [request.seed for request in requests]
         self.positions[lines] = positions
         known = (lines, seeds, params) if isinstance(lines, slice) else None
@@ -74,7 +74,7 @@ class DrawWords:
 def draw_rows(
     logits: Tensor, words: Tensor, mode: Mode, advance: Advance | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """int32 [2, rows]: tokens, and whether each is exact. Positions in `words` move on with an advance."""
+    """int32 [2, rows]: tokens, and whether each is exact. With `advance`, positions in `words` increase by 1."""
     seed, position, sharpness, is_greedy, top_k, top_p, min_p = words
     sharpness, top_p, min_p = (part.view(torch.float64) for part in (sharpness, top_p, min_p))
     if logits.is_cuda:
@@ -105,7 +105,7 @@ def draw_rows(
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Tokens on their way to the host."""
+    """A running copy of tokens to the host."""
 
     _arrived: Tensor
     _event: Any | None  # a CUDA event
@@ -119,7 +119,7 @@ class Fetch:
 
 
 class Draws:
-    """Drawing from one tensor of logits, again and again; captured on a GPU."""
+    """Draws repeatedly from one tensor of logits; captured on a GPU."""
 
     def __init__(self, logits: Tensor, mode: Mode, pool: Pool | None, advance: Advance | None = None) -> None:
         on_gpu = logits.is_cuda
@@ -128,7 +128,7 @@ class Draws:
         self._logits, self._mode, self._advance = logits, mode, advance
         self._graph: torch.cuda.CUDAGraph | None = None
         if pool is not None:
-            kept = None if advance is None else advance.step.words.clone()  # which the warm-up changes
+            kept = None if advance is None else advance.step.words.clone()  # the warm-up changes them
             stream = torch.cuda.Stream(logits.device)
             stream.wait_stream(torch.cuda.current_stream(logits.device))
             with torch.cuda.stream(stream):
@@ -139,7 +139,7 @@ class Draws:
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph, pool=pool):
                 self._draw()
-        # Two, because a step may be begun before the tokens of the one before it are looked at.
+        # Two, because a step may start before the host has read the tokens of the previous one.
         self._on_host = [torch.zeros((2, len(logits)), dtype=torch.int32, pin_memory=on_gpu) for _ in range(2)]
         self._events = [torch.cuda.Event() if on_gpu else None for _ in range(2)]
 
@@ -151,7 +151,7 @@ class Draws:
         self.replay()
 
     def replay(self) -> None:
-        """Draw again with what is on the device."""
+        """Draw again with the words on the device."""
         if self._graph is not None:
             self._graph.replay()
         else:

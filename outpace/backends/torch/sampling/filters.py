@@ -1,7 +1,7 @@
-"""`outpace.decoding.sampling` in torch: distributions and tokens for many rows at once, equal to the host's to the bit.
+"""`outpace.decoding.sampling` in torch: distributions and tokens for many rows, bit for bit equal to the host's.
 
-Pure functions of tensors with fixed shapes and no branch on data. They are the path of a model on the CPU and the
-oracle of `kernels/drawing.py`, which draws on a GPU.
+Pure functions of tensors with fixed shapes and no branch on data. A model on the CPU uses them, and
+tests compare `kernels/drawing.py`, which draws on a GPU, with them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TAIL_INDEX = -1
 
 @dataclass(frozen=True, slots=True)
 class RowParams:
-    """What each row is sampled with. All [rows]."""
+    """Sampling parameters of each row. All [rows]."""
 
     sharpness: Tensor  # float32
     is_greedy: Tensor  # bool
@@ -60,7 +60,7 @@ def probs(logits: Tensor, params: RowParams) -> Tensor:
     p = powers_of_two((logits - top) * params.sharpness[:, None])
     p = torch.where(by_k & (_ranks(p) >= params.top_k[:, None]), 0.0, p)
     p = p / total(p)[:, None]
-    # Those that are left out weigh less together than what may be left out.
+    # Tokens below this cutoff weigh less than 1 - top_p together, so top-p always drops them.
     in_question = p >= ((1.0 - params.top_p) / vocab_size).float()[:, None]
     kept = in_question & (_masses_before(torch.where(in_question, p, 0.0)) < params.top_p[:, None])
     p = torch.where(by_p & ~kept, 0.0, p)
@@ -71,14 +71,14 @@ def probs(logits: Tensor, params: RowParams) -> Tensor:
 
 
 def _ranks(p: Tensor) -> Tensor:
-    """Places in the order by likelihood, the lower id first among equals."""
+    """Ranks by probability; of equals, the lower id comes first."""
     order = p.sort(dim=-1, descending=True, stable=True).indices
     places = torch.arange(p.shape[1], device=p.device).expand_as(order)
     return torch.empty_like(order).scatter_(1, order, places)
 
 
 def _masses_before(p: Tensor) -> Tensor:
-    """What all likelier tokens weigh together, in float64."""
+    """The total probability of all likelier tokens, in float64."""
     ordered, order = p.sort(dim=-1, descending=True, stable=True)
     masses = torch.nn.functional.pad(ordered.double().cumsum(dim=-1)[:, :-1], (1, 0))
     return torch.empty_like(masses).scatter_(1, order, masses)
@@ -89,7 +89,7 @@ def choose(p: Tensor, seed: Tensor, position: Tensor) -> Tensor:
     cut = p.amax(dim=-1, keepdim=True) * float(HEAD_RATIO)
     in_head = p >= cut
     wide = p.double()
-    # Numbers of 24 bits between a thousandth of the largest probability and one: their sum is exact in any order.
+    # 24-bit numbers between a thousandth of the largest probability and 1: the sum is exact in any order.
     tail_mass = 1.0 - torch.where(in_head, wide, 0.0).sum(dim=-1)
     ids = torch.arange(p.shape[1], device=p.device)
     head_key = keys(seed, Purpose.TOKEN, position)
@@ -102,5 +102,5 @@ def choose(p: Tensor, seed: Tensor, position: Tensor) -> Tensor:
 
 
 def draw(logits: Tensor, params: RowParams, seed: Tensor, position: Tensor) -> Tensor:
-    """The token that every row's seed and position pick."""
+    """The token that each row's seed and position select."""
     return torch.where(params.is_greedy, greedy_tokens(logits), choose(probs(logits, params), seed, position))

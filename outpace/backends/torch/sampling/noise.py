@@ -1,7 +1,7 @@
-"""`outpace.decoding.randomness` in torch: the same numbers, bit by bit, for many addresses in one go.
+"""`outpace.decoding.randomness` in torch: the same numbers, bit for bit, for many addresses at once.
 
-Torch has no unsigned 64-bit arithmetic. Two's complement serves: products and sums wrap to the same bits, and a right
-shift is made logical by clearing the copies of the sign. A seed above 2**63 is therefore passed as `signed(seed)`.
+Torch has no unsigned 64-bit arithmetic. Two's complement works instead: products and sums wrap to the same bits, and
+clearing the copies of the sign makes a right shift logical. A seed above 2**63 is therefore passed as `signed(seed)`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ _shifted(x, 31)
 
 
-# Mixed once here, so that no step spends kernels on constants.
+# Computed once, so that no step launches kernels for constants.
 _PURPOSE_WORDS = {purpose: int(_mix(torch.tensor(int(purpose)) + _GOLDEN)) for purpose in Purpose}
 
 

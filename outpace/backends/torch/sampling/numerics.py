@@ -1,6 +1,6 @@
 """`outpace.decoding.numerics` in torch: the same IEEE operations in the same order for every row, and so the same bits.
 
-Operations run one by one here, so none is fused with another; do not hand these functions to a compiler that would.
+Operations run one by one here, without fusion. Do not pass these functions to a compiler that fuses operations.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from outpace.decoding import numerics
 
 
 def powers_of_two(x: Tensor) -> Tensor:
-    """2^x for float32 x <= 0; too small ones are 0."""
+    """2^x for float32 x <= 0; 0 if x is too small."""
     x = x.clamp(min=numerics.SMALLEST_POWER)
     scale = x + numerics.ROUNDER.item()
     power = scale - numerics.ROUNDER.item()
@@ -35,7 +35,7 @@ def minus_log(u: Tensor) -> Tensor:
 
 
 def total(x: Tensor) -> Tensor:
-    """The sum over the last dimension: halves onto each other while many are left, then one after the other."""
+    """The sum over the last dimension: adds the second half to the first while many are left, then one by one."""
     n = x.shape[-1]
     while n > numerics.FEW:
         half = (n + 1) // 2

@@ -1,8 +1,8 @@
 """`outpace.decoding.verification` on the device, for the cases that drawing alone does not decide.
 
-Penalties, biases and masks, lossy rules, drafts that come with the distributions they were drawn from, and rows whose
-filters kept more tokens than `kernels/drawing.py` looks at: rare, so plain torch functions over the whole vocabulary do
-them, for all such cases of a step together. What comes to the host is a few numbers a case.
+These are penalties, biases and masks, lossy rules, drafts with probabilities, and rows whose filters keep more tokens
+than `kernels/drawing.py` searches. They are rare, so plain torch functions over the whole vocabulary verify all such
+cases of a step together. Only a few numbers per case are copied to the host.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from outpace.backends.torch.sampling.noise import signed
 from outpace.core import Case, Verdict
 from outpace.decoding.verification import matches_own_tokens
 
-_MOST_NUMBERS = 1 << 25  # of probabilities worked on at a time
+_MOST_NUMBERS = 1 << 25  # probabilities per group of cases, to bound memory
 
 
 def verify(cases: Sequence[Case], logits: Tensor) -> list[Verdict]:
-    """One verdict per case; each has as many rows of `logits` as drafted tokens, and one more."""
+    """One verdict per case; each has one row of `logits` per drafted token, and one more."""
     verdicts: list[Verdict] = []
     group: list[Case] = []
     begin = end = 0
@@ -113,7 +113,7 @@ def _sampled(
 def _adjustments(rows: Sequence[tuple[Case, int]], device: torch.device) -> Adjustments:
     shapers = [case.request.shaper for case, _ in rows]
     params = [shaper.params for shaper in shapers]
-    said = [shaper.said for shaper in shapers]
+    token_counts = [shaper.said for shaper in shapers]
 
     def padded(lists: Sequence[Sequence[float]], filler: float, dtype: torch.dtype) -> Tensor:
         width = max(map(len, lists))
@@ -126,8 +126,8 @@ def _adjustments(rows: Sequence[tuple[Case, int]], device: torch.device) -> Adju
     return Adjustments(
         bias_ids=padded([list(p.logit_bias) for p in params], -1, torch.int64),
         bias=padded([list(p.logit_bias.values()) for p in params], 0.0, torch.float32),
-        seen_ids=padded([list(counts) for counts in said], -1, torch.int64),
-        output_counts=padded([list(counts.values()) for counts in said], 0, torch.int64),
+        seen_ids=padded([list(counts) for counts in token_counts], -1, torch.int64),
+        output_counts=padded([list(counts.values()) for counts in token_counts], 0, torch.int64),
         prefix=padded([case.tokens[:i] for case, i in rows], -1, torch.int64),
         repetition_penalty=column([p.repetition_penalty for p in params]),
         presence_penalty=column([p.presence_penalty for p in params]),

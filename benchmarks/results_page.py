@@ -1,0 +1,259 @@
+"""Write docs/results.md, and the figures in the README, from the files in benchmarks/results/.
+
+python -m benchmarks.results_page            # write the page
+python -m benchmarks.results_page --check    # exit with 1 where the page is not what the files say
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "results.md"
+README = ROOT / "README.md"
+BEGIN, END = "<!-- figures: python -m benchmarks.results_page -->", "<!-- end of figures -->"
+WORKLOADS = {"code_edit": "code edit", "summarise": "summarise", "json": "JSON", "chat": "chat", "story": "story"}
+VERSUS = {"smollm2": "SmolLM2-135M", "qwen": "Qwen2.5-Coder 1.5B with its 0.5B as draft"}
+
+Row = Sequence[str]
+
+
+@cache
+def load(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def table(head: Row, rows: Iterable[Row]) -> list[str]:
+    lines = [head, ["---"] * len(head), *rows]
+    return ["| " + " | ".join(line) + " |" for line in lines] + [""]
+
+
+def source(name: str) -> str:
+    """Where figures come from: the file, the commit, and the command that wrote it."""
+    found = load(name)
+    about = found.get("provenance") or found.get("machine") or found
+    command = about.get("command")
+    text = f"`benchmarks/results/{name}.json`, commit {about['commit']}"
+    return f"{text}: `{command}`." if command else f"{text}."
+
+
+def interval(ratio: Mapping[str, float]) -> str:
+    return f"{ratio['value']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})"
+
+
+def title(text: str) -> list[str]:
+    return [f"## {text}", ""]
+
+
+def native() -> list[str]:
+    lines = title("The native CPU backend beside llama.cpp, plain decoding")
+    names = {"native_smollm2": "SmolLM2-135M Q4_1", "native_qwen": "Qwen2.5-Coder 1.5B Q4_K_M"}
+    rows = []
+    for name, model in names.items():
+        f = load(name)
+        rows += [
+            [f"{model}, tokens per second", f"{f['tokens_per_second.native']:.1f} ({f['rate_ratio']:.2f}x)",
+             f"{f['tokens_per_second.llamacpp']:.1f}"],
+            [f"{model}, share of memory bandwidth: best step / mean step",
+             f"{f['floor_share']:.2f} / {f['least_floor_share']:.2f}", ""],
+            [f"{model}, step of 4 / 8 tokens over a step of 1",
+             f"{f['step_ratio.native.4']:.2f} / {f['step_ratio.native.8']:.2f}",
+             f"{f['step_ratio.llamacpp.4']:.2f} / {f['step_ratio.llamacpp.8']:.2f}"],
+            [f"{model}, prefill of 512 tokens, tokens per second", f"{f['prefill.native.512']:.0f}",
+             f"{f['prefill.llamacpp.512']:.0f}"],
+        ]  # fmt: skip
+    return [*lines, *table(["", "native", "llama.cpp"], rows), *(source(name) for name in names), ""]
+
+
+def auto_on_cpu() -> list[str]:
+    lines = title("`auto` on a CPU")
+    lines += ["Decode tokens per second of `auto` over plain decoding, and over the policy before it was rewritten, "
+              "in interleaved blocks. In brackets: 95% intervals.", ""]  # fmt: skip
+    for key, model in VERSUS.items():
+        found = load(f"policy_versus_{key}")
+        groups = sorted(found["groups"], key=int)
+        rows = [[f"all, {over}", *(interval(found["groups"][g]["ratios"][f"new/{over}"]) for g in groups)]
+                for over in ("plain", "old")]  # fmt: skip
+        for workload, shown in WORKLOADS.items():
+            for temperature in ("0", "1"):
+                cells = [found["cells"].get(f"{workload}/{temperature}/{group}") for group in groups]
+                if any(cells):
+                    ratios = [interval(cell["figures"]["ratios"]["new/plain"]) if cell else "" for cell in cells]
+                    rows.append([f"{shown}, temperature {temperature}, plain", *ratios])
+        lines += [f"{model}:", "", *table(["over", *(f"{group} at once" for group in groups)], rows)]
+        lines += [source(f"policy_versus_{key}"), ""]
+    return lines
+
+
+def peers() -> list[str]:
+    lines = title("The same prompts and weights through other engines")
+    lines += ["Tokens per second end to end, prompt included. In brackets: answers equal to that engine's own plain "
+              "decoding.", ""]  # fmt: skip
+    for name, model in {"peers_smollm2": "SmolLM2-135M Q4_1", "peers_qwen": "Qwen2.5-Coder 1.5B + 0.5B"}.items():
+        found = load(name)
+        rows = [[f"{row['engine']}, {row['variant']}", f"{row['tokens_per_second']:.1f}",
+                 f"{row['same_as_own_plain']} of {row['num_requests']}"] for row in found["rows"]]  # fmt: skip
+        lines += [f"{model}:", "", *table(["engine", "tokens per second", "equal"], rows), source(name), ""]
+    return lines
+
+
+def gpu_speculation() -> list[str]:
+    found = load("gpu_speculation_h200")
+    cells = {(c["concurrency"], c["temperature"], c["setting"]): c for c in found["summary"]["cells"]}
+    rows = []
+    for concurrency in (1, 8, 32, 128):
+        for temperature in (0.0, 1.0):
+            of = {s: c for (n, t, s), c in cells.items() if (n, t) == (concurrency, temperature)}
+            drafts = {s: c for s, c in of.items() if s.startswith("draft:")}
+            best = max(drafts, key=lambda s: drafts[s]["speedup"])
+            auto = of["auto"]
+            low, high = auto["speedup_range"]
+            fixed = f"{of[best]['speedup']:.2f} ({best})"
+            ours = f"{auto['speedup']:.2f} ({low:.2f}-{high:.2f})"
+            rows.append([str(concurrency), f"{temperature:.0f}", f"{of['plain']['tokens_per_s']:.0f}", fixed, ours])
+    lines = title("`auto` on one H200")
+    lines += [
+        "A real 135M model inside the shape of an 8B, with itself in 4 bits inside the shape of a 1B as draft. "
+        "Spec-Bench prompts, medians of three blocks, over plain decoding. [What this shows and what not](gpu.md).",
+        "",
+    ]
+    lines += table(["at once", "temperature", "plain, tokens/s", "best fixed depth", "auto (least-most)"], rows)
+    return [*lines, source("gpu_speculation_h200"), ""]
+
+
+def gpu_steps() -> list[str]:
+    found = load("gpu_h200")["table"]
+    columns = ("floor", "step", "engine", "naive", "transformers")
+    rows = [[cell, *(f"{of[name]:.2f}" if name in of else "" for name in columns)] for cell, of in found.items()]
+    lines = title("Milliseconds of a step on one H200, bfloat16, 1,024 tokens of context")
+    lines += ["The floor is the time to read weights and cache once.", ""]
+    head = ["requests x tokens", "floor", "our step", "whole engine", "naive torch", "transformers"]
+    return [*lines, *table(head, rows), source("gpu_h200"), ""]
+
+
+def simulator() -> list[str]:
+    found = load("simulate")
+    rows = [[name, f"{f['geometric_mean']:.3f}", f"{f['lowest']:.3f}", f"{f['of_oracle_stationary']:.3f}",
+             f"{f['p99_long']:.2f} / {f['p99_short']:.2f}"] for name, f in found["policies"].items()]  # fmt: skip
+    lines = title("The simulator")
+    lines += [
+        f"{len(found['scenarios'])} scenarios of {found['seeds']} seeds; a promise is missed in "
+        f"{len(found['below_promise'])} scenarios. [What is simulated](speculation.md#the-simulator).",
+        "",
+    ]
+    head = ["policy", "geometric mean", "lowest run", "of the oracle, stationary", "worst P99, long / short"]
+    commit = (RESULTS / "simulate.txt").read_text(encoding="utf-8").splitlines()
+    return [
+        *lines,
+        *table(head, rows),
+        f"`benchmarks/results/simulate.txt`, {commit[1].strip('()')}: `{commit[0]}`.",
+        "",
+    ]
+
+
+def exactness() -> list[str]:
+    rows = []
+    for name, shown in {"equality_greedy_native": "greedy", "equality_seeded_native": "seeded"}.items():
+        found = load(name)
+        compared = sum(cell["compared"] for cell in found["cells"])
+        different = sum(len(cell["differences"]) for cell in found["cells"])
+        rows.append([shown, f"{found['settings']['count']} prompts, {found['settings']['max_tokens']} tokens",
+                     f"{different} of {compared}", found["provenance"]["commit"]])  # fmt: skip
+    lines = title("Answers that differ from plain decoding, native backend")
+    lines += table(["requests", "prompts", "different answers", "commit"], rows)
+    lines += [
+        "Every proposer at depths 1, 4 and 8 and `auto`, alone and eight at once: `python -m benchmarks.equality`.",
+        "",
+    ]
+    return lines
+
+
+def server() -> list[str]:
+    figures = load("serve_overhead")["figures"]
+    rows = [[kind, f"{figures[kind]['over_offline']:.2f}"] for kind in ("streamed", "whole")]
+    lines = title("`outpace serve` beside the offline engine, 8 clients")
+    return [
+        *lines,
+        *table(["replies", "of the offline engine's tokens per second"], rows),
+        source("serve_overhead"),
+        "",
+    ]
+
+
+def page() -> str:
+    lines = [
+        "# Results",
+        "",
+        "Written by `python -m benchmarks.results_page` from `benchmarks/results/`. Do not edit by hand. Each figure "
+        "is of the commit it names; not all were measured again after later changes. CPU figures: two cores of an AMD "
+        "EPYC with AVX-512, interleaved runs on a machine whose own speed varies by tens of percent.",
+        "",
+        *native(), *auto_on_cpu(), *peers(), *gpu_speculation(), *gpu_steps(), *simulator(), *exactness(), *server(),
+    ]  # fmt: skip
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def headline() -> str:
+    """The figures of the README, each claim beside the worst figure that qualifies it."""
+    cpu, versus = load("native_smollm2"), load("policy_versus_smollm2")
+    gpu = {(c["concurrency"], c["temperature"]): c for c in load("gpu_speculation_h200")["summary"]["cells"]
+           if c["setting"] == "auto"}  # fmt: skip
+    ours = load("simulate")["policies"]["ours"]
+    cells = {name: cell["figures"]["ratios"]["new/plain"]["value"] for name, cell in versus["cells"].items()}
+    best, worst = max(cells, key=lambda name: cells[name]), min(cells, key=lambda name: cells[name])
+    groups = [versus["groups"][group]["ratios"]["new/plain"] for group in ("1", "4", "8")]
+    rows = [
+        ["CPU, plain decoding over llama.cpp, SmolLM2-135M", f"{cpu['rate_ratio']:.1f}x", ""],
+        ["CPU, `auto` over plain, 1 / 4 / 8 requests, mean of ten workloads",
+         " / ".join(f"{group['value']:.2f}" for group in groups),
+         f"{cells[worst]:.2f} in {shown(worst)}; best {cells[best]:.2f} in {shown(best)}"],
+        ["H200, `auto` over plain, temperature 0, 1 / 8 / 32 / 128 requests",
+         " / ".join(f"{gpu[n, 0.0]['speedup']:.2f}" for n in (1, 8, 32, 128)),
+         f"{min(gpu[n, 0.0]['speedup_range'][0] for n in (1, 8, 32, 128)):.2f} in one block"],
+        ["H200, the same at temperature 1", " / ".join(f"{gpu[n, 1.0]['speedup']:.2f}" for n in (1, 8, 32, 128)),
+         f"{min(gpu[n, 1.0]['speedup_range'][0] for n in (1, 8, 32, 128)):.2f} in one block"],
+        ["simulator, 640 scenarios, `auto` over plain", f"{ours['geometric_mean']:.2f}",
+         f"lowest run {ours['lowest']:.3f}; P99 time per token of long / short requests at worst "
+         f"{ours['p99_long']:.2f} / {ours['p99_short']:.2f} of plain's"],
+    ]  # fmt: skip
+    return "\n".join([BEGIN, *table(["", "measured", "worst"], rows)[:-1], END])
+
+
+def shown(cell: str) -> str:
+    workload, temperature, concurrency = cell.split("/")
+    return f"{WORKLOADS[workload]} at temperature {temperature}, {concurrency} at once"
+
+
+def readme() -> str:
+    """The README with its figures as the files have them."""
+    text = README.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return before + headline() + after
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where the page is out of date")
+    options = parser.parse_args()
+    wanted = {PAGE: page(), README: readme()}
+    stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    for path in stale:
+        print(f"{path.relative_to(ROOT)} " + ("is out of date" if options.check else "written"))
+        if not options.check:
+            path.write_text(wanted[path], encoding="utf-8")
+    if not stale:
+        print("up to date")
+    return 1 if options.check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
