@@ -16,14 +16,13 @@ from outpace.speculation.policy.planner import Situation
 from outpace.speculation.policy.state import Mean, Outcome, PlainTime, RequestState
 from outpace.speculation.policy.tunables import TUNABLES
 
-LONGEST_IDLE = 128  # steps without a look, where no budget is left: traffic changes
 _RECENT = 0.98  # the speed of steps without a model is a mean over some fifty of them
 
 
 class Accounts:
     def __init__(self, allowed_loss: float) -> None:
         self.budget = Budget(TUNABLES.engine_grant, allowed_loss)
-        self.in_debt = Backoff(LONGEST_IDLE)  # when something is tried while the budget is overdrawn
+        self.in_debt = Backoff(8 * TUNABLES.longest_backoff)  # when something is tried while the budget is overdrawn
         self.usual_gain = Mean()  # draft tokens accepted in a step with drafts, for each request
         self.plain_time = PlainTime()
         self._booked_plain_time = self.plain_time

@@ -1,7 +1,7 @@
 """When to look drafts up: looking takes time, too.
 
 A request is looked up in every step while that has lately saved more than it costs, for itself or for others like it;
-else at doubling intervals, and only while the budget lasts.
+else at doubling intervals. While the engine is in debt, a look has to be paid for first.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class LookupValue:
         if not has_budget and accounts.in_debt.due > step:
             return asks
         price = max([costs.drafts[name].lookup_seconds for name in self.names], default=0.0)
-        num_unproven = int(_MOST_UNPROVEN * situation.plain_seconds / price) + 1 if has_budget and price else 1 << 30
+        num_unproven = int(_MOST_UNPROVEN * situation.plain_seconds / price) + 1 if price else 1 << 30
         for row in situation.auto:
             state, request = situation.states[row], situation.requests[row]
             for name, lookup in state.lookups.items():
-                if lookup.backoff.due <= step and (has_budget or lookup.backoff.due == 0):
+                if lookup.backoff.due <= step:
                     if lookup.backoff.due:
                         num_unproven -= 1
                         if num_unproven < 0:
