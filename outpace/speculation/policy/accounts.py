@@ -16,14 +16,13 @@ from outpace.speculation.policy.planner import Situation
 from outpace.speculation.policy.state import Mean, Outcome, PlainTime, RequestState
 from outpace.speculation.policy.tunables import TUNABLES
 
-LONGEST_IDLE = 128  # steps without a decision while in debt; limited, because traffic changes
 _RECENT_FADE = 0.98  # per step: the recent speed is a mean over about 50 steps
 
 
 class Accounts:
     def __init__(self, allowed_loss: float) -> None:
         self.budget = Budget(TUNABLES.engine_grant, allowed_loss)
-        self.in_debt = Backoff(LONGEST_IDLE)  # limits trials while the budget is overdrawn
+        self.in_debt = Backoff(8 * TUNABLES.longest_backoff)  # limits trials while the budget is overdrawn
         self.usual_gain = Mean()  # expected accepted draft tokens per request, in steps with drafts
         self.plain_time = PlainTime()
         self._booked_plain_time = self.plain_time

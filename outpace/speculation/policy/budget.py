@@ -35,12 +35,9 @@ class Budget:
         if self._grant:
             self._balance = min(self.balance + plain_steps, TUNABLES.most_balance)
 
-    @property
-    def steps_to_recover(self) -> int:
-        """Plain steps until the balance is above zero again."""
-        if not self._allowed_share:
-            return 1 << 60
-        return 1 + int(max(0.0, -self.balance) / self._allowed_share)
+    def steps_to_earn(self, plain_steps: float) -> int:
+        """Plain steps until the budget has handed out so much."""
+        return 1 + int(max(0.0, plain_steps) / self._allowed_share) if self._allowed_share else 1 << 60
 
     def book(
         self, spent: float, plain: float, plain_step: float, *, excused: float = 0.0, invested: float = 0.0
@@ -80,6 +77,10 @@ class Backoff:
     def fail(self, step: int) -> None:
         self.due = (step // self.interval + 1) * self.interval
         self.interval = min(2 * self.interval, self._longest)
+
+    def wait(self, step: int, num_steps: int) -> None:
+        """Neither failed nor succeeded: not before so many steps."""
+        self.due = max(self.due, step + num_steps)
 
     def succeed(self) -> None:
         self.due, self.interval = 0, 1

@@ -1,7 +1,8 @@
 """Decides for which requests drafts are looked up in a step: a lookup takes time, too.
 
 Lookups for a request run in every step while they have recently saved more time than they cost. Otherwise they run at
-doubling intervals, and only while the budget is positive. A request with little history uses the mean of all requests.
+doubling intervals. While the engine is in debt, a lookup waits until the budget has earned twice what the last one
+cost. A request with little history uses the mean of all requests.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ class LookupValue:
         if not has_budget and accounts.in_debt.due > step:
             return asks
         price = max([costs.drafts[name].lookup_seconds for name in self.names], default=0.0)
-        num_unproven = int(_MAX_UNPROVEN * situation.plain_seconds / price) + 1 if has_budget and price else 1 << 30
+        num_unproven = int(_MAX_UNPROVEN * situation.plain_seconds / price) + 1 if price else 1 << 30
         for row in situation.auto:
             state, request = situation.states[row], situation.requests[row]
             for name, lookup in state.lookups.items():
-                if lookup.backoff.due <= step and (has_budget or lookup.backoff.due == 0):
+                if lookup.backoff.due <= step:
                     if lookup.backoff.due:
                         num_unproven -= 1
                         if num_unproven < 0:

@@ -18,7 +18,7 @@ from outpace.core import Draft, Request, StepStats
 from outpace.decoding.acceptance import common_length
 from outpace.speculation.costs.curves import Costs, DraftCosts
 from outpace.speculation.policy.acceptance import Acceptance
-from outpace.speculation.policy.accounts import LONGEST_IDLE, Accounts
+from outpace.speculation.policy.accounts import Accounts
 from outpace.speculation.policy.baseline import Baseline
 from outpace.speculation.policy.budget import Backoff, Budget
 from outpace.speculation.policy.coverage import Coverage
@@ -349,7 +349,9 @@ class Policy:
         if not stats.num_prefill_tokens:
             self._baseline.observe(situation.rows, situation.context, stats)
         if decision.found and self.budget.balance <= 0.0:
-            self._accounts.in_debt.fail(decision.step)
+            # Half of what the budget hands out may go into looking, so that the debt is paid back all the same.
+            lost = stats.deciding_seconds / situation.plain_seconds
+            self._accounts.in_debt.wait(decision.step, self.budget.steps_to_earn(2.0 * lost))
 
     # ---- idle steps: plain, without a decision
 
@@ -359,14 +361,10 @@ class Policy:
             return
         self._is_in_debt = self.budget.balance <= 0.0
         due = [backoff.due for backoff in self._models.values()]
-        lookups = [lookup for row in situation.auto for lookup in situation.states[row].lookups.values()]
-        if not self._is_in_debt:
-            due += [lookup.backoff.due for lookup in lookups]
-        elif self._accounts.in_debt.due > self._step or not any(lookup.backoff.due == 0 for lookup in lookups):
+        due += [lookup.backoff.due for row in situation.auto for lookup in situation.states[row].lookups.values()]
+        if self._is_in_debt:
             due = [max(each, self._accounts.in_debt.due) for each in due]
-            due.append(self._step + min(self.budget.steps_to_recover, LONGEST_IDLE))
-        else:
-            return
+            due.append(self._step + self.budget.steps_to_earn(-self.budget.balance))
         self._idle_until, self._idle_requests = min(due, default=1 << 60), list(decision.requests)
 
     def _stays_idle(self, requests: Sequence[Request]) -> bool:
