@@ -35,7 +35,8 @@ class LLM:
     >>> llm.generate("The capital of France is")[0].outputs[0].text
     >>> LLM("target.gguf", draft="draft.gguf", speculation="on", depth=4)
 
-    Further keyword arguments are the fields of `EngineConfig`.
+    Further keyword arguments are the fields of `EngineConfig`. Several threads may use one LLM: their requests run in
+    one batch.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class LLM:
         given: Any = prompt
         is_plain = _is_one_prompt(given)
         encoded = self._encode(given) if is_plain else self.encode_chat(given)
-        return self._driver.read([self.engine.submit(encoded, params)])
+        return self._driver.submit(lambda: [self.engine.submit(encoded, params)])
 
     def render_chat(self, messages: Sequence[Message]) -> str:
         """A conversation as the text the model was trained to continue."""
@@ -124,6 +125,7 @@ class LLM:
         """Free the models' memory. Nothing can be generated after that."""
         if not self._is_closed:
             self.engine.keep_costs()
+            self._driver.close()
         self._is_closed = True
         self._target.runner.close()
         if self._draft is not None:
@@ -138,8 +140,7 @@ class LLM:
         self.close()
 
     def _check_open(self) -> None:
-        if self._is_closed:
-            raise UsageError("this LLM was closed; make a new one to generate")
+        self._driver.check_open()
 
     def _encode(self, prompt: Prompt) -> list[int]:
         self._check_open()
@@ -157,17 +158,22 @@ class LLM:
         progress: bool | None,
     ) -> list[RequestOutput]:
         groups: list[list[Request]] = []
-        requests: list[Request] = []
-        try:
-            for tokens, each in zip(encoded, params, strict=True):
-                group = [self._submit(tokens, each, index) for index in range(each.n)]
-                groups.append(group)
-                requests += group
-        except BaseException:
-            self._driver.end(requests)
-            raise
-        show = sys.stderr.isatty() and len(requests) > 1 if progress is None else progress
-        with self._driver.read(requests) as stream, _Progress(len(requests), enabled=show) as bar:
+
+        def submit_all() -> list[Request]:
+            requests: list[Request] = []
+            try:
+                for tokens, each in zip(encoded, params, strict=True):
+                    group = [self._submit(tokens, each, index) for index in range(each.n)]
+                    groups.append(group)
+                    requests += group
+            except BaseException:
+                self._driver.end(requests)
+                raise
+            return requests
+
+        num_requests = sum(each.n for each in params)
+        show = sys.stderr.isatty() and num_requests > 1 if progress is None else progress
+        with self._driver.submit(submit_all) as stream, _Progress(num_requests, enabled=show) as bar:
             for delta in stream:
                 bar.add(delta)
         return [

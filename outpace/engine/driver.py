@@ -1,41 +1,91 @@
-"""Lets several streams share one engine. Reading any stream steps the engine; the others' deltas are queued."""
+"""Lets several streams, in any threads, share one engine.
+
+Reading any stream steps the engine; the deltas of the others are queued for them. One lock guards the engine: requests
+that several threads submit run in one batch.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from threading import RLock
 
 from outpace.core import Delta, Request
 from outpace.engine.engine import Engine
+from outpace.errors import UsageError
+
+CLOSED = "this LLM was closed; create a new one to generate"
 
 
 class Driver:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self._lock = RLock()
+        self._is_busy = False  # inside a step: the engine must not change under it
+        self._is_closed = False
         self._queues: dict[int, deque[Delta]] = {}  # by request id; the requests of one stream share a queue
+        self._abandoned: deque[Sequence[Request]] = deque()  # of streams that were dropped without being closed
 
-    def read(self, requests: Sequence[Request]) -> Stream:
-        """A stream of these requests' deltas. They must be submitted, and no step may have run since."""
-        queue: deque[Delta] = deque()
-        self._queues.update((request.id, queue) for request in requests)
+    def check_open(self) -> None:
+        if self._is_closed:
+            raise UsageError(CLOSED)
+
+    def submit(self, submit_all: Callable[[], Sequence[Request]]) -> Stream:
+        """A stream of the requests that `submit_all` submits. No step runs between the two."""
+        with self._lock:
+            self.check_open()
+            requests = submit_all()
+            queue: deque[Delta] = deque()
+            self._queues.update((request.id, queue) for request in requests)
         return Stream(self, requests, queue)
 
-    def step(self) -> None:
-        """Step the engine. If the step fails or is interrupted, reset the engine."""
-        try:
-            deltas = self.engine.step()
-        except BaseException:
-            self.engine.reset()
-            raise
-        for delta in deltas:
-            queue = self._queues.get(delta.request.id)
-            if queue is not None:
-                queue.append(delta)
+    def advance(self, stream: Stream) -> None:
+        """Step the engine unless another thread has queued something for the stream meanwhile."""
+        with self._lock:
+            self.check_open()
+            if not stream.is_waiting:
+                return
+            self._end_abandoned()
+            self._is_busy = True
+            try:
+                deltas = self.engine.step()
+            except BaseException:  # it failed or was interrupted
+                self.engine.reset()
+                raise
+            finally:
+                self._is_busy = False
+            for delta in deltas:
+                queue = self._queues.get(delta.request.id)
+                if queue is not None:
+                    queue.append(delta)
 
     def end(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            self._queues.pop(request.id, None)
-            self.engine.abort(request)
+        """Abort what is not finished of these requests."""
+        with self._lock:
+            for request in requests:
+                self._queues.pop(request.id, None)
+                self.engine.abort(request)
+
+    def abandon(self, requests: Sequence[Request]) -> None:
+        """`end` for the garbage collector, which may call it in any thread, even during a step: never waits."""
+        self._abandoned.append(requests)
+        if self._lock.acquire(blocking=False):
+            try:
+                if not self._is_busy:
+                    self._end_abandoned()
+            finally:
+                self._lock.release()
+
+    def _end_abandoned(self) -> None:
+        while self._abandoned:
+            self.end(self._abandoned.popleft())
+
+    def close(self) -> None:
+        """End all requests; from now on streams raise an error."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self.engine.reset()
 
 
 class Stream:
@@ -52,13 +102,19 @@ class Stream:
         """The first request, the only one for a single prompt; its counts and text can be read at any time."""
         return self.requests[0]
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a step is needed: an engine without requests finished ours, or was reset."""
+        return not self._queue and self._num_unfinished > 0 and self._driver.engine.has_requests
+
     def __iter__(self) -> Stream:
         return self
 
     def __next__(self) -> Delta:
-        # An engine without requests emits nothing more: it finished our requests, or was reset.
-        while not self._queue and self._num_unfinished and self._driver.engine.has_requests:
-            self._driver.step()
+        if not self._queue and self._num_unfinished:
+            self._driver.check_open()
+        while self.is_waiting:
+            self._driver.advance(self)
         if not self._queue:
             self.close()
             raise StopIteration
@@ -78,4 +134,5 @@ class Stream:
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        if self._num_unfinished:
+            self._driver.abandon(self.requests)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import ctypes as c
 from functools import cached_property
+from pathlib import Path
 
 from outpace.errors import ModelError, UsageError
+from outpace.models.llama_file import LlamaFile
 from outpace.models.llama_library import Library
 
 
 class LlamaTokenizer:
-    def __init__(self, library: Library, model: int) -> None:
+    """Keeps its own vocabulary open, so it works after the model was closed."""
+
+    def __init__(self, path: Path, library: Library) -> None:
+        self._file = LlamaFile(path, library, vocab_only=True)
         self._lib = library
+        model = self._file.handle
         self._vocab = library.llama_model_get_vocab(model)
         self.vocab_size: int = library.llama_vocab_n_tokens(self._vocab)
         if self.vocab_size == 0:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import weakref
 from pathlib import Path
 
 from outpace.errors import ModelError
-from outpace.models.gguf_tokenizer import LlamaTokenizer
 from outpace.models.llama_library import Library
 
 
@@ -24,12 +24,13 @@ class LlamaFile:
                 f"{path} cannot be loaded by llama.cpp: {library.first_error()}; "
                 "check that the file is complete and of an architecture this llama.cpp supports"
             )
+        self._free = weakref.finalize(self, library.llama_model_free, self.handle)
+        self._free.atexit = False  # the process frees its memory itself
         if library.llama_model_has_encoder(self.handle):
             self.close()
             raise ModelError(f"{path} is an encoder-decoder model; Outpace runs decoder-only language models")
-        self.tokenizer = LlamaTokenizer(library, self.handle)
 
     def close(self) -> None:
-        if self.handle:
-            self.library.llama_model_free(self.handle)
-            self.handle = None
+        """Free the memory now. Without this call, it is freed with the object."""
+        self._free()
+        self.handle = None

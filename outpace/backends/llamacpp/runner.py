@@ -19,6 +19,7 @@ from outpace.backends.logits import logits_at
 from outpace.core import StepPlan
 from outpace.errors import BackendError
 from outpace.models import llama_library as llama
+from outpace.models.gguf_tokenizer import LlamaTokenizer
 from outpace.models.llama_file import LlamaFile
 
 MakeVerifier = Callable[[int, int], Verifier | None]  # (vocab_size, threads)
@@ -32,7 +33,7 @@ class LlamaModel:
         self.file = LlamaFile(path, library)
         self.library, self.path, self.handle = library, path, self.file.handle
         self.make_verifier = make_verifier
-        self.tokenizer = self.file.tokenizer
+        self.tokenizer = LlamaTokenizer(path, library)
         self.train_context: int = library.llama_model_n_ctx_train(self.handle)
         self.can_rewind = not (
             library.llama_model_is_recurrent(self.handle) or library.llama_model_is_hybrid(self.handle)

@@ -24,7 +24,7 @@ from outpace.core import StepPlan
 from outpace.errors import BackendError
 from outpace.kv.blocks import BlockPool
 from outpace.models.gguf_model import Unsupported
-from outpace.models.llama_file import LlamaFile
+from outpace.models.gguf_tokenizer import LlamaTokenizer
 from outpace.models.llama_library import Library as LlamaLibrary
 
 
@@ -36,8 +36,7 @@ class NativeModel:
         self.isa = self.library.isa
         self.file = ModelFile(path, self.library)
         # The tokenizer is llama.cpp's; it loads only the vocabulary.
-        self._vocabulary = LlamaFile(path, llama, vocab_only=True)
-        self.tokenizer = self._vocabulary.tokenizer
+        self.tokenizer = LlamaTokenizer(path, llama)
         architecture = self.file.description.architecture
         if self.tokenizer.vocab_size != architecture.vocab_size:
             raise Unsupported(f"it has {self.tokenizer.vocab_size} tokens and embeddings for {architecture.vocab_size}")
@@ -73,7 +72,7 @@ class NativeModel:
             )
 
     def close(self) -> None:
-        self._vocabulary.close()
+        pass  # the tokenizer keeps its vocabulary, and weights belong to the runner
 
 
 def pages_needed(capacity: Capacity, page_tokens: int) -> int:

@@ -102,10 +102,10 @@ def open_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
         from outpace.models.hf_tokenizer import HFTokenizer
 
         return HFTokenizer(path, vocab_size)
-    from outpace.models.llama_file import LlamaFile
+    from outpace.models.gguf_tokenizer import LlamaTokenizer
     from outpace.models.llama_library import load_library
 
-    return LlamaFile(path, load_library(None), vocab_only=True).tokenizer
+    return LlamaTokenizer(path, load_library(None))
 
 
 def fitting_cache_tokens(models: Sequence[TorchModel], capacity: Capacity, utilization: float) -> int | None:

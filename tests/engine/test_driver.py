@@ -1,0 +1,133 @@
+"""Several threads on one LLM, and what is left of it after it was closed."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pytest
+
+from outpace import LLM, SamplingParams
+from outpace.errors import UsageError
+from tests.test_llm import GREEDY, is_clean, token_ids, use_fakes
+
+PROMPTS = ["abc", "def", "hello there", "xyz", "a b c d", "once upon", "a time", "the end"]
+
+
+@pytest.fixture
+def llm(monkeypatch) -> Iterator[LLM]:
+    use_fakes(monkeypatch)
+    with LLM(cache_tokens=2048) as made:
+        yield made
+
+
+# ---- threads
+
+
+@pytest.mark.parametrize("num_threads", [2, 8])
+def test_threads_that_generate_on_one_llm_get_what_each_would_alone(llm, num_threads):
+    alone = [token_ids(llm, prompt)[0] for prompt in PROMPTS]
+    together = Barrier(num_threads)
+
+    def work(thread: int) -> list[list[int]]:
+        together.wait(10)
+        mine = [prompt for i, prompt in enumerate(PROMPTS) if i % num_threads == thread]
+        return [token_ids(llm, prompt)[0] for prompt in mine]
+
+    with ThreadPoolExecutor(num_threads) as pool:
+        futures = [pool.submit(work, thread) for thread in range(num_threads)]
+        found = [future.result(timeout=60) for future in futures]
+    for thread, answers in enumerate(found):
+        assert answers == alone[thread::num_threads]
+    assert is_clean(llm)
+
+
+def test_threads_share_the_steps_of_one_batch(llm):
+    """Requests of another thread run beside ours: there are fewer steps than both need one after the other."""
+    num_steps, step = [0], llm.engine.step
+
+    def counted():
+        num_steps[0] += 1
+        return step()
+
+    llm.engine.step = counted
+    token_ids(llm, "abc")
+    alone, num_steps[0] = num_steps[0], 0
+    streams = [llm.stream("abc", GREEDY), llm.stream("def", GREEDY)]
+    with ThreadPoolExecutor(2) as pool:
+        emitted = [future.result(timeout=60) for future in [pool.submit(list, stream) for stream in streams]]
+    assert all(sum(len(delta.token_ids) for delta in deltas) == 12 for deltas in emitted)
+    assert num_steps[0] < 2 * alone
+
+
+def test_a_thread_may_drop_a_stream_while_another_reads(llm):
+    kept = llm.stream("abc", SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True))
+    next(kept)
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(20):
+            dropped = llm.stream("def", GREEDY)
+            next(dropped)
+            future = pool.submit(next, kept)
+            del dropped
+            gc.collect()
+            future.result(timeout=60)
+    kept.close()
+    assert is_clean(llm)
+
+
+# ---- after close
+
+
+def test_a_stream_of_a_closed_llm_says_so_and_can_be_dropped(llm):
+    stream = llm.stream("abc", GREEDY)
+    next(stream)
+    text = stream.request.writer.text
+    llm.close()
+    with pytest.raises(UsageError, match="closed"):
+        next(stream)
+    assert stream.request.finish_reason == "abort" and stream.request.writer.text.startswith(text)
+    stream.close()
+    del stream
+    gc.collect()
+
+
+def test_a_closed_llm_generates_nothing(llm):
+    llm.close()
+    for call in (lambda: llm.generate("abc"), lambda: llm.stream("abc"), lambda: llm.generate([[1, 2]])):
+        with pytest.raises(UsageError, match="closed"):
+            call()
+    llm.close()
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("backend", ["native", "llamacpp"])
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "del s",
+        "try:\n    next(s)\nexcept UsageError as error:\n    print(error)",
+        "assert llm.tokenizer.encode('hello world') == before",
+        "assert llm.tokenizer.token_bytes(before[0])",
+        "del llm\ngc.collect()\ndel s\ngc.collect()",
+    ],
+    ids=["drop", "next", "encode", "decode", "drop both"],
+)
+def test_nothing_uses_freed_memory_after_close(backend: str, lines: str):
+    """In a process of its own: freed memory would end the process with a signal."""
+    code = f"""
+import gc
+from outpace import LLM, SamplingParams
+from outpace.errors import UsageError
+with LLM(backend={backend!r}, max_context=256) as llm:
+    before = llm.tokenizer.encode("hello world")
+    s = llm.stream("Once upon a time", SamplingParams(max_tokens=40))
+    next(s)
+{lines}
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "Traceback" not in done.stderr
