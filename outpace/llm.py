@@ -144,7 +144,7 @@ class LLM:
 
     def _encode(self, prompt: Prompt) -> list[int]:
         self._check_open()
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
 
     def _encode_rendered(self, text: str) -> list[int]:
         self._check_open()
@@ -236,7 +236,20 @@ def completion(request: Request, index: int = 0) -> CompletionOutput:
 
 def _is_one_prompt(prompts: Any) -> bool:
     """Whether this is one prompt: a text, or token ids, also of numpy."""
-    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
+    if isinstance(prompts, str):
+        return True
+    if isinstance(prompts, bytes | bytearray | Mapping) or not hasattr(prompts, "__len__"):
+        raise UsageError(f"a prompt is a text or a list of token ids; this one is of type {type(prompts).__name__}")
+    return len(prompts) > 0 and not isinstance(prompts[0], str | Mapping) and not hasattr(prompts[0], "__len__")
+
+
+def _token_ids(prompt: Sequence[int]) -> list[int]:
+    if isinstance(prompt, bytes | bytearray) or not hasattr(prompt, "__len__"):
+        raise UsageError(f"a prompt is a text or a list of token ids; this one is of type {type(prompt).__name__}")
+    for token in prompt:
+        if isinstance(token, bool) or not isinstance(token, Integral):
+            raise UsageError(f"token ids are whole numbers; this prompt has {token!r}")
+    return [int(token) for token in prompt]
 
 
 def _params_per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

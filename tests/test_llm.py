@@ -451,3 +451,12 @@ def test_token_ids_may_be_a_numpy_array(llm):
     import numpy as np
 
     assert token_ids(llm, np.array([97, 98, 99])) == token_ids(llm, [97, 98, 99])
+
+
+@pytest.mark.parametrize(
+    "prompts", [b"bytes", [b"bytes"], [[1.5]], [1.5], [True], [[True]], None, 5, [None], [5, "a"], {"a": 1}]
+)
+def test_what_is_no_prompt_is_refused_in_a_sentence(llm, prompts):
+    with pytest.raises(UsageError, match=r"a prompt is a text or a list of token ids|token ids are whole numbers"):
+        llm.generate(prompts, GREEDY)
+    assert is_clean(llm)
