@@ -130,7 +130,7 @@ def make_fake(max_sequences: int) -> tuple[Engine, Tokenizer, int]:
 def offline_answers(engine: Engine, tokenizer: Tokenizer, wanted: Sequence[dict[str, Any]]) -> list[str]:
     driver = Driver(engine)
     requests = [engine.submit(tokenizer.encode(body["prompt"]), params_of(body)) for body in wanted]
-    with driver.read(requests) as stream:
+    with driver.submit(lambda: requests) as stream:
         for _ in stream:
             pass
     engine.scheduler.forget_kept()

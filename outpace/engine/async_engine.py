@@ -63,24 +63,30 @@ class AsyncEngine:
 
     def submit(self, orders: Sequence[Order], *, stream: bool = True) -> Generation:
         """Queue all of these, or refuse all. Without `stream`, each completion arrives as one piece when it ends."""
-        if self.failure is not None:
-            raise EngineStopped(f"the engine has stopped: {self.failure}; restart the server")
-        if not self.is_accepting:
-            raise EngineStopped("the server is shutting down; send the request to another one, or later")
-        most = self.engine.max_running + self._max_queued
-        if len(orders) > most:
-            raise UsageError(f"{len(orders)} completions were requested at once and at most {most} fit; request fewer")
-        if self._num_open + len(orders) > most:
-            raise Overloaded(
-                f"{self._num_open} completions are running or waiting and {len(orders)} more were requested; at "
-                f"most {most} fit; try again later",
-                self._seconds_until_room(),
-            )
+        self.check_room(len(orders))
         generation = Generation(orders, self._abort, stream=stream)
         self._open.add(generation)
         self._num_open += len(orders)
         self._worker.inbox.put(Submit(generation.tickets))
         return generation
+
+    def check_room(self, num_completions: int) -> None:
+        """Raise an error if so many completions could not be queued now. Costs the same however many there are."""
+        if self.failure is not None:
+            raise EngineStopped(f"the engine has stopped: {self.failure}; restart the server")
+        if not self.is_accepting:
+            raise EngineStopped("the server is shutting down; send the request to another one, or later")
+        most = self.engine.max_running + self._max_queued
+        if num_completions > most:
+            raise UsageError(
+                f"{num_completions} completions were requested at once and at most {most} fit; request fewer"
+            )
+        if self._num_open + num_completions > most:
+            raise Overloaded(
+                f"{self._num_open} completions are running or waiting and {num_completions} more were requested; at "
+                f"most {most} fit; try again later",
+                self._seconds_until_room(),
+            )
 
     def call(self, work: Callable[[], R]) -> Future[R]:
         """Run `work` in the engine's thread between two steps. Other threads must not touch a running engine."""

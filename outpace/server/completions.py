@@ -51,6 +51,7 @@ class _Encoded:
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
     state = state_of(request)
     state.check_model(body.model)
+    state.engine.check_room(body.n or 1)
     messages = [message.as_dict() for message in body.messages]
     encoded = await state.offload(request, lambda: _encode_chat(state, body, messages))
     return _answer(state, body, request, [encoded], ChatAnswer, "chatcmpl-")
@@ -61,6 +62,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     state = state_of(request)
     state.check_model(body.model)
     body.check()
+    state.engine.check_room(len(body.prompts()) * (body.n or 1))  # before anything is made of them
     encoded = await state.offload(request, lambda: [_encode_prompt(state, body, prompt) for prompt in body.prompts()])
     return _answer(state, body, request, encoded, TextAnswer, "cmpl-")
 

@@ -28,13 +28,18 @@ class TextFormatter(logging.Formatter):
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
 
-    def format(self, record: logging.LogRecord) -> str:
-        line = super().format(record)
+    def formatMessage(self, record: logging.LogRecord) -> str:
         facts = getattr(record, "facts", None)
         # A message with several words already contains its facts.
-        if facts and " " not in record.getMessage():
-            line += " " + " ".join(f"{name}={value}" for name, value in facts.items())
-        return line
+        if facts and " " not in record.message:
+            record.message += " " + " ".join(f"{name}={value}" for name, value in facts.items())
+        record.message = _one_line(record.message)
+        return super().formatMessage(record)
+
+
+def _one_line(text: str) -> str:
+    """Escapes control characters: a client must not be able to write lines of its own, or to the terminal."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def configure(level: LogLevel, style: LogFormat) -> None:

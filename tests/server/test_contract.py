@@ -41,7 +41,7 @@ def offline(prompt: list[int], *, index: int = 0, engine: Engine | None = None, 
     wanted = SamplingParams(**params)
     seed = None if wanted.seed is None else child_seed(wanted.seed, index)
     request = engine.submit(prompt, wanted, seed=seed)
-    with Driver(engine).read([request]) as stream:
+    with Driver(engine).submit(lambda: [request]) as stream:
         for _ in stream:
             pass
     return request.writer.text

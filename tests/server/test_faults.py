@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import signal
@@ -24,6 +25,7 @@ from outpace.core import StepPlan
 from outpace.decoding.verification import HostJudge
 from outpace.engine.driver import Driver
 from outpace.engine.engine import Engine
+from outpace.server.logs import TextFormatter
 from tests.fakes import ByteTokenizer, fake_engine, runner_of
 from tests.server_helper import LiveServer, live, wait_until
 
@@ -53,7 +55,7 @@ def on_forward(engine: Engine, before: Callable[[StepPlan], None]) -> None:
 def offline(prompt: str, **params: Any) -> str:
     engine = make()
     request = engine.submit(ByteTokenizer().encode(prompt), SamplingParams(**params))
-    with Driver(engine).read([request]) as stream:
+    with Driver(engine).submit(lambda: [request]) as stream:
         for _ in stream:
             pass
     return request.writer.text
@@ -485,3 +487,39 @@ def test_a_dead_engine_ends_the_process_with_status_1():
         status, reply, _ = server.post("/v1/completions", body("boom!"))
         assert status in (500, 503), reply
         assert running.wait(20) == 1
+
+
+# ---- requests that ask for more than anybody may have, and lines that are not the log's own
+
+
+def test_many_completions_are_refused_before_anything_is_made_of_them(monkeypatch):
+    """20,000 prompts of 128 completions are 80 kB; making anything of each would block the event loop for seconds."""
+    encoded: list[str] = []
+    encode = ByteTokenizer.encode
+
+    def counted(self: ByteTokenizer, text: str, **options: Any) -> list[int]:
+        encoded.append(text)
+        return encode(self, text, **options)
+
+    with live(fake_engine(), ByteTokenizer(), 256) as server:
+        monkeypatch.setattr(ByteTokenizer, "encode", counted)
+        body = {"prompt": ["a"] * 20_000, "n": 128, "max_tokens": 1, "seed": 1}
+        status, reply, _ = server.post("/v1/completions", body)
+        assert status == 400 and "2560000 completions were requested at once" in reply["error"]["message"]
+        assert not encoded
+
+
+@pytest.mark.parametrize("text", ["/x\nERROR forged", "/\x1b[31mred", "/\r overwritten", "/\x00\x07"])
+def test_a_client_cannot_write_lines_of_its_own_into_the_log(text: str):
+    record = logging.LogRecord("outpace", logging.INFO, "", 0, "request", (), None)
+    record.facts = {"path": text}
+    line = TextFormatter().format(record)
+    assert line.isprintable() and "path=/" in line
+
+
+def test_a_traceback_keeps_its_lines():
+    try:
+        raise ValueError("broken\nin two")
+    except ValueError:
+        record = logging.LogRecord("outpace", logging.ERROR, "", 0, "it failed", (), sys.exc_info())
+    assert len(TextFormatter().format(record).splitlines()) > 3
