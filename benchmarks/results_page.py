@@ -161,19 +161,17 @@ def simulator() -> list[str]:
 
 def exactness() -> list[str]:
     rows = []
-    for name, shown in {"equality_greedy_native": "greedy", "equality_seeded_native": "seeded"}.items():
-        found = load(name)
-        compared = sum(cell["compared"] for cell in found["cells"])
-        different = sum(len(cell["differences"]) for cell in found["cells"])
-        rows.append([shown, f"{found['settings']['count']} prompts, {found['settings']['max_tokens']} tokens",
-                     f"{different} of {compared}", found["provenance"]["commit"]])  # fmt: skip
+    for path in sorted(RESULTS.glob("equality_*_native*.json")):
+        found = load(path.stem)
+        settings, cells = found["settings"], found["cells"]
+        compared, different = sum(c["compared"] for c in cells), sum(len(c["differences"]) for c in cells)
+        kind = "seeded" if settings["temperature"] else "greedy"
+        methods = f"{', '.join(settings['methods'])}; depths {', '.join(map(str, settings['depths']))}"
+        prompts = f"{settings['count']} prompts, {settings['max_tokens']} tokens"
+        rows.append([kind, prompts, methods, f"{different} of {compared}", found["provenance"]["commit"]])
     lines = title("Answers that differ from plain decoding, native backend")
-    lines += table(["requests", "prompts", "different answers", "commit"], rows)
-    lines += [
-        "Every proposer at depths 1, 4 and 8 and `auto`, alone and eight at once: `python -m benchmarks.equality`.",
-        "",
-    ]
-    return lines
+    lines += table(["requests", "prompts", "proposers", "different answers", "commit"], rows)
+    return [*lines, "One request at a time and eight at once: `python -m benchmarks.equality`.", ""]
 
 
 def server() -> list[str]:
