@@ -63,7 +63,6 @@ class LLM:
         cost_file = CostFile.for_config(loaded.config, cache_dir())
         self.engine = Engine(loaded.target, self._proposers(), loaded.config, draft=loaded.draft, cost_file=cost_file)
         self._driver = Driver(self.engine)
-        self._is_closed = False
 
     def _proposers(self) -> dict[str, Proposer]:
         proposers: list[Proposer] = [
@@ -123,10 +122,9 @@ class LLM:
 
     def close(self) -> None:
         """Free the models' memory. Nothing can be generated after that."""
-        if not self._is_closed:
+        if not self._driver.is_closed:
             self.engine.keep_costs()
             self._driver.close()
-        self._is_closed = True
         self._target.runner.close()
         if self._draft is not None:
             self._draft.runner.close()
@@ -139,15 +137,12 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _check_open(self) -> None:
-        self._driver.check_open()
-
     def _encode(self, prompt: Prompt) -> list[int]:
-        self._check_open()
+        self._driver.check_open()
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
 
     def _encode_rendered(self, text: str) -> list[int]:
-        self._check_open()
+        self._driver.check_open()
         return encode_rendered(self.tokenizer, text)
 
     def _run(
@@ -238,14 +233,17 @@ def _is_one_prompt(prompts: Any) -> bool:
     """Whether this is one prompt: a text, or token ids, also of numpy."""
     if isinstance(prompts, str):
         return True
-    if isinstance(prompts, bytes | bytearray | Mapping) or not hasattr(prompts, "__len__"):
-        raise UsageError(f"a prompt is a text or a list of token ids; this one is of type {type(prompts).__name__}")
+    _check_is_list(prompts)
     return len(prompts) > 0 and not isinstance(prompts[0], str | Mapping) and not hasattr(prompts[0], "__len__")
 
 
-def _token_ids(prompt: Sequence[int]) -> list[int]:
-    if isinstance(prompt, bytes | bytearray) or not hasattr(prompt, "__len__"):
+def _check_is_list(prompt: Any) -> None:
+    if isinstance(prompt, bytes | bytearray | Mapping) or not hasattr(prompt, "__len__"):
         raise UsageError(f"a prompt is a text or a list of token ids; this one is of type {type(prompt).__name__}")
+
+
+def _token_ids(prompt: Sequence[int]) -> list[int]:
+    _check_is_list(prompt)
     for token in prompt:
         if isinstance(token, bool) or not isinstance(token, Integral):
             raise UsageError(f"token ids are whole numbers; this prompt has {token!r}")

@@ -22,12 +22,12 @@ class Driver:
         self.engine = engine
         self._lock = RLock()
         self._is_busy = False  # inside a step: the engine must not change under it
-        self._is_closed = False
+        self.is_closed = False
         self._queues: dict[int, deque[Delta]] = {}  # by request id; the requests of one stream share a queue
         self._abandoned: deque[Sequence[Request]] = deque()  # of streams that were dropped without being closed
 
     def check_open(self) -> None:
-        if self._is_closed:
+        if self.is_closed:
             raise UsageError(CLOSED)
 
     def submit(self, submit_all: Callable[[], Sequence[Request]]) -> Stream:
@@ -83,8 +83,8 @@ class Driver:
     def close(self) -> None:
         """End all requests; from now on streams raise an error."""
         with self._lock:
-            if not self._is_closed:
-                self._is_closed = True
+            if not self.is_closed:
+                self.is_closed = True
                 self.engine.reset()
 
 

@@ -31,24 +31,22 @@ class LlamaModel:
     def __init__(self, path: Path, library: llama.Library, make_verifier: MakeVerifier | None = None) -> None:
         """`make_verifier` makes a verifier for logits in host memory; without it the engine verifies in numpy."""
         self.file = LlamaFile(path, library)
-        self.library, self.path, self.handle = library, path, self.file.handle
         self.make_verifier = make_verifier
         self.tokenizer = LlamaTokenizer(path, library)
-        self.train_context: int = library.llama_model_n_ctx_train(self.handle)
-        self.can_rewind = not (
-            library.llama_model_is_recurrent(self.handle) or library.llama_model_is_hybrid(self.handle)
-        )
+        handle = self.file.handle
+        self.train_context: int = library.llama_model_n_ctx_train(handle)
+        self.can_rewind = not (library.llama_model_is_recurrent(handle) or library.llama_model_is_hybrid(handle))
 
     def start(self, capacity: Capacity, threads: int) -> LoadedModel:
-        lib = self.library
+        lib, handle = self.file.library, self.file.handle
         description = c.create_string_buffer(256)
-        lib.llama_model_desc(self.handle, description, len(description))
+        lib.llama_model_desc(handle, description, len(description))
         return LoadedModel(
             runner=LlamaRunner(self, capacity, threads),
             tokenizer=self.tokenizer,
             description=description.value.decode(errors="replace"),
-            num_parameters=lib.llama_model_n_params(self.handle),
-            size_bytes=lib.llama_model_size(self.handle),
+            num_parameters=lib.llama_model_n_params(handle),
+            size_bytes=lib.llama_model_size(handle),
         )
 
     def close(self) -> None:
@@ -59,7 +57,7 @@ class LlamaRunner:
     """One llama.cpp context: a cache pool and the compute graph over it."""
 
     def __init__(self, model: LlamaModel, capacity: Capacity, threads: int) -> None:
-        self._lib = lib = model.library
+        self._lib = lib = model.file.library
         self._model = model
         params = lib.llama_context_default_params()
         params.n_ctx = capacity.cache_tokens
@@ -69,10 +67,10 @@ class LlamaRunner:
         params.flash_attn_type = llama.FLASH_ATTENTION_ON
         params.kv_unified = True
         lib.forget_errors()
-        self._ctx = lib.llama_init_from_model(model.handle, params)
+        self._ctx = lib.llama_init_from_model(model.file.handle, params)
         if not self._ctx:
             raise BackendError(
-                f"llama.cpp could not set up {capacity.cache_tokens} tokens of cache for {model.path} "
+                f"llama.cpp could not set up {capacity.cache_tokens} tokens of cache for {model.file.path} "
                 f"({lib.first_error()}); set a smaller cache_tokens or max_context"
             )
         self._memory = lib.llama_get_memory(self._ctx)
@@ -126,7 +124,7 @@ class LlamaRunner:
 
     def truncate(self, seq: int, num_tokens: int) -> None:
         if self._ctx and not self._lib.llama_memory_seq_rm(self._memory, seq, num_tokens, -1):
-            raise BackendError(f"llama.cpp cannot rewind the cache of {self._model.path} to {num_tokens} tokens")
+            raise BackendError(f"llama.cpp cannot rewind the cache of {self._model.file.path} to {num_tokens} tokens")
 
     def fork(self, source: int, target: int, num_tokens: int) -> None:
         if self._ctx:
