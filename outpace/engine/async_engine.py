@@ -71,7 +71,7 @@ class AsyncEngine:
         return generation
 
     def check_room(self, num_completions: int) -> None:
-        """Raise an error if so many completions could not be queued now. Costs the same however many there are."""
+        """Raise an error if this number of completions cannot be queued now. Takes constant time."""
         if self.failure is not None:
             raise EngineStopped(f"the engine has stopped: {self.failure}; restart the server")
         if not self.is_accepting:

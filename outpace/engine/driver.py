@@ -40,7 +40,7 @@ class Driver:
         return Stream(self, requests, queue)
 
     def advance(self, stream: Stream) -> None:
-        """Step the engine unless another thread has queued something for the stream meanwhile."""
+        """Step the engine, unless another thread has queued a delta for the stream in the meantime."""
         with self._lock:
             self.check_open()
             if not stream.is_waiting:
@@ -60,14 +60,14 @@ class Driver:
                     queue.append(delta)
 
     def end(self, requests: Sequence[Request]) -> None:
-        """Abort what is not finished of these requests."""
+        """Abort those of the requests that are not finished."""
         with self._lock:
             for request in requests:
                 self._queues.pop(request.id, None)
                 self.engine.abort(request)
 
     def abandon(self, requests: Sequence[Request]) -> None:
-        """`end` for the garbage collector, which may call it in any thread, even during a step: never waits."""
+        """Like `end`, but never waits: the garbage collector may call it in any thread, even during a step."""
         self._abandoned.append(requests)
         if self._lock.acquire(blocking=False):
             try:

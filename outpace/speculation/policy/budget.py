@@ -36,7 +36,7 @@ class Budget:
             self._balance = min(self.balance + plain_steps, TUNABLES.most_balance)
 
     def steps_to_earn(self, plain_steps: float) -> int:
-        """Plain steps until the budget has handed out so much."""
+        """The number of plain steps in which the budget earns `plain_steps`."""
         return 1 + int(max(0.0, plain_steps) / self._allowed_share) if self._allowed_share else 1 << 60
 
     def book(
@@ -79,7 +79,7 @@ class Backoff:
         self.interval = min(2 * self.interval, self._longest)
 
     def wait(self, step: int, num_steps: int) -> None:
-        """Neither failed nor succeeded: not before so many steps."""
+        """Wait for at least `num_steps`, without counting a failure."""
         self.due = max(self.due, step + num_steps)
 
     def succeed(self) -> None:

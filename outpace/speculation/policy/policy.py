@@ -349,7 +349,7 @@ class Policy:
         if not stats.num_prefill_tokens:
             self._baseline.observe(situation.rows, situation.context, stats)
         if decision.found and self.budget.balance <= 0.0:
-            # Half of what the budget hands out may go into looking, so that the debt is paid back all the same.
+            # In debt, lookups use at most half of what the budget earns; the other half reduces the debt.
             lost = stats.deciding_seconds / situation.plain_seconds
             self._accounts.in_debt.wait(decision.step, self.budget.steps_to_earn(2.0 * lost))
 
