@@ -14,7 +14,7 @@ from typing import Any
 from outpace.backends.native.build import HERE, LIBRARY_NAME, BuildError, find_compiler
 from outpace.errors import BackendError
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 REBUILD = "python -m outpace.backends.native.build"
 
 OK, BAD_ARGUMENT, NO_MEMORY, FAULT = range(4)
@@ -34,6 +34,7 @@ class Shape(c.Structure):
         ("epsilon", c.c_float),
         ("rope_scale", c.c_float),
         ("rope_frequencies", c.POINTER(c.c_double)),
+        ("num_taps", c.c_int32),
     )
 
 
@@ -63,11 +64,14 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "outpace_lay_out": (_I, [_P, _I, _I, _I, _L, _L]),
     "outpace_pack": (_I, [_P, _I, _I, _P, _L, _L]),
     "outpace_set_vector": (_I, [_P, _I, _I, _P, _L]),
+    "outpace_keep_taps": (_I, [_P, _P, _I]),
+    "outpace_follow": (_I, [_P, _P, _P]),
     "outpace_start": (_I, [_P, _L, _L]),
     "outpace_packed_size": (_L, [_P]),
     "outpace_bytes_per_step": (_L, [_P]),
     "outpace_forward": (_I, [_P, _P, _I, _P, _P, _L, _P, _P]),
     "outpace_copy_page": (_I, [_P, _I, _I]),
+    "outpace_draft": (_I, [_P, _P, _I, _P, _P, _L, _P, _P, _P, _P]),
     "outpace_verifier_create": (_I, [_L, _I, c.POINTER(_P)]),
     "outpace_verifier_destroy": (None, [_P]),
     "outpace_verify": (_I, [_P, _P, _I, _P, _P, _P, _P]),

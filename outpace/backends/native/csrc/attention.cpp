@@ -13,18 +13,19 @@ void attend(const Query* queries, int64_t n, const HeadPages& pages, float*) {
     for (int64_t i = 0; i < n; i++) {
         const Query& query = queries[i];
         std::vector<double> weights(size_t(query.count), 0.0);
+        const int64_t first = pages.first;
         double top = -INFINITY, total = 0;
-        for (int64_t at = 0; at < query.count; at++) {
+        for (int64_t at = first; at < query.count; at++) {
             const uint16_t* keys = pages.keys + pages.table[at / kPageTokens] * pages.page_stride;
             for (int64_t d = 0; d < pages.head_dim; d++) {
                 weights[size_t(at)] += double(query.vector[d]) * half_to_float(keys[d * kPageTokens + at % kPageTokens]);
             }
             top = std::fmax(top, weights[size_t(at)]);
         }
-        for (double& weight : weights) total += weight = std::exp(weight - top);
+        for (int64_t at = first; at < query.count; at++) total += weights[size_t(at)] = std::exp(weights[size_t(at)] - top);
         for (int64_t d = 0; d < pages.head_dim; d++) {
             double sum = 0;
-            for (int64_t at = 0; at < query.count; at++) {
+            for (int64_t at = first; at < query.count; at++) {
                 const uint16_t* values = pages.values + pages.table[at / kPageTokens] * pages.page_stride;
                 sum += weights[size_t(at)] * half_to_float(values[at % kPageTokens * pages.head_dim + d]);
             }

@@ -27,6 +27,7 @@ struct HeadPages {
     int64_t page_stride;     // halves from one page to the next, for both
     const int32_t* table;    // page numbers of the sequence, in order of position
     int64_t head_dim;        // a multiple of 8
+    int64_t first = 0;       // positions before it are not attended to; it lies in the first page
 };
 
 struct Attention {

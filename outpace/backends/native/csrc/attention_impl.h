@@ -46,22 +46,23 @@ inline void score(const Query* const* queries, const Element* keys, int64_t head
         for (int v = 0; v < vectors; v++) scores[q][v] = sums[q][v];
 }
 
-// Turns the first `count` scores of a page into weights and updates the query's maximum and sums. Returns the factor
+// Turns the scores [begin, count) of a page into weights and updates the query's maximum and sums. Returns the factor
 // that rescales the output so far.
-inline float weigh(Running& running, const f32x8* scores, int64_t count, float* weights) {
+inline float weigh(Running& running, const f32x8* scores, int64_t begin, int64_t count, float* weights) {
     const i32x8 lanes{0, 1, 2, 3, 4, 5, 6, 7};
     const f32x8 lowest = splat(-__builtin_inff());
     const int vectors = int(count + kLanes - 1) / kLanes;
+    const auto is_seen = [&](int v) { return (lanes + v * kLanes < int32_t(count)) & (lanes + v * kLanes >= int32_t(begin)); };
     f32x8 top = splat(running.top);
     for (int v = 0; v < vectors; v++) {
-        const i32x8 seen = lanes + v * kLanes < int32_t(count);
+        const i32x8 seen = is_seen(v);
         top = max(top, seen ? scores[v] : lowest);
     }
     const float new_top = largest(top);
     const f32x8 rescale = exp(splat(running.top - new_top));
     f32x8 sums = load(running.sums) * rescale;
     for (int v = 0; v < vectors; v++) {
-        const i32x8 seen = lanes + v * kLanes < int32_t(count);
+        const i32x8 seen = is_seen(v);
         const f32x8 weight = seen ? exp(scores[v] - splat(new_top)) : splat(0);
         sums = sums + weight;
         store(weights + v * kLanes, weight);
@@ -101,8 +102,8 @@ inline void gather_all(const Query* const* queries, const float (*weights)[kPage
 
 // One page for `num` queries with at least one position in it. Positions that only some of them use are added last.
 template <int num, typename Element>
-void absorb(const Query* const* queries, Running* const* running, const int64_t* counts, const Element* keys, const Element* values,
-            int64_t head_dim) {
+void absorb(const Query* const* queries, Running* const* running, int64_t begin, const int64_t* counts, const Element* keys,
+            const Element* values, int64_t head_dim) {
     f32x8 scores[num][kVectors];
     float weights[num][kPageTokens], rescale[num];
     int64_t most = 0, common = kPageTokens;
@@ -112,8 +113,8 @@ void absorb(const Query* const* queries, Running* const* running, const int64_t*
     }
     if (most <= kPageTokens / 2) score<num, kVectors / 2>(queries, keys, head_dim, scores);
     else score<num, kVectors>(queries, keys, head_dim, scores);
-    for (int q = 0; q < num; q++) rescale[q] = weigh(*running[q], scores[q], counts[q], weights[q]);
-    gather_all<num>(queries, weights, rescale, 0, common, values, head_dim);
+    for (int q = 0; q < num; q++) rescale[q] = weigh(*running[q], scores[q], begin, counts[q], weights[q]);
+    gather_all<num>(queries, weights, rescale, begin, common, values, head_dim);
     const float as_it_is = 1.0f;
     for (int q = 0; q < num; q++) {
         if (counts[q] > common) gather_all<1>(queries + q, weights + q, &as_it_is, common, counts[q], values, head_dim);
@@ -121,8 +122,9 @@ void absorb(const Query* const* queries, Running* const* running, const int64_t*
 }
 
 template <typename Element>
-void absorb_page(const Query* queries, int64_t n, Running* running, int64_t first, const Element* keys, const Element* values,
-                 int64_t head_dim) {
+void absorb_page(const Query* queries, int64_t n, Running* running, int64_t first, const HeadPages& pages, const Element* keys,
+                 const Element* values) {
+    const int64_t head_dim = pages.head_dim, begin = first ? 0 : pages.first;
     const Query* together[kTogether];
     Running* their[kTogether];
     int64_t counts[kTogether];
@@ -134,11 +136,11 @@ void absorb_page(const Query* queries, int64_t n, Running* running, int64_t firs
         their[waiting] = &running[i];
         counts[waiting++] = left < kPageTokens ? left : int64_t(kPageTokens);
         if (waiting < kTogether) continue;
-        absorb<kTogether>(together, their, counts, keys, values, head_dim);
+        absorb<kTogether>(together, their, begin, counts, keys, values, head_dim);
         waiting = 0;
     }
-    if (kTogether > 2 && waiting == 2) absorb<2>(together, their, counts, keys, values, head_dim);
-    else if (waiting) absorb<1>(together, their, counts, keys, values, head_dim);
+    if (kTogether > 2 && waiting == 2) absorb<2>(together, their, begin, counts, keys, values, head_dim);
+    else if (waiting) absorb<1>(together, their, begin, counts, keys, values, head_dim);
 }
 
 // Prefetch the next page: without it, each page would begin with a wait for its first cache lines.
@@ -167,14 +169,14 @@ void attend(const Query* queries, int64_t n, const HeadPages& pages, float* scra
         const uint16_t *half_keys = pages.keys + offset, *half_values = pages.values + offset;
         if (first + kPageTokens < longest) fetch_page(pages, pages.table[first / kPageTokens + 1]);
         if (n < kShareFrom) {
-            absorb_page(queries, n, running, first, half_keys, half_values, head_dim);
+            absorb_page(queries, n, running, first, pages, half_keys, half_values);
             continue;
         }
         for (int64_t i = 0; i < page_size; i += kLanes) {
             store(keys + i, load(half_keys + i));
             store(values + i, load(half_values + i));
         }
-        absorb_page(queries, n, running, first, keys, values, head_dim);
+        absorb_page(queries, n, running, first, pages, keys, values);
     }
     for (int64_t i = 0; i < n; i++) {
         const f32x8 inverse = splat(1.0f / sum(load(running[i].sums)));

@@ -1,19 +1,27 @@
 #include "capi.h"
 
 #include <exception>
+#include <memory>
 #include <new>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "bandwidth.h"
+#include "drafting.h"
 #include "verifier.h"
 #include "model.h"
 
 struct OutpaceModel {
     outpace::Model model;
     std::vector<outpace::Row> rows;
+    int num_threads = 1;
     bool is_started = false;
+    // Of a draft head.
+    const outpace::Model* target = nullptr;
+    std::vector<int32_t> ids;
+    std::unique_ptr<outpace::Drafting> drafting;
+    std::vector<outpace::DraftRow> draft_rows;
 };
 
 struct OutpaceVerifier {
@@ -60,6 +68,7 @@ void check_shape(const OutpaceShape& s) {
     check(s.num_heads % s.num_kv_heads == 0, "query heads must divide evenly among key/value heads");
     check(s.num_rotated >= 0 && s.num_rotated <= s.head_dim && s.num_rotated % 2 == 0, "RoPE must rotate pairs within a head");
     check(s.rope_style == 0 || s.rope_style == 1, "the RoPE style must be 0 or 1");
+    check(s.num_taps >= 0 && s.num_taps <= 64 && (s.num_taps == 0 || s.num_layers == 1), "a draft head has one layer and at most 64 taps");
 }
 
 struct Expected {
@@ -71,12 +80,13 @@ Expected matrix_shape(const Shape& s, MatrixName name) {
     switch (name) {
         case MatrixName::kEmbedding:
         case MatrixName::kHead: return {s.vocab_size, s.width};
-        case MatrixName::kQuery: return {q, s.width};
+        case MatrixName::kQuery: return {q, s.input_width()};
         case MatrixName::kKey:
-        case MatrixName::kValue: return {kv, s.width};
+        case MatrixName::kValue: return {kv, s.input_width()};
         case MatrixName::kOutput: return {s.width, q};
         case MatrixName::kGate:
         case MatrixName::kUp: return {s.hidden, s.width};
+        case MatrixName::kFuse: return {s.width, s.num_taps * s.width};
         default: return {s.width, s.hidden};
     }
 }
@@ -88,6 +98,7 @@ int64_t vector_size(const Shape& s, VectorName name) {
         case VectorName::kValueBias: return s.num_kv_heads * s.head_dim;
         case VectorName::kQueryNorm:
         case VectorName::kKeyNorm: return s.head_dim;
+        case VectorName::kTapNorm: return s.num_taps * s.width;
         default: return s.width;
     }
 }
@@ -98,13 +109,13 @@ void check_layer(const Model& model, int32_t layer, bool is_outside) {
 
 MatrixName matrix_name(const Model& model, int32_t layer, int32_t name) {
     check(name >= 0 && name < int32_t(MatrixName::kCount), "there is no matrix number " + std::to_string(name));
-    check_layer(model, layer, name <= int32_t(MatrixName::kHead));
+    check_layer(model, layer, name <= int32_t(MatrixName::kHead) || name == int32_t(MatrixName::kFuse));
     return MatrixName(name);
 }
 
 VectorName vector_name(const Model& model, int32_t layer, int32_t name) {
     check(name >= 0 && name < int32_t(VectorName::kCount), "there is no vector number " + std::to_string(name));
-    check_layer(model, layer, name == int32_t(VectorName::kFinalNorm));
+    check_layer(model, layer, name == int32_t(VectorName::kFinalNorm) || name == int32_t(VectorName::kTapNorm));
     return VectorName(name);
 }
 
@@ -157,8 +168,8 @@ int32_t outpace_create(const OutpaceShape* s, int32_t num_threads, OutpaceModel*
         check(num_threads >= 1 && num_threads <= 1024, "the number of threads must be between 1 and 1024");
         Shape shape{s->num_layers, s->width, s->hidden, s->num_heads, s->num_kv_heads, s->head_dim, s->num_rotated, s->vocab_size,
                     s->epsilon, RopeStyle(s->rope_style), s->rope_scale,
-                    std::vector<double>(s->rope_frequencies, s->rope_frequencies + s->num_rotated / 2)};
-        *model = new OutpaceModel{Model(std::move(shape), num_threads), {}};
+                    std::vector<double>(s->rope_frequencies, s->rope_frequencies + s->num_rotated / 2), s->num_taps};
+        *model = new OutpaceModel{Model(std::move(shape), num_threads), {}, num_threads};
     });
 }
 
@@ -200,6 +211,30 @@ int32_t outpace_start(OutpaceModel* model, int64_t num_pages, int64_t max_step_t
         check(!model->is_started, "the model has been started already");
         model->model.start(num_pages, max_step_tokens);
         model->is_started = true;
+        if (!model->target) return;
+        check(model->target->num_pages() == num_pages, "a head needs as many pages as its target, which starts first");
+        model->drafting = std::make_unique<Drafting>(model->model, model->target->shape().vocab_size, model->ids, model->num_threads);
+    });
+}
+
+int32_t outpace_keep_taps(OutpaceModel* model, const int32_t* layers, int32_t num_taps) {
+    return guarded([&] {
+        check(!model->is_started && !model->model.shape().is_head() && num_taps >= 1, "taps are chosen before a model starts");
+        for (int32_t i = 0; i < num_taps; i++) {
+            check(layers[i] > (i ? layers[i - 1] : 0) && layers[i] <= model->model.shape().num_layers, "taps must name layers of the model, in order");
+        }
+        model->model.keep_taps({layers, layers + num_taps});
+    });
+}
+
+int32_t outpace_follow(OutpaceModel* head, const OutpaceModel* target, const int32_t* ids) {
+    return guarded([&] {
+        const Shape &mine = head->model.shape(), &theirs = target->model.shape();
+        check(!head->is_started && mine.is_head() && !theirs.is_head() && mine.width == theirs.width, "this head does not fit this model");
+        for (int64_t i = 0; i < mine.vocab_size; i++) check(ids[i] >= 0 && ids[i] < theirs.vocab_size, "a head's token is not in the target's vocabulary");
+        head->model.follow(target->model);
+        head->target = &target->model;
+        head->ids.assign(ids, ids + mine.vocab_size);
     });
 }
 
@@ -209,7 +244,7 @@ int64_t outpace_bytes_per_step(const OutpaceModel* model) { return int64_t(model
 int32_t outpace_forward(OutpaceModel* model, const OutpaceRow* rows, int32_t num_rows, const int32_t* tokens, const int32_t* tables,
                         int64_t table_stride, const float** logits, int32_t* likeliest) {
     return guarded([&] {
-        check(model->is_started, "the model has not been started");
+        check(model->is_started && !model->target, "only a started model runs steps; a head drafts");
         model->rows.clear();
         int64_t first = 0;
         for (int32_t i = 0; i < num_rows; i++) {
@@ -228,6 +263,32 @@ int32_t outpace_copy_page(OutpaceModel* model, int32_t source, int32_t target) {
         const auto exists = [&](int32_t page) { return page >= 0 && page < model->model.num_pages(); };
         check(model->is_started && exists(source) && exists(target), "there is no such page to copy");
         model->model.copy_page(source, target);
+    });
+}
+
+int32_t outpace_draft(OutpaceModel* head, const OutpaceRow* rows, int32_t num_rows, const int32_t* tokens, const int32_t* tables,
+                      int64_t table_stride, const OutpaceCase* cases, float* const* probs, int32_t* drafted, float* confidence) {
+    return guarded([&] {
+        check(head->drafting != nullptr, "only a started head drafts");
+        check(num_rows >= 1 && num_rows <= head->model.max_step_tokens(), "there are too many drafts for one step");
+        head->draft_rows.clear();
+        for (int32_t i = 0; i < num_rows; i++) {
+            const OutpaceRow& row = rows[i];
+            const int32_t* pages = tables + row.table * table_stride;
+            check(row.start >= 1 && row.num_logits >= 1 && row.num_logits < (1 << 10), "a draft has an impossible place or length");
+            const OutpaceRow whole{row.table, row.start, row.count, 0};
+            check_row(*head->target, whole, tokens, pages, table_stride);
+            const int64_t num_pages = (int64_t(row.start) + row.count + row.num_logits - 1 + kPageTokens - 1) / kPageTokens;
+            check(num_pages <= table_stride, "a draft is longer than its table of pages");
+            for (int64_t p = 0; p < num_pages; p++) check(pages[p] >= 0 && pages[p] < head->model.num_pages(), "a table names a page that does not exist");
+            const OutpaceCase& one = cases[i];
+            check(one.rule >= 0 && one.rule < int32_t(Pick::kCount) && one.top_p > 0, "a draft cannot be picked in this way");
+            check(Pick(one.rule) != Pick::kDraw || (probs && probs[i]), "a drawn draft has no place for its distributions");
+            head->draft_rows.push_back({row.start, row.count, row.num_logits, tokens, pages, Pick(one.rule), shaping_of(one), one.seed, one.position,
+                                        probs ? probs[i] : nullptr});
+            tokens += row.count;
+        }
+        head->drafting->draft(head->draft_rows, drafted, confidence);
     });
 }
 

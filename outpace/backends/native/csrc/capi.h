@@ -10,7 +10,7 @@ extern "C" {
 #endif
 
 #define OUTPACE_API __attribute__((visibility("default")))
-#define OUTPACE_ABI_VERSION 3
+#define OUTPACE_ABI_VERSION 4
 
 typedef struct OutpaceModel OutpaceModel;
 typedef struct OutpaceVerifier OutpaceVerifier;
@@ -22,6 +22,7 @@ typedef struct {
     int32_t rope_style;  // 0: neighbours are paired, 1: halves
     float epsilon, rope_scale;
     const double* rope_frequencies;  // [num_rotated / 2]
+    int32_t num_taps;                // of a draft head; 0 for a model
 } OutpaceShape;
 
 // Tokens of one sequence: `count` of them, at positions start, start + 1, ..., in pages tables[table * table_stride ...].
@@ -43,6 +44,11 @@ OUTPACE_API void outpace_destroy(OutpaceModel* model);
 OUTPACE_API int32_t outpace_lay_out(OutpaceModel* model, int32_t layer, int32_t name, int32_t ggml_type, int64_t rows, int64_t cols);
 OUTPACE_API int32_t outpace_pack(OutpaceModel* model, int32_t layer, int32_t name, const void* source, int64_t row_begin, int64_t row_end);
 OUTPACE_API int32_t outpace_set_vector(OutpaceModel* model, int32_t layer, int32_t name, const float* values, int64_t n);
+// For draft heads (Model in model.h), before both are started: the target keeps its hidden states after these numbers of
+// layers, and the head follows it. The target must be destroyed after the head. `ids` are the target's tokens of the
+// head's vocabulary.
+OUTPACE_API int32_t outpace_keep_taps(OutpaceModel* model, const int32_t* layers, int32_t num_taps);
+OUTPACE_API int32_t outpace_follow(OutpaceModel* head, const OutpaceModel* target, const int32_t* ids);
 OUTPACE_API int32_t outpace_start(OutpaceModel* model, int64_t num_pages, int64_t max_step_tokens);
 OUTPACE_API int64_t outpace_packed_size(const OutpaceModel* model);
 OUTPACE_API int64_t outpace_bytes_per_step(const OutpaceModel* model);
@@ -66,6 +72,12 @@ typedef struct {
 typedef struct {
     int32_t num_accepted, token;
 } OutpaceVerdict;
+
+// Drafts row.num_logits tokens after the last of each row (DraftRow in drafting.h); row.start is the number of entries that
+// the head's cache holds, at least 1. Of a case, `rule` says how tokens are picked. Writes the tokens and confidences of
+// all rows, one after another; probs[i] is used only if row i draws.
+OUTPACE_API int32_t outpace_draft(OutpaceModel* head, const OutpaceRow* rows, int32_t num_rows, const int32_t* tokens, const int32_t* tables,
+                                  int64_t table_stride, const OutpaceCase* cases, float* const* probs, int32_t* drafted, float* confidence);
 
 OUTPACE_API int32_t outpace_verifier_create(int64_t vocab_size, int32_t num_threads, OutpaceVerifier** verifier);
 OUTPACE_API void outpace_verifier_destroy(OutpaceVerifier* verifier);

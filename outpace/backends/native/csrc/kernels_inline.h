@@ -11,6 +11,7 @@
 // For float matrices, chain[k % 4] = fma(w[r][k], x[t][k], chain[k % 4]); y = (chain0 + chain1) + (chain2 + chain3).
 #pragma once
 
+#include "bfloat.h"
 #include "matmul.h"
 
 #include <cstring>
@@ -145,7 +146,6 @@ inline float half_to_float(uint16_t h) {
     return sign ? -tiny : tiny;
 }
 
-inline float bf16_to_float(uint16_t b) { return float_from_bits(uint32_t(b) << 16); }
 
 template <GgmlType Q>
 inline float load_float(const uint8_t* p) {
@@ -156,7 +156,7 @@ inline float load_float(const uint8_t* p) {
     } else if constexpr (Q == GgmlType::F16) {
         return half_to_float(load_u16(p));
     } else {
-        return bf16_to_float(load_u16(p));
+        return bfloat_to_float(load_u16(p));
     }
 }
 

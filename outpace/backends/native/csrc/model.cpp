@@ -38,10 +38,18 @@ void Model::start(int64_t num_pages, int64_t max_step_tokens) {
     const auto need = [](bool present, const char* what, int64_t index) {
         if (!present) throw std::invalid_argument(std::string("the model has no ") + what + " in layer " + std::to_string(index));
     };
-    need(has(-1, MatrixName::kEmbedding), "embedding", -1);
+    if (shape_.is_head()) {
+        need(target_ != nullptr && target_->shape_.width == shape_.width && int64_t(target_->tapped_.size()) == shape_.num_taps, "target", -1);
+        need(has(-1, MatrixName::kHead) && has(-1, MatrixName::kFuse) && layer(-1)[VectorName::kTapNorm], "matrix", -1);
+        need(layer(0)[VectorName::kTokenNorm] != nullptr, "norm", 0);
+        fused_ = Memory(size_t(max_step_tokens * shape_.num_taps * shape_.width) * sizeof(float));
+        fused_quantised_ = Memory(activation_bytes(max_step_tokens, shape_.num_taps * shape_.width));
+    } else {
+        need(has(-1, MatrixName::kEmbedding), "embedding", -1);
+    }
     need(layer(-1)[VectorName::kFinalNorm] != nullptr, "final norm", -1);
     for (int64_t i = 0; i < shape_.num_layers; i++) {
-        for (int name = int(MatrixName::kQuery); name < int(MatrixName::kCount); name++) {
+        for (int name = int(MatrixName::kQuery); name <= int(MatrixName::kDown); name++) {
             need(has(i, MatrixName(name)), "matrix", i);
         }
         need(layer(i)[VectorName::kAttentionNorm] && layer(i)[VectorName::kFeedForwardNorm], "norm", i);
@@ -50,11 +58,12 @@ void Model::start(int64_t num_pages, int64_t max_step_tokens) {
     max_step_tokens_ = max_step_tokens;
     page_halves_ = 2 * shape_.num_kv_heads * kPageTokens * shape_.head_dim;
     cache_ = Memory(size_t(shape_.num_layers * num_pages * page_halves_) * sizeof(uint16_t));
+    taps_ = Memory(size_t(num_pages * kPageTokens * tap_width()) * sizeof(uint16_t));
 
     const auto floats = [&](int64_t per_token) { return Memory(size_t(max_step_tokens * per_token) * sizeof(float)); };
     const int64_t q_width = shape_.num_heads * shape_.head_dim, kv_width = shape_.num_kv_heads * shape_.head_dim;
-    const int64_t widest = std::max(shape_.width, q_width);
-    x_ = floats(shape_.width), normed_ = floats(shape_.width), quantised_ = Memory(activation_bytes(max_step_tokens, widest));
+    const int64_t widest = std::max(shape_.input_width(), q_width);
+    x_ = floats(shape_.width), normed_ = floats(shape_.input_width()), quantised_ = Memory(activation_bytes(max_step_tokens, widest));
     hidden_quantised_ = Memory(activation_bytes(max_step_tokens, shape_.hidden));
     q_ = floats(q_width), k_ = floats(kv_width), v_ = floats(kv_width), attended_ = floats(q_width);
     gate_ = floats(shape_.hidden), up_ = floats(shape_.hidden), y_ = floats(shape_.width);
@@ -73,6 +82,7 @@ void Model::start(int64_t num_pages, int64_t max_step_tokens) {
 Model::~Model() { pool_->leave(this); }
 
 size_t Model::bytes_per_step() const {
+    if (shape_.is_head()) return packed_size_;
     const Packed& embedding = layer(-1)[MatrixName::kEmbedding];
     return packed_size_ - (has(-1, MatrixName::kHead) ? packed_bytes(embedding.source, embedding.rows, embedding.cols) : 0);
 }
@@ -85,6 +95,7 @@ void Model::copy_page(int64_t source, int64_t target) {
     for (int64_t i = 0; i < shape_.num_layers; i++) {
         std::memcpy(keys(i, target, 0), keys(i, source, 0), size_t(page_halves_) * sizeof(uint16_t));
     }
+    std::memcpy(taps(target, 0), taps(source, 0), size_t(kPageTokens * tap_width()) * sizeof(uint16_t));
 }
 
 }  // namespace outpace

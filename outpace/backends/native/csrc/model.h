@@ -1,8 +1,13 @@
-// A decoder of the Llama family: weights, a paged cache, and one forward pass over ragged rows.
+// A decoder of the Llama family, or a draft head of one layer: weights, a paged cache, and one forward pass over ragged
+// rows.
 //
 // Model families differ only in data: the optional tensors (biases, norms of queries and keys, a separate output head),
 // which elements RoPE pairs, and its frequencies. The model has pages, not sequences: the caller allocates the pages
 // and passes the page table of each row.
+//
+// A draft head (EAGLE-3) continues the text of another model, its target, from the target's hidden states, its taps. The
+// head's entry for position p combines the token at p with the target's taps at p - 1, so it depends on the tokens up to
+// p alone, as the target's own cache does: both use the same page tables. Position 0 has no entry.
 #pragma once
 
 #include <algorithm>
@@ -27,11 +32,15 @@ struct Shape {
     RopeStyle rope_style;
     float rope_scale;  // factor on cosines and sines
     std::vector<double> rope_frequencies;  // [num_rotated / 2]
+    int64_t num_taps = 0;                  // of a draft head: hidden states that it reads; 0 for a model
+
+    bool is_head() const { return num_taps > 0; }
+    int64_t input_width() const { return is_head() ? 2 * width : width; }  // of the layer's attention: token and state
 };
 
-enum class MatrixName : int32_t { kEmbedding, kHead, kQuery, kKey, kValue, kOutput, kGate, kUp, kDown, kCount };
+enum class MatrixName : int32_t { kEmbedding, kHead, kQuery, kKey, kValue, kOutput, kGate, kUp, kDown, kFuse, kCount };
 enum class VectorName : int32_t {
-    kFinalNorm, kAttentionNorm, kFeedForwardNorm, kQueryBias, kKeyBias, kValueBias, kOutputBias, kQueryNorm, kKeyNorm, kCount
+    kFinalNorm, kAttentionNorm, kFeedForwardNorm, kQueryBias, kKeyBias, kValueBias, kOutputBias, kQueryNorm, kKeyNorm, kTapNorm, kTokenNorm, kCount
 };
 
 struct Matrix {
@@ -92,6 +101,11 @@ class Model {
     void pack(int64_t layer, MatrixName name, const void* source, int64_t row_begin, int64_t row_end);
     void set_vector(int64_t layer, VectorName name, const float* values, int64_t n);
 
+    // Before start: keep the residual stream after these numbers of layers, for a draft head.
+    void keep_taps(std::vector<int64_t> layers) { tapped_ = std::move(layers); }
+    // Before start, of a draft head: the model whose embedding and taps it reads. It must outlive the head.
+    void follow(const Model& target) { target_ = &target; }
+
     // Check that all required weights are present, and allocate the cache and buffers for steps of this size.
     void start(int64_t num_pages, int64_t max_step_tokens);
 
@@ -101,8 +115,11 @@ class Model {
     size_t bytes_per_step() const;  // weights that a step of any size must read
 
     // Logits in row order, [number requested][vocab_size]; valid until the next call. The caller has checked the rows.
-    // `likeliest` receives the argmax of each.
-    const float* forward(const std::vector<Row>& rows, int32_t* likeliest);
+    // `likeliest` receives the argmax of each. A draft head begins with the target's taps or, if they are given, with
+    // `states`, [number of tokens][width].
+    const float* forward(const std::vector<Row>& rows, int32_t* likeliest, const float* states = nullptr);
+    // The residual stream of the latest step after its last layer, [number of tokens][width].
+    const float* residual() const { return x_.as<float>(); }
     void copy_page(int64_t source, int64_t target);
 
     ~Model();
@@ -112,12 +129,12 @@ class Model {
     void operator()(int thread, uint64_t first_phase);  // called by the pool: one thread's part of the step
 
   private:
-    // The phases of a step: kBegin, then those of each layer, then the last two.
+    // The phases of a step: those before the layers, those of each layer, and the last two. Only heads have taps.
     enum Kind {
-        kBegin, kProjectQkv, kRotate, kAttend, kQuantiseAttended, kProjectOut, kFeedForwardNorm, kGated, kDown, kNextNorm, kNormLast,
+        kReadTaps, kFuseTaps, kBegin, kProjectQkv, kRotate, kAttend, kQuantiseAttended, kProjectOut, kFeedForwardNorm, kGated, kDown, kNextNorm, kNormLast,
         kLogits, kKinds
     };
-    static constexpr int kPerLayer = kNextNorm - kProjectQkv + 1;
+    static constexpr int kBefore = kBegin + 1, kPerLayer = kNextNorm - kProjectQkv + 1;
 
     struct Token {
         int64_t row, id, position;
@@ -136,9 +153,9 @@ class Model {
 
     Layer& layer(int64_t index) { return layers_[size_t(index + 1)]; }
     const Layer& layer(int64_t index) const { return layers_[size_t(index + 1)]; }
-    int64_t num_phases() const { return 1 + shape_.num_layers * kPerLayer + 2; }
+    int64_t num_phases() const { return kBefore + shape_.num_layers * kPerLayer + 2; }
     Kind kind_of(int64_t phase) const;
-    int64_t layer_of(int64_t phase) const { return (phase - 1) / kPerLayer; }
+    int64_t layer_of(int64_t phase) const { return (phase - kBefore) / kPerLayer; }
 
     void plan(const std::vector<Row>& rows);
     void plan_attention();
@@ -146,7 +163,12 @@ class Model {
     Fetch fetch_after(int64_t phase, int thread) const;
     void open_from(uint64_t first_phase, int64_t phase, int thread);
     void work_on(int64_t phase, Range things, int thread);
+    void read_taps(Range tokens);
     void begin(Range tokens);
+    void join_token_and_state(Range tokens);
+    void store_taps(int64_t num_layers, Range tokens);
+    uint16_t* taps(int64_t page, int64_t slot) const { return taps_.as<uint16_t>() + (page * kPageTokens + slot) * tap_width(); }
+    int64_t tap_width() const { return int64_t(tapped_.size()) * shape_.width; }
     void norm(const float* weight, Range tokens);
     void norm_last(Range wanted);
     void quantise_whole(Activations x, Range tokens) const;
@@ -161,6 +183,8 @@ class Model {
     uint16_t* keys(int64_t layer, int64_t page, int64_t kv_head) const;
     HeadPages pages_of(int64_t layer, int64_t row, int64_t kv_head) const;
     const Packed& head() const;
+    Activations from_taps() const { return activations(shape_.num_taps * shape_.width, fused_, fused_quantised_); }
+    Activations from_input() const { return activations(shape_.input_width(), normed_, quantised_); }
     Activations from_width() const { return activations(shape_.width, normed_, quantised_); }
     Activations from_attention() const { return activations(shape_.num_heads * shape_.head_dim, attended_, quantised_); }
     Activations from_hidden() const { return activations(shape_.hidden, gate_, hidden_quantised_); }
@@ -170,20 +194,25 @@ class Model {
     bool has_whole_blocks_per_head() const { return shape_.head_dim % kBlock == 0; }
 
     Shape shape_;
+    const Model* target_ = nullptr;  // of a draft head
+    std::vector<int64_t> tapped_;    // numbers of layers, ascending
     std::shared_ptr<ThreadPool> pool_;
     Arena weights_;
     std::vector<Layer> layers_;  // [0] is layer -1
     size_t packed_size_ = 0;
     int64_t num_pages_ = 0, max_step_tokens_ = 0, page_halves_ = 0;
     Memory cache_;  // [layer][page]{keys [kv_head][head_dim][slot], values [kv_head][slot][head_dim]}
+    Memory taps_;   // [page][slot][tap][width], bfloat16
     // Per token of a step. x is the residual stream; quantised is the output of norms, then of attention, for products.
     Memory x_, normed_, quantised_, hidden_quantised_, q_, k_, v_, attended_, gate_, up_, y_, cosines_, sines_, last_, last_quantised_, logits_;
+    Memory fused_, fused_quantised_;  // of a draft head: taps of each token
     // Per thread, allocated before the step: nothing may fail during a step.
     std::vector<Memory> attention_scratch_;
     std::vector<std::vector<Query>> queries_;
     std::vector<Memory> peaks_;  // per row of logits, over the part that the thread computed
 
     // The current step.
+    const float* states_ = nullptr;
     std::unique_ptr<Relay> relay_;
     Cut cuts_[kKinds];
     std::vector<int64_t> units_;  // per phase

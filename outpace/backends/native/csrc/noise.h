@@ -6,7 +6,7 @@
 
 namespace outpace {
 
-enum class Purpose : uint64_t { kToken = 1, kTail = 2, kAccept = 3, kRecover = 4 };
+enum class Purpose : uint64_t { kToken = 1, kTail = 2, kAccept = 3, kRecover = 4, kDraft = 5 };
 
 constexpr uint64_t kGolden = 0x9E3779B97F4A7C15u;
 

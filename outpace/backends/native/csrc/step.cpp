@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "bfloat.h"
 #include "model.h"
 #include "row_ops.h"
 
@@ -27,9 +28,9 @@ Range rows_of(Range tiles, int64_t rows) { return {tiles.begin * kTileRows, std:
 const Packed& Model::head() const { return layer(-1)[has(-1, MatrixName::kHead) ? MatrixName::kHead : MatrixName::kEmbedding]; }
 
 Model::Kind Model::kind_of(int64_t phase) const {
-    if (phase == 0) return kBegin;
-    const int64_t after_layers = phase - 1 - shape_.num_layers * kPerLayer;
-    return after_layers >= 0 ? Kind(kNormLast + after_layers) : Kind(kProjectQkv + (phase - 1) % kPerLayer);
+    if (phase < kBefore) return Kind(phase);
+    const int64_t after_layers = phase - kBefore - shape_.num_layers * kPerLayer;
+    return after_layers >= 0 ? Kind(kNormLast + after_layers) : Kind(kProjectQkv + (phase - kBefore) % kPerLayer);
 }
 
 void Model::plan(const std::vector<Row>& rows) {
@@ -84,6 +85,9 @@ void Model::plan_cuts() {
         return Cut{count, (count / grain / Relay::kMostUnits + 1) * grain, false};
     };
     const auto by_token = [&](int64_t count, bool is_folded) { return is_folded ? Cut{count, 1, true} : shared(count); };
+    const bool reads_taps = shape_.is_head() && !states_;
+    cuts_[kReadTaps] = reads_taps ? by_token(n, is_short) : Cut{};
+    cuts_[kFuseTaps] = reads_taps ? shared(num_tiles(shape_.width)) : Cut{};
     cuts_[kBegin] = cuts_[kFeedForwardNorm] = cuts_[kNextNorm] = by_token(n, is_short);
     cuts_[kProjectQkv] = shared(num_tiles(q_width) + 2 * num_tiles(kv_width));
     cuts_[kRotate] = by_token(n * shape_.num_kv_heads, is_alone || n == 1);
@@ -96,7 +100,8 @@ void Model::plan_cuts() {
     for (int64_t phase = 0; phase < num_phases(); phase++) units_[size_t(phase)] = cuts_[kind_of(phase)].num_units();
 }
 
-const float* Model::forward(const std::vector<Row>& rows, int32_t* likeliest) {
+const float* Model::forward(const std::vector<Row>& rows, int32_t* likeliest, const float* states) {
+    states_ = states;
     plan(rows);
     const uint64_t first = relay_->begin(units_);
     open_from(first, 0, 0);
@@ -123,12 +128,13 @@ Fetch Model::fetch_after(int64_t phase, int thread) const {
     const auto share = [&](int64_t tiles, int64_t grain = 1) { return split(tiles, grain, pool_->size(), thread).begin; };
     const int64_t index = layer_of(phase);
     const Kind kind = kind_of(phase);
+    if (kind == kReadTaps) return from(layer(-1)[MatrixName::kFuse], share(num_tiles(shape_.width)));
     if (kind >= kProjectQkv && kind < kProjectOut) return from(layer(index)[MatrixName::kOutput], share(num_tiles(shape_.width)));
     if (kind >= kProjectOut && kind < kGated) return from(layer(index)[MatrixName::kGate], share(num_tiles(shape_.hidden), 2));
     if (kind == kGated) return from(layer(index)[MatrixName::kDown], share(num_tiles(shape_.width)));
     if (kind >= kLogits) return Fetch();
     if (kind >= kDown && index + 1 >= shape_.num_layers) return from(head(), share(num_tiles(shape_.vocab_size)));
-    const Layer& next = layer(kind == kBegin ? 0 : index + 1);
+    const Layer& next = layer(kind < kProjectQkv ? 0 : index + 1);
     int64_t tile = share(num_tiles(next[MatrixName::kQuery].rows) + 2 * num_tiles(next[MatrixName::kKey].rows));
     for (MatrixName name : {MatrixName::kQuery, MatrixName::kKey}) {
         const int64_t count = num_tiles(next[name].rows);
@@ -148,6 +154,11 @@ void Model::work_on(int64_t phase, Range things, int thread) {
     if (things.begin >= things.end) return;
     const int64_t index = layer_of(phase);
     const Kind kind = kind_of(phase);
+    if (kind == kReadTaps) return read_taps(things);
+    if (kind == kFuseTaps) {
+        const Range rows = rows_of(things, shape_.width);
+        return matmul(layer(-1)[MatrixName::kFuse], from_taps(), x_.as<float>(), shape_.width, rows.begin, rows.end);
+    }
     if (kind == kBegin) return begin(things);
     if (kind == kNormLast) return norm_last(things);
     if (kind == kLogits) return multiply_head(things, thread);
@@ -155,10 +166,10 @@ void Model::work_on(int64_t phase, Range things, int thread) {
     switch (kind) {
         case kProjectQkv:
             // The pages of one sequence are few and stay in the CPU cache.
-            if (rows_.size() == 1) return multiply_qkv(weights, from_width(), things);
+            if (rows_.size() == 1) return multiply_qkv(weights, from_input(), things);
             for (int64_t tile = things.begin; tile < things.end; tile++) {
                 fetch_cache(index, tile);
-                multiply_qkv(weights, from_width(), {tile, tile + 1});
+                multiply_qkv(weights, from_input(), {tile, tile + 1});
             }
             return;
         case kRotate: return rotate_and_store(weights, index, things);
@@ -169,18 +180,63 @@ void Model::work_on(int64_t phase, Range things, int thread) {
         case kGated: return multiply_gated(weights, from_width(), things);
         case kDown: return add_product(weights[MatrixName::kDown], from_hidden(), nullptr, things);
         default:  // kNextNorm
+            store_taps(index + 1, things);
             if (index + 1 < shape_.num_layers) norm(layer(index + 1)[VectorName::kAttentionNorm], things);
+    }
+}
+
+// The taps of the position before each token, as the target stored them: each is normed on its own.
+void Model::read_taps(Range tokens) {
+    const int64_t width = shape_.width, count = shape_.num_taps;
+    for (int64_t t = tokens.begin; t < tokens.end; t++) {
+        const int64_t at = tokens_[size_t(t)].position - 1;
+        const uint16_t* stored = target_->taps(rows_[size_t(tokens_[size_t(t)].row)].pages[at / kPageTokens], at % kPageTokens);
+        float* out = fused_.as<float>() + t * count * width;
+        for (int64_t i = 0; i < count * width; i++) out[i] = bfloat_to_float(stored[i]);
+        for (int64_t tap = 0; tap < count; tap++) {
+            ops().rms_norm(out + tap * width, layer(-1)[VectorName::kTapNorm] + tap * width, shape_.epsilon, width, out + tap * width);
+        }
+    }
+    quantise_whole(from_taps(), tokens);
+}
+
+// Rejected draft tokens leave taps behind; the next tokens at their positions overwrite them.
+void Model::store_taps(int64_t num_layers, Range tokens) {
+    const int64_t width = shape_.width;
+    for (size_t tap = 0; tap < tapped_.size(); tap++) {
+        if (tapped_[tap] != num_layers) continue;
+        for (int64_t t = tokens.begin; t < tokens.end; t++) {
+            const Token& token = tokens_[size_t(t)];
+            const float* x = x_.as<float>() + t * width;
+            uint16_t* out = taps(rows_[size_t(token.row)].pages[token.position / kPageTokens], token.position % kPageTokens) + int64_t(tap) * width;
+            for (int64_t i = 0; i < width; i++) out[i] = float_to_bfloat(x[i]);
+        }
     }
 }
 
 void Model::begin(Range tokens) {
     const int64_t width = shape_.width, half = shape_.num_rotated / 2;
     for (int64_t t = tokens.begin; t < tokens.end; t++) {
-        unpack_row(layer(-1)[MatrixName::kEmbedding], tokens_[size_t(t)].id, x_.as<float>() + t * width);
-        rope_angles(tokens_[size_t(t)].position, shape_.rope_frequencies.data(), half, shape_.rope_scale,
-                    cosines_.as<float>() + t * half, sines_.as<float>() + t * half);
+        // A head's entry has the position of its taps, one before its token.
+        const int64_t position = tokens_[size_t(t)].position - shape_.is_head();
+        rope_angles(position, shape_.rope_frequencies.data(), half, shape_.rope_scale, cosines_.as<float>() + t * half, sines_.as<float>() + t * half);
+        if (!shape_.is_head()) unpack_row(layer(-1)[MatrixName::kEmbedding], tokens_[size_t(t)].id, x_.as<float>() + t * width);
     }
-    norm(layer(0)[VectorName::kAttentionNorm], tokens);
+    if (shape_.is_head()) join_token_and_state(tokens);
+    else norm(layer(0)[VectorName::kAttentionNorm], tokens);
+}
+
+// The input of a head's attention: the embedding of the token and the state, each normed on its own.
+void Model::join_token_and_state(Range tokens) {
+    const int64_t width = shape_.width;
+    for (int64_t t = tokens.begin; t < tokens.end; t++) {
+        float *x = x_.as<float>() + t * width, *token = normed_.as<float>() + t * 2 * width;
+        if (states_) std::copy_n(states_ + t * width, width, x);
+        unpack_row(target_->layer(-1)[MatrixName::kEmbedding], tokens_[size_t(t)].id, token);
+        ops().rms_norm(token, layer(0)[VectorName::kTokenNorm], shape_.epsilon, width, token);
+        ops().rms_norm(x, layer(0)[VectorName::kAttentionNorm], shape_.epsilon, width, token + width);
+    }
+    quantise_whole(from_input(), tokens);
 }
 
 void Model::norm(const float* weight, Range tokens) {
@@ -299,7 +355,7 @@ void Model::rotate_and_store(const Layer& weights, int64_t index, Range items) {
 
 HeadPages Model::pages_of(int64_t index, int64_t row, int64_t kv_head) const {
     const uint16_t* first = keys(index, 0, kv_head);
-    return {first, first + page_halves_ / 2, page_halves_, rows_[size_t(row)].pages, shape_.head_dim};
+    return {first, first + page_halves_ / 2, page_halves_, rows_[size_t(row)].pages, shape_.head_dim, int64_t(shape_.is_head())};
 }
 
 void Model::attend(int64_t index, Range items, int thread) {

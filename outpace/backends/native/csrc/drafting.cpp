@@ -1,0 +1,125 @@
+#include "drafting.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "noise.h"
+
+namespace outpace {
+namespace {
+
+constexpr float kLog2E = 1.44269504f;
+
+}  // namespace
+
+Drafting::Scratch::Scratch(int64_t vocab_size, int64_t num_ids)
+    : sampler(vocab_size), logits(size_t(vocab_size) * sizeof(float)), powers(size_t(num_ids) * sizeof(float)), sums(size_t(num_ids / 2 + 1) * sizeof(float)) {
+    std::fill_n(logits.as<float>(), vocab_size, -INFINITY);
+}
+
+Drafting::Drafting(Model& head, int64_t target_vocab_size, std::vector<int32_t> ids, int num_threads)
+    : head_(head), ids_(std::move(ids)), vocab_size_(target_vocab_size), pool_(ThreadPool::shared(num_threads)),
+      likeliest_(size_t(head.max_step_tokens())) {
+    for (int i = 0; i < pool_->size(); i++) scratch_.push_back(std::make_unique<Scratch>(vocab_size_, int64_t(ids_.size())));
+}
+
+void Drafting::draft(const std::vector<DraftRow>& rows, int32_t* tokens, float* confidence) {
+    open_.clear();
+    for (const DraftRow& row : rows) {
+        open_.push_back({&row, tokens, confidence, 0});
+        tokens += row.depth;
+        confidence += row.depth;
+    }
+    catch_up(rows);
+    const float* logits = head_.forward(rows_, likeliest_.data());
+    for (int64_t nth = 0;;) {
+        pick_all(logits, nth++);
+        const auto is_over = [&](const Drafted& drafted) { return drafted.row->depth <= nth; };
+        keep_last_states(nth);
+        open_.erase(std::remove_if(open_.begin(), open_.end(), is_over), open_.end());
+        if (open_.empty()) return;
+        rows_.clear();
+        for (const Drafted& drafted : open_) {
+            const DraftRow& row = *drafted.row;
+            rows_.push_back({row.start + row.count + nth - 1, 1, 1, &drafted.latest, row.pages});
+        }
+        logits = head_.forward(rows_, likeliest_.data(), states_.data());
+    }
+}
+
+// Takes in tokens without logits until the rest fits one pass; every row keeps at least its last token. Leaves the rest
+// in rows_.
+void Drafting::catch_up(const std::vector<DraftRow>& rows) {
+    rows_.clear();
+    int64_t num_left = 0;
+    for (const DraftRow& row : rows) {
+        rows_.push_back({row.start, row.count, 1, row.tokens, row.pages});
+        num_left += row.count;
+    }
+    const int64_t room = head_.max_step_tokens();
+    for (std::vector<Row> part; num_left > room; part.clear()) {
+        int64_t left = room;
+        for (Row& row : rows_) {
+            const int64_t count = std::min(row.count - 1, left);
+            if (count == 0) continue;
+            part.push_back({row.start, count, 0, row.tokens, row.pages});
+            row = {row.start + count, row.count - count, 1, row.tokens + count, row.pages};
+            left -= count;
+        }
+        num_left -= room - left;
+        head_.forward(part, likeliest_.data());
+    }
+}
+
+// The state after the last token of each row whose draft goes on; the next pass begins with it.
+void Drafting::keep_last_states(int64_t num_drafted) {
+    const int64_t width = head_.shape().width;
+    states_.clear();
+    int64_t end = 0;
+    for (size_t i = 0; i < rows_.size(); i++) {
+        end += rows_[i].count;
+        if (open_[i].row->depth <= num_drafted) continue;
+        const float* state = head_.residual() + (end - 1) * width;
+        states_.insert(states_.end(), state, state + width);
+    }
+}
+
+void Drafting::pick_all(const float* logits, int64_t nth) {
+    const int64_t num_ids = int64_t(ids_.size());
+    const auto pick_one = [&](size_t i, Scratch& scratch) { pick(open_[i], logits + int64_t(i) * num_ids, likeliest_[i], nth, scratch); };
+    const auto samples = [](const Drafted& drafted) { return drafted.row->pick != Pick::kLikeliest; };
+    if (std::count_if(open_.begin(), open_.end(), samples) < 2) {
+        for (size_t i = 0; i < open_.size(); i++) pick_one(i, *scratch_[0]);
+        return;
+    }
+    pool_->run([&](int thread) {
+        for (size_t i = size_t(thread); i < open_.size(); i += size_t(pool_->size())) pick_one(i, *scratch_[size_t(thread)]);
+    });
+}
+
+void Drafting::pick(Drafted& drafted, const float* logits, int32_t likeliest, int64_t nth, Scratch& scratch) const {
+    const DraftRow& row = *drafted.row;
+    drafted.confidence[nth] = largest_share(logits, logits[likeliest], scratch);
+    int64_t token = ids_[size_t(likeliest)];
+    if (row.pick != Pick::kLikeliest) {
+        float* all = scratch.logits.as<float>();
+        for (size_t i = 0; i < ids_.size(); i++) all[ids_[i]] = logits[i];
+        if (row.pick == Pick::kNoise) {
+            token = scratch.sampler.choose(scratch.sampler.shape(all, row.shaping), row.seed, row.position + nth);
+        } else {
+            float* probs = row.probs + nth * vocab_size_;
+            scratch.sampler.probs(all, row.shaping, probs);
+            const uint64_t key = noise_key(row.seed, Purpose::kDraft, {uint64_t(row.position), uint64_t(nth)});
+            token = draw_weighted(probs, vocab_size_, uniform(key, 0));
+        }
+    }
+    drafted.tokens[nth] = drafted.latest = int32_t(token);
+}
+
+float Drafting::largest_share(const float* logits, float largest, Scratch& scratch) const {
+    const int64_t n = int64_t(ids_.size());
+    row_ops().powers(logits, n, largest, kLog2E, scratch.powers.as<float>());
+    return 1.0f / row_ops().total(scratch.powers.as<float>(), n, scratch.sums.as<float>());
+}
+
+}  // namespace outpace
