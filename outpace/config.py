@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 from outpace.errors import UsageError
 
 SpeculationMode = Literal["auto", "off", "on"]
-Method = Literal["none", "ngram", "suffix", "draft"]
+Method = Literal["none", "ngram", "suffix", "draft", "head"]
 Acceptance = Literal["exact", "rejection", "block", "typical", "threshold"]
 Workload = Literal["code", "json", "narrative", "chat"]
 BackendName = Literal["auto", "native", "llamacpp", "torch"]
@@ -24,7 +24,7 @@ DeviceName = Literal["auto", "cuda", "cpu"]
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
 
 LOSSY: frozenset[str] = frozenset({"typical", "threshold"})
-AUTO_METHODS: tuple[Method, ...] = ("suffix", "ngram", "draft")
+LOOKUPS: tuple[Method, ...] = ("suffix", "ngram")
 MAX_DEPTH = 64
 DEFAULT_DEPTH = 4  # for speculation `on`
 DEFAULT_AUTO_DEPTH = 16  # the limit for `auto` where no depth is given
@@ -210,7 +210,7 @@ class EngineConfig:
     """What to load, how much memory to give it, and how to speculate."""
 
     model: str | None = None  # a GGUF file or a Hugging Face folder; None: the embedded SmolLM2-135M-Instruct
-    draft: str | None = None  # a model with the same vocabulary
+    draft: str | None = None  # a model with the same vocabulary, or a head that was trained for the model
     backend: BackendName = "auto"
     speculation: SpeculationMode = "auto"
     method: Method | None = None
@@ -271,9 +271,15 @@ class EngineConfig:
         _check_consistent(self.speculation, self.method, self.depth)
 
     def resolve(
-        self, *, model_context: int, model_path: str, draft_path: str | None, backend: BackendName = "llamacpp"
+        self,
+        *,
+        model_context: int,
+        model_path: str,
+        draft_path: str | None,
+        is_head: bool = False,
+        backend: BackendName = "llamacpp",
     ) -> ResolvedConfig:
-        """Fill in the unset fields, from the properties of the loaded model."""
+        """Fill in the unset fields, from the properties of the loaded model. `is_head`: the draft is a head."""
         if self.max_context is not None:
             max_context = self.max_context
             _check(
@@ -282,7 +288,11 @@ class EngineConfig:
             )
         else:
             max_context = min(model_context, self.cache_tokens or DEFAULT_CONTEXT)
-        method = self.method or ("draft" if self.draft is not None else "suffix")
+        drafting: Method | None = None if draft_path is None else "head" if is_head else "draft"
+        if self.method in ("draft", "head") and self.method != drafting:
+            has = f"a {'head' if is_head else 'model'} is loaded as the draft" if drafting else "no draft is loaded"
+            _check(False, f"method {self.method!r} cannot be used, because {has}; name another draft or method")
+        method: Method = self.method or drafting or "suffix"
         names = set(ResolvedConfig.__dataclass_fields__) & set(EngineConfig.__dataclass_fields__)
         settled: dict[str, Any] = {name: getattr(self, name) for name in names}
         settled |= {
@@ -291,7 +301,7 @@ class EngineConfig:
             "backend": backend,
             # Set even if speculation is off: a request may turn it on for itself.
             "method": method,
-            "methods": (method,) if self.method is not None else AUTO_METHODS if self.draft else AUTO_METHODS[:2],
+            "methods": (method,) if self.method is not None else (*LOOKUPS, drafting) if drafting else LOOKUPS,
             "depth": DEFAULT_DEPTH if self.depth is None else self.depth,
             "auto_depth": DEFAULT_AUTO_DEPTH if self.depth is None else self.depth,
             "max_context": max_context,

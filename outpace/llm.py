@@ -21,6 +21,7 @@ from outpace.models.resolve import resolve_model
 from outpace.speculation.costs.file import CostFile
 from outpace.speculation.proposers.base import NoDraft, Proposer
 from outpace.speculation.proposers.draft_model import DraftModelProposer
+from outpace.speculation.proposers.head import HeadProposer
 from outpace.speculation.proposers.ngram import NgramProposer
 from outpace.speculation.proposers.suffix import SuffixProposer
 
@@ -70,8 +71,10 @@ class LLM:
             NgramProposer(self.config.ngram_min, self.config.ngram_max),
             SuffixProposer(self.config.suffix_store_tokens),
         ]
+        target = self._target.runner
+        if target.capabilities.head is not None:
+            proposers.append(HeadProposer(target, target.capabilities.head))
         if self._draft is not None:
-            target = self._target.runner
             proposers.append(DraftModelProposer(self._draft, target.vocab_size, target.capabilities.verifier))
         return {proposer.name: proposer for proposer in proposers}
 

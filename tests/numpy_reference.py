@@ -57,7 +57,13 @@ class ReferenceModel:
 
     def logits(self, tokens: list[int]) -> Floats:
         """Logits after every token, [len(tokens), vocab_size]."""
-        x = self.tensors["token_embd.weight"][tokens]
+        (x,) = self.residuals(tokens, [self.num_layers])
+        head = self.tensors.get("output.weight", self.tensors["token_embd.weight"])
+        return np.asarray(self._norm(x, self.tensors["output_norm.weight"]) @ head.T, np.float32)
+
+    def residuals(self, tokens: list[int], after: list[int]) -> list[Floats]:
+        """The residual stream after these numbers of layers, each [len(tokens), width]."""
+        x, found = self.tensors["token_embd.weight"][tokens], list[Floats]()
         for i in range(self.num_layers):
             layer = {
                 name.removeprefix(f"blk.{i}."): t for name, t in self.tensors.items() if re.match(rf"blk\.{i}\.", name)
@@ -66,8 +72,9 @@ class ReferenceModel:
             h = self._norm(x, layer["ffn_norm.weight"])
             gate, up = h @ layer["ffn_gate.weight"].T, h @ layer["ffn_up.weight"].T
             x = x + (gate / (1 + np.exp(-gate)) * up) @ layer["ffn_down.weight"].T
-        head = self.tensors.get("output.weight", self.tensors["token_embd.weight"])
-        return np.asarray(self._norm(x, self.tensors["output_norm.weight"]) @ head.T, np.float32)
+            if i + 1 in after:
+                found.append(x)
+        return found
 
     def _norm(self, x: Floats, weight: Floats) -> Floats:
         return np.asarray(x / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(self.epsilon)) * weight, np.float32)

@@ -10,6 +10,7 @@ from pathlib import Path
 from outpace.backends.base import Capacity, LoadedModel, OpenModel
 from outpace.config import BackendName, EngineConfig, ResolvedConfig
 from outpace.errors import BackendError, ModelError, UsageError
+from outpace.models.head_gguf import find_head
 from outpace.models.llama_library import MAX_SEQUENCES
 from outpace.models.vocabulary import check_same_vocabulary
 
@@ -28,16 +29,18 @@ def load(config: EngineConfig, model_path: Path, draft_path: Path | None) -> Loa
     if config.backend != "torch" and not (config.backend == "auto" and model_path.is_dir()):
         _reject_torch_settings(config)
     with ExitStack() as undo:  # closes what was opened if a later step fails
-        target, backend = _open(config, config.backend, model_path)
+        head_path = find_head(draft_path) if draft_path is not None else None
+        target, backend = _open(config, config.backend, model_path, head_path)
         undo.callback(target.close)
         resolved = config.resolve(
             model_context=target.train_context,
             model_path=str(model_path),
             draft_path=str(draft_path) if draft_path else None,
+            is_head=head_path is not None,
             backend=backend,
         )
         draft = None
-        if draft_path is not None:
+        if draft_path is not None and head_path is None:
             # A draft may run on another backend than its target.
             wanted: BackendName = backend if backend == "torch" or config.backend == "llamacpp" else "auto"
             draft, _ = _open(config, wanted, draft_path)
@@ -87,9 +90,12 @@ def _fit_cache_to_device(resolved: ResolvedConfig, target: OpenModel, draft: Ope
     return replace(resolved, cache_tokens=max(resolved.max_context, min(wanted, fitting)))
 
 
-def _open(config: EngineConfig, wanted: BackendName, path: Path) -> tuple[OpenModel, BackendName]:
+def _open(
+    config: EngineConfig, wanted: BackendName, path: Path, head: Path | None = None
+) -> tuple[OpenModel, BackendName]:
     """Open the model. "auto" uses torch for a folder, and for a GGUF file native if it can run it, else llama.cpp."""
     if wanted == "torch" or (wanted == "auto" and path.is_dir()):
+        _reject_head(head, "torch")
         return _open_torch(config, path), "torch"
     if path.is_dir():
         raise ModelError(f"the {wanted} backend runs GGUF files and {path} is a folder; use backend 'torch'")
@@ -102,7 +108,7 @@ def _open(config: EngineConfig, wanted: BackendName, path: Path) -> tuple[OpenMo
         from outpace.models.gguf_model import Unsupported
 
         try:
-            model = NativeModel(path, library)
+            model = NativeModel(path, library, head)
             log.info("%s runs on the native backend (%s)", path.name, model.isa)
             return model, "native"
         except Unsupported as reason:
@@ -115,9 +121,18 @@ def _open(config: EngineConfig, wanted: BackendName, path: Path) -> tuple[OpenMo
             if wanted == "native":
                 raise
             log.info("%s runs on llama.cpp: %s", path.name, reason)
+    _reject_head(head, "llama.cpp")
     from outpace.backends.native.verifier import native_verifier
 
     return LlamaModel(path, library, native_verifier), "llamacpp"
+
+
+def _reject_head(head: Path | None, backend: str) -> None:
+    if head is not None:
+        raise UsageError(
+            f"the draft head {head} needs the target's hidden states, which the {backend} backend does not give; "
+            "leave out the draft, or run the model on the native backend"
+        )
 
 
 def _open_torch(config: EngineConfig, path: Path) -> OpenModel:

@@ -97,12 +97,42 @@ class Drafter(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class HeadTask:
+    """Draft `depth` tokens for a decoding request."""
+
+    request: Request
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedTokens:
+    tokens: list[int]
+    confidence: list[float]  # before each token was picked: the largest probability at temperature 1
+    probs: NDArray[np.float32] | None = None  # [depth, vocab_size]; None if the target's own tokens are compared
+
+
+class Head(Protocol):
+    """A draft head: it drafts from the target's hidden states, which the target's runner keeps for it."""
+
+    size_bytes: int
+
+    def num_uncached(self, seq: int, num_tokens: int) -> int:
+        """Tokens of a sequence, of this length with its latest token, that the head has yet to process."""
+        ...
+
+    def draft(self, tasks: Sequence[HeadTask]) -> list[DraftedTokens]:
+        """All drafts of a step, each to its full depth. The room for them was reserved."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     can_rewind: bool  # truncate to any length; without it there is no speculation and no prefix sharing
     exact_to_the_bit: bool = False  # logits do not depend on the batch or on the split into steps
     verifier: Verifier | None = None  # verifies drafts faster than numpy on the host
     judge: Judge | None = None  # runs steps and verifies them where the logits are
+    head: Head | None = None  # drafts from this model's hidden states
     drafter: Drafter | None = None  # drafts all tokens of a draft in one call
     follow: Callable[[Runner], None] | None = None  # starts to verify that runner's drafts early
     num_prepared: Callable[[], int] | None = None  # count of one-time work, such as captures; it makes a step slow

@@ -9,66 +9,55 @@ from __future__ import annotations
 import ctypes as c
 import mmap
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from outpace.backends.native.library import Library, Shape
-from outpace.models.gguf_header import read_header
+from outpace.models.fingerprint import gguf_fingerprint
+from outpace.models.gguf_header import GGUFHeader, read_header
 from outpace.models.gguf_model import Tensor, describe, read_vector
+from outpace.models.head_gguf import check_fits, describe_head
 
 _SLAB_BYTES = 8 << 20
 _LARGE_BYTES = 1 << 30  # larger files show a progress bar
 _TILE_ROWS = 16
 
 
-class ModelFile:
+class _WeightsFile:
+    """A mapped file whose tensors can be packed into a model of the library."""
+
     def __init__(self, path: Path, library: Library) -> None:
-        """Raises ModelError for a broken file and Unsupported for one that another backend may run."""
         self.path = path
         self._lib = library
-        header = read_header(path)
+        self._header = read_header(path)
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._data_offset = header.data_offset
-        self._data = np.frombuffer(self._map, np.uint8)[header.data_offset :]
-        self.description = describe(header, self._data, library.supports)
-        self.name = str(header.metadata.get("general.name") or path.stem)
+        self._data = np.frombuffer(self._map, np.uint8)[self._header.data_offset :]
 
-    @property
-    def packed_bytes(self) -> int:
-        """Memory that the packed matrices will need."""
+    def _packed_bytes(self, tensors: Sequence[Tensor]) -> int:
         packed = self._lib.packed_bytes
-        return sum(packed(t.info.type, t.rows, t.cols) for t in self.description.tensors if t.is_matrix)
+        return sum(packed(t.info.type, t.rows, t.cols) for t in tensors if t.is_matrix)
 
-    def load(self, threads: int) -> c.c_void_p:
+    def _load(self, shape: Shape, threads: int, tensors: Sequence[Tensor]) -> c.c_void_p:
         """Create the model in the library with all its weights. The caller must destroy it."""
         from tqdm import tqdm
 
-        handle = self._create(threads)
-        total = sum(tensor.info.num_bytes or 0 for tensor in self.description.tensors)
+        handle = c.c_void_p()
+        self._lib.check(self._lib.create(c.byref(shape), threads, c.byref(handle)))
+        total = sum(tensor.info.num_bytes or 0 for tensor in tensors)
         show = total >= _LARGE_BYTES and sys.stderr.isatty()
         try:
             with tqdm(
                 desc=f"Loading {self.path.name}", total=total, unit="B", unit_scale=True, leave=False, disable=not show
             ) as bar:
-                for tensor in self.description.tensors:
+                for tensor in tensors:
                     self._load_tensor(handle, tensor)
                     bar.update(tensor.info.num_bytes or 0)
         except BaseException:
             self._lib.destroy(handle)
             raise
-        return handle
-
-    def _create(self, threads: int) -> c.c_void_p:
-        a = self.description.architecture
-        frequencies = np.ascontiguousarray(a.rope.frequencies, np.float64)
-        shape = Shape(
-            a.num_layers, a.width, a.hidden, a.num_heads, a.num_kv_heads, a.head_dim, a.num_rotated, a.vocab_size,
-            int(a.halves_rotated), a.epsilon, a.rope.scale, frequencies.ctypes.data_as(c.POINTER(c.c_double)),
-        )  # fmt: skip
-        handle = c.c_void_p()
-        self._lib.check(self._lib.create(c.byref(shape), threads, c.byref(handle)))
         return handle
 
     def _load_tensor(self, handle: c.c_void_p, tensor: Tensor) -> None:
@@ -93,5 +82,57 @@ class ModelFile:
     def _release(self, begin: int, end: int) -> None:
         """Drop this range of the tensor data from memory. A later access reads it from the file again."""
         if hasattr(mmap, "MADV_DONTNEED"):
-            first = (self._data_offset + begin) // mmap.PAGESIZE * mmap.PAGESIZE
-            self._map.madvise(mmap.MADV_DONTNEED, first, self._data_offset + end - first)
+            offset = self._header.data_offset
+            first = (offset + begin) // mmap.PAGESIZE * mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_DONTNEED, first, offset + end - first)
+
+
+class ModelFile(_WeightsFile):
+    def __init__(self, path: Path, library: Library) -> None:
+        """Raises ModelError for a broken file and Unsupported for one that another backend may run."""
+        super().__init__(path, library)
+        self.description = describe(self._header, self._data, library.supports)
+        self.name = str(self._header.metadata.get("general.name") or path.stem)
+
+    @property
+    def header(self) -> GGUFHeader:
+        return self._header
+
+    @property
+    def packed_bytes(self) -> int:
+        """Memory that the packed matrices will need."""
+        return self._packed_bytes(self.description.tensors)
+
+    def load(self, threads: int) -> c.c_void_p:
+        a = self.description.architecture
+        frequencies = np.ascontiguousarray(a.rope.frequencies, np.float64)
+        shape = Shape(
+            a.num_layers, a.width, a.hidden, a.num_heads, a.num_kv_heads, a.head_dim, a.num_rotated, a.vocab_size,
+            int(a.halves_rotated), a.epsilon, a.rope.scale, frequencies.ctypes.data_as(c.POINTER(c.c_double)), 0,
+        )  # fmt: skip
+        return self._load(shape, threads, self.description.tensors)
+
+
+class HeadFile(_WeightsFile):
+    """A draft head for a target. It uses the target's RoPE frequencies, on the two halves of a head."""
+
+    def __init__(self, path: Path, library: Library, target: ModelFile) -> None:
+        """Raises ModelError for a broken file, and for a head of another model."""
+        super().__init__(path, library)
+        self.description = describe_head(path, self._header, self._data, library.supports)
+        self._target = target.description.architecture
+        fingerprint = gguf_fingerprint(target.path, target.header)
+        check_fits(path, self.description, self._target, target.name, fingerprint)
+
+    @property
+    def packed_bytes(self) -> int:
+        return self._packed_bytes(self.description.tensors)
+
+    def load(self, threads: int) -> c.c_void_p:
+        d, rope = self.description, self._target.rope
+        frequencies = np.ascontiguousarray(rope.frequencies, np.float64)
+        shape = Shape(
+            1, d.width, d.hidden, d.num_heads, d.num_kv_heads, d.head_dim, self._target.num_rotated, d.vocab_size,
+            1, d.epsilon, rope.scale, frequencies.ctypes.data_as(c.POINTER(c.c_double)), len(d.taps),
+        )  # fmt: skip
+        return self._load(shape, threads, d.tensors)

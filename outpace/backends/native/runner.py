@@ -8,6 +8,7 @@ sequence, so every reservation that the engine has counted succeeds.
 from __future__ import annotations
 
 import ctypes as c
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,10 @@ from numpy.typing import NDArray
 from outpace.backends.base import Capabilities, Capacity, LoadedModel
 from outpace.backends.logits import logits_at
 from outpace.backends.memory import available_bytes
+from outpace.backends.native.head import NativeHead
 from outpace.backends.native.judge import NativeJudge
 from outpace.backends.native.library import load_library
-from outpace.backends.native.model_file import ModelFile
+from outpace.backends.native.model_file import HeadFile, ModelFile
 from outpace.backends.native.verifier import NativeVerifier
 from outpace.core import StepPlan
 from outpace.errors import BackendError
@@ -31,10 +33,12 @@ from outpace.models.llama_library import Library as LlamaLibrary
 class NativeModel:
     """A model file that the native backend can run, and its tokenizer. `start` reads the weights."""
 
-    def __init__(self, path: Path, llama: LlamaLibrary) -> None:
+    def __init__(self, path: Path, llama: LlamaLibrary, head: Path | None = None) -> None:
+        """`head`: the file of a draft head for this model."""
         self.library = load_library()
         self.isa = self.library.isa
         self.file = ModelFile(path, self.library)
+        self._head_file = HeadFile(head, self.library, self.file) if head is not None else None
         # The tokenizer is llama.cpp's; it loads only the vocabulary.
         self.tokenizer = LlamaTokenizer(path, llama)
         architecture = self.file.description.architecture
@@ -45,24 +49,32 @@ class NativeModel:
     def start(self, capacity: Capacity, threads: int) -> LoadedModel:
         num_pages = pages_needed(capacity, self.library.page_tokens())
         self._check_memory(num_pages)
-        handle = self.file.load(threads)
-        try:
+        with ExitStack() as undo:  # frees what was loaded if a later step fails
+            handle = self.file.load(threads)
+            undo.callback(self.library.destroy, handle)
+            head = None
+            if self._head_file is not None:
+                head = NativeHead(self.library, self._head_file, handle, threads)
+                undo.callback(head.close)
             self.library.check(self.library.start(handle, num_pages, capacity.max_step_tokens))
-        except BaseException:
-            self.library.destroy(handle)
-            raise
+            runner = NativeRunner(self, handle, capacity, num_pages, threads, head)
+            undo.pop_all()
         return LoadedModel(
-            runner=NativeRunner(self, handle, capacity, num_pages, threads),
+            runner=runner,
             tokenizer=self.tokenizer,
             description=f"{self.file.name} (native, {self.isa})",
             num_parameters=self.file.description.num_parameters,
-            size_bytes=self.library.packed_size(handle),
+            size_bytes=self.library.packed_size(handle) + (head.size_bytes if head is not None else 0),
         )
 
     def _check_memory(self, num_pages: int) -> None:
         a = self.file.description.architecture
-        page_bytes = 2 * 2 * a.num_layers * a.num_kv_heads * a.head_dim * self.library.page_tokens()
-        weights, cache = self.file.packed_bytes, num_pages * page_bytes
+        weights, token_bytes = self.file.packed_bytes, 2 * a.cache_elements_per_token
+        if self._head_file is not None:
+            d = self._head_file.description
+            weights += self._head_file.packed_bytes
+            token_bytes += 2 * (2 * d.num_kv_heads * d.head_dim + len(d.taps) * d.width)
+        cache = num_pages * self.library.page_tokens() * token_bytes
         available = available_bytes()
         if available is not None and weights + cache > available:
             raise BackendError(
@@ -87,7 +99,13 @@ class NativeRunner:
     """A started model: weights, cache pages, and the page table of each sequence."""
 
     def __init__(
-        self, model: NativeModel, handle: c.c_void_p, capacity: Capacity, num_pages: int, threads: int
+        self,
+        model: NativeModel,
+        handle: c.c_void_p,
+        capacity: Capacity,
+        num_pages: int,
+        threads: int,
+        head: NativeHead | None = None,
     ) -> None:
         self._model = model
         self._lib = library = model.library
@@ -100,7 +118,11 @@ class NativeRunner:
             exact_to_the_bit=True,
             verifier=self._verifier,
             judge=NativeJudge(self, self._verifier),
+            head=head,
         )
+        self._head = head
+        if head is not None:
+            head.start(self, num_pages)
         self.bytes_per_step: int = library.bytes_per_step(handle)  # weights that any step must read
         page_tokens = library.page_tokens()
         self.pool = BlockPool(num_pages, page_tokens)
@@ -108,12 +130,12 @@ class NativeRunner:
         # The library reads and writes these arrays in place; every step reuses them.
         self._rows = np.zeros((capacity.max_sequences, 4), np.int32)
         self._tokens = np.zeros(capacity.max_step_tokens, np.int32)
-        self._tables = np.zeros((capacity.max_sequences, -(-capacity.max_context // page_tokens) + 1), np.int32)
+        self.tables = np.zeros((capacity.max_sequences, -(-capacity.max_context // page_tokens) + 1), np.int32)
         self._likeliest = (c.c_int32 * capacity.max_step_tokens)()
         self._logits = c.c_void_p()
         self._view = (0, logits_at(0, 0, self.vocab_size))  # address of the latest logits, and the array over them
         self._pointers = (
-            self._rows.ctypes.data, self._tokens.ctypes.data, self._tables.ctypes.data, self._tables.shape[1],
+            self._rows.ctypes.data, self._tokens.ctypes.data, self.tables.ctypes.data, self.tables.shape[1],
             c.addressof(self._logits), c.addressof(self._likeliest),
         )  # fmt: skip
 
@@ -123,7 +145,7 @@ class NativeRunner:
         at = num_outputs = 0
         for i, row in enumerate(plan.rows):
             count = len(row.tokens)
-            self._reserve(row.seq, row.start, count)
+            self.reserve(row.seq, row.start, count)
             self._rows[i] = (row.seq, row.start, count, row.num_logits)
             self._tokens[at : at + count] = row.tokens
             at += count
@@ -144,7 +166,7 @@ class NativeRunner:
             self._view = (address, logits_at(address, num_outputs, self.vocab_size))
         return self._view[1]
 
-    def _reserve(self, seq: int, start: int, count: int) -> None:
+    def reserve(self, seq: int, start: int, count: int) -> None:
         """Reserve `count` tokens at the end of a sequence and update its page table."""
         if seq not in self._open:
             self.pool.open(seq)
@@ -158,27 +180,37 @@ class NativeRunner:
             raise BackendError(f"the cache has no room for {count} more tokens of a sequence that holds {length}")
         for source, target in copies:
             self._lib.check(self._lib.copy_page(self._handle, source, target))
+            if self._head is not None:
+                self._head.copy_page(source, target)
         if copies or (length - 1) // size != (length + count - 1) // size:
             blocks = self.pool.blocks(seq)
-            self._tables[seq, length // size : len(blocks)] = blocks[length // size :]
+            self.tables[seq, length // size : len(blocks)] = blocks[length // size :]
 
     def truncate(self, seq: int, num_tokens: int) -> None:
         self.pool.rewind(seq, num_tokens)
+        if self._head is not None:
+            self._head.truncate(seq, num_tokens)
 
     def fork(self, source: int, target: int, num_tokens: int) -> None:
         self.free(target)
         self.pool.fork(source, target, num_tokens)
         self._open.add(target)
         blocks = self.pool.blocks(target)
-        self._tables[target, : len(blocks)] = blocks
+        self.tables[target, : len(blocks)] = blocks
+        if self._head is not None:
+            self._head.fork(source, target, num_tokens)
 
     def free(self, seq: int) -> None:
         if seq in self._open:
             self.pool.close(seq)
             self._open.discard(seq)
+            if self._head is not None:
+                self._head.free(seq)
 
     def close(self) -> None:
         if self._handle is not None:
+            if self._head is not None:
+                self._head.close()  # before its target
             self._lib.destroy(self._handle)
             self._handle = None
             self._verifier.close()

@@ -53,7 +53,7 @@ class NativeVerifier:
         if request.params.is_greedy:
             return self._reference.own_token(request, prefix, logits)
         row = self._adjusted(request, prefix, logits)
-        case = _native_case(request, MATCH, num_emitted=len(prefix), num_drafted=0)
+        case = native_case(request, MATCH, num_emitted=len(prefix), num_drafted=0)
         rows, found = c.c_uint64(row.ctypes.data), (c.c_int32 * 2)()
         self._lib.check(self._lib.verify(self._open_handle(), c.byref(case), 1, c.byref(rows), None, None, found))
         return found[1]
@@ -62,7 +62,7 @@ class NativeVerifier:
         if request.params.is_greedy:
             return self._reference.probs(request, prefix, logits)
         row = self._adjusted(request, prefix, logits)
-        case = _native_case(request, MATCH, num_emitted=len(prefix), num_drafted=0)
+        case = native_case(request, MATCH, num_emitted=len(prefix), num_drafted=0)
         probs = np.empty_like(row)
         self._lib.check(self._lib.probs(self._open_handle(), c.byref(case), row.ctypes.data, probs.ctypes.data))
         return probs
@@ -100,7 +100,7 @@ def native_verifier(vocab_size: int, threads: int) -> NativeVerifier | None:
         return None
 
 
-def _native_case(request: Request, rule: int, *, num_emitted: int, num_drafted: int) -> NativeCase:
+def native_case(request: Request, rule: int, *, num_emitted: int, num_drafted: int) -> NativeCase:
     """`num_emitted`: tokens assumed to be emitted after `request.tokens`."""
     params = request.params
     return NativeCase(
@@ -146,7 +146,7 @@ class _Batch:
             else:
                 self._rows.append(self._address + at * self._logits.strides[0])
         self._drafted += tokens
-        self._cases.append(_native_case(request, rule, num_emitted=0, num_drafted=len(tokens)))
+        self._cases.append(native_case(request, rule, num_emitted=0, num_drafted=len(tokens)))
 
     @property
     def num_rows(self) -> int:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import combinations
 from time import perf_counter
 
 import numpy as np
 
-from outpace.backends.base import Runner
+from outpace.backends.base import Head, HeadTask, Runner
 from outpace.core import Request, Row, StepPlan
 from outpace.decoding.verification import judge_of
 from outpace.speculation.costs.curves import Costs, DraftCosts, StepCosts
@@ -38,6 +39,9 @@ _MANY_CONTEXT = (128, 256)  # least and most tokens of each row: shorter ones co
 _PARALLEL_ROWS = (8, 0.4)  # rows count as parallel from 8 on, if they cost less than 0.4 of separate rows
 _SEVERAL = 8  # tokens of one row, for measuring the cost per token
 
+_HEAD_ROWS, _HEAD_CONTEXT, _HEAD_DEPTH = 16, 32, 4  # most rows, tokens per row and depth, for timing a draft head
+_HEAD_CATCH_UP = 256  # tokens
+
 _Observation = tuple[int, int, int, float]  # rows, tokens, context, and the seconds that the context added
 
 
@@ -53,6 +57,41 @@ def measure_draft_model(runner: Runner) -> DraftCosts:
     """The costs of a model that drafts one token per pass."""
     passes = measure_steps(runner, _DRAFT_BUDGET)
     return DraftCosts(passes, _measure_catch_up(runner, passes.seconds(1, 1)))
+
+
+def measure_head(runner: Runner, head: Head, scratch: Request) -> DraftCosts:
+    """The costs of a draft head: the mean pass of a draft of usual depth, since all passes are one call."""
+    room = runner.capacity
+    rows = [size for size in SIZES if size <= min(_most_rows(runner), _HEAD_ROWS)]
+    length = min(_HEAD_CONTEXT, room.max_context - _HEAD_DEPTH - 1, room.cache_tokens // rows[-1] - _HEAD_DEPTH)
+    points = {size: _timed_drafts(runner, head, scratch, size, length, _HEAD_DEPTH) / _HEAD_DEPTH for size in rows}
+    catch_up = {1: points[1]}
+    for size in CATCH_UP_SIZES:
+        if size <= min(_HEAD_CATCH_UP, room.max_context - 2, room.cache_tokens - 1):
+            catch_up[size] = _timed_drafts(runner, head, scratch, 1, size, 1, is_cached=False)
+    return DraftCosts(StepCosts(points), StepCosts(catch_up) if len(catch_up) > 1 else None)
+
+
+def _timed_drafts(
+    runner: Runner, head: Head, scratch: Request, rows: int, length: int, depth: int, *, is_cached: bool = True
+) -> float:
+    """The best time of a few drafts for `rows` sequences of `length` tokens, which the head has cached or not."""
+    tokens = _some_tokens(runner, length + 1)
+    requests = [replace(scratch, tokens=tokens, seq=seq, num_computed=length) for seq in range(rows)]
+    tasks = [HeadTask(request, depth) for request in requests]
+    best = float("inf")
+    for _ in range(1 if is_cached else 2):
+        try:
+            for seq in range(rows):
+                _prefill(runner, seq, 0, length, runner.capacity.max_step_tokens)
+            for _ in range(1 + _ROUNDS if is_cached else 1):  # the first also catches up
+                begin = perf_counter()
+                head.draft(tasks)
+                best = min(best, perf_counter() - begin)
+        finally:
+            for seq in range(rows):
+                runner.free(seq)
+    return best
 
 
 def warm_up(runner: Runner) -> None:

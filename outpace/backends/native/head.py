@@ -1,0 +1,116 @@
+"""Drafts with a head in the native library.
+
+The head's cache uses the target's pages: its entry at a position depends on the tokens up to there, so forks, shared
+prefixes and rewinds need nothing of their own. This class only counts how many leading positions have entries. The
+target stores the hidden states that the head reads for every token it computes; entries are computed when a draft is
+made, so a request without drafts costs nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outpace.backends.base import DraftedTokens, HeadTask
+from outpace.backends.native.library import Case, Library
+from outpace.backends.native.model_file import HeadFile
+from outpace.backends.native.verifier import native_case
+from outpace.decoding.verification import matches_own_tokens
+
+if TYPE_CHECKING:
+    from outpace.backends.native.runner import NativeRunner
+
+FloatRows = NDArray[np.float32]
+_LIKELIEST, _NOISE, _DRAW = range(3)  # Pick in csrc/drafting.h
+
+
+class NativeHead:
+    def __init__(self, library: Library, file: HeadFile, target: c.c_void_p, threads: int) -> None:
+        """Load the head; `target` keeps the hidden states that it reads. Neither has been started."""
+        self._lib = library
+        self._ids = np.ascontiguousarray(file.description.target_ids, np.int32)
+        taps = np.array(file.description.taps, np.int32)
+        library.check(library.keep_taps(target, taps.ctypes.data, taps.size))
+        self._handle: c.c_void_p | None = file.load(threads)
+        try:
+            library.check(library.follow(self._handle, target, self._ids.ctypes.data))
+        except BaseException:
+            self.close()
+            raise
+        self.size_bytes: int = library.packed_size(self._handle)
+
+    def start(self, runner: NativeRunner, num_pages: int) -> None:
+        """Allocate the cache. The target must have been started."""
+        self._runner = runner
+        self._lib.check(self._lib.start(self._handle, num_pages, runner.capacity.max_step_tokens))
+        # Position 0 has no entry, so an empty cache counts as one.
+        self._num_cached = [1] * runner.capacity.max_sequences
+
+    def num_uncached(self, seq: int, num_tokens: int) -> int:
+        return num_tokens - self._num_cached[seq]
+
+    def draft(self, tasks: Sequence[HeadTask]) -> list[DraftedTokens]:
+        rows = np.zeros((len(tasks), 4), np.int32)
+        cases: list[Case] = []
+        tokens: list[int] = []
+        probs: list[FloatRows | None] = [None] * len(tasks)
+        vocab_size = self._runner.vocab_size
+        for i, task in enumerate(tasks):
+            request = task.request
+            seq, length = request.seq, len(request.tokens)
+            assert seq is not None and request.num_computed == length - 1, "only a decoding request has drafts"
+            start = min(self._num_cached[seq], length - 1)  # the last entry gives the first draft token
+            self._runner.reserve(seq, length - 1, task.depth)
+            rows[i] = (seq, start, length - start, task.depth)
+            tokens += request.tokens[start:]
+            pick = _LIKELIEST if request.params.is_greedy else _NOISE if matches_own_tokens(request.params) else _DRAW
+            if pick == _DRAW:
+                probs[i] = np.empty((task.depth, vocab_size), np.float32)
+            cases.append(native_case(request, pick, num_emitted=0, num_drafted=0))
+            self._num_cached[seq] = length
+        drafted, confidence = self._draft(rows, tokens, cases, probs)
+        found, at = [], 0
+        for task, distributions in zip(tasks, probs, strict=True):
+            end = at + task.depth
+            found.append(DraftedTokens(drafted[at:end], confidence[at:end], distributions))
+            at = end
+        return found
+
+    def _draft(
+        self, rows: NDArray[np.int32], tokens: list[int], cases: list[Case], probs: Sequence[FloatRows | None]
+    ) -> tuple[list[int], list[float]]:
+        num_drafted = int(rows[:, 3].sum())
+        fed = np.array(tokens, np.int32)
+        places = (c.c_void_p * len(probs))(*[None if each is None else each.ctypes.data for each in probs])
+        drafted, confidence = (c.c_int32 * num_drafted)(), (c.c_float * num_drafted)()
+        tables = self._runner.tables
+        self._lib.check(
+            self._lib.draft(
+                self._handle, rows.ctypes.data, len(rows), fed.ctypes.data, tables.ctypes.data, tables.shape[1],
+                (Case * len(cases))(*cases), places, drafted, confidence,
+            )
+        )  # fmt: skip
+        return drafted[:], confidence[:]
+
+    # ---- kept in step with the target's cache by its runner
+
+    def truncate(self, seq: int, num_tokens: int) -> None:
+        self._num_cached[seq] = min(self._num_cached[seq], max(num_tokens, 1))
+
+    def fork(self, source: int, target: int, num_tokens: int) -> None:
+        self._num_cached[target] = min(self._num_cached[source], max(num_tokens, 1))
+
+    def free(self, seq: int) -> None:
+        self._num_cached[seq] = 1
+
+    def copy_page(self, source: int, target: int) -> None:
+        self._lib.check(self._lib.copy_page(self._handle, source, target))
+
+    def close(self) -> None:
+        if self._handle is not None:
+            self._lib.destroy(self._handle)
+            self._handle = None

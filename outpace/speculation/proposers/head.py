@@ -1,0 +1,83 @@
+"""A draft head: a small trained layer that drafts from the target's own hidden states.
+
+It has no cache of its own to manage: the target's runner keeps its entries beside the target's cache. The backend
+drafts to the full depth in one call; here a draft is cut where its confidence says that further tokens do not pay.
+Confidence is known before a token is picked, so cutting does not bias the tokens that are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+
+from outpace.backends.base import DraftedTokens, Head, HeadTask, Runner
+from outpace.core import Draft, Request, Verdict
+from outpace.speculation.costs.calibration import measure_head
+from outpace.speculation.costs.curves import DraftCosts
+from outpace.speculation.costs.timing import DraftTiming
+from outpace.speculation.proposers.base import DraftAsk
+
+_USUAL_UNCACHED = 8  # tokens; a draft and the target's own token after it, which every step leaves
+
+
+class HeadProposer:
+    name = "head"
+    is_lookup = False
+
+    def __init__(self, runner: Runner, head: Head) -> None:
+        """`runner` is the target's."""
+        self._runner = runner
+        self._head = head
+        self.timing: DraftTiming | None = None
+
+    def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
+        num_uncached = [self._num_uncached(ask.request) for ask in asks]
+        begin = perf_counter()
+        drafted = self._head.draft([HeadTask(ask.request, ask.depth) for ask in asks])
+        self.timing = _timing(asks, num_uncached, perf_counter() - begin)
+        return [self._cut(ask, each) for ask, each in zip(asks, drafted, strict=True)]
+
+    def _cut(self, ask: DraftAsk, drafted: DraftedTokens) -> Draft:
+        if ask.goes_on is None:
+            return Draft(drafted.tokens, self.name, None if drafted.probs is None else list(drafted.probs))
+        depth = next((i for i, value in enumerate(drafted.confidence) if not ask.goes_on(value)), ask.depth)
+        probs = None if drafted.probs is None else list(drafted.probs[:depth])
+        # Learning also uses the confidence of the token before which it stops.
+        return Draft(drafted.tokens[:depth], self.name, probs, drafted.confidence[: depth + 1])
+
+    def num_uncached(self, request: Request) -> int:
+        num_tokens = self._num_uncached(request)
+        return num_tokens if num_tokens > _USUAL_UNCACHED else 0
+
+    def _num_uncached(self, request: Request) -> int:
+        return 0 if request.seq is None else self._head.num_uncached(request.seq, len(request.tokens))
+
+    def measure_costs(self, scratch: Request) -> DraftCosts:
+        return measure_head(self._runner, self._head, scratch)
+
+    def warm_up(self) -> None:
+        pass
+
+    def observe(self, request: Request, verdict: Verdict) -> None:
+        pass  # the runner rewinds the head's entries with the target's cache
+
+    def release(self, request: Request) -> None:
+        pass
+
+    def prepare(self, request: Request) -> None:
+        pass
+
+    def forget(self) -> None:
+        pass
+
+
+def _timing(asks: Sequence[DraftAsk], num_uncached: Sequence[int], seconds: float) -> DraftTiming:
+    timing = DraftTiming()
+    rows, depth = len(asks), max(ask.depth for ask in asks)
+    context = sum([len(ask.request.tokens) for ask in asks]) / rows
+    if max(num_uncached) > _USUAL_UNCACHED:
+        timing.undivided = (rows, depth, context, seconds)
+        timing.num_caught_up = sum(num_uncached)
+    else:
+        timing.forwards = [(rows, rows, context, seconds / depth)] * depth
+    return timing
