@@ -122,13 +122,20 @@ class Engine:
     def has_requests(self) -> bool:
         return self.scheduler.has_requests
 
-    def submit(self, prompt: Sequence[int], params: SamplingParams, *, seed: int | None = None) -> Request:
-        """Queue a request. `seed` replaces `params.seed`, for the n completions of one prompt."""
+    def submit(
+        self, prompt: Sequence[int], params: SamplingParams, *, seed: int | None = None, cache_salt: str = ""
+    ) -> Request:
+        """Queue a request. `seed` replaces `params.seed`, for the n completions of one prompt.
+
+        Only requests with the same `cache_salt` share prefixes and what was learned from outputs: what one request
+        left behind can be noticed by how fast another one is.
+        """
         prompt = list(prompt)
         self.check(prompt, params)
         if seed is None:
             seed = params.seed if params.seed is not None else secrets.randbits(64)
         request = self._request(prompt, params, seed)
+        request.cache_salt = cache_salt
         self.scheduler.add(request)
         return request
 

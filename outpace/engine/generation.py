@@ -34,11 +34,12 @@ class Overloaded(OutpaceError):
 
 @dataclass(slots=True)
 class Order:
-    """One requested completion: prompt tokens, sampling parameters, and a seed that replaces `params.seed`."""
+    """One requested completion. `seed` replaces `params.seed`; `cache_salt` is as in `Engine.submit`."""
 
     prompt: Sequence[int]
     params: SamplingParams
     seed: int | None = None
+    cache_salt: str = ""
 
 
 @dataclass(slots=True)

@@ -29,6 +29,14 @@ class Work:
     is_decoding: bool  # its only pending token is one that it emitted
 
 
+@dataclass(slots=True)
+class _Kept:
+    """What a finished request left in the cache, for requests with the same salt."""
+
+    tokens: list[int]
+    salt: str
+
+
 class Scheduler:
     def __init__(self, cache: SequenceCache, *, max_running: int, max_step_tokens: int, prefix_reuse: bool) -> None:
         self._cache = cache
@@ -37,7 +45,7 @@ class Scheduler:
         self._prefix_reuse = prefix_reuse
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in order of admission
-        self._kept: OrderedDict[int, list[int]] = OrderedDict()  # sequences of finished requests, and their tokens
+        self._kept: OrderedDict[int, _Kept] = OrderedDict()  # sequences of finished requests
         self._preempted: list[Request] = []
 
     @property
@@ -56,7 +64,7 @@ class Scheduler:
         self.running.remove(request)
         assert request.seq is not None
         if keep_prefix and self._prefix_reuse and request.num_computed >= MIN_SHARED_TOKENS:
-            self._kept[request.seq] = request.tokens[: request.num_computed]
+            self._kept[request.seq] = _Kept(request.tokens[: request.num_computed], request.cache_salt)
         else:
             self._cache.close(request.seq)
         request.seq = None
@@ -166,12 +174,16 @@ class Scheduler:
         best: int | None = None
         best_shared = MIN_SHARED_TOKENS - 1
         still_to_come = 0
-        for seq, tokens in self._kept.items():
-            shared = min(common_prefix_length(tokens, request.tokens), most)
+        for seq, kept in self._kept.items():
+            if kept.salt != request.cache_salt:
+                continue
+            shared = min(common_prefix_length(kept.tokens, request.tokens), most)
             if shared > best_shared:
                 best, best_shared = seq, shared
         for other in self.running:
             assert other.seq is not None
+            if other.cache_salt != request.cache_salt:
+                continue
             common = min(common_prefix_length(other.tokens, request.tokens), most)
             shared = min(common, other.num_computed)
             still_to_come = max(still_to_come, common)
@@ -194,9 +206,9 @@ class Scheduler:
 
         Without this, the prefix could block the request that shares it, forever if nothing else runs.
         """
-        if seq is None or seq not in self._kept or len(self._kept[seq]) <= num_tokens:
+        if seq is None or seq not in self._kept or len(self._kept[seq].tokens) <= num_tokens:
             return False
-        del self._kept[seq][num_tokens:]
+        del self._kept[seq].tokens[num_tokens:]
         self._cache.rewind(seq, num_tokens)
         return True
 
@@ -208,8 +220,8 @@ class Scheduler:
         for request in self.running:
             assert request.seq is not None
             assert self._cache.length(request.seq) == request.num_computed, f"request {request.id}: wrong length"
-        for seq, tokens in self._kept.items():
-            assert self._cache.length(seq) == len(tokens), "a kept prefix has the wrong length"
+        for seq, kept in self._kept.items():
+            assert self._cache.length(seq) == len(kept.tokens), "a kept prefix has the wrong length"
         for request in self.waiting:
             assert request.seq is None and request.num_computed == 0, f"request {request.id} waits and holds cache"
 

@@ -96,7 +96,9 @@ class Worker:
         for ticket in tickets:
             order = ticket.order
             try:
-                ticket.request = self._engine.submit(order.prompt, order.params, seed=order.seed)
+                ticket.request = self._engine.submit(
+                    order.prompt, order.params, seed=order.seed, cache_salt=order.cache_salt
+                )
                 self.tickets[ticket.request.id] = ticket
             except OutpaceError as error:
                 self._post([(ticket.generation, Piece(ticket.index, error=error))])

@@ -114,8 +114,10 @@ def _answer(
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options is only allowed when stream is true", param="stream_options")
     num_each = encoded[0].params.n
+    # Clients with different keys, or with salts of their own, share no caches.
+    salt = f"{request.scope.get('outpace.tenant', '')}:{body.cache_salt or ''}"
     orders = [
-        Order(each.tokens, each.params, None if each.params.seed is None else child_seed(each.params.seed, index))
+        Order(each.tokens, each.params, None if each.params.seed is None else child_seed(each.params.seed, index), salt)
         for each in encoded
         for index in range(num_each)
     ]

@@ -81,6 +81,7 @@ class Gate:
         if scheme.lower() != "bearer" or not any(matches):
             message = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        scope["outpace.tenant"] = matches.index(True)
 
     async def _with_body(self, headers: Headers, receive: Receive) -> Receive:
         """Read the whole body, up to the limit, and return a `receive` that gives it to the app in one message."""

@@ -61,6 +61,7 @@ class SamplingFields(_Body):
     repetition_penalty: float | None = Field(None, ge=0.01, le=10)
     min_tokens: int | None = Field(None, ge=0)
     ignore_eos: bool | None = None
+    cache_salt: str | None = Field(None, min_length=1, max_length=256)
     stop_token_ids: Tokens | None = None
     # Not in vLLM's API
     speculation: SpeculationFields | None = None

@@ -157,6 +157,19 @@ def test_a_shared_prompt_is_computed_once():
     assert [r.num_shared for r in requests] == [0, 59, 59, 59]
 
 
+def test_a_prefix_is_shared_only_by_requests_with_the_same_salt():
+    engine = fake_engine(speculation="off", cache_tokens=2048)
+    prompt = prompt_of(random.Random(2), 60)
+    params = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
+    together = [engine.submit(prompt, params, cache_salt=salt) for salt in ("a", "b", "", "a")]
+    run(engine, together)
+    assert [r.num_shared for r in together] == [0, 0, 0, 59]  # running requests
+    later = [engine.submit(prompt, params, cache_salt=salt) for salt in ("b", "c", "")]
+    run(engine, later)
+    assert [r.num_shared for r in later] == [59, 0, 59]  # kept prefixes
+    assert len({tuple(r.tokens) for r in [*together, *later]}) == 1
+
+
 def test_a_finished_conversation_serves_its_next_turn():
     engine = fake_engine(speculation="off")
     first = engine.submit(

@@ -271,6 +271,29 @@ def test_api_keys(guarded):
     assert guarded.get("/health")[0] == guarded.get("/metrics")[0] == 200
 
 
+def test_clients_with_other_keys_or_salts_share_no_cache():
+    engine = make(cache_tokens=4096)
+    with live(engine, ByteTokenizer(), 512, api_keys=("first", "second")) as server:
+
+        def num_computed(key: str, **fields: object) -> int:
+            before = runner_of(engine).num_computed
+            headers = {"authorization": f"Bearer {key}"}
+            assert server.post("/v1/completions", body("x" * 200, max_tokens=2, **fields), headers)[0] == 200
+            return runner_of(engine).num_computed - before
+
+        whole = num_computed("first")
+        assert whole >= 200
+        assert num_computed("first") < 20
+        assert num_computed("second") == whole
+        assert num_computed("second") < 20
+        assert num_computed("second", cache_salt="group") == whole
+        assert num_computed("first", cache_salt="group") == whole  # a salt does not join keys
+        assert num_computed("second", cache_salt="group") < 20
+        status, reply, _ = server.post("/v1/completions", body(cache_salt=""), {"authorization": "Bearer first"})
+        assert status == 400 and "cache_salt" in reply["error"]["message"]
+        server.check_clean()
+
+
 def test_other_origins_are_allowed_only_where_asked(guarded):
     ask = {"origin": "https://page.example", "access-control-request-method": "POST"}
     assert "access-control-allow-origin" not in guarded.get("/health", ask)[2]

@@ -1,12 +1,13 @@
 """Suffix lookup: drafts the most frequent continuation of the longest context that occurred before.
 
-It searches the request's own tokens and the output of earlier requests, which a bounded store keeps;
-`store_tokens=0` disables the store. A draft is a fixed function of the past tokens, so its distribution is one-hot.
-The policy decides whether a draft is worth verifying.
+It searches the request's own tokens and the output of earlier requests with the same cache salt, which a bounded
+store keeps; `store_tokens=0` disables the store. A draft is a fixed function of the past tokens, so its distribution is
+one-hot. The policy decides whether a draft is worth verifying.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,8 +24,7 @@ class SuffixProposer(NoDraft):
     name = "suffix"
 
     def __init__(self, store_tokens: int, min_match: int = 2) -> None:
-        self._store_tokens = store_tokens
-        self._store = _Store(store_tokens // 2)
+        self._stores = _Stores(store_tokens)
         self._min_match = min_match
         self._contexts: dict[int, _Context] = {}
 
@@ -36,17 +36,17 @@ class SuffixProposer(NoDraft):
 
     def release(self, request: Request) -> None:
         self._contexts.pop(request.id, None)
-        self._store.insert(request)
+        self._stores.insert(request)
 
     def forget(self) -> None:
-        self._store = _Store(self._store_tokens // 2)
+        self._stores.clear()
 
     def _context(self, request: Request) -> _Context:
         """The request's context, up to its last token."""
         context = self._contexts.get(request.id)
         if context is None:
             context = self._contexts[request.id] = _Context()
-        context.catch_up(request.tokens, self._store)
+        context.catch_up(request.tokens, self._stores.generations(request.cache_salt))
         return context
 
     def _draft(self, request: Request, depth: int) -> Draft:
@@ -119,14 +119,18 @@ class _Store:
     memory is bounded and recent traffic stays.
     """
 
+    __slots__ = ("_capacity", "generations")
+
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity  # of one generation
-        self.generations: tuple[_Generation, ...] = (_Generation(), _Generation()) if capacity else ()
+        self.generations: tuple[_Generation, _Generation] = (_Generation(), _Generation())
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(generation.num_tokens for generation in self.generations)
 
     def insert(self, request: Request) -> None:
         """Store the request's output. A second release (preempted, then finished) adds only the new tokens."""
-        if not self.generations:
-            return
         young, old = self.generations
         prompt_length, length = len(request.prompt), len(request.tokens)
         start = max(young.stored.get(request.id, prompt_length), old.stored.get(request.id, prompt_length))
@@ -142,6 +146,33 @@ class _Store:
         young.stored[request.id] = length
 
 
+class _Stores:
+    """One store per cache salt. Together they hold at most `num_tokens`: the least recently used go first."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self._num_tokens = num_tokens
+        self._by_salt: OrderedDict[str, _Store] = OrderedDict()
+
+    def clear(self) -> None:
+        self._by_salt.clear()
+
+    def generations(self, salt: str) -> tuple[_Generation, ...]:
+        store = self._by_salt.get(salt)
+        return store.generations if store is not None else ()
+
+    def insert(self, request: Request) -> None:
+        if self._num_tokens < 2:
+            return
+        salt = request.cache_salt
+        store = self._by_salt.get(salt)
+        if store is None:
+            store = self._by_salt[salt] = _Store(self._num_tokens // 2)
+        self._by_salt.move_to_end(salt)
+        store.insert(request)
+        while len(self._by_salt) > 1 and sum(each.num_tokens for each in self._by_salt.values()) > self._num_tokens:
+            self._by_salt.popitem(last=False)
+
+
 class _Context:
     """A running request: its own text, and where its latest tokens occur in the store."""
 
@@ -153,16 +184,16 @@ class _Context:
         self._generations: tuple[_Generation, ...] = ()
         self._num_indexed = 0
 
-    def catch_up(self, tokens: list[int], store: _Store) -> None:
+    def catch_up(self, tokens: list[int], generations: tuple[_Generation, ...]) -> None:
         new_tokens = tokens[self._num_indexed :]
         self._num_indexed = len(tokens)
         self._own.extend(new_tokens)
         for cursor in self._cursors:
             cursor.advance(new_tokens)
-        if self._generations is not store.generations:
+        if self._generations is not generations:
             known = {id(cursor.automaton): cursor for cursor in self._cursors}
-            self._cursors, self._generations = [], store.generations
-            for generation in store.generations:
+            self._cursors, self._generations = [], generations
+            for generation in generations:
                 cursor = known.get(id(generation.automaton)) or Cursor(generation.automaton)
                 if id(generation.automaton) not in known:
                     cursor.advance(tokens[-LOOKBACK:])

@@ -100,7 +100,7 @@ def test_reading_along_while_the_store_grows_and_forgets_never_breaks(outputs, s
         draft(proposer, request, depth)
         request.tokens += output[:3]
         draft(proposer, request, depth)
-        assert all(generation.num_tokens <= store_tokens // 2 for generation in proposer._store.generations)
+        assert all(generation.num_tokens <= store_tokens // 2 for generation in proposer._stores.generations(""))
 
 
 def test_repeated_pattern_is_copied_past_the_end():
@@ -172,7 +172,34 @@ def test_store_is_bounded_and_keeps_the_recent():
     assert draft(proposer, second, 2) == [962, 963]
     assert draft(proposer, third, 2) == [972, 973]
     assert draft(proposer, last, 2) == [992, 993]
-    assert [generation.num_tokens for generation in proposer._store.generations] == [20, 20]
+    assert [generation.num_tokens for generation in proposer._stores.generations("")] == [20, 20]
+
+
+def salted(salt: str, prompt: Sequence[int], output: Sequence[int] = ()) -> Request:
+    request = make_request(prompt, output)
+    request.cache_salt = salt
+    return request
+
+
+def test_only_requests_with_the_same_salt_share_outputs():
+    proposer = SuffixProposer(1000)
+    proposer.release(salted("ours", [], [1, 2, 3, 4, 5]))
+    assert draft(proposer, salted("ours", [2, 3]), 2) == [4, 5]
+    assert draft(proposer, salted("theirs", [2, 3]), 2) == []
+    assert draft(proposer, make_request([2, 3]), 2) == []
+    proposer.release(salted("theirs", [], [1, 2, 3, 8, 9]))
+    assert draft(proposer, salted("theirs", [2, 3]), 2) == [8, 9]
+    assert draft(proposer, salted("ours", [2, 3]), 2) == [4, 5]
+
+
+def test_all_salts_together_are_bounded_and_the_least_recent_go_first():
+    proposer = SuffixProposer(40)
+    for number in range(100):
+        proposer.release(salted(str(number), [], range(10)))
+    kept = [number for number in range(100) if draft(proposer, salted(str(number), [3, 4]), 1) == [5]]
+    assert kept == [96, 97, 98, 99]
+    proposer.forget()
+    assert draft(proposer, salted("99", [3, 4]), 1) == []
 
 
 def test_output_larger_than_a_generation_keeps_its_end():
@@ -184,6 +211,7 @@ def test_output_larger_than_a_generation_keeps_its_end():
 
 def test_running_request_follows_the_store_through_its_generations():
     proposer = SuffixProposer(40)
+    proposer.release(make_request([], [5]))
     request = make_request([7, 8])
     assert draft(proposer, request, 2) == []
     proposer.release(make_request([], [7, 8, 1, 2, 3]))
@@ -202,7 +230,7 @@ def test_release_twice_stores_once_and_what_came_between():
     twice, other = make_request([5], [1, 2, 7]), make_request([5], [1, 2, 8])
     proposer.release(twice)
     proposer.release(twice)
-    (young, _) = proposer._store.generations
+    (young, _) = proposer._stores.generations("")
     assert young.num_tokens == 4
     proposer.release(other)
     assert draft(proposer, make_request([1, 2]), 1) == [8]  # once each, so the newer
@@ -218,7 +246,7 @@ def test_release_twice_stores_once_though_a_generation_passed():
     proposer.release(request)
     proposer.release(make_request([], range(100, 120)))
     proposer.release(request)
-    assert [generation.num_tokens for generation in proposer._store.generations] == [20, 4]
+    assert [generation.num_tokens for generation in proposer._stores.generations("")] == [20, 4]
 
 
 def test_resumed_request_is_not_misled_by_its_own_stored_text():
