@@ -10,6 +10,7 @@ from pathlib import Path
 from outpace.backends.base import Capacity, LoadedModel, OpenModel
 from outpace.config import BackendName, EngineConfig, ResolvedConfig
 from outpace.errors import BackendError, ModelError, UsageError
+from outpace.models.embedded import own_head
 from outpace.models.head_gguf import find_head
 from outpace.models.llama_library import MAX_SEQUENCES
 from outpace.models.vocabulary import check_same_vocabulary
@@ -29,14 +30,15 @@ def load(config: EngineConfig, model_path: Path, draft_path: Path | None) -> Loa
     if config.backend != "torch" and not (config.backend == "auto" and model_path.is_dir()):
         _reject_torch_settings(config)
     with ExitStack() as undo:  # closes what was opened if a later step fails
-        head_path = find_head(draft_path) if draft_path is not None else None
+        head_path = find_head(draft_path) if draft_path is not None else own_head(model_path)
         target, backend = _open(config, config.backend, model_path, head_path)
         undo.callback(target.close)
+        drafting_path = draft_path or (head_path if target.has_head else None)
         resolved = config.resolve(
             model_context=target.train_context,
             model_path=str(model_path),
-            draft_path=str(draft_path) if draft_path else None,
-            is_head=head_path is not None,
+            draft_path=str(drafting_path) if drafting_path else None,
+            is_head=target.has_head,
             backend=backend,
         )
         draft = None
@@ -95,7 +97,7 @@ def _open(
 ) -> tuple[OpenModel, BackendName]:
     """Open the model. "auto" uses torch for a folder, and for a GGUF file native if it can run it, else llama.cpp."""
     if wanted == "torch" or (wanted == "auto" and path.is_dir()):
-        _reject_head(head, "torch")
+        _reject_head(config, head, "torch")
         return _open_torch(config, path), "torch"
     if path.is_dir():
         raise ModelError(f"the {wanted} backend runs GGUF files and {path} is a folder; use backend 'torch'")
@@ -121,14 +123,15 @@ def _open(
             if wanted == "native":
                 raise
             log.info("%s runs on llama.cpp: %s", path.name, reason)
-    _reject_head(head, "llama.cpp")
+    _reject_head(config, head, "llama.cpp")
     from outpace.backends.native.verifier import native_verifier
 
     return LlamaModel(path, library, native_verifier), "llamacpp"
 
 
-def _reject_head(head: Path | None, backend: str) -> None:
-    if head is not None:
+def _reject_head(config: EngineConfig, head: Path | None, backend: str) -> None:
+    """Reject a head that the user named. One that comes with the model is left out."""
+    if head is not None and config.draft is not None:
         raise UsageError(
             f"the draft head {head} needs the target's hidden states, which the {backend} backend does not give; "
             "leave out the draft, or run the model on the native backend"

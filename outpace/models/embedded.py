@@ -46,6 +46,16 @@ SMOLLM2 = EmbeddedModel(
 )
 
 
+_HEADS = {SMOLLM2.file: "smollm2-135m.gguf"}  # draft heads in this package, by the model's file
+
+
+def own_head(model: Path) -> Path | None:
+    """The draft head that comes with Outpace for this file, which is known by its name and size."""
+    name = _HEADS.get(model.name)
+    head = Path(__file__).parent / "heads" / name if name else None
+    return head if head is not None and head.is_file() and model.stat().st_size == SMOLLM2.size else None
+
+
 def cache_dir() -> Path:
     """Folder for downloads and measurements that can be repeated; OUTPACE_CACHE_DIR overrides it."""
     chosen = os.environ.get("OUTPACE_CACHE_DIR")

@@ -48,6 +48,8 @@ Follower = Callable[[Sequence[DraftTask], Tensor], Ahead | None]
 class TorchModel:
     """A model on disk that the torch backend can run, and its tokenizer. `start` loads the weights."""
 
+    has_head = False
+
     def __init__(self, path: Path, options: TorchOptions, tokenizer: Tokenizer | None = None) -> None:
         self.device = choose_device(options.device)
         self.dtype = choose_dtype(options.dtype, self.device)
