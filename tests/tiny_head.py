@@ -82,10 +82,11 @@ def write_head(
 
 
 class ReferenceHead:
-    def __init__(self, path: Path, target: Path) -> None:
+    def __init__(self, path: Path, target: Path, *, rounds_taps: bool = True) -> None:
         import gguf
 
         self.target = ReferenceModel.load(target)
+        self._rounds_taps = rounds_taps
         reader = gguf.GGUFReader(path)
         fields = {name.removeprefix("outpace-head."): field.contents() for name, field in reader.fields.items()}
         self.taps = [int(tap) for tap in fields["taps"].split(",")]
@@ -102,7 +103,8 @@ class ReferenceHead:
 
     def draft(self, tokens: list[int], depth: int) -> tuple[list[int], list[Floats]]:
         """The likeliest tokens after a text, one after another, and the logits of each over the head's vocabulary."""
-        taps = [_rounded(tap) for tap in self.target.residuals(tokens[:-1], self.taps)]
+        taps = self.target.residuals(tokens[:-1], self.taps)
+        taps = [_rounded(tap) for tap in taps] if self._rounds_taps else taps
         norm, t, width = self.target._norm, self.tensors, taps[0].shape[-1]
         weights = t["tap_norm.weight"].reshape(-1, width)
         fused = np.concatenate([norm(tap, weight) for tap, weight in zip(taps, weights, strict=True)], -1)

@@ -97,8 +97,7 @@ def _open(
 ) -> tuple[OpenModel, BackendName]:
     """Open the model. "auto" uses torch for a folder, and for a GGUF file native if it can run it, else llama.cpp."""
     if wanted == "torch" or (wanted == "auto" and path.is_dir()):
-        _reject_head(config, head, "torch")
-        return _open_torch(config, path), "torch"
+        return _open_torch(config, path, head), "torch"
     if path.is_dir():
         raise ModelError(f"the {wanted} backend runs GGUF files and {path} is a folder; use backend 'torch'")
     from outpace.backends.llamacpp.runner import LlamaModel
@@ -123,22 +122,22 @@ def _open(
             if wanted == "native":
                 raise
             log.info("%s runs on llama.cpp: %s", path.name, reason)
-    _reject_head(config, head, "llama.cpp")
+    _reject_head(config, head)
     from outpace.backends.native.verifier import native_verifier
 
     return LlamaModel(path, library, native_verifier), "llamacpp"
 
 
-def _reject_head(config: EngineConfig, head: Path | None, backend: str) -> None:
+def _reject_head(config: EngineConfig, head: Path | None) -> None:
     """Reject a head that the user named. One that comes with the model is left out."""
     if head is not None and config.draft is not None:
         raise UsageError(
-            f"the draft head {head} needs the target's hidden states, which the {backend} backend does not give; "
-            "leave out the draft, or run the model on the native backend"
+            f"the draft head {head} needs the target's hidden states, which the llama.cpp backend does not give; "
+            "leave out the draft, or run the model on the native or the torch backend"
         )
 
 
-def _open_torch(config: EngineConfig, path: Path) -> OpenModel:
+def _open_torch(config: EngineConfig, path: Path, head: Path | None) -> OpenModel:
     try:
         from outpace.backends.torch.device import TorchOptions
         from outpace.backends.torch.runner import TorchModel
@@ -146,4 +145,5 @@ def _open_torch(config: EngineConfig, path: Path) -> OpenModel:
         raise BackendError(
             f"the torch backend needs {error.name or 'torch'}, which is not installed; pip install 'outpace[torch]'"
         ) from error
-    return TorchModel(path, TorchOptions(config.device, config.dtype, config.gpu_memory_utilization))
+    options = TorchOptions(config.device, config.dtype, config.gpu_memory_utilization)
+    return TorchModel(path, options, head=head)

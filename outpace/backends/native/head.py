@@ -1,9 +1,8 @@
 """Drafts with a head in the native library.
 
-The head's cache uses the target's pages: its entry at a position depends on the tokens up to there, so forks, shared
-prefixes and rewinds need nothing of their own. This class only counts how many leading positions have entries. The
-target stores the hidden states that the head reads for every token it computes; entries are computed when a draft is
-made, so a request without drafts costs nothing.
+The head's cache uses the target's pages (`kv/entries.py`), so forks, shared prefixes and rewinds need nothing of their
+own. The target stores the hidden states that the head reads for every token it computes; entries are computed when a
+draft is made, so a request without drafts costs nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +19,8 @@ from outpace.backends.native.library import Case, Library
 from outpace.backends.native.model_file import HeadFile
 from outpace.backends.native.verifier import native_case
 from outpace.decoding.verification import matches_own_tokens
+from outpace.errors import BackendError
+from outpace.kv.entries import HeadEntries
 
 if TYPE_CHECKING:
     from outpace.backends.native.runner import NativeRunner
@@ -47,13 +48,14 @@ class NativeHead:
         """Allocate the cache. The target must have been started."""
         self._runner = runner
         self._lib.check(self._lib.start(self._handle, num_pages, runner.capacity.max_step_tokens))
-        # Position 0 has no entry, so an empty cache counts as one.
-        self._num_cached = [1] * runner.capacity.max_sequences
+        self.entries = HeadEntries(runner.capacity.max_sequences)
 
     def num_uncached(self, seq: int, num_tokens: int) -> int:
-        return num_tokens - self._num_cached[seq]
+        return self.entries.num_uncached(seq, num_tokens)
 
     def draft(self, tasks: Sequence[HeadTask]) -> list[DraftedTokens]:
+        if self._handle is None:
+            raise BackendError("the model is closed; load it again to use it")
         rows = np.zeros((len(tasks), 4), np.int32)
         cases: list[Case] = []
         tokens: list[int] = []
@@ -63,7 +65,7 @@ class NativeHead:
             request = task.request
             seq, length = request.seq, len(request.tokens)
             assert seq is not None and request.num_computed == length - 1, "only a decoding request has drafts"
-            start = min(self._num_cached[seq], length - 1)  # the last entry gives the first draft token
+            start = self.entries.take(seq, length)
             self._runner.reserve(seq, length - 1, task.depth)
             rows[i] = (seq, start, length - start, task.depth)
             tokens += request.tokens[start:]
@@ -71,7 +73,6 @@ class NativeHead:
             if pick == _DRAW:
                 probs[i] = np.empty((task.depth, vocab_size), np.float32)
             cases.append(native_case(request, pick, num_emitted=0, num_drafted=0))
-            self._num_cached[seq] = length
         drafted, confidence = self._draft(rows, tokens, cases, probs)
         found, at = [], 0
         for task, distributions in zip(tasks, probs, strict=True):
@@ -95,17 +96,6 @@ class NativeHead:
             )
         )  # fmt: skip
         return drafted[:], confidence[:]
-
-    # ---- kept in step with the target's cache by its runner
-
-    def truncate(self, seq: int, num_tokens: int) -> None:
-        self._num_cached[seq] = min(self._num_cached[seq], max(num_tokens, 1))
-
-    def fork(self, source: int, target: int, num_tokens: int) -> None:
-        self._num_cached[target] = min(self._num_cached[source], max(num_tokens, 1))
-
-    def free(self, seq: int) -> None:
-        self._num_cached[seq] = 1
 
     def copy_page(self, source: int, target: int) -> None:
         self._lib.check(self._lib.copy_page(self._handle, source, target))

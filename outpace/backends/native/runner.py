@@ -190,7 +190,7 @@ class NativeRunner:
     def truncate(self, seq: int, num_tokens: int) -> None:
         self.pool.rewind(seq, num_tokens)
         if self._head is not None:
-            self._head.truncate(seq, num_tokens)
+            self._head.entries.truncate(seq, num_tokens)
 
     def fork(self, source: int, target: int, num_tokens: int) -> None:
         self.free(target)
@@ -199,14 +199,14 @@ class NativeRunner:
         blocks = self.pool.blocks(target)
         self.tables[target, : len(blocks)] = blocks
         if self._head is not None:
-            self._head.fork(source, target, num_tokens)
+            self._head.entries.fork(source, target, num_tokens)
 
     def free(self, seq: int) -> None:
         if seq in self._open:
             self.pool.close(seq)
             self._open.discard(seq)
             if self._head is not None:
-                self._head.free(seq)
+                self._head.entries.free(seq)
 
     def close(self) -> None:
         if self._handle is not None:

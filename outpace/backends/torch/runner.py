@@ -31,15 +31,20 @@ from outpace.backends.torch.execution.graphs import LARGEST_BUCKET, Graphs, num_
 from outpace.backends.torch.execution.judging import DeviceJudge
 from outpace.backends.torch.execution.launched import Launched
 from outpace.backends.torch.execution.step import HostStep, StepShape, views
+from outpace.backends.torch.head import TorchHead
 from outpace.backends.torch.kernels import ops_for
 from outpace.backends.torch.kernels.base import Cache
 from outpace.backends.torch.kernels.compiling import num_compiled
+from outpace.backends.torch.model.head import HeadModel, HeadWeights
+from outpace.backends.torch.model.head_loader import HeadCheckpoint
 from outpace.backends.torch.model.loader import load_weights, open_checkpoint, weight_bytes
 from outpace.backends.torch.model.model import Model
+from outpace.backends.torch.model.taps import TapStore
 from outpace.backends.torch.sampling.draws import Draws, Mode
 from outpace.core import Row, StepPlan
 from outpace.errors import BackendError
 from outpace.kv.blocks import BlockPool
+from outpace.models.head_gguf import HeadDescription
 
 PAGE_TOKENS = 32
 Follower = Callable[[Sequence[DraftTask], Tensor], Ahead | None]
@@ -48,14 +53,17 @@ Follower = Callable[[Sequence[DraftTask], Tensor], Ahead | None]
 class TorchModel:
     """A model on disk that the torch backend can run, and its tokenizer. `start` loads the weights."""
 
-    has_head = False
-
-    def __init__(self, path: Path, options: TorchOptions, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(
+        self, path: Path, options: TorchOptions, tokenizer: Tokenizer | None = None, head: Path | None = None
+    ) -> None:
+        """`head`: the file of a draft head for this model."""
         self.device = choose_device(options.device)
         self.dtype = choose_dtype(options.dtype, self.device)
         self._options = options
         self._checkpoint = open_checkpoint(path)
         self.config = self._checkpoint.config
+        self.has_head = head is not None
+        self._head = HeadCheckpoint(head, path, self.config, self._checkpoint.name) if head is not None else None
         self.tokenizer = tokenizer or open_tokenizer(path, self.config.vocab_size)
         self.train_context = self.config.context
 
@@ -67,7 +75,10 @@ class TorchModel:
         try:
             weights = load_weights(self._checkpoint, self.dtype, self.device)
             model = Model(self.config, weights, ops_for(self.device), capacity.max_context)
+            head = None if self._head is None else self._head.load(self.dtype, self.device)
             runner = TorchRunner(model, capacity)
+            if self._head is not None and head is not None:
+                runner.attach(self._head.description, head)
         except torch.OutOfMemoryError as error:
             raise out_of_memory(error, plan, self.device) from error
         return LoadedModel(
@@ -75,7 +86,7 @@ class TorchModel:
             tokenizer=self.tokenizer,
             description=f"{self._checkpoint.name} (torch, {str(self.dtype).removeprefix('torch.')} on {self.device})",
             num_parameters=weights.num_parameters,
-            size_bytes=weights.num_bytes,
+            size_bytes=weights.num_bytes + (head.num_bytes if head is not None else 0),
         )
 
     def plan(self, capacity: Capacity) -> MemoryPlan:
@@ -86,11 +97,13 @@ class TorchModel:
         num_logits = capacity.max_sequences + captured
         num_tokens = (2 if captured else 1) * capacity.max_step_tokens  # graphs have their own activations
         workspace = num_tokens * widest * size + num_logits * c.vocab_size * 4
+        head_weights = self._head.num_parameters if self._head is not None else 0
+        head_cache = self._head.cache_elements_per_token if self._head is not None else 0
         return MemoryPlan(
             name=self._checkpoint.name,
-            weights=weight_bytes(self._checkpoint, self.dtype),
+            weights=weight_bytes(self._checkpoint, self.dtype) + head_weights * size,
             workspace=workspace,
-            cache_token=c.cache_elements_per_token * size,
+            cache_token=(c.cache_elements_per_token + head_cache) * size,
             num_cache_tokens=num_pages(capacity) * PAGE_TOKENS,
         )
 
@@ -151,9 +164,25 @@ class TorchRunner:
         self._pages = torch.zeros(shape, dtype=embedding.dtype, device=self.device)
         self.caches = [Cache(layer[0], layer[1]) for layer in self._pages]
         self._table_width = -(-capacity.max_context // PAGE_TOKENS) + 1
-        self._tables = np.zeros((capacity.max_sequences, self._table_width), np.int32)  # the pages of each sequence
+        self.tables = np.zeros((capacity.max_sequences, self._table_width), np.int32)  # the pages of each sequence
         self._open: set[int] = set()
         self._graphs: Graphs | None = Graphs(model, self.caches, self._table_width, capacity.max_sequences)
+        self._head: TorchHead | None = None
+        self._taps: TapStore | None = None
+        self._head_pages: Tensor | None = None
+
+    def attach(self, description: HeadDescription, weights: HeadWeights) -> None:
+        """Draft with a head. Called before the first step."""
+        assert self._graphs is not None
+        d, model = description, self.model
+        embedding = model.weights.embedding
+        taps = model.taps = self._taps = TapStore(d.taps, self.pool.num_blocks, PAGE_TOKENS, d.width, embedding)
+        shape = (2, self.pool.num_blocks, d.num_kv_heads, PAGE_TOKENS, d.head_dim)
+        self._head_pages = torch.zeros(shape, dtype=embedding.dtype, device=self.device)
+        cache = Cache(self._head_pages[0], self._head_pages[1], first=1)
+        head = HeadModel(weights, d.epsilon, model.ops, embedding, taps, cache, model.rope)
+        self._head = TorchHead(head, self, self._graphs)
+        self.capabilities = replace(self.capabilities, head=self._head)
 
     @property
     def num_captured(self) -> int:
@@ -176,18 +205,17 @@ class TorchRunner:
 
     def draft(self, tasks: Sequence[DraftTask]) -> list[list[int]]:
         """Draft with `DraftLoop`: one transfer for all tokens of all rows."""
-        if self._graphs is None:
-            raise BackendError("the model is closed; load it again to use it")
+        graphs = self.check_open()
         for task in tasks:
-            self._reserve(task.row.seq, task.row.start, len(task.row.tokens) + task.depth - 1)
+            self.reserve(task.row.seq, task.row.start, len(task.row.tokens) + task.depth - 1)
         mode: Mode = "greedy" if all(task.request.params.is_greedy for task in tasks) else "sampled"
         longest = max(len(task.row.tokens) for task in tasks)
         width = longest if longest in WIDTHS else 0
         if not width:  # more tokens than a loop feeds
             prefill = self.launch(StepPlan([task.row for task in tasks]))
-            self._graphs.first_logits(len(tasks)).copy_(prefill.some(range(len(tasks))))
-        loop = self._graphs.loop(len(tasks), width, max(task.depth for task in tasks), mode)
-        loop.fill(tasks, self._tables)
+            graphs.loops.first_logits(len(tasks), self.device).copy_(prefill.some(range(len(tasks))))
+        loop = graphs.loops.find(len(tasks), width, max(task.depth for task in tasks), mode)
+        loop.fill(tasks, self.tables)
         loop.launch()
         ahead = self.follower(tasks, loop.drawn) if self.follower is not None else None
         columns = loop.fetch().T.tolist()
@@ -212,10 +240,9 @@ class TorchRunner:
 
     def launch(self, plan: StepPlan, drafted: Tensor | None = None) -> Launched:
         """Start a step; pages are reserved. `drafted` [depth, rows]: the tokens rows feed after their first."""
-        if self._graphs is None:
-            raise BackendError("the model is closed; load it again to use it")
+        graphs = self.check_open()
         num_logits = sum([row.num_logits for row in plan.rows])
-        bucket = self._graphs.find(plan)
+        bucket = graphs.find(plan)
         if bucket is not None:
             self.fill(bucket.host, plan)
             bucket.launch(drafted)
@@ -236,14 +263,14 @@ class TorchRunner:
 
     def fill(self, host: HostStep, plan: StepPlan) -> None:
         """Write a plan into a step's buffer, which may be larger than the plan needs."""
-        staging.fill(host, plan.rows, self._tables)
+        staging.fill(host, plan.rows, self.tables)
 
     def reserve_rows(self, rows: Sequence[Row]) -> None:
         """Reserve pages for the rows' tokens."""
         for row in rows:
-            self._reserve(row.seq, row.start, len(row.tokens))
+            self.reserve(row.seq, row.start, len(row.tokens))
 
-    def _reserve(self, seq: int, start: int, count: int) -> None:
+    def reserve(self, seq: int, start: int, count: int) -> None:
         if seq not in self._open:
             self.pool.open(seq)
             self._open.add(seq)
@@ -261,33 +288,49 @@ class TorchRunner:
         copies = self.pool.reserve(seq, count)
         for source, target in copies or ():
             self._pages[:, :, target] = self._pages[:, :, source]
+            if self._taps is not None and self._head_pages is not None:
+                self._taps.copy_page(source, target)
+                self._head_pages[:, target] = self._head_pages[:, source]
         if copies or (length - 1) // PAGE_TOKENS != (length + count - 1) // PAGE_TOKENS:
             self._update_table(seq)
         return copies is not None
 
     def _update_table(self, seq: int) -> None:
         blocks = self.pool.blocks(seq)
-        self._tables[seq, : len(blocks)] = blocks
+        self.tables[seq, : len(blocks)] = blocks
 
     def truncate(self, seq: int, num_tokens: int) -> None:
         self.judge.forget(seq)
         self.pool.rewind(seq, num_tokens)
+        if self._head is not None:
+            self._head.entries.truncate(seq, num_tokens)
 
     def fork(self, source: int, target: int, num_tokens: int) -> None:
         self.free(target)
         self.pool.fork(source, target, num_tokens)
         self._open.add(target)
         self._update_table(target)
+        if self._head is not None:
+            self._head.entries.fork(source, target, num_tokens)
 
     def free(self, seq: int) -> None:
         if seq in self._open:
             self.judge.forget(seq)
             self.pool.close(seq)
             self._open.discard(seq)
+            if self._head is not None:
+                self._head.entries.free(seq)
+
+    def check_open(self) -> Graphs:
+        if self._graphs is None:
+            raise BackendError("the model is closed; load it again to use it")
+        return self._graphs
 
     def close(self) -> None:
         """Free the memory: a closed runner holds no tensors."""
         if self._graphs is not None:
             self._graphs = None
             self.judge.stop()
+            self._head = self._taps = self._head_pages = None
+            self.capabilities = replace(self.capabilities, head=None)
             del self.model, self.caches, self._pages

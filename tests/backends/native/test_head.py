@@ -161,6 +161,14 @@ def test_rewound_entries_are_computed_again(drafting: Drafting) -> None:
     assert same(drafting.draft(request, 4), drafting.draft(fresh, 4))
 
 
+def test_a_closed_model_does_not_draft(drafting: Drafting) -> None:
+    request = request_of(5)
+    drafting.feed(request)
+    drafting.runner.close()
+    with pytest.raises(BackendError, match="closed"):
+        drafting.draft(request, 2)
+
+
 def test_sampled_drafts_carry_the_distributions_they_were_drawn_from(drafting: Drafting) -> None:
     request = request_of(20, temperature=1.0, top_p=0.9)
     drafting.feed(request)

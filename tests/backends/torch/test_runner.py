@@ -183,7 +183,7 @@ def test_a_padded_bucket_computes_what_the_step_itself_would(reference, runner):
     rows = [Row(seq, 30 + seq, tokens[30 + seq : 31 + 2 * seq], 1 + seq) for seq in range(3)]
     plan = StepPlan(rows)
     for row in rows:
-        runner._reserve(row.seq, row.start, len(row.tokens))
+        runner.reserve(row.seq, row.start, len(row.tokens))
     host = HostStep(StepShape(16, 4, 16, 4, runner._table_width), pinned=False)
     host.buffer.fill_(3)  # leftovers of an earlier step
     runner.fill(host, plan)

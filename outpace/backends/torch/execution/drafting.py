@@ -10,7 +10,7 @@ ignores filters and penalties: verification applies them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from outpace.backends.base import DraftTask
 from outpace.backends.torch.execution import staging
-from outpace.backends.torch.execution.step import ALIGNMENT, PADDING, Advance, HostStep, StepShape, views
+from outpace.backends.torch.execution.step import ALIGNMENT, PADDING, Advance, HostStep, StepInputs, StepShape, views
 from outpace.backends.torch.kernels.base import Cache
 from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.sampling.draws import NUM_FIELDS, DrawWords, Mode, Pool, draw_rows
@@ -27,13 +27,37 @@ from outpace.backends.torch.sampling.draws import NUM_FIELDS, DrawWords, Mode, P
 WIDTHS = (1, 2)  # tokens per row that a loop feeds in its first step; a loop of width 0 starts from logits
 
 
+class LoopModel(Protocol):
+    """What a loop runs: a draft model, or a draft head."""
+
+    device: torch.device
+
+    def begin(self, step: StepInputs) -> Tensor:
+        """Logits of the requested tokens, [rows, vocab], after the tokens that the cache lacks."""
+        ...
+
+    def go_on(self, step: StepInputs) -> Tensor:
+        """The same after one more token per row."""
+        ...
+
+
+class DraftModel:
+    def __init__(self, model: Model, caches: list[Cache]) -> None:
+        self._model, self._caches = model, caches
+        self.device = model.weights.embedding.device
+
+    def begin(self, step: StepInputs) -> Tensor:
+        return self._model.forward(step, self._caches)
+
+    go_on = begin
+
+
 class DraftLoop:
     """Draws up to `depth` tokens per row; a row may want fewer."""
 
     def __init__(
         self,
-        model: Model,
-        caches: list[Cache],
+        model: LoopModel,
         num_rows: int,
         width: int,
         depth: int,
@@ -43,9 +67,9 @@ class DraftLoop:
         logits: Tensor | None,
     ) -> None:
         """`logits` [rows, vocab]: the start of a loop of width 0."""
-        device = model.weights.embedding.device
+        device = model.device
         on_gpu = device.type == "cuda"
-        self._model, self._caches, self._mode, self._depth = model, caches, mode, depth
+        self.model, self._mode, self._depth = model, mode, depth
         self._logits = logits
         first = StepShape(num_rows * width, num_rows, num_rows, width, table_width)
         later = StepShape(num_rows, num_rows, num_rows, 1, table_width)
@@ -134,7 +158,7 @@ class DraftLoop:
     @torch.inference_mode()
     def _run_first(self) -> None:
         if self._first_step is not None:
-            self._draw(0, self._model.forward(self._first_step, self._caches))
+            self._draw(0, self.model.begin(self._first_step))
         else:
             assert self._logits is not None
             self._draw(0, self._logits)
@@ -142,7 +166,7 @@ class DraftLoop:
     @torch.inference_mode()
     def _run_others(self) -> None:
         for i in range(1, self._depth):
-            self._draw(i, self._model.forward(self._step, self._caches))
+            self._draw(i, self.model.go_on(self._step))
 
     def _draw(self, i: int, logits: Tensor) -> None:
         advance = Advance(self._step, self._device_left)

@@ -9,7 +9,7 @@ padded, so that a step costs no more than its tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.backends.torch.execution.drafting import DraftLoop
+from outpace.backends.torch.execution.drafting import DraftLoop, DraftModel, LoopModel
 from outpace.backends.torch.execution.step import DRAFTED, PADDING, Advance, HostStep, StepInputs, StepShape, views
 from outpace.backends.torch.kernels.base import Cache
 from outpace.backends.torch.model.model import Model
@@ -157,6 +157,49 @@ def take(host: Tensor, step: StepInputs, drafted: Tensor, most: int) -> None:
     step.tokens.copy_(torch.where(step.tokens == DRAFTED, tokens, step.tokens))
 
 
+class DraftLoops:
+    """Draft loops by rows, tokens fed first, depth and mode; captured on first use."""
+
+    def __init__(
+        self,
+        make: Callable[[int], LoopModel],
+        vocab_size: int,
+        table_width: int,
+        pool: Pool | None,
+        captures: Captures,
+    ) -> None:
+        self._make = make
+        self._vocab_size = vocab_size
+        self._table_width = table_width
+        self._pool = pool
+        self._made = captures
+        self._loops: dict[tuple[int, int, int, Mode], DraftLoop] = {}
+        self._first_logits: Tensor | None = None
+
+    def find(self, num_rows: int, width: int, depth: int, mode: Mode) -> DraftLoop:
+        """The loop for rows that feed up to `width` tokens; width 0 starts from `first_logits`."""
+        rows = next((size for size in ROW_BUCKETS if size >= num_rows), None) if self._pool is not None else None
+        if rows is None:  # more rows than any graph has
+            return self._new(num_rows, width, depth, mode, None)
+        key = (rows, width, depth, mode)
+        if key not in self._loops:
+            self._loops[key] = self._new(*key, self._pool)
+            self._made.num += 1
+        return self._loops[key]
+
+    def _new(self, rows: int, width: int, depth: int, mode: Mode, pool: Pool | None) -> DraftLoop:
+        model = self._make(rows)
+        logits = None if width else self.first_logits(rows, model.device)
+        return DraftLoop(model, rows, width, depth, self._table_width, mode, pool, logits)
+
+    def first_logits(self, num_rows: int, device: torch.device) -> Tensor:
+        """The logits that loops of width 0 start from; one tensor for all loops."""
+        if self._first_logits is None or len(self._first_logits) < num_rows:
+            most = max(num_rows, ROW_BUCKETS[-1] if self._pool is not None else 0)
+            self._first_logits = torch.zeros((most, self._vocab_size), device=device)
+        return self._first_logits[:num_rows]
+
+
 class Graphs:
     def __init__(self, model: Model, caches: list[Cache], table_width: int, max_rows: int = ROW_BUCKETS[-1]) -> None:
         self._model = model
@@ -167,37 +210,18 @@ class Graphs:
         self._buckets: dict[StepShape, Bucket] = {}
         self._prefill_buckets: dict[tuple[int, int], Bucket] = {}
         self._num_parameters = model.weights.num_parameters
-        self._loops: dict[tuple[int, int, int, Mode], DraftLoop] = {}
-        self._first_logits = model.weights.embedding.new_empty(0, dtype=torch.float32)  # of draft loops
         self._packed_logits: Tensor | None = None  # shared by all packed buckets, because there are many
         self._captures = model.weights.embedding.is_cuda
         self._pool: Pool | None = torch.cuda.graph_pool_handle() if self._captures else None
+        self.loops = self.loops_of(lambda _: DraftModel(model, caches))  # with this model as the draft
+
+    def loops_of(self, make: Callable[[int], LoopModel]) -> DraftLoops:
+        """Draft loops in the same memory pool; `make(rows)` makes what one runs."""
+        return DraftLoops(make, self._model.config.vocab_size, self._table_width, self._pool, self._made)
 
     @property
     def num_captured(self) -> int:
         return self._made.num
-
-    def loop(self, num_rows: int, width: int, depth: int, mode: Mode) -> DraftLoop:
-        """The draft loop for rows that feed up to `width` tokens; width 0 starts from `first_logits`."""
-        rows = next((size for size in ROW_BUCKETS if size >= num_rows), None) if self._captures else None
-        if rows is None:  # more rows than any graph has
-            return self._new_loop(num_rows, width, depth, mode, None)
-        key = (rows, width, depth, mode)
-        if key not in self._loops:
-            self._loops[key] = self._new_loop(*key, self._pool)
-            self._made.num += 1
-        return self._loops[key]
-
-    def _new_loop(self, rows: int, width: int, depth: int, mode: Mode, pool: Pool | None) -> DraftLoop:
-        logits = None if width else self.first_logits(rows)
-        return DraftLoop(self._model, self._caches, rows, width, depth, self._table_width, mode, pool, logits)
-
-    def first_logits(self, num_rows: int) -> Tensor:
-        """The logits that loops of width 0 start from; one tensor for all loops."""
-        if len(self._first_logits) < num_rows:
-            most = max(num_rows, ROW_BUCKETS[-1] if self._captures else 0)
-            self._first_logits = self._first_logits.new_zeros((most, self._model.config.vocab_size))
-        return self._first_logits[:num_rows]
 
     def is_prepared(self, plan: StepPlan, mode: Mode) -> bool:
         """Whether the plan runs without a new capture; always true without graphs."""

@@ -79,7 +79,7 @@ def _attention_kernel(
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
     PAGE: tl.constexpr, TILE_TOKENS: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_KV: tl.constexpr, NUM_SPLITS: tl.constexpr, SHARE: tl.constexpr, NEW_BLOCK: tl.constexpr,
-    HAS_NORM: tl.constexpr, THREADS: tl.constexpr, DEPENDENT: tl.constexpr,
+    HAS_NORM: tl.constexpr, THREADS: tl.constexpr, DEPENDENT: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
     """NEW_BLOCK > 0: q_ptr is the fused product; this kernel rotates and writes the cache. 0: q is already rotated."""
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
@@ -137,7 +137,8 @@ def _attention_kernel(
             mask = (t < high)[:, None] & (d < DIM)[None, :]
             k = tl.load(keys_ptr + there[:, None] + d[None, :], mask, 0.0)
             scores = tl.dot(q, k.T, input_precision="ieee") * scale
-            scores = tl.where((t < high)[None, :] & (t[None, :] <= position[:, None]), scores, float("-inf"))
+            is_seen = (t >= FIRST) & (t < high)
+            scores = tl.where(is_seen[None, :] & (t[None, :] <= position[:, None]), scores, float("-inf"))
             new_best = tl.maximum(best, tl.max(scores, 1))
             safe = tl.where(new_best == float("-inf"), 0.0, new_best)  # the token sees nothing of this share
             p = tl.exp2(scores - safe[:, None])
@@ -294,7 +295,8 @@ def attention(
         rotation.k_norm if rotation is not None and has_norm else q, rotation.epsilon if rotation is not None else 0.0,
         num_heads, num_kv_heads, dim, dim_block, page_tokens, tile_tokens, block_m,
         tiling.block_kv, splits, tiling.share, triton.next_power_of_2(longest) if rotation is not None else 0, has_norm,
-        32 * tiling.num_warps, dependent, num_warps=tiling.num_warps, num_stages=tiling.num_stages, **options,
+        32 * tiling.num_warps, dependent, cache.first,
+        num_warps=tiling.num_warps, num_stages=tiling.num_stages, **options,
     )  # fmt: skip
     if splits > 1:
         _join_kernel[(num_tokens, num_heads)](

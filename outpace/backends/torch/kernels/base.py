@@ -17,6 +17,7 @@ class Cache:
 
     keys: Tensor  # [num_pages, num_kv_heads, page_tokens, head_dim]
     values: Tensor
+    first: int = 0  # positions before it are not attended to
 
 
 @dataclass(slots=True)
@@ -76,6 +77,10 @@ class Ops(Protocol):
     """Weights are [outputs, inputs]. `norm` is the weight of an RMSNorm."""
 
     def embed(self, tokens: Tensor, embedding: Tensor) -> Hidden: ...
+
+    def norm(self, x: Tensor, norm: Tensor, epsilon: float) -> Tensor: ...
+
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor: ...
 
     def norm_linear(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor: ...
 

@@ -29,6 +29,12 @@ class ReferenceOps:
     def embed(self, tokens: Tensor, embedding: Tensor) -> Hidden:
         return Hidden(functional.embedding(tokens, embedding))
 
+    def norm(self, x: Tensor, norm: Tensor, epsilon: float) -> Tensor:
+        return rms_norm(x, norm, epsilon)
+
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        return functional.linear(x, weight)
+
     def norm_linear(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
         return functional.linear(rms_norm(h.residual, norm, epsilon), weight, bias)
 
@@ -98,6 +104,7 @@ class ReferenceOps:
             mine = mine.permute(1, 2, 0, 3).reshape(num_kv_heads, group * length, dim)
             scores = (mine @ k.transpose(1, 2)) * dim**-0.5
             hidden = torch.ones((length, context), dtype=torch.bool, device=q.device).triu(context - length + 1)
+            hidden[:, : cache.first] = True
             if step.visible is not None:
                 hidden[:, context - length :] = ~step.visible[begin : begin + length, :length]
             scores.masked_fill_(hidden.repeat(group, 1), -torch.inf)

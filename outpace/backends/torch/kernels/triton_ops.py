@@ -43,6 +43,16 @@ class TritonOps:
     def embed(self, tokens: Tensor, embedding: Tensor) -> Hidden:
         return Hidden(elementwise.embed(tokens, embedding, dependent=self._dependent))
 
+    def norm(self, x: Tensor, norm: Tensor, epsilon: float) -> Tensor:
+        return elementwise.rms_norm(x, norm, epsilon, dependent=self._dependent)
+
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        if config := self._config(len(x), weight):
+            out = _room(x, weight.shape[0])
+            self._multiply(x, weight, out, config)
+            return out
+        return functional.linear(x, weight)
+
     def norm_linear(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
         if config := self._config(len(h.residual), weight):
             out = _room(h.residual, weight.shape[0])
@@ -100,7 +110,7 @@ class TritonOps:
         return attention.attend(qkv, cache, step, rotation, self._num_sms, dependent=self._dependent)
 
     def _norm(self, h: Hidden, norm: Tensor, epsilon: float) -> Tensor:
-        return elementwise.rms_norm(h.residual, norm, epsilon, dependent=self._dependent)
+        return self.norm(h.residual, norm, epsilon)
 
     def _normed(self, h: Hidden, norm: Tensor, epsilon: float) -> Tensor | Normed:
         return h.normed or self._norm(h, norm, epsilon)

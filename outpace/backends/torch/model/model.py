@@ -7,6 +7,7 @@ from torch import Tensor
 
 from outpace.backends.torch.execution.step import StepInputs
 from outpace.backends.torch.kernels.base import Cache, Hidden, Ops
+from outpace.backends.torch.model.taps import TapStore
 from outpace.backends.torch.model.weights import Weights
 from outpace.models.architecture import Architecture
 
@@ -16,7 +17,8 @@ class Model:
         self.config = config
         self.weights = weights
         self.ops = ops
-        self._rope = torch.from_numpy(config.rope.table(max_context)).to(weights.embedding.device)
+        self.rope = torch.from_numpy(config.rope.table(max_context)).to(weights.embedding.device)
+        self.taps: TapStore | None = None  # keeps hidden states for a draft head
 
     @torch.inference_mode()
     def forward(self, step: StepInputs, caches: list[Cache], room: Tensor | None = None) -> Tensor:
@@ -27,12 +29,16 @@ class Model:
         ops, weights, epsilon = self.ops, self.weights, self.config.epsilon
         h = ops.embed(step.tokens, weights.embedding)
         next_norms = [*(layer.attention_norm for layer in weights.layers[1:]), weights.final_norm]
-        for layer, cache, next_norm in zip(weights.layers, caches, next_norms, strict=True):
+        taps = self.taps
+        places = taps.places(step) if taps is not None else None
+        for number, (layer, cache, next_norm) in enumerate(zip(weights.layers, caches, next_norms, strict=True), 1):
             qkv = ops.norm_linear(h, layer.attention_norm, epsilon, layer.qkv, layer.qkv_bias)
-            mixed = ops.attend(qkv, cache, step, self._rope, layer.q_norm, layer.k_norm, epsilon)
+            mixed = ops.attend(qkv, cache, step, self.rope, layer.q_norm, layer.k_norm, epsilon)
             h = ops.linear_add(mixed, layer.out, layer.out_bias, h, layer.mlp_norm)
             x = ops.norm_swiglu(h, layer.mlp_norm, epsilon, layer.gate_up, layer.gate_up_bias)
             h = ops.linear_add(x, layer.down, layer.down_bias, h, next_norm)
+            if taps is not None and places is not None and number in taps.layers:
+                taps.write(number, places, h.residual)
         if step.shape.num_outputs != len(h.residual):
             h = Hidden(h.residual.index_select(0, step.outputs))
         return ops.norm_logits(h, weights.final_norm, epsilon, weights.head, room)

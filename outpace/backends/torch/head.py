@@ -1,0 +1,89 @@
+"""Drafts with a head on the device: all passes of a draft in captured graphs, verified before the host has seen it.
+
+A first pass takes the few tokens that the last step emitted. A row that lacks more is caught up by ordinary passes
+first, and the loop starts from their logits and states. Tokens are drawn with the target's own noise, as those of a
+draft model are (`execution/drafting.py`), so no distributions are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from outpace.backends.base import DraftedTokens, DraftTask, HeadTask
+from outpace.backends.torch.execution import staging
+from outpace.backends.torch.execution.graphs import Graphs
+from outpace.backends.torch.execution.step import HostStep, StepShape, views
+from outpace.backends.torch.model.head import HeadLoop, HeadModel
+from outpace.backends.torch.sampling.draws import Mode
+from outpace.core import Row
+from outpace.kv.entries import HeadEntries
+
+if TYPE_CHECKING:
+    from outpace.backends.torch.runner import TorchRunner
+
+
+class TorchHead:
+    def __init__(self, model: HeadModel, runner: TorchRunner, graphs: Graphs) -> None:
+        self._model = model
+        self._runner = runner
+        self.entries = HeadEntries(runner.capacity.max_sequences)
+        self.size_bytes = model.weights.num_bytes
+        self._logits = torch.empty(0, device=runner.device)
+        self._loops = graphs.loops_of(self._loop_model)
+
+    def _loop_model(self, num_rows: int) -> HeadLoop:
+        if len(self._logits) < num_rows:
+            most = max(num_rows, self._runner.capacity.max_sequences)
+            self._logits = torch.full((most, self._runner.vocab_size), -torch.inf, device=self._runner.device)
+        return HeadLoop(self._model, num_rows, self._logits)
+
+    def num_uncached(self, seq: int, num_tokens: int) -> int:
+        return self.entries.num_uncached(seq, num_tokens)
+
+    def draft(self, tasks: Sequence[HeadTask]) -> list[DraftedTokens]:
+        self._runner.check_open()
+        drafts: list[DraftTask] = []
+        for task in tasks:
+            request = task.request
+            seq, length = request.seq, len(request.tokens)
+            assert seq is not None and request.num_computed == length - 1, "only a decoding request has drafts"
+            start = self.entries.take(seq, length)
+            self._runner.reserve(seq, length - 1, task.depth)
+            drafts.append(DraftTask(Row(seq, start, request.tokens[start:], 1), request, task.depth))
+        mode: Mode = "greedy" if all(task.request.params.is_greedy for task in tasks) else "sampled"
+        depth = max(task.depth for task in tasks)
+        is_behind = max(len(draft.row.tokens) for draft in drafts) > depth + 1
+        loop = self._loops.find(len(tasks), 0 if is_behind else depth + 1, depth, mode)
+        if is_behind:
+            assert isinstance(loop.model, HeadLoop)
+            self._catch_up([draft.row for draft in drafts], loop.model)
+        loop.fill(drafts, self._runner.tables)
+        loop.launch()
+        ahead = self._runner.judge.begin_verifying(drafts, loop.drawn)
+        columns = loop.fetch().T.tolist()
+        drafted = [columns[i][: task.depth] for i, task in enumerate(tasks)]
+        if ahead is not None:
+            ahead.expect(drafted)
+        return [DraftedTokens(tokens, []) for tokens in drafted]
+
+    def _catch_up(self, rows: Sequence[Row], loop: HeadLoop) -> None:
+        """Compute the rows' entries; the logits and states after their last tokens start the loop."""
+        logits = self._loops.first_logits(len(rows), self._runner.device)
+        logits.fill_(-torch.inf)
+        limit = self._runner.capacity.max_step_tokens
+        for i, row in enumerate(rows):  # one by one, because a batch falls behind together seldom
+            for at in range(0, len(row.tokens), limit):
+                part = Row(row.seq, row.start + at, row.tokens[at : at + limit], 1)
+                found, state = self._pass(part)
+            logits[i].index_copy_(0, self._model.weights.ids, found[0])
+            loop.states[i] = state[0]
+
+    def _pass(self, row: Row) -> tuple[torch.Tensor, torch.Tensor]:
+        shape = StepShape(len(row.tokens), 1, 1, len(row.tokens), self._runner.tables.shape[1])
+        host = HostStep(shape, pinned=self._runner.device.type == "cuda")
+        staging.fill(host, [row], self._runner.tables)
+        step = views(host.buffer.to(self._runner.device), shape)
+        return self._model.forward(step, self._model.fuse(step))

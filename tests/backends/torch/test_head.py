@@ -1,0 +1,145 @@
+"""Draft heads in the torch backend, on the CPU: compared with numpy, and through the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from outpace import LLM, SamplingParams
+from outpace.backends.base import Capacity, DraftedTokens, HeadTask
+from outpace.backends.torch.device import TorchOptions
+from outpace.backends.torch.runner import TorchModel, TorchRunner
+from outpace.core import Request, Row, StepPlan
+from outpace.decoding.sampling import Shaper
+from outpace.errors import BackendError, ModelError
+from tests.requests_helper import make_request
+from tests.tiny_gguf import FAMILIES, VOCAB_SIZE, write_model
+from tests.tiny_head import ReferenceHead, write_head
+
+CAPACITY = Capacity(max_sequences=8, cache_tokens=1024, max_context=512, max_step_tokens=64)
+OPTIONS = TorchOptions("cpu", "float32", 0.9)
+
+
+class Drafting:
+    def __init__(self, folder: Path, family: str = "llama") -> None:
+        self.target = write_model(folder / "target.gguf", family)
+        self.path = write_head(folder / "head.gguf", self.target)
+        runner = TorchModel(self.target, OPTIONS, head=self.path).start(CAPACITY, 1).runner
+        assert isinstance(runner, TorchRunner) and runner.capabilities.head is not None
+        self.runner, self.head = runner, runner.capabilities.head
+
+    def feed(self, request: Request, chunk: int = 64) -> None:
+        assert request.seq is not None
+        while request.num_computed < len(request.tokens) - 1:
+            tokens = request.tokens[request.num_computed : len(request.tokens) - 1][:chunk]
+            self.runner.forward(StepPlan([Row(request.seq, request.num_computed, tokens, 0)]))
+            request.num_computed += len(tokens)
+
+    def draft(self, *requests: Request, depth: int = 4) -> list[DraftedTokens]:
+        return self.head.draft([HeadTask(request, depth) for request in requests])
+
+
+@pytest.fixture
+def drafting(tmp_path: Path) -> Iterator[Drafting]:
+    made = Drafting(tmp_path)
+    yield made
+    made.runner.close()
+
+
+def request_of(length: int, seq: int = 0, text: int = 0, **params: Any) -> Request:
+    rng = np.random.default_rng(text)
+    request = make_request([int(token) for token in rng.integers(0, VOCAB_SIZE, length)])
+    request.params = SamplingParams(**({"temperature": 0.0} | params))
+    request.shaper = Shaper(request.params, request.prompt, frozenset())
+    request.seed = request.params.seed or 0
+    request.seq = seq
+    return request
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("length", [2, 5, 33, 70, 150])
+def test_drafts_are_those_of_the_reference(tmp_path: Path, family: str, length: int) -> None:
+    """Short texts are one pass of the loop, longer ones are caught up first, in chunks of 64."""
+    made = Drafting(tmp_path, family)
+    request = request_of(length, text=length)
+    made.feed(request)
+    (drafted,) = made.draft(request, depth=5)
+    assert drafted.tokens == ReferenceHead(made.path, made.target, rounds_taps=False).draft(request.tokens, 5)[0]
+    made.runner.close()
+
+
+def test_batches_forks_and_rewinds_draft_as_alone(drafting: Drafting) -> None:
+    reference = ReferenceHead(drafting.path, drafting.target, rounds_taps=False)
+    first, second = request_of(40, seq=0), request_of(9, seq=1, text=1)
+    for request in (first, second):
+        drafting.feed(request)
+    drafted = drafting.draft(first, second)
+    fork = request_of(50, seq=2, text=2)
+    fork.tokens[:32] = first.tokens[:32]  # a whole page is shared
+    drafting.runner.fork(0, 2, 32)
+    fork.num_computed = 32
+    drafting.feed(fork)
+    drafting.runner.truncate(1, 5)
+    second.tokens, second.num_computed = [*second.tokens[:5], 3, 4], 5
+    drafting.feed(second)
+    drafted += drafting.draft(fork, second, first)
+    texts = [first.tokens, request_of(9, text=1).tokens, fork.tokens, second.tokens, first.tokens]
+    for found, tokens in zip(drafted, texts, strict=True):
+        assert found.tokens == reference.draft(tokens, 4)[0]
+
+
+def test_steps_that_emit_several_tokens_are_followed(drafting: Drafting) -> None:
+    """As in decoding: each draft begins with the tokens of the step before, in one pass of the captured kind."""
+    reference = ReferenceHead(drafting.path, drafting.target, rounds_taps=False)
+    request = request_of(4)
+    for num_emitted in (1, 3, 5, 2, 40, 1):
+        request.tokens = [*request.tokens, *request_of(num_emitted, text=num_emitted).tokens]
+        drafting.feed(request)
+        (drafted,) = drafting.draft(request)
+        assert drafted.tokens == reference.draft(request.tokens, 4)[0]
+
+
+SAMPLED = {"temperature": 4.0, "seed": 11}
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, SAMPLED], ids=str)
+def test_speculation_with_a_head_changes_nothing(tmp_path: Path, params: dict[str, Any]) -> None:
+    texts = [[5] * 40 + [i, 7, i] for i in range(3)] + [[9 + i] * (3 + 30 * i) for i in range(3)]
+    target = write_model(tmp_path / "target.gguf")
+    head = write_head(tmp_path / "head.gguf", target)
+    options: dict[str, Any] = {"backend": "torch", "device": "cpu", "dtype": "float32"}
+
+    def outputs(**more: Any) -> tuple[list[list[int]], int]:
+        with LLM(str(target), str(head), **options, **more) as llm:
+            done = llm.generate(texts, SamplingParams(max_tokens=30, ignore_eos=True, **params), progress=False)
+        return [d.outputs[0].token_ids for d in done], sum(d.outputs[0].speculation.num_accepted for d in done)
+
+    plain, _ = outputs(speculation="off")
+    for depth in (1, 4):
+        tokens, num_accepted = outputs(speculation="on", method="head", depth=depth)
+        assert tokens == plain
+        assert num_accepted > 0 or params["temperature"] == 0
+    small = {"cache_tokens": 160, "max_context": 140, "max_step_tokens": 24, "max_sequences": 4}
+    assert outputs(speculation="on", method="head", depth=3, **small)[0] == plain
+
+
+def test_a_head_of_another_model_is_refused(tmp_path: Path) -> None:
+    target, other = write_model(tmp_path / "target.gguf"), write_model(tmp_path / "other.gguf", "qwen2")
+    head = write_head(tmp_path / "head.gguf", other)
+    with pytest.raises(ModelError, match="was trained for tiny"):
+        TorchModel(target, OPTIONS, head=head)
+
+
+def test_a_closed_model_does_not_draft(drafting: Drafting) -> None:
+    request = request_of(5)
+    drafting.feed(request)
+    head = drafting.head
+    drafting.runner.close()
+    with pytest.raises(BackendError, match="closed"):
+        head.draft([HeadTask(request, 2)])
