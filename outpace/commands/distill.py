@@ -53,12 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--held-out", nargs="+", type=Path, default=[], metavar="FILE",
                       help="prompts to measure with (default: one of fifty of --prompts)")  # fmt: skip
     data.add_argument("--exclude", nargs="+", type=Path, default=[], metavar="FILE",
-                      help="do not train on prompts that share 13 words in a row with these or with --held-out")  # fmt: skip
+                      help="drop prompts that share 13 words in a row with these or with --held-out")  # fmt: skip
     data.add_argument("--own-prompts", type=int, default=0, metavar="N",
                       help="let the target write up to N more prompts itself, for when there are few")  # fmt: skip
     data.add_argument("--prepared", type=Path, metavar="FILE", help=f"the prepared file (default: DIR/{PREPARED})")
     data.add_argument("--answers", type=Path, metavar="DIR",
-                      help="where the target's answers are kept and, if they are there, read from (default: --out)")  # fmt: skip
+                      help="keeps the target's answers, or holds earlier ones (default: --out)")  # fmt: skip
     time = parser.add_argument_group("time")
     time.add_argument("--minutes", type=float, default=15.0, metavar="M",
                       help="training time in all, over all calls (default: %(default)g)")  # fmt: skip

@@ -25,6 +25,7 @@ from outpace.backends.torch.model.model import Model
 from outpace.errors import BackendError
 from outpace.training.target import Target
 
+Prompt = Sequence[int] | NDArray[np.integer]
 PAGE_TOKENS = 32
 _PREFILL_TOKENS = 32768  # of prompts read at once
 _STEPS_BETWEEN_VISITS = 16  # of the host
@@ -35,7 +36,7 @@ class Ask:
     """A prompt to answer. `key` comes back with the answer."""
 
     key: int
-    prompt: Sequence[int]
+    prompt: Prompt
     temperature: float
 
 
@@ -43,7 +44,7 @@ class Ask:
 class Answer:
     key: int
     temperature: float
-    prompt: Sequence[int]
+    prompt: Prompt
     tokens: NDArray[np.int64]  # the end token included, if it came
 
 
@@ -54,6 +55,8 @@ class Answerer:
                  most_rows: int | None = None) -> None:  # fmt: skip
         """`most_rows`: more would stay empty."""
         config, device = target.config, target.device
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # what an earlier one used is free memory
         self.max_prompt, self.max_answer, self.device = max_prompt, max_answer, device
         self._table_width = -(-(max_prompt + max_answer) // PAGE_TOKENS)
         row_bytes = self._table_width * PAGE_TOKENS * config.cache_elements_per_token * target.dtype.itemsize

@@ -13,14 +13,13 @@ import torch
 from numpy.typing import NDArray
 
 from outpace.errors import UsageError
-from outpace.training.answers import Answer, Answerer, Ask, until
+from outpace.training.answers import Answer, Answerer, Ask, Prompt, until
 from outpace.training.batches import Texts, join
 from outpace.training.contamination import overlaps
 from outpace.training.prepared import Prepared
 from outpace.training.shards import load_sharded, save_sharded
 from outpace.training.target import Target
 
-Prompt = NDArray[np.integer]
 MIN_ANSWER = 5  # shorter ones teach nothing: a draft needs tokens to hit
 HELD_ANSWER = 200  # tokens of a held-out answer, at most
 _NGRAM = 13  # tokens; more than a chat template repeats
@@ -109,12 +108,12 @@ def _rounds(prompts: Sequence[Prompt], settings: AnswerSettings) -> Iterator[Ask
             yield Ask(int(i), prompts[i], calm if (i + round_number) % 2 == 0 else 1.0)
 
 
-def _own_prompts(answerer: Answerer, prepared: Prepared, count: int, deadline: float) -> list[Prompt]:
+def _own_prompts(answerer: Answerer, prepared: Prepared, count: int, deadline: float) -> list[NDArray[np.int64]]:
     """Prompts that the target writes itself: it continues the chat template where the user's words would begin."""
     if not count or not prepared.user_begin:
         return []
     held = [np.asarray(prompt) for prompt in prepared.held]
-    found: dict[bytes, Prompt] = {}
+    found: dict[bytes, NDArray[np.int64]] = {}
     asks = (Ask(i, prepared.user_begin, 1.0) for i in range(count))
     for answer in answerer.answer(until(asks, deadline)):
         has_ended = answer.tokens[-1] in prepared.end_ids
@@ -153,10 +152,10 @@ def load_answers(folder: Path, fingerprint: str) -> Answers | None:
     about = json.loads(metadata["about"])
     if about["fingerprint"] != fingerprint:
         raise UsageError(f"the answers in {folder} are another target's; delete {folder}/{_STEM}* to write new ones")
-    texts = []
+    texts: dict[str, Texts] = {}
     for name in ("train", "held_greedy", "held_sampled"):
         lengths = tensors[f"{name}.lengths"].numpy().astype(np.int64)
         tokens = tensors[f"{name}.tokens"].to(torch.int64).numpy()
         prompts = tensors[f"{name}.prompt_lengths"].numpy().astype(np.int64)
-        texts.append(Texts(tokens, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64), prompts))
-    return Answers(*texts, about["seconds"], about["num_own_prompts"])
+        texts[name] = Texts(tokens, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64), prompts)
+    return Answers(**texts, seconds=about["seconds"], num_own_prompts=about["num_own_prompts"])

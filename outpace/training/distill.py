@@ -203,7 +203,7 @@ class _Call:
         speed = batch.num_tokens / (time.monotonic() - begin)
         self._display.say(
             f"without a GPU: about {speed:,.0f} tokens a second, {speed * 60 * self._settings.minutes / 1e6:.2f}M in "
-            f"{self._settings.minutes:g} minutes; a useful head needs about {_GOOD_TOKENS / 1e6:.0f}M, which would take "
+            f"{self._settings.minutes:g} minutes; a useful head needs about {_GOOD_TOKENS / 1e6:.0f}M, "
             f"{_GOOD_TOKENS / speed / 3600:.0f} hours here"
         )
 

@@ -153,7 +153,7 @@ class Eagle3Head:
 
     def __init__(self, config: HeadConfig, target: Target, parameters: Parameters, *, compile: bool = False) -> None:
         self.config, self.target, self.parameters = config, target, parameters
-        self.attention = ChainAttention(compile=compile)
+        self.attention = ChainAttention(target.device, compile=compile)
         self.fuse = compiled_for_training(fuse_taps, enabled=compile)
         self.enter: Callable[..., tuple[Tensor, Tensor, Tensor]] = compiled_for_training(_enter, enabled=compile)
         self.finish: Callable[..., Tensor] = compiled_for_training(finish_layer, enabled=compile)

@@ -30,8 +30,8 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    train: list[NDArray[np.integer]]  # token ids of each prompt
-    held: list[NDArray[np.integer]]
+    train: Sequence[NDArray[np.integer]]  # token ids of each prompt
+    held: Sequence[NDArray[np.integer]]
     categories: list[str]  # of the held-out prompts
     end_ids: list[int]
     user_begin: list[int]  # what comes before the user's words, and after them, in the chat template
@@ -48,13 +48,13 @@ def save_prepared(prepared: Prepared, path: Path) -> None:
     values: dict[str, Any] = asdict(prepared)
     values = {name: value for name, value in values.items() if name not in ("train", "held")} | {"format": _FORMAT}
     kind = np.uint16 if prepared.vocab_size <= 1 << 16 else np.uint32
-    arrays = {}
+    arrays: dict[str, Any] = {"description": np.frombuffer(json.dumps(values).encode(), np.uint8)}
     for name, prompts in (("train", prepared.train), ("held", prepared.held)):
         arrays[f"{name}_tokens"] = np.concatenate([np.zeros(0), *prompts]).astype(kind)
         arrays[f"{name}_lengths"] = np.array([len(prompt) for prompt in prompts], np.uint32)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:  # a file object, because numpy adds .npz to names
-        np.savez_compressed(file, description=np.frombuffer(json.dumps(values).encode(), np.uint8), **arrays)
+        np.savez_compressed(file, **arrays)
 
 
 def load_prepared(path: Path) -> Prepared:
@@ -65,7 +65,7 @@ def load_prepared(path: Path) -> Prepared:
                 raise UsageError(
                     f"{path} was prepared by another version of Outpace; run `outpace distill prepare` again"
                 )
-            prompts = {name: _split(file[f"{name}_tokens"], file[f"{name}_lengths"]) for name in ("train", "held")}
+            train, held = (_split(file[f"{name}_tokens"], file[f"{name}_lengths"]) for name in ("train", "held"))
     except UsageError:
         raise
     except OSError as error:
@@ -76,7 +76,7 @@ def load_prepared(path: Path) -> Prepared:
         ) from error
     for name in ("sources", "held_sources"):
         values[name] = [Source(**each) for each in values[name]]
-    return Prepared(**prompts, **values)
+    return Prepared(train=train, held=held, **values)
 
 
 def _split(tokens: NDArray[np.integer], lengths: NDArray[np.integer]) -> list[NDArray[np.integer]]:

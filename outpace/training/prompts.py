@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -80,9 +79,15 @@ def _usable(
     tainted = overlaps([words(text_of(prompt)) for prompt in new], excluded)
     clean = [prompt for prompt, is_tainted in zip(new, tainted, strict=True) if not is_tainted]
     kept = [prompt for prompt in clean if len(_tokens(tokenizer, prompt)) <= MAX_PROMPT]
-    source = Source(path.name, licence_of(path), len(kept))
-    counts = {"num_overlapping": sum(tainted), "num_long": len(clean) - len(kept)}
-    return kept, replace(source, **counts, num_repeated=len(prompts) - len(new))
+    source = Source(
+        path.name,
+        licence_of(path),
+        len(kept),
+        num_overlapping=sum(tainted),
+        num_long=len(clean) - len(kept),
+        num_repeated=len(prompts) - len(new),
+    )
+    return kept, source
 
 
 def text_of(prompt: Prompt) -> str:

@@ -111,7 +111,7 @@ class Trainer:
         return self.progress.seconds >= self.settings.rounded_from * self.settings.seconds
 
     def learning_rate(self) -> float:
-        """A cosine over all of the time, after a warm-up; one also follows each resumption, because AdamW starts anew."""
+        """A cosine over all of the time, after a warm-up. Resuming warms up again, because AdamW starts anew."""
         s, done = self.settings, self.progress.seconds
         since = (done - self._resumed_at) / (s.warm_up * s.seconds)
         cosine = 0.5 * (1 + math.cos(math.pi * min(done / s.seconds, 1.0)))

@@ -49,7 +49,8 @@ class Reference:
             last = self._run(self.features[position - 1], tokens[position], position - 1, cache)
         for i, token in enumerate(drafted):
             last = self._run(last, token, len(tokens) - 1 + i, cache)
-        return rms(last, self.p["norm.weight"], self.c.epsilon) @ self.p["lm_head.weight"].T
+        logits: Tensor = rms(last, self.p["norm.weight"], self.c.epsilon) @ self.p["lm_head.weight"].T
+        return logits
 
     def _run(self, h: Tensor, token: int, position: int, cache: list[tuple[Tensor, Tensor]]) -> Tensor:
         c, p = self.c, {name.removeprefix("layers.0."): value for name, value in self.p.items()}
@@ -67,7 +68,8 @@ class Reference:
         h = h + p["self_attn.o_proj.weight"] @ torch.cat(mixed)
         m = rms(h, p["post_attention_layernorm.weight"], c.epsilon)
         gated = torch.nn.functional.silu(p["mlp.gate_proj.weight"] @ m) * (p["mlp.up_proj.weight"] @ m)
-        return h + p["mlp.down_proj.weight"] @ gated
+        out: Tensor = h + p["mlp.down_proj.weight"] @ gated
+        return out
 
 
 def alone(target: Target, tokens: list[int]) -> Tensor:
@@ -113,4 +115,4 @@ def test_gradients_of_the_unrolled_pass_equal_those_of_the_reference(target):
     ours = torch.autograd.grad((found[2][[0, 2]] * mix).sum(), [head.parameters[n] for n in names])
     theirs = torch.autograd.grad((torch.stack(expected) * mix).sum(), [head.parameters[n] for n in names])
     for name, a, b in zip(names, ours, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3, msg=name)
