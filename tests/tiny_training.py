@@ -51,7 +51,7 @@ def tiny_head(target: Target, kind: Kind = "eagle3", *, kept: torch.Tensor | Non
     kept = torch.arange(0, VOCAB_SIZE, 2) if kept is None else kept
     about = KINDS[kind]
     config = HeadConfig(
-        kind=kind, width=c.width, hidden=48, num_heads=c.num_heads, num_kv_heads=c.num_kv_heads, head_dim=c.head_dim,
+        kind=kind, width=c.width, hidden=64, num_heads=c.num_heads, num_kv_heads=c.num_kv_heads, head_dim=c.head_dim,
         num_layers=about.num_layers, vocab_size=VOCAB_SIZE, draft_vocab_size=len(kept),
         taps=default_taps(c.num_layers), epsilon=c.epsilon, rope_theta=rope_theta(c), num_steps=3,
         markov_rank=min(about.markov_rank, 8), target={"name": "tiny", "fingerprint": target.fingerprint},
@@ -59,6 +59,6 @@ def tiny_head(target: Target, kind: Kind = "eagle3", *, kept: torch.Tensor | Non
     torch.manual_seed(seed)
     parameters = about.start_values(config, target, kept)
     for parameter in parameters.values():
-        if parameter.dim() == 1:
+        if parameter.dim() == 1 or not parameter.any():
             parameter += 0.3 * torch.randn_like(parameter)
     return about.make(config, target, parameters), kept

@@ -22,6 +22,7 @@ from outpace.training.evaluate import Evaluation, evaluate
 from outpace.training.heads import Head, default_taps, rope_theta
 from outpace.training.kinds import KINDS
 from outpace.training.prepared import Prepared
+from outpace.training.quantise import BLOCK
 from outpace.training.target import Target
 from outpace.training.train import QUICK_DEPTH, QUICK_TEXTS, Progress, Trainer, TrainSettings
 from outpace.training.write import Checkpoint, load_checkpoint, save_checkpoint
@@ -56,6 +57,8 @@ class DistillSettings:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise UsageError(f"{name.replace('_', ' ')} must be above 0; got {value:g}")
+        if self.hidden is not None and self.hidden % BLOCK:
+            raise UsageError(f"hidden must be a multiple of {BLOCK}, so that it can be quantised; got {self.hidden}")
 
 
 def distill(

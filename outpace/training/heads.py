@@ -35,6 +35,8 @@ class Chains(Protocol):
     """Drafts in progress, one per entry of a batch."""
 
     output: Tensor  # [draft vocabulary, .]
+    confidence: Tensor | None
+    """Of the last step: the logit of the chance that a token drafted from these rows is accepted; None without one."""
 
     def step(self, tokens: Tensor, rows: Tensor) -> Tensor:
         """Feed one token per place of the batch; rows for the output matrix at the chosen places."""
@@ -182,6 +184,7 @@ class _Eagle3Chains:
     values: Tensor | None = None
     own: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # keys and values of the drafted tokens
     num_fed: int = 0
+    confidence: Tensor | None = None
 
     def step(self, tokens: Tensor, rows: Tensor) -> Tensor:
         head, c, layer, batch = self.head, self.head.config, self.layer, self.batch

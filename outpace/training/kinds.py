@@ -9,6 +9,7 @@ from torch import Tensor
 
 from outpace.models.head_file import HeadConfig, Kind
 from outpace.training.heads import Eagle3Head, Head, Parameters
+from outpace.training.onepass import OnePassHead
 from outpace.training.target import Target
 
 
@@ -23,4 +24,5 @@ class HeadKind:
 
 KINDS: dict[Kind, HeadKind] = {
     "eagle3": HeadKind(Eagle3Head, Eagle3Head.start_values, num_layers=1, num_steps=4),
+    "onepass": HeadKind(OnePassHead, OnePassHead.start_values, num_layers=2, num_steps=7, markov_rank=64),
 }
