@@ -23,11 +23,11 @@ class ChatTokenizer(ByteTokenizer):
 
 
 class PlainTokenizer(ByteTokenizer):
-    chat_template = None
+    chat_template: str | None = None
 
 
 @pytest.fixture
-def target(tmp_path) -> Path:
+def target(tmp_path: Path) -> Path:
     folder = tmp_path / "target"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
