@@ -20,6 +20,7 @@ COMMANDS = {
     "serve": "serve the OpenAI API",
     "bench": "measure where speculation pays on this machine, and with which settings",
     "costs": "print the costs of steps, drafts and lookups that speculation decides by",
+    "distill": "train a draft head for a model, so that speculation pays on ordinary text",
     "doctor": "show what this machine has and lacks, and what a step costs on it",
 }
 

@@ -41,6 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "llm": BASICS | SPECULATION | {"backends", "decoding", "engine", "models"},
     "outpace": BASICS | {"llm"},
     "server": BASICS | {"backends.base", "decoding", "engine", "llm", "metrics", "models", "outpace"},
+    "training": BASICS | {"backends.base", "backends.torch", "bench", "models"},
     "bench": BASICS | SPECULATION | {"engine", "llm", "models", "outpace", "speculation"},
 }
 ENTRY_POINTS = {"cli", "commands", "serve", "__main__"}  # may import any package

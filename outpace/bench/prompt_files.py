@@ -1,4 +1,5 @@
-"""Loads prompts from common files: Spec-Bench, MT-Bench, ShareGPT, HumanEval, GSM8K, and plain JSON lines.
+"""Loads prompts from common files: Spec-Bench, MT-Bench, ShareGPT, HumanEval, GSM8K, instructions in Alpaca's and
+Self-Instruct's form, and plain JSON lines.
 
 The format is recognised by the fields of a record, not by the file's name. Gzip files need no unpacking. Spec-Bench
 and MT-Bench have only the user's turns; the first is used, because later ones need the model's answers.
@@ -18,7 +19,7 @@ from outpace.errors import UsageError
 
 DEFAULT_MAX_TOKENS = 128
 _SHAREGPT_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "system": "system"}
-_FORMATS = "`prompt` or `messages`, or the fields of Spec-Bench, MT-Bench, ShareGPT, HumanEval or GSM8K"
+_FORMATS = "`prompt` or `messages`, or the fields of Spec-Bench, MT-Bench, ShareGPT, HumanEval, GSM8K or Alpaca"
 
 
 def load_prompts(path: Path, max_tokens: int = DEFAULT_MAX_TOKENS) -> list[Prompt]:
@@ -81,7 +82,16 @@ def _messages(record: Mapping[str, Any]) -> tuple[tuple[Message, ...], str | Non
         return (_message("user", task),), "humaneval"
     if "question" in record and "answer" in record:
         return (_message("user", record["question"]),), "gsm8k"
+    if "instruction" in record:
+        return (_message("user", _instruction(record)),), None
     return (_message("user", record["prompt"]),), None
+
+
+def _instruction(record: Mapping[str, Any]) -> str:
+    """Alpaca's and GPTeacher's `input`, or the first of Self-Instruct's `instances`, follows the instruction."""
+    instances = record.get("instances") or [{}]
+    given = record.get("input") or instances[0].get("input") or ""
+    return "\n\n".join(part for part in (record["instruction"], given) if part)
 
 
 def _first_exchange(turns: list[Mapping[str, Any]]) -> tuple[Message, ...]:

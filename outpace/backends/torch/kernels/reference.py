@@ -78,7 +78,7 @@ class ReferenceOps:
             q, k = rms_norm(q, q_norm, epsilon), rms_norm(k, k_norm, epsilon)
         real = (step.positions >= 0).nonzero().squeeze(1)
         positions = step.positions.clamp(min=0).long()
-        q, k = _rotate(q, rope[positions]), _rotate(k, rope[positions])
+        q, k = rotate(q, rope[positions]), rotate(k, rope[positions])
         rows = step.token_rows[real].long()
         places = (step.contexts - step.lengths - step.begins)[rows].long() + real
         pages = step.tables[rows, places // page_tokens].long()
@@ -113,7 +113,7 @@ class ReferenceOps:
         return mixed.view(len(q), -1)
 
 
-def _rotate(x: Tensor, rope: Tensor) -> Tensor:
+def rotate(x: Tensor, rope: Tensor) -> Tensor:
     """Rotate [tokens, heads, dim] by cosines and sines [tokens, dim]; pairs lie across the two halves of a head."""
     cosines, sines = rope[:, None].chunk(2, dim=-1)
     first, second = x.float().chunk(2, dim=-1)

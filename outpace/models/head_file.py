@@ -1,0 +1,142 @@
+"""The description of a draft head, and its config.json in the format of the `speculators` project.
+
+A head folder holds config.json and safetensors. What that format cannot say (the one-pass kind, the target's
+fingerprint) is under the key `outpace`, which other programs ignore.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from outpace.errors import ModelError
+
+FORMAT = 1  # of the values under `outpace`; readers refuse a higher one
+Kind = Literal["eagle3", "onepass"]
+_SIZES = ("width", "hidden", "num_heads", "num_kv_heads", "head_dim", "num_layers", "vocab_size", "draft_vocab_size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadConfig:
+    kind: Kind
+    width: int  # of the target and of the head
+    hidden: int  # of the head's MLP
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    num_layers: int
+    vocab_size: int  # the target's
+    draft_vocab_size: int
+    taps: tuple[int, ...]  # the target's residual after this many layers
+    epsilon: float
+    rope_theta: float
+    num_steps: int  # tokens per draft that it was trained for
+    markov_rank: int = 0  # onepass only
+    target: Mapping[str, Any] = field(default_factory=dict)  # name, fingerprint, architectures
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise ModelError(f"the head is of kind {self.kind!r}; known kinds are {', '.join(get_args(Kind))}")
+        for name in (*_SIZES, "num_steps"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ModelError(f"the head's {name} must be a whole number of at least 1; got {value!r}")
+        if self.num_heads % self.num_kv_heads or self.draft_vocab_size > self.vocab_size or not self.taps:
+            raise ModelError(
+                f"the head's sizes do not fit together: {self.num_heads} heads over {self.num_kv_heads}, "
+                f"{self.draft_vocab_size} of {self.vocab_size} tokens, taps {list(self.taps)}; its config is damaged"
+            )
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+
+def write_config(config: HeadConfig, folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps(as_json(config), indent=2) + "\n", encoding="utf-8")
+
+
+def as_json(c: HeadConfig) -> dict[str, Any]:
+    proposal = {"proposal_type": "greedy", "speculative_tokens": c.num_steps}
+    return {
+        "architectures": ["Eagle3Speculator" if c.kind == "eagle3" else "OutpaceOnePassSpeculator"],
+        "speculators_model_type": c.kind,
+        "speculators_config": {
+            "algorithm": c.kind,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": {
+                "name_or_path": c.target.get("name"),
+                "architectures": c.target.get("architectures", []),
+            },
+        },
+        "transformer_layer_config": {
+            "model_type": "llama",
+            "hidden_act": "silu",
+            "hidden_size": c.width,
+            "intermediate_size": c.hidden,
+            "num_hidden_layers": c.num_layers,
+            "num_attention_heads": c.num_heads,
+            "num_key_value_heads": c.num_kv_heads,
+            "head_dim": c.head_dim,
+            "rms_norm_eps": c.epsilon,
+            "rope_theta": c.rope_theta,
+            "vocab_size": c.vocab_size,
+            "attention_bias": False,
+            "mlp_bias": False,
+        },
+        "draft_vocab_size": c.draft_vocab_size,
+        "target_hidden_size": c.width,
+        "eagle_aux_hidden_state_layer_ids": list(c.taps),
+        "norm_before_residual": False,  # always written: readers disagree about a missing one
+        "norm_before_fc": False,
+        "fc_norm": True,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "outpace": {
+            "format": FORMAT,
+            "kind": c.kind,
+            "markov_rank": c.markov_rank,
+            "target": dict(c.target),
+        },
+    }
+
+
+def read_head_config(folder: Path) -> HeadConfig:
+    """The config of a head that `outpace distill` wrote."""
+    path = folder / "config.json"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        own, layer = values["outpace"], values["transformer_layer_config"]
+        if own["format"] > FORMAT:
+            raise ModelError(f"{path} has format {own['format']}, newer than this version's {FORMAT}; update Outpace")
+        return HeadConfig(
+            kind=own["kind"],
+            width=layer["hidden_size"],
+            hidden=layer["intermediate_size"],
+            num_heads=layer["num_attention_heads"],
+            num_kv_heads=layer["num_key_value_heads"],
+            head_dim=layer["head_dim"],
+            num_layers=layer["num_hidden_layers"],
+            vocab_size=layer["vocab_size"],
+            draft_vocab_size=values["draft_vocab_size"],
+            taps=tuple(values["eagle_aux_hidden_state_layer_ids"]),
+            epsilon=layer["rms_norm_eps"],
+            rope_theta=layer["rope_theta"],
+            num_steps=values["speculators_config"]["proposal_methods"][0]["speculative_tokens"],
+            markov_rank=own["markov_rank"],
+            target=own["target"],
+        )
+    except OSError as error:
+        raise ModelError(
+            f"{folder} has no readable config.json ({error.strerror}); name a folder that `outpace distill` wrote"
+        ) from error
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise ModelError(f"{path} is not the config of a head ({error!r}); train the head again") from error

@@ -1,0 +1,161 @@
+"""What a head is trained and measured on: the target's own answers, written once and kept in a file."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from outpace.errors import UsageError
+from outpace.training.answers import Answer, Answerer, Ask, Prompt, until
+from outpace.training.batches import Texts, join
+from outpace.training.contamination import overlaps
+from outpace.training.prepared import Prepared
+from outpace.training.shards import load_sharded, save_sharded
+from outpace.training.target import Target
+
+MIN_ANSWER = 5  # shorter ones teach nothing: a draft needs tokens to hit
+HELD_ANSWER = 200  # tokens of a held-out answer, at most
+_NGRAM = 13  # tokens; more than a chat template repeats
+_STEM = "answers"
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    train: Texts
+    held_greedy: Texts  # in the order of the held-out prompts
+    held_sampled: Texts  # at temperature 1
+    seconds: float  # that the target took
+    num_own_prompts: int  # written by the target itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerSettings:
+    seconds: float  # for the training answers
+    max_answer: int = 256
+    max_rounds: int = 8  # answers per prompt, at most
+    num_own_prompts: int = 0
+    seed: int = 0
+
+
+Report = Callable[[str, int, float], None]  # what is done, tokens, share of the time
+
+
+def write_answers(
+    target: Target, prepared: Prepared, settings: AnswerSettings, report: Report, keep: Callable[[Answers], None]
+) -> Answers:
+    """Held-out prompts are answered first and whole; training prompts until the time is over.
+
+    `keep` saves the answers, also the fewer ones of an interrupted run.
+    """
+    begin = time.monotonic()
+    torch.manual_seed(settings.seed)
+    held = _answer_held(target, prepared, min(HELD_ANSWER, settings.max_answer))
+    report("held-out answers", sum(len(each.tokens) for each in held), 0.0)
+    train_begin = time.monotonic()
+    deadline = train_begin + settings.seconds
+    longest = max((len(prompt) for prompt in prepared.train), default=1)
+    answerer = Answerer(
+        target, max_prompt=max(longest, settings.max_answer + 64), max_answer=settings.max_answer,
+        end_ids=prepared.end_ids, most_rows=max(len(prepared.train) * settings.max_rounds, settings.num_own_prompts),
+    )  # fmt: skip
+    own = _own_prompts(answerer, prepared, settings.num_own_prompts, deadline)
+    found = list[Answer]()
+    try:
+        num_tokens = 0
+        for answer in answerer.answer(until(_rounds([*prepared.train, *own], settings), deadline)):
+            if len(answer.tokens) >= MIN_ANSWER:
+                found.append(answer)
+                num_tokens += len(answer.tokens)
+            report("answers", num_tokens, min((time.monotonic() - train_begin) / max(settings.seconds, 1e-9), 1.0))
+    finally:
+        half = len(prepared.held)
+        answers = Answers(_texts(found), _texts(held[:half]), _texts(held[half:]), time.monotonic() - begin, len(own))
+        if found:
+            keep(answers)
+    if not found:
+        raise UsageError(
+            f"the target gave no answer of at least {MIN_ANSWER} tokens to any prompt in {settings.seconds:.0f} s; "
+            "give more minutes, or prompts that call for longer answers"
+        )
+    return answers
+
+
+def _answer_held(target: Target, prepared: Prepared, max_answer: int) -> list[Answer]:
+    """Greedy answers to all held-out prompts, then sampled ones."""
+    if not prepared.held:
+        return []
+    longest = max(len(prompt) for prompt in prepared.held)
+    rows = 2 * len(prepared.held)
+    answerer = Answerer(target, max_prompt=longest, max_answer=max_answer, end_ids=prepared.end_ids, most_rows=rows)
+    asks = [Ask(i, prepared.held[i % (rows // 2)], float(i >= rows // 2)) for i in range(rows)]
+    return sorted(answerer.answer(asks), key=lambda answer: answer.key)
+
+
+def _rounds(prompts: Sequence[Prompt], settings: AnswerSettings) -> Iterator[Ask]:
+    """Half of the answers greedy, half at temperature 1. Greedy ones repeat themselves: from the third round on, a low
+    temperature stands for them."""
+    for round_number in range(settings.max_rounds):
+        calm = 0.0 if round_number < 2 else 0.5
+        order = np.random.default_rng((settings.seed, round_number)).permutation(len(prompts))
+        for i in order:
+            yield Ask(int(i), prompts[i], calm if (i + round_number) % 2 == 0 else 1.0)
+
+
+def _own_prompts(answerer: Answerer, prepared: Prepared, count: int, deadline: float) -> list[NDArray[np.int64]]:
+    """Prompts that the target writes itself: it continues the chat template where the user's words would begin."""
+    if not count or not prepared.user_begin:
+        return []
+    held = [np.asarray(prompt) for prompt in prepared.held]
+    found: dict[bytes, NDArray[np.int64]] = {}
+    asks = (Ask(i, prepared.user_begin, 1.0) for i in range(count))
+    for answer in answerer.answer(until(asks, deadline)):
+        has_ended = answer.tokens[-1] in prepared.end_ids
+        if has_ended and len(answer.tokens) > 3:
+            words = answer.tokens[:-1]
+            found[words.tobytes()] = np.concatenate([prepared.user_begin, words, prepared.user_end]).astype(np.int64)
+    prompts = [prompt for prompt in found.values() if len(prompt) <= answerer.max_prompt]
+    inner = [prompt[len(prepared.user_begin) : len(prompt) - len(prepared.user_end)] for prompt in prompts]
+    tainted = overlaps([each.tolist() for each in inner], [each.tolist() for each in held], _NGRAM)
+    return [prompt for prompt, is_tainted in zip(prompts, tainted, strict=True) if not is_tainted]
+
+
+def _texts(answers: Sequence[Answer]) -> Texts:
+    parts = [np.concatenate([answer.prompt, answer.tokens]).astype(np.int64) for answer in answers]
+    return join(parts, [len(answer.prompt) for answer in answers])
+
+
+def save_answers(answers: Answers, folder: Path, fingerprint: str, vocab_size: int) -> None:
+    kind = torch.uint16 if vocab_size <= 1 << 16 else torch.uint32
+    tensors = {}
+    for name in ("train", "held_greedy", "held_sampled"):
+        texts: Texts = getattr(answers, name)
+        tensors[f"{name}.tokens"] = torch.from_numpy(texts.tokens.astype(np.int64)).to(kind)
+        tensors[f"{name}.lengths"] = torch.from_numpy(texts.lengths.astype(np.int32))
+        tensors[f"{name}.prompt_lengths"] = torch.from_numpy(texts.prompt_lengths.astype(np.int32))
+    about = {"fingerprint": fingerprint, "seconds": answers.seconds, "num_own_prompts": answers.num_own_prompts}
+    save_sharded(tensors, folder, _STEM, metadata={"about": json.dumps(about)})
+
+
+def load_answers(folder: Path, fingerprint: str) -> Answers | None:
+    """None if the folder holds none."""
+    try:
+        tensors, metadata = load_sharded(folder, _STEM)
+    except FileNotFoundError:
+        return None
+    about = json.loads(metadata["about"])
+    if about["fingerprint"] != fingerprint:
+        raise UsageError(f"the answers in {folder} are another target's; delete {folder}/{_STEM}* to write new ones")
+    texts: dict[str, Texts] = {}
+    for name in ("train", "held_greedy", "held_sampled"):
+        lengths = tensors[f"{name}.lengths"].numpy().astype(np.int64)
+        tokens = tensors[f"{name}.tokens"].to(torch.int64).numpy()
+        prompts = tensors[f"{name}.prompt_lengths"].numpy().astype(np.int64)
+        texts[name] = Texts(tokens, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64), prompts)
+    return Answers(**texts, seconds=about["seconds"], num_own_prompts=about["num_own_prompts"])

@@ -1,0 +1,291 @@
+"""One call of `outpace distill train`: answers, training, evaluation, and what is kept of an interrupted call."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from outpace.errors import BackendError, UsageError
+from outpace.models.head_file import HeadConfig, Kind
+from outpace.training.batches import BatchShape, Texts, make_batch, plan_batches
+from outpace.training.card import Facts, card
+from outpace.training.data import Answers, AnswerSettings, load_answers, save_answers, write_answers
+from outpace.training.display import Display
+from outpace.training.evaluate import Evaluation, evaluate
+from outpace.training.heads import Head, default_taps, rope_theta
+from outpace.training.kinds import KINDS
+from outpace.training.prepared import Prepared
+from outpace.training.quantise import BLOCK
+from outpace.training.target import Target
+from outpace.training.train import QUICK_DEPTH, QUICK_TEXTS, Progress, Trainer, TrainSettings
+from outpace.training.write import Checkpoint, load_checkpoint, save_checkpoint
+
+_SAVE_EVERY = 120.0  # seconds
+_QUICK_EVERY = 30.0
+_LOG_EVERY = 5.0
+_FOR_THE_END = 30.0  # seconds of a limited call that are left for the evaluation
+_HELD_ON_A_CPU = 24  # prompts; answering all would take longer than training
+_GOOD_TOKENS = 60_000_000  # token passes after which a head of a small target is useful
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillSettings:
+    kind: Kind = "eagle3"
+    minutes: float = 15.0
+    call_minutes: float | None = None
+    answer_minutes: float | None = None  # None: a quarter of `minutes`
+    num_own_prompts: int = 0
+    max_answer: int = 256
+    draft_vocab_size: int = 16384
+    hidden: int | None = None  # None: the target's
+    num_steps: int | None = None  # None: the kind's
+    learning_rate: float = 1.5e-3
+    batch_tokens: int | None = None  # None: by device
+    seed: int = 0
+    compile: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("minutes", "call_minutes", "answer_minutes", "draft_vocab_size", "hidden", "num_steps",
+                     "learning_rate", "batch_tokens", "max_answer"):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise UsageError(f"{name.replace('_', ' ')} must be above 0; got {value:g}")
+        if self.hidden is not None and self.hidden % BLOCK:
+            raise UsageError(f"hidden must be a multiple of {BLOCK}, so that it can be quantised; got {self.hidden}")
+
+
+def distill(
+    target_path: Path, prepared: Prepared, out: Path, settings: DistillSettings, device: torch.device,
+    display: Display, *, resume: Path | None = None, answers_folder: Path | None = None,
+) -> Evaluation | None:  # fmt: skip
+    """Train a head, or go on with one. None if the call's time ended before training did."""
+    begin = time.monotonic()
+    deadline = None if settings.call_minutes is None else begin + 60 * settings.call_minutes
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    compile = settings.compile and device.type == "cuda"
+    try:
+        target = Target.load(target_path, device, dtype, compile=compile)
+        _check_same_target(target, prepared)
+        display.say(f"loaded {target.name} on {_name(device)} in {time.monotonic() - begin:.1f} s")
+        if device.type != "cuda" and len(prepared.held) > _HELD_ON_A_CPU:
+            prepared = _fewer_held(prepared, _HELD_ON_A_CPU)
+            display.say(f"without a GPU, only {_HELD_ON_A_CPU} held-out prompts are used")
+        answers = _answers(target, prepared, settings, answers_folder or out, deadline, display)
+        return _Call(target, prepared, answers, out, settings, compile, deadline, display).run(resume)
+    except torch.OutOfMemoryError as error:
+        raise BackendError(
+            f"{device} ran out of memory ({str(error).splitlines()[0]}); use fewer --batch-tokens or a smaller --vocab"
+        ) from error
+
+
+def _check_same_target(target: Target, prepared: Prepared) -> None:
+    if target.fingerprint != prepared.fingerprint or target.config.vocab_size < max(prepared.end_ids, default=0):
+        raise UsageError(
+            f"the prompts were prepared for {prepared.target} ({prepared.fingerprint}) and the target is "
+            f"{target.name} ({target.fingerprint}); run `outpace distill prepare` for this target"
+        )
+
+
+def _answers(
+    target: Target, prepared: Prepared, settings: DistillSettings, folder: Path, deadline: float | None,
+    display: Display,
+) -> Answers:  # fmt: skip
+    found = load_answers(folder, target.fingerprint)
+    if found is not None:
+        display.say(f"{found.train.num_answer_tokens:,} answer tokens read from {folder}")
+        return found
+    seconds = 60 * (settings.answer_minutes or settings.minutes / 4)
+    if deadline is not None:
+        seconds = min(seconds, max(deadline - time.monotonic() - 2 * _FOR_THE_END, 1.0))
+
+    def report(what: str, num_tokens: int, share: float) -> None:
+        display.show(what, share, f"{num_tokens / 1e6:.2f}M tokens")
+
+    def keep(answers: Answers) -> None:
+        save_answers(answers, folder, target.fingerprint, target.config.vocab_size)
+
+    wanted = AnswerSettings(
+        seconds=seconds, max_answer=settings.max_answer, num_own_prompts=settings.num_own_prompts, seed=settings.seed
+    )
+    answers = write_answers(target, prepared, wanted, report, keep)
+    if target.device.type == "cuda":
+        torch.cuda.empty_cache()
+    display.say(
+        f"the target wrote {answers.train.num_answer_tokens:,} tokens in {len(answers.train):,} answers in "
+        f"{answers.seconds:.0f} s"
+    )
+    return answers
+
+
+class _Call:
+    def __init__(
+        self, target: Target, prepared: Prepared, answers: Answers, out: Path, settings: DistillSettings,
+        compile: bool, deadline: float | None, display: Display,
+    ) -> None:  # fmt: skip
+        self._target, self._prepared, self._answers, self._out = target, prepared, answers, out
+        self._settings, self._compile, self._deadline, self._display = settings, compile, deadline, display
+        kind = KINDS[settings.kind]
+        on_gpu = target.device.type == "cuda"
+        self._shape = BatchShape(
+            num_tokens=settings.batch_tokens or (32 * 720 if on_gpu else 32 * 60),
+            chunk=2048 if on_gpu else 256,
+            num_steps=settings.num_steps or kind.num_steps,
+        )
+        self._quick_texts = _some(answers.held_greedy, QUICK_TEXTS if on_gpu else 8)
+
+    def run(self, resume: Path | None) -> Evaluation | None:
+        settings, target = self._settings, self._target
+        checkpoint = load_checkpoint(resume) if resume is not None else self._fresh()
+        kind = KINDS[checkpoint.config.kind]
+        kept = checkpoint.kept.to(target.device)
+        parameters = {name: p.to(target.device) for name, p in checkpoint.parameters.items()}
+        head: Head = kind.make(checkpoint.config, target, parameters, compile=self._compile)
+        train_settings = TrainSettings(
+            seconds=60 * settings.minutes, learning_rate=settings.learning_rate, seed=settings.seed, shape=self._shape
+        )
+        trainer = Trainer(target, head, kept, train_settings, checkpoint.progress, compile=self._compile)
+
+        def save() -> None:
+            save_checkpoint(Checkpoint(head.config, parameters, checkpoint.kept, trainer.progress), self._out)
+
+        self._warm_up(trainer)
+        left = train_settings.seconds
+        if self._deadline is not None:
+            left = max(self._deadline - time.monotonic() - _FOR_THE_END, 0.0)
+        try:
+            trainer.run(self._answers.train, left, tick=self._ticker(trainer, save))
+        finally:  # Ctrl-C as well
+            save()
+        self._log(trainer.progress, float("nan"), final=True)
+        if trainer.progress.seconds < train_settings.seconds:
+            return None
+        return self._finish(head, kept, trainer.progress)
+
+    def _fresh(self) -> Checkpoint:
+        s, target = self._settings, self._target
+        c, kind = target.config, KINDS[s.kind]
+        kept = draft_vocabulary(self._answers.train, s.draft_vocab_size, c.vocab_size)
+        config = HeadConfig(
+            kind=s.kind,
+            width=c.width,
+            hidden=s.hidden or c.hidden,
+            num_heads=c.num_heads,
+            num_kv_heads=c.num_kv_heads,
+            head_dim=c.head_dim,
+            num_layers=kind.num_layers,
+            vocab_size=c.vocab_size,
+            draft_vocab_size=len(kept),
+            taps=default_taps(c.num_layers),
+            epsilon=c.epsilon,
+            rope_theta=rope_theta(c),
+            num_steps=self._shape.num_steps,
+            markov_rank=kind.markov_rank,
+            target={"name": target.name, "fingerprint": target.fingerprint, "architectures": [target.class_name]},
+        )
+        torch.manual_seed(s.seed)
+        return Checkpoint(config, kind.start_values(config, target, kept), kept, Progress())
+
+    def _warm_up(self, trainer: Trainer) -> None:
+        """Compile before the clock starts, and say what to expect of a CPU."""
+        begin = time.monotonic()
+        length, chosen = plan_batches(self._answers.train, self._shape, seed=0)[0]
+        batch = make_batch(self._answers.train, length, chosen, self._shape, self._target.device)
+        trainer.batch_loss(batch).backward()
+        trainer.optimizer.zero_grad(set_to_none=True)
+        if self._target.device.type == "cuda":
+            torch.cuda.synchronize()
+            self._display.say(f"ready to train after {time.monotonic() - begin:.0f} s of compiling")
+            return
+        speed = batch.num_tokens / (time.monotonic() - begin)
+        self._display.say(
+            f"without a GPU: about {speed:,.0f} tokens a second, {speed * 60 * self._settings.minutes / 1e6:.2f}M in "
+            f"{self._settings.minutes:g} minutes; a useful head needs about {_GOOD_TOKENS / 1e6:.0f}M, "
+            f"{_GOOD_TOKENS / speed / 3600:.0f} hours here"
+        )
+
+    def _ticker(self, trainer: Trainer, save: Callable[[], None]) -> Callable[[Progress, float], None]:
+        total = 60 * self._settings.minutes
+        due = {"save": time.monotonic() + _SAVE_EVERY, "quick": 0.0, "log": 0.0}
+        begin, first = time.monotonic(), trainer.progress.tokens
+
+        def tick(progress: Progress, loss: float) -> None:
+            now = time.monotonic()
+            if now >= due["quick"] and len(self._quick_texts):
+                trainer.quick_figure(self._quick_texts)
+                due["quick"] = time.monotonic() + _QUICK_EVERY
+            if now >= due["save"]:
+                save()
+                due["save"] = time.monotonic() + _SAVE_EVERY
+            if now >= due["log"]:
+                self._log(progress, loss)
+                due["log"] = now + _LOG_EVERY
+            speed = (progress.tokens - first) / max(now - begin, 1e-9)
+            self._display.show(
+                "training",
+                progress.seconds / total,
+                f"loss {loss:.3f}, held-out {progress.quick:.2f} tokens a step at depth {QUICK_DEPTH}, "
+                f"{progress.tokens / 1e6:.1f}M tokens, {speed / 1e3:,.1f}k/s",
+            )
+
+        return tick
+
+    def _log(self, progress: Progress, loss: float, *, final: bool = False) -> None:
+        line = asdict(progress) | ({"saved": True} if final else {"loss": loss})
+        self._out.mkdir(parents=True, exist_ok=True)
+        with (self._out / "training.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def _finish(self, head: Head, kept: torch.Tensor, progress: Progress) -> Evaluation:
+        begin = time.monotonic()
+        answers, target = self._answers, self._target
+        found = evaluate(
+            target, head, kept, answers.held_greedy, answers.held_sampled, self._prepared.categories, self._shape,
+            rounded=True,
+        )  # fmt: skip
+        self._display.say(f"evaluated {found.num_texts} held-out answers in {time.monotonic() - begin:.1f} s")
+        facts = Facts(
+            config=head.config,
+            prepared=self._prepared,
+            progress=progress,
+            evaluation=found,
+            num_texts=len(answers.train),
+            num_answer_tokens=answers.train.num_answer_tokens,
+            answer_seconds=answers.seconds,
+            num_own_prompts=answers.num_own_prompts,
+            num_parameters=sum(p.numel() for p in head.parameters.values()),
+            device=_name(target.device),
+        )
+        (self._out / "card.md").write_text(card(facts), encoding="utf-8")
+        with (self._out / "training.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"evaluation": found.as_dict()}) + "\n")
+        return found
+
+
+def draft_vocabulary(texts: Texts, size: int, vocab_size: int) -> torch.Tensor:
+    """The tokens that answers hold most often, ascending; all tokens if `size` is larger."""
+    counts = np.bincount(texts.tokens[texts.is_answer()], minlength=vocab_size)
+    most = np.argsort(-counts, kind="stable")[: min(size, vocab_size)]
+    return torch.from_numpy(np.sort(most).astype(np.int64))
+
+
+def _some(texts: Texts, count: int) -> Texts:
+    """Spread over all, so that every category is represented."""
+    count = min(count, len(texts))
+    return texts.take([i * len(texts) // count for i in range(count)])
+
+
+def _fewer_held(prepared: Prepared, count: int) -> Prepared:
+    chosen = [i * len(prepared.held) // count for i in range(count)]
+    held, categories = [prepared.held[i] for i in chosen], [prepared.categories[i] for i in chosen]
+    return replace(prepared, held=held, categories=categories)
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
