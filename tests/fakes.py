@@ -41,9 +41,7 @@ class ByteTokenizer:
         return frozenset({EOS})
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
-        return [
-            t for piece in self.pieces(text, add_special=add_special, parse_special=parse_special) for t in piece
-        ]
+        return [t for piece in self.pieces(text, add_special=add_special, parse_special=parse_special) for t in piece]
 
     def pieces(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> Iterator[list[int]]:
         """Bytes in pieces of 256; with `parse_special`, the texts of EOS and BOS are tokens."""

@@ -182,7 +182,7 @@ def test_several_conversations_are_answered_in_order(llm):
 def test_a_template_that_writes_its_own_beginning_gets_no_second_one(llm):
     llm.tokenizer.chat_template = "<s>{{ messages[0]['content'] }}"
     [output] = llm.chat(HELLO, GREEDY)
-    assert output.prompt_token_ids == list(b"<s>hello")
+    assert output.prompt_token_ids == [BOS, *b"hello"]
 
 
 def test_a_model_without_a_template_says_what_to_use_instead(llm):

@@ -9,7 +9,8 @@ from tests.tiny_gguf import byte_tokens
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # GGUF's token types
 # Tokens that overlap, that begin with each other, and runs of one character, as Gemma has them.
 SPECIALS = [("<s>", CONTROL), ("</s>", CONTROL), ("<|end|>", CONTROL), ("<mask>", CONTROL),
-            ("<|endoftext|>", CONTROL), ("<unk>", UNKNOWN), ("<think>", USER_DEFINED), ("think>now", USER_DEFINED), ("<|end|>!", USER_DEFINED),
+            ("<|endoftext|>", CONTROL), ("<unk>", UNKNOWN),
+            ("<think>", USER_DEFINED), ("think>now", USER_DEFINED), ("<|end|>!", USER_DEFINED),
             ("\n\n", USER_DEFINED), ("\n\n\n", USER_DEFINED), ("\n\n\n\n\n", USER_DEFINED), ("中文", USER_DEFINED),
             ("wow", USER_DEFINED)]  # fmt: skip
 

@@ -17,10 +17,11 @@ from outpace.errors import UsageError
 R = TypeVar("R")
 
 # Names (tokenizer.ggml.pre) of the splitters that llama.cpp implements with loops, not with std::regex.
-SPLIT_BY_LOOPS = frozenset(
-    "gpt-2 smollm llama3 llama-v3 llama-bpe falcon3 qwen2 deepseek-r1-qwen megrez stablelm2 starcoder refact "
-    "command-r olmo dbrx jais codeshell exaone minerva-7b trillion kimi-k2 hunyuan glm4 chatglm-bpe mpt".split()
-)
+SPLIT_BY_LOOPS = frozenset({
+    "gpt-2", "smollm", "llama3", "llama-v3", "llama-bpe", "falcon3", "qwen2", "deepseek-r1-qwen", "megrez", "stablelm2",
+    "starcoder", "refact", "command-r", "olmo", "dbrx", "jais", "codeshell", "exaone", "minerva-7b", "trillion",
+    "kimi-k2", "hunyuan", "glm4", "chatglm-bpe", "mpt",
+})  # fmt: skip
 _CHARS_ON_ANY_STACK = 4096
 _BYTES_PER_CHAR = 512  # measured: 375
 _STACK_BYTES = 64 << 20

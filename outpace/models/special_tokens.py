@@ -52,6 +52,16 @@ class SpecialTokens:
         return SpecialTokens(token for token in self.tokens if not token.is_control)
 
     @cached_property
+    def longest(self) -> int:
+        """Characters of the longest one."""
+        return max((len(text) for text in self._ranks), default=0)
+
+    @cached_property
+    def beginnings(self) -> frozenset[str]:
+        """Every text that begins a special token and is shorter than it."""
+        return frozenset(text[:n] for text in self._ranks for n in range(1, len(text)))
+
+    @cached_property
     def has_clear_order(self) -> bool:
         """Whether no two tokens of equal length can overlap: which of them llama.cpp takes is not known."""
         owners: dict[tuple[int, str], set[str]] = defaultdict(set)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 
 from outpace.errors import UsageError
 from outpace.models.special_tokens import Place, SpecialToken
@@ -35,9 +36,7 @@ def check_unicode(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UsageError(
-            f"the prompt is not valid Unicode text ({error.reason}); remove lone surrogates"
-        ) from error
+        raise UsageError(f"the prompt is not valid Unicode text ({error.reason}); remove lone surrogates") from error
 
 
 def added_around(encode: Callable[[str, bool], list[int]]) -> tuple[list[int], list[int]]:
@@ -65,7 +64,7 @@ def keeps_words_apart(
 
 def _same_in_pieces(text: str, encode: Callable[[str], Sequence[int]]) -> bool:
     cuts = [0, *(match.start() for match in _WORD_END.finditer(text)), len(text)]
-    pieces = [text[start:end] for start, end in zip(cuts, cuts[1:], strict=False)]
+    pieces = [text[start:end] for start, end in pairwise(cuts)]
     return [token for piece in pieces for token in encode(piece)] == list(encode(text))
 
 

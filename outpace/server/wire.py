@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from outpace.config import Acceptance, Method, SamplingParams, SpeculationMode, SpeculationParams, Workload
+from outpace.models.control_text import ROLES
 from outpace.server.config import MAX_STOP_LENGTH, MAX_STOP_STRINGS
 from outpace.server.errors import ApiError
 
@@ -107,7 +108,8 @@ class Message(BaseModel):
     """One turn. A client may send back a message it received, including its empty fields."""
 
     model_config = ConfigDict(extra="allow", strict=True)
-    role: str = Field(min_length=1)
+    # Checked when the messages are rendered, because --allow-control-tokens permits any role.
+    role: str = Field(min_length=1, json_schema_extra={"enum": list(ROLES)})
     content: str | list[dict[str, Any]] | None = None
 
     @field_validator("role")

@@ -21,7 +21,7 @@ from outpace.backends.torch.model.weights import allocate, named_tensors
 from outpace.errors import ModelError, UsageError
 from outpace.models.hf_config import parse_config
 from outpace.models.hf_tokenizer import HFTokenizer
-from outpace.models.prompts import encode_rendered, render
+from outpace.models.prompts import encode, render
 
 VOCAB_SIZE = 320
 TEXTS = ["the cat sat on the mat", "  two  spaces\nand lines\t", "Ünïcödé 中文 🙂 naïve", "<|user|> is a token", ""]
@@ -112,9 +112,9 @@ def test_the_vocabulary_names_control_tokens_and_padding(tokenizer):
 
 
 def test_a_conversation_is_rendered_and_read_as_the_template_says(tokenizer):
-    text = render(tokenizer, [{"role": "user", "content": "the cat"}])
-    assert text == "<s><|user|>the cat</s><|assistant|>"
-    tokens = encode_rendered(tokenizer, text)
+    prompt = render(tokenizer, [{"role": "user", "content": "the cat"}])
+    assert prompt.text == "<s><|user|>the cat</s><|assistant|>"
+    tokens = encode(tokenizer, prompt)
     assert [token for token in tokens if token < len(SPECIAL)] == [0, 2, 1, 3]
 
 
@@ -186,7 +186,7 @@ def test_a_whole_folder_answers_a_conversation(tmp_path):
     with LLM(str(tmp_path), device="cpu", threads=1, max_context=128) as llm:
         assert llm.config.backend == "torch"
         [answer] = llm.chat([{"role": "user", "content": "the cat"}], params)
-        assert answer.prompt_token_ids == encode_rendered(llm.tokenizer, "<s><|user|>the cat</s><|assistant|>")
+        assert answer.prompt_token_ids == llm.tokenizer.encode("<s><|user|>the cat</s><|assistant|>", add_special=False)
         [said] = answer.outputs
         assert len(said.token_ids) == 8
         text = b"".join(map(llm.tokenizer.token_bytes, said.token_ids)).decode(errors="replace")

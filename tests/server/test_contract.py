@@ -13,7 +13,7 @@ from outpace.config import SamplingParams
 from outpace.decoding.randomness import child_seed
 from outpace.engine.driver import Driver
 from outpace.engine.engine import Engine
-from outpace.models.prompts import encode_rendered, render
+from outpace.models.prompts import encode, render
 from tests.fakes import ByteTokenizer, FakeModel, fake_engine
 from tests.server_helper import LiveServer, live
 
@@ -49,7 +49,7 @@ def offline(prompt: list[int], *, index: int = 0, engine: Engine | None = None, 
 
 def chat_tokens(messages: list[Any]) -> list[int]:
     tokenizer = ByteTokenizer()
-    return encode_rendered(tokenizer, render(tokenizer, messages))
+    return encode(tokenizer, render(tokenizer, messages))
 
 
 # ---- answers
