@@ -62,16 +62,18 @@ class LlamaTokenizer:
 
     @cached_property
     def specials(self) -> SpecialTokens:
+        text, attr, vocab = self._lib.llama_vocab_get_text, self._lib.llama_vocab_get_attr, self._vocab
+        attributes = {token: attr(vocab, token) for token in range(self.vocab_size)}
         return SpecialTokens(
             SpecialToken(
                 token,
-                text.decode(errors="surrogateescape"),
-                is_control=bool(attr & (_CONTROL | _UNKNOWN)),
-                strips_left=bool(attr & _LSTRIP),
-                strips_right=bool(attr & _RSTRIP),
+                (text(vocab, token) or b"").decode(errors="surrogateescape"),
+                is_control=bool(attributes[token] & (_CONTROL | _UNKNOWN)),
+                strips_left=bool(attributes[token] & _LSTRIP),
+                strips_right=bool(attributes[token] & _RSTRIP),
             )
-            for token, (text, attr) in enumerate(self.vocabulary())
-            if attr & (_CONTROL | _UNKNOWN | _USER_DEFINED)
+            for token in attributes
+            if attributes[token] & (_CONTROL | _UNKNOWN | _USER_DEFINED)
         )
 
     @cached_property
@@ -80,8 +82,14 @@ class LlamaTokenizer:
         keeps_all = self._lib.llama_vocab_type(self._vocab) in (_SPM, _BPE, _RWKV)
         if not keeps_all or any(token.strips_left or token.strips_right for token in self.specials.tokens):
             return None
-        added = max((len(token.text.encode(errors="replace")) for token in self.specials.tokens), default=1)
-        return max(added, *(len(self._piece(token, special=False)) for token in range(self.vocab_size)))
+        longest = max((len(token.text.encode(errors="replace")) for token in self.specials.tokens), default=1)
+        # A vocabulary spells no token with fewer bytes than it stands for, so only a few have to be decoded.
+        spelled = sorted(((len(text), token) for token, (text, _) in enumerate(self.vocabulary())), reverse=True)
+        for num_bytes, token in spelled:
+            if num_bytes <= longest:
+                break
+            longest = max(longest, len(self._piece(token, special=False)))
+        return longest
 
     @cached_property
     def _added_around(self) -> tuple[list[int], list[int]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -199,17 +198,6 @@ def test_a_tokenizer_that_truncates_is_given_whole_texts(tmp_path):
     made.enable_truncation(100)
     tokenizer = HFTokenizer(write(tmp_path, made), VOCAB_SIZE)
     assert len(tokenizer.encode("the cat sat on the mat " * 2000)) == 100
-
-
-def test_two_threads_may_encode_with_and_without_control_tokens(tokenizer):
-    text = "the cat</s>" * 200
-    expected = {parse: tokenizer.encode(text, parse_special=parse) for parse in (True, False)}
-    with ThreadPoolExecutor(2) as pool:
-        futures = {
-            parse: [pool.submit(tokenizer.encode, text, parse_special=parse) for _ in range(200)] for parse in expected
-        }
-        for parse, each in futures.items():
-            assert all(future.result() == expected[parse] for future in each)
 
 
 def test_forged_control_tokens_are_text(tokenizer):
