@@ -15,11 +15,17 @@ SPECIALS = [("<s>", CONTROL), ("</s>", CONTROL), ("<|end|>", CONTROL), ("<mask>"
             ("wow", USER_DEFINED)]  # fmt: skip
 
 
-def write_bpe(path: Path, *, name: str = "tiny", splitter: str = "gpt-2") -> Path:
+# Tokens of equal length that overlap: which of them comes first is llama.cpp's secret.
+OVERLAPPING = [(text, USER_DEFINED) for text in ("<x>", "x><", "><x", ">tt", "tt<", "t<x")]
+
+
+def write_bpe(path: Path, *, name: str = "tiny", splitter: str = "gpt-2", overlapping: bool = False) -> Path:
     """Bytes with a few merges, as GPT-2 has them."""
     tokens, merges = byte_tokens()[:256], ["t h", "th e", "Ġ the", "a a", "aa aa", "l l", "o w", "Ġ a"]
     tokens += [merge.replace(" ", "") for merge in merges]
-    return _write(path, "gpt2", [(token, NORMAL, 0.0) for token in tokens], merges, name, splitter)
+    plain = [(token, NORMAL, 0.0) for token in tokens]
+    plain += [(text, kind, 0.0) for text, kind in OVERLAPPING if overlapping]
+    return _write(path, "gpt2", plain, merges, name, splitter)
 
 
 def write_spm(path: Path) -> Path:

@@ -50,13 +50,13 @@ class LlamaTokenizer:
     def pieces(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> Iterator[list[int]]:
         """The same tokens, piece by piece; for a long text in several pieces."""
         check_unicode(text)
-        if len(text) <= WHOLE_CHARS or not self.specials.has_clear_order:
+        if len(text) <= WHOLE_CHARS:
             yield self._tokenize(text, add_special, parse_special)
             return
         before, after = self._added_around if add_special else ([], [])
         yield before
         specials = self.specials if parse_special else self.specials.others
-        for piece in cut(text, specials.places(text), between_words=self._keeps_words_apart):
+        for piece in cut(text, specials.cuts(text), between_words=self._keeps_words_apart):
             yield self._tokenize(piece, False, parse_special)
         yield after
 

@@ -100,6 +100,24 @@ class SpecialTokens:
                 places.append(place)
         return sorted(places, key=lambda place: place.start)
 
+    def cuts(self, text: str) -> list[Place]:
+        """Places of special tokens, after which the text can be cut without a change to what is found."""
+        return self.places(text) if self.has_clear_order else self._groups(text)
+
+    def _groups(self, text: str) -> list[Place]:
+        """Places with all tokens that overlap each other: no token crosses their ends, whichever is taken."""
+        groups: list[Place] = []
+        for start, rank in self._written(text):
+            token = self.tokens[rank]
+            end = start + len(token.text)
+            if groups and start < groups[-1].end:
+                last = groups.pop()
+                start, end = last.start, max(last.end, end)
+            groups.append(Place(start, end, token))
+        if not any(token.strips_right for token in self.tokens):
+            return groups
+        return [group for group in groups if text[group.end : group.end + 1] not in _SPACE]  # it may be stripped
+
     def _written(self, text: str) -> Iterator[tuple[int, int]]:
         """Each position at which tokens are written, and the rank of the longest of them."""
         if not self._ranks:

@@ -19,7 +19,8 @@ from outpace.models.resolve import resolve_model
 from tests.vocabulary_gguf import SPECIALS, write_bpe, write_spm
 
 BITS = [
-    *(text for text, _ in SPECIALS), "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|im_", "<th", "ink>", "<|end|",
+    *(text for text, _ in SPECIALS), "<x>", "x><", "tt<", ">tt", "<x", "<x><x>tt",
+    "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|im_", "<th", "ink>", "<|end|",
     "!", " ", "  ", "\n", "\t", "\r\n", " \n ", "the", " the", "The cat", "don't", "I'll", "a", "aaaa", "wo", "w", "ow",
     "été", "naïve", "Ωmega", "Привет мир", "中", "文", "中文字。", "日本語です", "안녕 하세요", "مرحبا بكم", "नमस्ते",
     "🙂", "👨‍👩‍👧", "e\u0301", "\u0301", "\u200b", "\u00a0", "7", "1234", "½", "_", "...", "(", "\U000f0000", "\x00",
@@ -40,6 +41,7 @@ VOCABULARIES: dict[str, Make] = {
     "BPE that strips to the left": lambda folder: write_bpe(folder / "v.gguf", splitter="jina-v2-code"),
     "BPE split by expressions": lambda folder: write_bpe(folder / "v.gguf", splitter="tekken"),
     "BPE of lines": lambda folder: write_bpe(folder / "v.gguf", splitter="superbpe"),
+    "BPE with overlapping tokens": lambda folder: write_bpe(folder / "v.gguf", name="phi-3-tiny", overlapping=True),
     "SPM": lambda folder: write_spm(folder / "v.gguf"),
 }
 
@@ -75,6 +77,8 @@ def test_what_the_vocabularies_of_these_tests_have(tmp_path):
     assert any(token.strips_right for token in opened("BPE that strips to the right").specials.tokens)
     assert any(token.strips_left for token in opened("BPE that strips to the left").specials.tokens)
     assert opened("BPE")._keeps_words_apart and opened("BPE")._splits_by_loops
+    assert opened("BPE").specials.has_clear_order
+    assert not opened("BPE with overlapping tokens").specials.has_clear_order
     assert not opened("BPE split by expressions")._splits_by_loops
     spm = opened("SPM")
     assert not spm._keeps_words_apart, "each piece would begin with one more space"
@@ -97,9 +101,12 @@ class Counting:
         return self._library.llama_tokenize(vocab, data, *rest)  # type: ignore[attr-defined,no-any-return]
 
 
-@pytest.mark.parametrize("special", ["<s>", "<think>", "\n\n\n", "a</s>", "wow"])
-def test_many_special_tokens_do_not_make_one_expensive_call(tmp_path, special):
-    tokenizer = LlamaTokenizer(write_bpe(tmp_path / "v.gguf"), load_library())
+@pytest.mark.parametrize(
+    ("special", "overlapping"),
+    [("<s>", False), ("<think>", False), ("\n\n\n", False), ("a</s>", False), ("wow", False), ("<think>", True)],
+)
+def test_many_special_tokens_do_not_make_one_expensive_call(tmp_path, special, overlapping):
+    tokenizer = LlamaTokenizer(write_bpe(tmp_path / "v.gguf", overlapping=overlapping), load_library())
     tokenizer.encode("x" * 3000)  # looks at the vocabulary
     costs = []
     for count in (1000, 4000):
