@@ -34,6 +34,7 @@ def hide_controls(
     """The messages without control tokens, and for each stand-in the character it stands for."""
     texts = [text for message in messages for text in _texts(message)]
     if not any(_has_any(text, controls) for text in texts):
+        _check_normalized(messages, controls)
         return [dict(message) for message in messages], {}
     used = set(template).union(*texts, *(token.text for token in controls.tokens))
     spare = (chr(code) for code in chain(*_PRIVATE_USE) if chr(code) not in used)
@@ -52,7 +53,17 @@ def hide_controls(
         {field: value if field == "role" else _changed(value, hidden) for field, value in message.items()}
         for message in messages
     ]
+    _check_normalized(changed, controls)
     return changed, {ord(stand_in): original for original, stand_in in stand_ins.items()}
+
+
+def _check_normalized(messages: Sequence[Mapping[str, Any]], controls: SpecialTokens) -> None:
+    """Refuse texts that the tokenizer's normalizer turns into control tokens, such as one in full-width letters."""
+    if controls.normalize is None:
+        return
+    for i, message in enumerate(messages):
+        if any(_has_whole(controls.normalize(text), controls) for text in _texts(message)):
+            raise UsageError(f"messages[{i}] has text that this tokenizer reads as a control token; remove it")
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -76,6 +87,10 @@ def _changed(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, list | tuple):
         return [_changed(part, change) for part in value]
     return value
+
+
+def _has_whole(text: str, controls: SpecialTokens) -> bool:
+    return next(controls.starts(text), None) is not None
 
 
 def _has_any(text: str, controls: SpecialTokens) -> bool:

@@ -59,10 +59,13 @@ class HFTokenizer:
 
     @cached_property
     def specials(self) -> SpecialTokens:
-        return SpecialTokens(
+        normalizer = self._tokenizer.normalizer
+        is_normalized = normalizer is not None and any(added.normalized for added in self._added.values())
+        tokens = (
             SpecialToken(token, added.content, added.special, strips_left=added.lstrip, strips_right=added.rstrip)
             for token, added in self._added.items()
         )
+        return SpecialTokens(tokens, normalizer.normalize_str if is_normalized else None)
 
     @cached_property
     def longest_token(self) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -35,7 +35,9 @@ class Place:
 
 
 class SpecialTokens:
-    def __init__(self, tokens: Iterable[SpecialToken]) -> None:
+    def __init__(self, tokens: Iterable[SpecialToken], normalize: Callable[[str], str] | None = None) -> None:
+        """`normalize`: what the tokenizer does to a text before it looks for some of them."""
+        self.normalize = normalize
         found = [token for token in tokens if token.text]
         # The order in which llama.cpp looks for them.
         self.tokens: Sequence[SpecialToken] = sorted(found, key=lambda token: (-len(token.text.encode()), token.id))
@@ -45,7 +47,7 @@ class SpecialTokens:
 
     @cached_property
     def controls(self) -> SpecialTokens:
-        return SpecialTokens(token for token in self.tokens if token.is_control)
+        return SpecialTokens((token for token in self.tokens if token.is_control), self.normalize)
 
     @cached_property
     def others(self) -> SpecialTokens:
