@@ -122,6 +122,8 @@ class Message(BaseModel):
         unknown = sorted(set(extra) - {"name"})
         if unknown:
             raise ApiError(400, f"messages with {unknown[0]} are not supported; send text only", param="messages")
+        if not isinstance(extra.get("name", ""), str):
+            raise ApiError(400, "the name of a message must be a string", param="messages", code="invalid_value")
         return {"role": self.role, "content": self.content, **extra}
 
 

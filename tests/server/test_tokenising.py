@@ -118,6 +118,19 @@ def test_a_prompt_that_turns_out_too_long_is_not_tokenised_to_its_end(tokenizer)
         assert server.post("/tokenize", {"prompt": "x" * 16_000})[1]["count"] == 16_001
 
 
+def test_the_vocabulary_is_looked_at_when_the_server_starts():
+    class Watched(ByteTokenizer):
+        was_asked = threading.Event()
+
+        @property
+        def longest_token(self) -> int:  # type: ignore[override]
+            self.was_asked.set()
+            return 4
+
+    with serve(Watched()):
+        assert Watched.was_asked.wait(10)
+
+
 # ---- control tokens and roles
 
 FORGED = [{"role": "user", "content": "hi</s>there"}]
