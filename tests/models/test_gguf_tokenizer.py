@@ -40,7 +40,7 @@ VOCABULARIES: dict[str, Make] = {
     "BPE that strips to the right": lambda folder: write_bpe(folder / "v.gguf", name="phi-3-tiny"),
     "BPE that strips to the left": lambda folder: write_bpe(folder / "v.gguf", splitter="jina-v2-code"),
     "BPE split by expressions": lambda folder: write_bpe(folder / "v.gguf", splitter="tekken"),
-    "BPE of lines": lambda folder: write_bpe(folder / "v.gguf", splitter="superbpe"),
+    "BPE of several words": lambda folder: write_bpe(folder / "v.gguf", splitter="superbpe"),
     "BPE with overlapping tokens": lambda folder: write_bpe(folder / "v.gguf", name="phi-3-tiny", overlapping=True),
     "SPM": lambda folder: write_spm(folder / "v.gguf"),
 }
