@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from outpace.backends.torch.model.weights import Weights, allocate
 from outpace.backends.torch.runner import PAGE_TOKENS
 from outpace.models.architecture import Architecture
 from outpace.models.hf_config import parse_config
+from outpace.models.special_tokens import SpecialTokens
 
 SHAPES: dict[str, dict[str, Any]] = {
     "8B": {
@@ -125,12 +126,17 @@ class Letters:
     bos_text = eos_text = ""
     chat_template: str | None = None
     end_ids: frozenset[int] = frozenset()
+    specials = SpecialTokens([])
+    longest_token: int | None = None
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         return [ord(letter) % self.vocab_size for letter in text]
+
+    def pieces(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> Iterator[list[int]]:
+        yield self.encode(text)
 
     def token_bytes(self, token: int) -> bytes:
         return bytes([97 + token % 26])

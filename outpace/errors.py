@@ -14,6 +14,10 @@ class UsageError(OutpaceError, ValueError):
     """An invalid parameter, flag or request (exit status 2)."""
 
 
+class PromptTooLong(UsageError):
+    """A prompt with more tokens than the context holds."""
+
+
 class ModelError(OutpaceError):
     """A model file that cannot be used: missing, broken, unsupported, or not matching the other model."""
 

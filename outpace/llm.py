@@ -16,7 +16,7 @@ from outpace.engine.driver import Driver, Stream
 from outpace.engine.engine import Engine
 from outpace.errors import UsageError
 from outpace.models.embedded import cache_dir
-from outpace.models.prompts import encode_rendered, render
+from outpace.models.prompts import ChatPrompt, encode, render
 from outpace.models.resolve import resolve_model
 from outpace.speculation.costs.file import CostFile
 from outpace.speculation.proposers.base import NoDraft, Proposer
@@ -37,7 +37,8 @@ class LLM:
     >>> LLM("target.gguf", draft="draft.gguf", speculation="on", depth=4)
 
     Further keyword arguments are the fields of `EngineConfig`. Several threads may use one LLM: their requests run in
-    one batch.
+    one batch. Control tokens that messages contain are plain text, unless `allow_control_tokens` is set; in the text
+    of `generate` they are control tokens.
     """
 
     def __init__(
@@ -48,12 +49,14 @@ class LLM:
         speculation: SpeculationMode = "auto",
         method: Method | None = None,
         depth: int | None = None,
+        allow_control_tokens: bool = False,
         **options: Any,
     ) -> None:
         unknown = sorted(set(options) - set(EngineConfig.__dataclass_fields__))
         if unknown:
             raise UsageError(f"LLM does not know the option {unknown[0]!r}; see outpace.config.EngineConfig")
         wanted = EngineConfig(model=model, draft=draft, speculation=speculation, method=method, depth=depth, **options)
+        self._allow_control_tokens = allow_control_tokens
         model_path = resolve_model(model)
         draft_path = resolve_model(draft) if draft is not None else None
         loaded = backends.load(wanted, model_path, draft_path)
@@ -97,13 +100,15 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: bool | None = None,
+        allow_control_tokens: bool | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or each of several."""
+        """Answer one conversation, or each of several. `allow_control_tokens` replaces the setting of the LLM."""
         several = bool(messages) and not isinstance(messages[0], Mapping)
         conversations: list[Any] = list(messages) if several else [messages]
-        texts = [self.render_chat(conversation) for conversation in conversations]
-        encoded = [self._encode_rendered(text) for text in texts]
-        return self._run(encoded, list(texts), _params_per_prompt(params, len(texts)), progress)
+        rendered = [self._render(conversation, allow_control_tokens) for conversation in conversations]
+        encoded = [self._encode(prompt) for prompt in rendered]
+        texts = [prompt.text for prompt in rendered]
+        return self._run(encoded, texts, _params_per_prompt(params, len(texts)), progress)
 
     def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> Stream:
         """Stream one prompt or conversation, delta by delta. Closing the stream aborts the request."""
@@ -117,17 +122,15 @@ class LLM:
 
     def render_chat(self, messages: Sequence[Message]) -> str:
         """A conversation as the text the model was trained to continue."""
-        return render(self.tokenizer, messages)
+        return self._render(messages).text
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """A conversation as token ids."""
-        return self._encode_rendered(self.render_chat(messages))
+        return self._encode(self._render(messages))
 
     def close(self) -> None:
         """Free the models' memory. Nothing can be generated after that."""
-        if not self._driver.is_closed:
-            self.engine.keep_costs()
-            self._driver.close()
+        self._driver.close()
         self._target.runner.close()
         if self._draft is not None:
             self._draft.runner.close()
@@ -140,13 +143,15 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _encode(self, prompt: Prompt) -> list[int]:
-        self._driver.check_open()
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
+    def _render(self, messages: Sequence[Message], allow_control_tokens: bool | None = None) -> ChatPrompt:
+        allowed = self._allow_control_tokens if allow_control_tokens is None else allow_control_tokens
+        return render(self.tokenizer, messages, allow_control_tokens=allowed)
 
-    def _encode_rendered(self, text: str) -> list[int]:
+    def _encode(self, prompt: Prompt | ChatPrompt) -> list[int]:
         self._driver.check_open()
-        return encode_rendered(self.tokenizer, text)
+        if isinstance(prompt, str | ChatPrompt):
+            return encode(self.tokenizer, prompt, max_tokens=self.config.max_context)
+        return _token_ids(prompt)
 
     def _run(
         self,

@@ -8,7 +8,7 @@ asserts that no call is one that a real backend could not do.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from outpace.backends.base import Capabilities, Capacity, LoadedModel
 from outpace.config import EngineConfig, ResolvedConfig
 from outpace.core import StepPlan
 from outpace.engine.engine import Engine
+from outpace.models.special_tokens import SpecialToken, SpecialTokens
 from outpace.speculation.proposers.base import NoDraft, Proposer
 from outpace.speculation.proposers.draft_model import DraftModelProposer
 from outpace.speculation.proposers.ngram import NgramProposer
@@ -31,6 +32,8 @@ class ByteTokenizer:
     vocab_size = 258
     bos_text = "<s>"
     eos_text = "</s>"
+    specials = SpecialTokens([SpecialToken(EOS, "</s>", is_control=True), SpecialToken(BOS, "<s>", is_control=True)])
+    longest_token: int | None = len("</s>")
     chat_template: str | None = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
 
     @property
@@ -38,13 +41,30 @@ class ByteTokenizer:
         return frozenset({EOS})
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
-        return ([BOS] if add_special else []) + list(text.encode())
+        return [t for piece in self.pieces(text, add_special=add_special, parse_special=parse_special) for t in piece]
+
+    def pieces(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> Iterator[list[int]]:
+        """Bytes in pieces of 256; with `parse_special`, the texts of EOS and BOS are tokens."""
+        yield [BOS] if add_special else []
+        places = self.specials.places(text) if parse_special else []
+        start = 0
+        for place in places:
+            yield from _bytes_in_pieces(text[start : place.start])
+            yield [place.token.id]
+            start = place.end
+        yield from _bytes_in_pieces(text[start:])
 
     def token_bytes(self, token: int) -> bytes:
         return bytes([token]) if token < 256 else b""
 
     def vocabulary(self) -> list[tuple[bytes, int]]:
         return [(bytes([t]) if t < 256 else b"<%d>" % t, 0) for t in range(self.vocab_size)]
+
+
+def _bytes_in_pieces(text: str) -> Iterator[list[int]]:
+    data = list(text.encode())
+    for start in range(0, len(data), 256):
+        yield data[start : start + 256]
 
 
 class FakeModel:

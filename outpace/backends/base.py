@@ -6,14 +6,17 @@ exceeds the capacity, always appends at the end of a sequence, and tells the run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outpace.core import Case, Request, Row, StepPlan, Verdict
+
+if TYPE_CHECKING:
+    from outpace.models.special_tokens import SpecialTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +179,21 @@ class Tokenizer(Protocol):
         """Tokens that end a generation."""
         ...
 
+    @property
+    def specials(self) -> SpecialTokens:
+        """Control tokens, and other tokens that are found in a text before it is split into words."""
+        ...
+
+    @property
+    def longest_token(self) -> int | None:
+        """Bytes of text that one token can stand for; None: no limit is known."""
+        ...
+
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]: ...
+
+    def pieces(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> Iterator[list[int]]:
+        """What `encode` returns, piece by piece, so that a caller can stop before the end of a long text."""
+        ...
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes a token adds to the text; empty for control tokens."""

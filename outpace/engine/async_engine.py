@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from threading import Thread
 from time import perf_counter
 from typing import TypeVar
@@ -87,6 +88,16 @@ class AsyncEngine:
                 f"most {most} fit; try again later",
                 self._seconds_until_room(),
             )
+
+    @contextmanager
+    def reserve(self, num_completions: int) -> Iterator[None]:
+        """Keep room for completions while their prompts are tokenised. Submit them right after that."""
+        self.check_room(num_completions)
+        self._num_open += num_completions
+        try:
+            yield
+        finally:
+            self._num_open -= num_completions
 
     def call(self, work: Callable[[], R]) -> Future[R]:
         """Run `work` in the engine's thread between two steps. Other threads must not touch a running engine."""

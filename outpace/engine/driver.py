@@ -81,10 +81,11 @@ class Driver:
             self.end(self._abandoned.popleft())
 
     def close(self) -> None:
-        """End all requests; from now on streams raise an error."""
-        with self._lock:
+        """End all requests and save what steps cost; from now on streams raise an error."""
+        with self._lock:  # another thread's step changes the costs
             if not self.is_closed:
                 self.is_closed = True
+                self.engine.keep_costs()
                 self.engine.reset()
 
 

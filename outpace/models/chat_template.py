@@ -33,7 +33,7 @@ def render_chat(
     # Templates test `tools is not none`, so by convention these two are always defined.
     variables: dict[str, Any] = {"tools": None, "documents": None, **extra}
     variables.update(
-        messages=_check_messages(messages),
+        messages=check_messages(messages),
         bos_token=bos_token,
         eos_token=eos_token,
         add_generation_prompt=add_generation_prompt,
@@ -45,7 +45,8 @@ def render_chat(
         raise ModelError(f"the model's chat template refused this conversation: {_message_of(error)}") from error
 
 
-def _check_messages(messages: object) -> list[dict[str, Any]]:
+def check_messages(messages: object) -> list[dict[str, Any]]:
+    """The messages, each with its content as one text."""
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise UsageError(f"messages must be a list of objects with role and content; got {type(messages).__name__}")
     if not messages:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as Tokenizers
 
-from outpace.errors import ModelError, UsageError
+from outpace.errors import ModelError
+from outpace.models.special_tokens import SpecialToken, SpecialTokens
+from outpace.models.text_pieces import WHOLE_CHARS, added_around, check_unicode, cut, keeps_words_apart
 
 _NORMAL, _UNUSED, _CONTROL = 1 << 2, 1 << 1, 1 << 3  # llama.cpp's attributes, to compare vocabularies
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -39,14 +43,60 @@ class HFTokenizer:
         self._pieces: dict[int, bytes] = {}
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise UsageError(
-                f"the prompt is not valid Unicode text ({error.reason}); remove lone surrogates"
-            ) from error
-        self._tokenizer.encode_special_tokens = not parse_special
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special).ids)
+        return [t for piece in self.pieces(text, add_special=add_special, parse_special=parse_special) for t in piece]
+
+    def pieces(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> Iterator[list[int]]:
+        """The same tokens, piece by piece; for a long text in several pieces."""
+        check_unicode(text)
+        if len(text) <= WHOLE_CHARS or not self._keeps_words_apart:
+            yield self._tokenize(text, add_special, parse_special)
+            return
+        before, after = self._added_around if add_special else ([], [])
+        yield before
+        for piece in cut(text, (), between_words=True):
+            yield self._tokenize(piece, False, parse_special)
+        yield after
+
+    @cached_property
+    def specials(self) -> SpecialTokens:
+        normalizer = self._tokenizer.normalizer
+        is_normalized = normalizer is not None and any(added.normalized for added in self._added.values())
+        tokens = (
+            SpecialToken(token, added.content, added.special, strips_left=added.lstrip, strips_right=added.rstrip)
+            for token, added in self._added.items()
+        )
+        return SpecialTokens(tokens, normalizer.normalize_str if is_normalized else None)
+
+    @cached_property
+    def longest_token(self) -> int | None:
+        """Bytes of text that one token can stand for; None: no limit is known."""
+        drops_text = self._tokenizer.normalizer is not None or not self._is_byte_level
+        if drops_text or any(token.strips_left or token.strips_right for token in self.specials.tokens):
+            return None
+        added = max((len(token.text.encode()) for token in self.specials.tokens), default=1)
+        return max(added, *(len(self._piece(token)) for token in range(self.vocab_size)))
+
+    @cached_property
+    def _added_around(self) -> tuple[list[int], list[int]]:
+        return added_around(lambda text, add: self._tokenize(text, add, False))
+
+    @cached_property
+    def _keeps_words_apart(self) -> bool:
+        if self._tokenizer.truncation is not None or self._tokenizer.padding is not None:
+            return False  # they count the tokens of a whole text
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        return keeps_words_apart(vocabulary, self.specials.tokens, lambda text: self._tokenize(text, False, True))
+
+    @cached_property
+    def _without_controls(self) -> Tokenizers:
+        """A second tokenizer: the setting is the object's, and other threads may be encoding."""
+        made = Tokenizers.from_str(self._tokenizer.to_str())
+        made.encode_special_tokens = True
+        return made
+
+    def _tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
+        tokenizer = self._tokenizer if parse_special else self._without_controls
+        return list(tokenizer.encode(text, add_special_tokens=add_special).ids)
 
     def token_bytes(self, token: int) -> bytes:
         piece = self._pieces.get(token)

@@ -1,32 +1,127 @@
-"""Turns a conversation into prompt tokens with the model's own template and tokenizer."""
+"""Turns prompts and conversations into tokens, with the model's own template and tokenizer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from outpace.backends.base import Tokenizer
-from outpace.errors import UsageError
-from outpace.models.chat_template import render_chat
+from outpace.errors import PromptTooLong, UsageError
+from outpace.models.chat_template import check_messages, render_chat
+from outpace.models.control_text import check_roles, hide_controls
+from outpace.models.text_pieces import WHOLE_CHARS, added_around
+
+_WITHOUT_TEMPLATE = (
+    "this model has no chat template; use generate (or /v1/completions) with a prompt in the format it was trained on"
+)
 
 
-def render(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
     """A conversation as the text the model was trained to continue."""
+
+    text: str
+    hidden: str  # the same text, with stand-ins in the control tokens that users wrote
+    stand_ins: Mapping[int, str] = field(default_factory=dict)
+
+
+def render(
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    add_generation_prompt: bool = True,
+    allow_control_tokens: bool = False,
+) -> ChatPrompt:
+    """Render a conversation. Control tokens in its messages are plain text, unless they are allowed."""
     if tokenizer.chat_template is None:
-        raise UsageError(
-            "this model has no chat template; use generate (or /v1/completions) with a prompt in the format it was "
-            "trained on"
-        )
-    return render_chat(
+        raise UsageError(_WITHOUT_TEMPLATE)
+    written, stand_ins = check_messages(messages), dict[int, str]()
+    if not allow_control_tokens:
+        check_roles(written)
+        written, stand_ins = hide_controls(written, tokenizer.specials.controls, tokenizer.chat_template)
+    hidden = render_chat(
         tokenizer.chat_template,
-        messages,
+        written,
         bos_token=tokenizer.bos_text,
         eos_token=tokenizer.eos_text,
         add_generation_prompt=add_generation_prompt,
     )
+    return ChatPrompt(hidden.translate(stand_ins), hidden, stand_ins)
 
 
-def encode_rendered(tokenizer: Tokenizer, text: str) -> list[int]:
+def prepare(tokenizer: Tokenizer) -> None:
+    """Look at the whole vocabulary now, which takes tenths of a second, and not at the first prompt."""
+    for _ in tokenizer.pieces("a " * WHOLE_CHARS):
+        pass
+    tokenizer.encode("a", parse_special=False)
+    _ = tokenizer.longest_token, tokenizer.specials.controls.beginnings  # computed at their first use
+
+
+def encode(
+    tokenizer: Tokenizer,
+    prompt: str | ChatPrompt,
+    *,
+    add_special: bool = True,
+    max_tokens: int | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> list[int]:
+    """The tokens of a prompt. `check` is called between pieces of a long one, and may raise an error to stop.
+
+    A prompt of more than `max_tokens` is refused, before its tokens are computed if its length shows it.
+    """
+    text = prompt if isinstance(prompt, str) else prompt.text
+    if max_tokens is not None:
+        _refuse_by_length(tokenizer, text, max_tokens)
+    pieces = (
+        tokenizer.pieces(text, add_special=add_special) if isinstance(prompt, str) else _chat_pieces(tokenizer, prompt)
+    )
+    tokens: list[int] = []
+    for piece in pieces:
+        check()
+        if max_tokens is not None and len(tokens) > max_tokens:
+            raise _too_long(f"more than {len(tokens)}", max_tokens)
+        tokens += piece
+    return tokens
+
+
+def _chat_pieces(tokenizer: Tokenizer, prompt: ChatPrompt) -> Iterator[list[int]]:
     # A template may write the beginning-of-text token itself; do not add a second one.
-    has_bos = bool(tokenizer.bos_text) and text.startswith(tokenizer.bos_text)
-    return tokenizer.encode(text, add_special=not has_bos)
+    has_bos = bool(tokenizer.bos_text) and prompt.hidden.startswith(tokenizer.bos_text)
+    controls = tokenizer.specials.controls
+    places = controls.places(prompt.hidden) if prompt.stand_ins else []
+    if not prompt.stand_ins or places == controls.places(prompt.text):
+        yield from tokenizer.pieces(prompt.text, add_special=not has_bos)
+        return
+    before, after = ([], []) if has_bos else _added_around(tokenizer)
+    yield before
+    start = 0
+    for place in places:
+        yield from _plain_pieces(tokenizer, prompt, start, place.start)
+        yield [place.token.id]
+        start = place.end
+    yield from _plain_pieces(tokenizer, prompt, start, len(prompt.hidden))
+    yield after
+
+
+def _plain_pieces(tokenizer: Tokenizer, prompt: ChatPrompt, start: int, end: int) -> Iterator[list[int]]:
+    if start < end:
+        text = prompt.hidden[start:end].translate(prompt.stand_ins)
+        yield from tokenizer.pieces(text, add_special=False, parse_special=False)
+
+
+def _added_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    return added_around(lambda text, add: tokenizer.encode(text, add_special=add, parse_special=False))
+
+
+def _refuse_by_length(tokenizer: Tokenizer, text: str, max_tokens: int) -> None:
+    num_bytes = len(text.encode(errors="replace"))
+    if num_bytes <= max_tokens or tokenizer.longest_token is None:
+        return
+    fewest = num_bytes // tokenizer.longest_token
+    if fewest > max_tokens:
+        raise _too_long(f"at least {fewest}", max_tokens)
+
+
+def _too_long(num_tokens: str, max_tokens: int) -> PromptTooLong:
+    return PromptTooLong(f"the context holds {max_tokens} tokens; the prompt has {num_tokens}; shorten the prompt")

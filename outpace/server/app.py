@@ -15,6 +15,7 @@ import outpace
 from outpace.backends.base import Tokenizer
 from outpace.engine.async_engine import AsyncEngine
 from outpace.metrics import log_line, summary
+from outpace.models import prompts
 from outpace.server import completions, errors, info
 from outpace.server.config import ServerConfig
 from outpace.server.gate import Gate
@@ -30,6 +31,7 @@ def create_app(engine: AsyncEngine, tokenizer: Tokenizer, config: ServerConfig, 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         engine.start()
+        state.workers.submit(prompts.prepare, tokenizer)
         tasks = [asyncio.create_task(state.http.watch_lag())]
         if config.log_interval:
             tasks.append(asyncio.create_task(_log_engine(engine, config.log_interval)))

@@ -18,7 +18,7 @@ from outpace.models import prompts
 from outpace.server.errors import ApiError, ErrorReply
 from outpace.server.replies import Answer, ChatAnswer, Heading, TextAnswer
 from outpace.server.reply_types import ChatReply, TextReply
-from outpace.server.state import ServerState, state_of
+from outpace.server.state import Check, ServerState, state_of
 from outpace.server.streaming import EventStream, WholeReply
 from outpace.server.wire import ChatRequest, CompletionRequest, SamplingFields
 
@@ -51,9 +51,9 @@ class _Encoded:
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
     state = state_of(request)
     state.check_model(body.model)
-    state.engine.check_room(body.n or 1)
-    messages = [message.as_dict() for message in body.messages]
-    encoded = await state.offload(request, lambda: _encode_chat(state, body, messages))
+    with state.engine.reserve(body.n or 1):
+        messages = [message.as_dict() for message in body.messages]
+        encoded = await state.offload(request, lambda check: _encode_chat(state, body, messages, check))
     return _answer(state, body, request, [encoded], ChatAnswer, "chatcmpl-")
 
 
@@ -62,22 +62,30 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     state = state_of(request)
     state.check_model(body.model)
     body.check()
-    state.engine.check_room(len(body.prompts()) * (body.n or 1))  # before anything is made of them
-    encoded = await state.offload(request, lambda: [_encode_prompt(state, body, prompt) for prompt in body.prompts()])
+    given = body.prompts()
+    with state.engine.reserve(len(given) * (body.n or 1)):  # before anything is made of them
+        encoded = await state.offload(
+            request, lambda check: [_encode_prompt(state, body, prompt, check) for prompt in given]
+        )
     return _answer(state, body, request, encoded, TextAnswer, "cmpl-")
 
 
-def _encode_chat(state: ServerState, body: ChatRequest, messages: Sequence[dict[str, Any]]) -> _Encoded:
-    text = prompts.render(state.tokenizer, messages)
+def _encode_chat(state: ServerState, body: ChatRequest, messages: Sequence[dict[str, Any]], check: Check) -> _Encoded:
+    prompt = prompts.render(state.tokenizer, messages, allow_control_tokens=state.config.allow_control_tokens)
     if state.config.log_prompts:
-        log.info("prompt: %r", text)
-    return _fit_to_context(state, body, prompts.encode_rendered(state.tokenizer, text))
+        log.info("prompt: %r", prompt.text)
+    tokens = prompts.encode(state.tokenizer, prompt, max_tokens=state.max_context, check=check)
+    return _fit_to_context(state, body, tokens)
 
 
-def _encode_prompt(state: ServerState, body: CompletionRequest, prompt: str | list[int]) -> _Encoded:
+def _encode_prompt(state: ServerState, body: CompletionRequest, prompt: str | list[int], check: Check) -> _Encoded:
     if state.config.log_prompts:
         log.info("prompt: %r", prompt)
-    tokens = state.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+    check()
+    if isinstance(prompt, str):
+        tokens = prompts.encode(state.tokenizer, prompt, max_tokens=state.max_context, check=check)
+    else:
+        tokens = prompt
     encoded = _fit_to_context(state, body, tokens)
     if body.echo:
         encoded.echo = prompt if isinstance(prompt, str) else text_of(state, prompt)

@@ -16,10 +16,11 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from outpace.engine.generation import EngineStopped, Overloaded
-from outpace.errors import ModelError, OutpaceError, UsageError
+from outpace.errors import ModelError, OutpaceError, PromptTooLong, UsageError
 
 log = logging.getLogger("outpace.server")
 
+CLIENT_LEFT = 499  # nginx's status for it; only the log shows it
 _UNION_MEMBER = re.compile(r"[^\w]|^(str|int|float|bool)$")  # pydantic puts type names between field names
 
 
@@ -64,6 +65,8 @@ def as_api_error(error: BaseException) -> ApiError:
         return ApiError(429, str(error), type="rate_limit_error", code="queue_full", headers=headers)
     if isinstance(error, EngineStopped):
         return ApiError(503, str(error), type="service_unavailable_error", code="unavailable")
+    if isinstance(error, PromptTooLong):
+        return ApiError(400, str(error), param="messages", code="context_length_exceeded")
     if isinstance(error, UsageError | ModelError):  # ModelError: the chat template refused the conversation
         return ApiError(400, str(error))
     if isinstance(error, UnicodeEncodeError):  # JSON escapes can encode lone surrogates; UTF-8 cannot

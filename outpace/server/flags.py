@@ -58,6 +58,7 @@ SERVER_FIELDS = {
     "max_output_tokens": "max_output_tokens",
     "max_request_bytes": "max_request_bytes",
     "request_timeout": "request_timeout",
+    "allow_control_tokens": "allow_control_tokens",
     "shutdown_timeout": "shutdown_timeout",
     "log_level": "log_level",
     "log_format": "log_format",
@@ -169,6 +170,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flags.add("--max-output-tokens", "most tokens of one completion (default: the rest of the context)",
               metavar="N", type=int)  # fmt: skip
     flags.add("--max-request-bytes", "largest request body", server.max_request_bytes, metavar="N", type=int)
+    flags.add("--allow-control-tokens", "control tokens in messages have their effect, and any role is accepted "
+              "(default: they are plain text)", action="store_true")  # fmt: skip
     flags.add("--request-timeout", "seconds an answer may take", server.request_timeout, metavar="S", type=float)
     flags.add("--shutdown-timeout", "seconds that running answers may take after SIGTERM", server.shutdown_timeout,
               metavar="S", type=float)  # fmt: skip

@@ -13,7 +13,7 @@ import outpace
 from outpace.models import prompts
 from outpace.server.completions import ERRORS, Responses, text_of
 from outpace.server.errors import ApiError
-from outpace.server.state import ServerState, state_of
+from outpace.server.state import Check, ServerState, state_of
 from outpace.server.wire import DetokenizeRequest, TokenizeRequest
 
 router = APIRouter()
@@ -73,7 +73,7 @@ def _card(state: ServerState, name: str) -> ModelCard:
     return ModelCard(id=name, created=state.created, max_model_len=state.max_context)
 
 
-_TEXT_ERRORS: Responses = {status: ERRORS[status] for status in (400, 401, 404, 413)}
+_TEXT_ERRORS: Responses = {status: ERRORS[status] for status in (400, 401, 404, 413, 429, 503)}
 
 
 @router.post("/tokenize", responses=_TEXT_ERRORS, response_model_exclude_none=True, tags=["text"])
@@ -82,27 +82,33 @@ async def tokenize(body: TokenizeRequest, request: Request) -> TokenizeReply:
     state.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give either prompt or messages, not both", param="prompt")
-    tokens = await state.offload(request, lambda: _tokens(state, body))
-    texts = None
-    if body.return_token_strs:
-        texts = await state.offload(request, lambda: [state.texts.text(token) for token in tokens])
+    with state.engine.reserve(1):
+        tokens = await state.offload(request, lambda check: _tokens(state, body, check))
+        texts = None
+        if body.return_token_strs:
+            texts = await state.offload(request, lambda _: [state.texts.text(token) for token in tokens])
     return TokenizeReply(count=len(tokens), max_model_len=state.max_context, tokens=tokens, token_strs=texts)
 
 
-def _tokens(state: ServerState, body: TokenizeRequest) -> list[int]:
+def _tokens(state: ServerState, body: TokenizeRequest, check: Check) -> list[int]:
     if body.messages is None:
         assert body.prompt is not None
-        return state.tokenizer.encode(body.prompt, add_special=body.add_special_tokens)
-    messages = [message.as_dict() for message in body.messages]
-    text = prompts.render(state.tokenizer, messages, add_generation_prompt=body.add_generation_prompt)
-    return prompts.encode_rendered(state.tokenizer, text)
+        return prompts.encode(state.tokenizer, body.prompt, add_special=body.add_special_tokens, check=check)
+    rendered = prompts.render(
+        state.tokenizer,
+        [message.as_dict() for message in body.messages],
+        add_generation_prompt=body.add_generation_prompt,
+        allow_control_tokens=state.config.allow_control_tokens,
+    )
+    return prompts.encode(state.tokenizer, rendered, check=check)
 
 
 @router.post("/detokenize", responses=_TEXT_ERRORS, tags=["text"])
 async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeReply:
     state = state_of(request)
     state.check_model(body.model)
-    return DetokenizeReply(prompt=await state.offload(request, lambda: text_of(state, body.tokens)))
+    with state.engine.reserve(1):
+        return DetokenizeReply(prompt=await state.offload(request, lambda _: text_of(state, body.tokens)))
 
 
 @router.get("/health", response_model=Health, responses={503: {"model": Health}}, tags=["about"])

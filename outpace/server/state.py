@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from threading import Event
 from time import time
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,13 +20,14 @@ from outpace.backends.base import Tokenizer
 from outpace.engine.async_engine import AsyncEngine
 from outpace.metrics import Exporter, Histogram
 from outpace.server.config import ServerConfig
-from outpace.server.errors import ApiError
+from outpace.server.errors import CLIENT_LEFT, ApiError
 from outpace.server.replies import TokenTexts
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
 R = TypeVar("R")
+Check = Callable[[], None]  # raises an error if the work is no longer wanted
 
 _SMALL_BYTES = 2048  # of a request body: up to here, tokenising costs less than switching threads
 _LAG_SAMPLE_SECONDS = 0.05
@@ -84,11 +86,40 @@ class ServerState:
             message = f"the model {name!r} is not served here; /v1/models lists the names"
             raise ApiError(404, message, param="model", code="model_not_found")
 
-    async def offload(self, request: Request, work: Callable[[], R]) -> R:
-        """Run `work` on the request's text; for a large request in a worker thread, so that the event loop goes on."""
+    async def offload(self, request: Request, work: Callable[[Check], R]) -> R:
+        """Run `work` on the request's text; for a large request in a worker thread, so that the event loop goes on.
+
+        If the client disconnects, work that waits for a thread is dropped. Running work should call its argument now
+        and then: it raises an error once the client has left.
+        """
         if len(await request.body()) <= _SMALL_BYTES:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self.workers, work)
+            return work(lambda: None)
+        has_left = Event()
+
+        def check() -> None:
+            if has_left.is_set():
+                raise _client_left()
+
+        running = asyncio.get_running_loop().run_in_executor(self.workers, lambda: work(check))
+        watcher = asyncio.create_task(_disconnected(request))
+        try:
+            await asyncio.wait((running, watcher), return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                raise _client_left()
+            return running.result()
+        finally:
+            has_left.set()
+            watcher.cancel()
+            running.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _client_left() -> ApiError:
+    return ApiError(CLIENT_LEFT, "the client disconnected before its request was read")
 
 
 def state_of(request: Request) -> ServerState:

@@ -11,10 +11,9 @@ from starlette.types import Receive, Scope, Send
 
 from outpace.engine.generation import Generation, Piece
 from outpace.errors import OutpaceError
-from outpace.server.errors import ApiError, as_api_error
+from outpace.server.errors import CLIENT_LEFT, ApiError, as_api_error
 from outpace.server.replies import DONE, Answer, event
 
-CLIENT_LEFT = 499  # nginx's status for it; only the log shows it
 _LAST_EVENT_SECONDS = 1.0
 _EVENT_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from outpace.config import Acceptance, Method, SamplingParams, SpeculationMode, SpeculationParams, Workload
+from outpace.models.control_text import ROLES
 from outpace.server.config import MAX_STOP_LENGTH, MAX_STOP_STRINGS
 from outpace.server.errors import ApiError
 
@@ -108,7 +109,8 @@ class Message(BaseModel):
     """One turn. A client may send back a message it received, including its empty fields."""
 
     model_config = ConfigDict(extra="allow", strict=True)
-    role: str = Field(min_length=1)
+    # Checked when the messages are rendered, because --allow-control-tokens permits any role.
+    role: str = Field(min_length=1, json_schema_extra={"enum": list(ROLES)})
     content: str | list[dict[str, Any]] | None = None
 
     @field_validator("role")
@@ -121,6 +123,8 @@ class Message(BaseModel):
         unknown = sorted(set(extra) - {"name"})
         if unknown:
             raise ApiError(400, f"messages with {unknown[0]} are not supported; send text only", param="messages")
+        if not isinstance(extra.get("name", ""), str):
+            raise ApiError(400, "the name of a message must be a string", param="messages", code="invalid_value")
         return {"role": self.role, "content": self.content, **extra}
 
 

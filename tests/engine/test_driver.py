@@ -7,7 +7,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
+from threading import Barrier, Event
+from time import sleep
 
 import pytest
 
@@ -77,6 +78,31 @@ def test_a_thread_may_drop_a_stream_while_another_reads(llm):
             future.result(timeout=60)
     kept.close()
     assert is_clean(llm)
+
+
+def test_closing_waits_for_a_step_before_it_saves_the_costs(llm, monkeypatch):
+    is_stepping, has_begun, saved_during_step = Event(), Event(), []
+    step = llm.engine.step
+
+    def slow_step():
+        is_stepping.set()
+        has_begun.set()
+        sleep(0.05)
+        try:
+            return step()
+        finally:
+            is_stepping.clear()
+
+    monkeypatch.setattr(llm.engine, "step", slow_step)
+    monkeypatch.setattr(llm.engine, "keep_costs", lambda: saved_during_step.append(is_stepping.is_set()))
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(list, llm.stream("abc", GREEDY))
+        has_begun.wait(10)
+        llm.close()
+        with pytest.raises(UsageError, match="closed"):
+            reading.result(timeout=60)
+    llm.close()
+    assert saved_during_step == [False], "once, and between two steps"
 
 
 # ---- after close

@@ -13,7 +13,7 @@ from outpace.config import SamplingParams
 from outpace.decoding.randomness import child_seed
 from outpace.engine.driver import Driver
 from outpace.engine.engine import Engine
-from outpace.models.prompts import encode_rendered, render
+from outpace.models.prompts import encode, render
 from tests.fakes import ByteTokenizer, FakeModel, fake_engine
 from tests.server_helper import LiveServer, live
 
@@ -49,7 +49,7 @@ def offline(prompt: list[int], *, index: int = 0, engine: Engine | None = None, 
 
 def chat_tokens(messages: list[Any]) -> list[int]:
     tokenizer = ByteTokenizer()
-    return encode_rendered(tokenizer, render(tokenizer, messages))
+    return encode(tokenizer, render(tokenizer, messages))
 
 
 # ---- answers
@@ -336,6 +336,8 @@ def test_a_request_id_is_given_back_or_made(server):
         ({"messages": HELLO, "stream_options": {"include_usage": True}}, "stream_options", "stream is true"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, None, "send only text"),
         ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, "messages", "tool_calls"),
+        ({"messages": [{"role": "user", "content": "", "name": [["x"]]}]}, "messages", "must be a string"),
+        ({"messages": [{"role": "critic", "content": ""}]}, None, "has a role that is not known"),
         ({"messages": HELLO, "speculation": {"mode": "sometimes"}}, "speculation.mode", "auto"),
         ({"messages": HELLO, "speculation": {"threshold": 0.5}}, None, "acceptance='threshold'"),
         ({"messages": HELLO, "speculation": {"mode": "on", "max_depth": 0}}, None, "set speculation to 'off'"),

@@ -71,6 +71,11 @@ def test_a_gpus_settings_go_to_the_engine():
     assert engine == {"model": "folder"} | expected
 
 
+def test_control_tokens_in_messages_are_allowed_only_by_a_flag():
+    assert not configured()[1].allow_control_tokens
+    assert configured("--allow-control-tokens")[1].allow_control_tokens
+
+
 def test_ngram_is_spelt_as_vllm_did():
     engine, _ = configured("--speculative-model", "[ngram]", "--ngram-prompt-lookup-max", "3")
     assert engine == {"method": "ngram", "ngram_max": 3}
