@@ -1,0 +1,128 @@
+"""Tries an unknown GGUF file in a child process before llama.cpp opens it in this one.
+
+llama.cpp ends its process on many damaged files. If it ends the child, the file is refused with one sentence. A file
+that passed is remembered by its size, times and inode, so only its first start pays for the child. The embedded model
+is known by its hash and is never tried.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from outpace.errors import ModelError
+from outpace.models.embedded import cache_dir, is_verified
+
+log = logging.getLogger("outpace.models")
+
+REFUSED = 3  # the child's exit status for a file that llama.cpp refuses in good order; stdout says why
+_SECONDS = 60.0
+_SECONDS_PER_BYTE = 1 / 20e6  # the slowest disk whose files may be large
+_MOST_REMEMBERED = 500
+_FORMAT = 1  # raise it when llama_trial.py tries more than before
+_REASON = re.compile(r"GGML_ASSERT\(.*\) failed|what\(\): .*|GGML_ABORT.*|.*: fatal error.*|.*error: .*")
+_trusted: set[str] = set()
+
+
+def trust(path: Path) -> None:
+    """Do not try this file in this process."""
+    _trusted.add(os.path.abspath(path))
+
+
+def check_file(path: Path, library: Path, *, vocab_only: bool) -> None:
+    """Raise ModelError if llama.cpp cannot open this file, or ends its process when it does."""
+    if os.path.abspath(path) in _trusted or is_verified(path):
+        return
+    part = "vocabulary" if vocab_only else "weights"
+    identity = _identity(path, library)
+    if part in _remembered().get(identity, ()):
+        return
+    _try(path, library, part)
+    # The vocabulary is tried with the weights too.
+    _remember(identity, ["vocabulary"] if vocab_only else ["vocabulary", "weights"])
+
+
+def _identity(path: Path, library: Path) -> str:
+    """Changes when either file changes. Nobody can set ctime."""
+    parts = [str(_FORMAT)]
+    for each in (path, library):
+        try:
+            status = each.stat()
+        except OSError as error:
+            raise ModelError(f"cannot read {each}: {error.strerror or error}; check its permissions") from error
+        times = f"{status.st_mtime_ns}:{status.st_ctime_ns}"
+        parts.append(f"{status.st_dev}:{status.st_ino}:{status.st_size}:{times}")
+    return " ".join(parts)
+
+
+def _try(path: Path, library: Path, part: str) -> None:
+    root = str(Path(__file__).parents[2])
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    # A backtrace by a debugger would take seconds.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "GGML_NO_BACKTRACE": "1", "PYTHONUTF8": "1"}
+    command = [sys.executable or "python", "-P", "-m", "outpace.models.llama_trial", str(path), str(library), part]
+    limit = _SECONDS + path.stat().st_size * _SECONDS_PER_BYTE
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=limit, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ModelError(
+            f"{path} is refused: llama.cpp was not done with it after {limit:.0f} seconds; the file is damaged or of a "
+            "kind that this llama.cpp does not support, so get another copy from a source you trust"
+        ) from error
+    except OSError as error:
+        log.warning("%s is opened unchecked, because no child process can be started (%s)", path, error)
+        return
+    if done.returncode == REFUSED:
+        raise ModelError(done.stdout.decode(errors="replace").strip())
+    if done.returncode != 0:
+        raise ModelError(
+            f"{path} is refused: llama.cpp ends its process when it opens this file "
+            f"({_reason(done.returncode, done.stderr)}); it is damaged or of a kind that this llama.cpp does not "
+            "support, so get another copy from a source you trust"
+        )
+
+
+def _reason(status: int, stderr: bytes) -> str:
+    """The assertion or exception that ended the child, or the signal."""
+    found = _REASON.findall(stderr.decode(errors="replace"))
+    if found:
+        return "".join(filter(str.isprintable, found[0].strip()))[:200]
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"exit status {status}"
+
+
+def _list() -> Path:
+    return cache_dir() / "checked_files.json"
+
+
+def _remembered() -> dict[str, list[str]]:
+    try:
+        found = json.loads(_list().read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _remember(identity: str, parts: list[str]) -> None:
+    """If two processes write at the same time, one entry is lost and its file is tried once more."""
+    kept = {**_remembered(), identity: parts}
+    text = json.dumps(dict(list(kept.items())[-_MOST_REMEMBERED:]))
+    with suppress(OSError):  # in a read-only cache, the file is tried at every start
+        _list().parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="ascii", dir=_list().parent, prefix=".checked-", delete=False
+        ) as file:
+            file.write(text)
+        os.replace(file.name, _list())
