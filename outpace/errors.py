@@ -9,6 +9,10 @@ from __future__ import annotations
 class OutpaceError(Exception):
     """A failure that the user can understand and act on (exit status 1)."""
 
+    def __init__(self, message: str) -> None:
+        """Names from model files may hold line breaks and terminal escapes; these become spaces."""
+        super().__init__("".join(character if character.isprintable() else " " for character in message))
+
 
 class UsageError(OutpaceError, ValueError):
     """An invalid parameter, flag or request (exit status 2)."""

@@ -142,6 +142,4 @@ def _to_json(
 
 
 def _message_of(error: Exception) -> str:
-    """One short line: a template may raise any text."""
-    text = "".join(character if character.isprintable() else " " for character in str(error)[:500])
-    return text or type(error).__name__
+    return str(error)[:500] or type(error).__name__  # a template may raise any text

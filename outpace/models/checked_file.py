@@ -96,7 +96,7 @@ def _reason(status: int, stderr: bytes) -> str:
     """The assertion or exception that ended the child, or the signal."""
     found = _REASON.findall(stderr.decode(errors="replace"))
     if found:
-        return "".join(filter(str.isprintable, found[0].strip()))[:200]
+        return str(found[0]).strip()[:200]
     try:
         return signal.Signals(-status).name
     except ValueError:
