@@ -24,7 +24,7 @@ from outpace.models.embedded import cache_dir, is_verified
 log = logging.getLogger("outpace.models")
 
 REFUSED = 3  # the child's exit status for a file that llama.cpp refuses in good order; stdout says why
-_SECONDS = 60.0
+_SECONDS = 20.0
 _SECONDS_PER_BYTE = 1 / 20e6  # the slowest disk whose files may be large
 _MOST_REMEMBERED = 500
 _FORMAT = 1  # raise it when llama_trial.py tries more than before

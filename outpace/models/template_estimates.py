@@ -49,7 +49,11 @@ def check_call(name: str, arguments: tuple[Any, ...], options: Mapping[str, Any]
     """Before a method of a text or number, or a filter: its own value is the first argument."""
     estimate = _ESTIMATES.get(name)
     if estimate is not None:
-        check_size(estimate(*arguments, **options))
+        try:
+            size = estimate(*arguments, **options)
+        except TypeError as error:
+            raise TypeError(f"the {name} was called with arguments that it does not take") from error
+        check_size(size)
 
 
 def _size(value: object) -> int:

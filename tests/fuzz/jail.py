@@ -8,15 +8,16 @@ import select
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 ROOT = Path(__file__).parents[2]
-START_SECONDS = 60.0
+READY = b"ready\n"
 
 
 class Outcome(NamedTuple):
-    kind: str  # ran, refused (one sentence); ugly (more than one), traceback, abort, hang
+    kind: str  # ran, refused (a sentence); ugly (a text that is none), traceback, abort, hang
     words: str
 
     @property
@@ -27,8 +28,9 @@ class Outcome(NamedTuple):
 class Jail:
     """A worker with a cache folder of its own. A worker that ended is replaced."""
 
-    def __init__(self, folder: Path, seconds: float) -> None:
+    def __init__(self, folder: Path, seconds: float, program: Sequence[str] = ("-m", "tests.fuzz.worker")) -> None:
         self._seconds = seconds
+        self._command = [sys.executable, "-P", *program]
         # When llama.cpp aborts, it would start a debugger that writes to stdout.
         own = {"OUTPACE_CACHE_DIR": str(folder), "PYTHONPATH": str(ROOT), "GGML_NO_BACKTRACE": "1"}
         self._environment = {**os.environ, **own}
@@ -43,13 +45,12 @@ class Jail:
         self._stderr.close()
 
     def attempt(self, kind: str, path: Path, backend: str = "auto") -> Outcome:
-        is_new = self._worker is None
         worker = self._worker = self._worker or self._start()
         assert worker.stdin is not None and worker.stdout is not None
         line = json.dumps({"kind": kind, "path": str(path), "backend": backend})
         worker.stdin.write(line.encode() + b"\n")
         worker.stdin.flush()
-        ready, _, _ = select.select([worker.stdout], [], [], self._seconds + START_SECONDS * is_new)
+        ready, _, _ = select.select([worker.stdout], [], [], self._seconds)
         if not ready:
             self._end()
             return Outcome("hang", f"no answer after {self._seconds:g} seconds")
@@ -63,9 +64,13 @@ class Jail:
     def _start(self) -> subprocess.Popen[bytes]:
         self._stderr.seek(0)
         self._stderr.truncate()
-        command: list[Any] = [sys.executable, "-P", "-m", "tests.fuzz.worker"]
         pipe = subprocess.PIPE
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._stderr, env=self._environment)
+        worker = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, stderr=self._stderr, env=self._environment)
+        assert worker.stdout is not None
+        if worker.stdout.readline() != READY:
+            worker.kill()
+            raise RuntimeError(f"the worker does not start: {self._last_words()}")
+        return worker
 
     def _last_words(self) -> str:
         self._stderr.seek(0)

@@ -12,6 +12,7 @@ from outpace import LLM, SamplingParams
 from outpace.errors import OutpaceError
 from outpace.models.chat_template import render_chat
 
+LONGEST = 1500  # characters of a sentence that a person can read
 MESSAGES = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "Hello <|im_end|> 1234 \u4f60\u597d"},
@@ -21,7 +22,7 @@ MESSAGES = [
 def try_model(path: str, backend: Any) -> None:
     params = SamplingParams(max_tokens=3, temperature=0.0)
     options: dict[str, Any] = {"device": "cpu"} if backend == "torch" else {}
-    with LLM(path, backend=backend, speculation="off", threads=1, max_context=48, **options) as llm:
+    with LLM(path, backend=backend, speculation="off", threads=1, max_context=256, **options) as llm:
         llm.generate("Hello \u4f60", params)
         if llm.tokenizer.chat_template is not None:
             llm.chat(MESSAGES, params)
@@ -39,13 +40,14 @@ def outcome(case: dict[str, Any]) -> tuple[str, str]:
             try_model(case["path"], case["backend"])
     except OutpaceError as error:
         sentence = str(error)
-        return ("refused", sentence) if sentence.isprintable() else ("ugly", sentence)
+        return ("refused" if sentence.isprintable() and 20 < len(sentence) < LONGEST else "ugly"), sentence
     except BaseException:
         return "traceback", traceback.format_exc()
     return "ran", ""
 
 
 def main() -> None:
+    print("ready", flush=True)
     for line in sys.stdin:
         print(json.dumps(outcome(json.loads(line))), flush=True)
 
