@@ -94,7 +94,7 @@ class EndTokens(_File):
         return frozenset([value] if isinstance(value, int) else value or ())
 
 
-class SpecialToken(_File):
+class TokenText(_File):
     content: str | None = None
 
 
@@ -106,8 +106,8 @@ class NamedTemplate(_File):
 class TokenizerSettings(_File):
     """tokenizer_config.json and chat_template.json."""
 
-    bos_token: str | SpecialToken | None = None
-    eos_token: str | SpecialToken | None = None
+    bos_token: str | TokenText | None = None
+    eos_token: str | TokenText | None = None
     chat_template: str | list[NamedTemplate] | None = None
 
 

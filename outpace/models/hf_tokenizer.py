@@ -10,17 +10,7 @@ from pathlib import Path
 from tokenizers import Tokenizer as Tokenizers
 
 from outpace.errors import ModelError, UsageError
-from outpace.models.hf_schema import (
-    MAX_TEMPLATE_BYTES,
-    MAX_TOKENIZER_BYTES,
-    EndTokens,
-    Schema,
-    SpecialToken,
-    TokenizerSettings,
-    read_json,
-    read_text,
-    validate,
-)
+from outpace.models import hf_schema
 
 _NORMAL, _UNUSED, _CONTROL = 1 << 2, 1 << 1, 1 << 3  # llama.cpp's attributes, to compare vocabularies
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -38,7 +28,7 @@ class HFTokenizer:
                 "the files do not belong together, download them again"
             )
         self.vocab_size = vocab_size
-        settings = _read(TokenizerSettings, folder / "tokenizer_config.json")
+        settings = _read(hf_schema.TokenizerSettings, folder / "tokenizer_config.json")
         self.bos_text = _text(settings.bos_token)
         self.eos_text = _text(settings.eos_token)
         self.chat_template = _chat_template(folder, settings)
@@ -88,7 +78,7 @@ class HFTokenizer:
     def _find_end_ids(self, folder: Path) -> frozenset[int]:
         ids: set[int] = set()
         for name in ("generation_config.json", "config.json"):
-            found = _read(EndTokens, folder / name).ids
+            found = _read(hf_schema.EndTokens, folder / name).ids
             if max(found, default=-1) >= self.vocab_size:
                 raise ModelError(
                     f"{folder / name} has an eos_token_id of {max(found)}, but the model has only {self.vocab_size} "
@@ -111,7 +101,7 @@ _BYTE_OF_CHARACTER = _byte_of_character()
 
 def _open(path: Path) -> Tokenizers:
     try:
-        return Tokenizers.from_str(read_text(path, MAX_TOKENIZER_BYTES))
+        return Tokenizers.from_str(hf_schema.read_text(path, hf_schema.MAX_TOKENIZER_BYTES))
     except ModelError:
         raise
     # The library raises nothing more specific than Exception, and BaseException where its own code fails.
@@ -121,23 +111,23 @@ def _open(path: Path) -> Tokenizers:
         raise ModelError(f"{path} is missing or damaged ({error!s:.200}); download it again") from error
 
 
-def _read(schema: type[Schema], path: Path) -> Schema:
+def _read(schema: type[hf_schema.Schema], path: Path) -> hf_schema.Schema:
     """Read an optional settings file; all defaults if there is none."""
     try:
-        values = read_json(path)
+        values = hf_schema.read_json(path)
     except FileNotFoundError:
         values = {}
-    return validate(schema, values, str(path))
+    return hf_schema.validate(schema, values, str(path))
 
 
-def _text(token: str | SpecialToken | None) -> str:
-    return (token.content if isinstance(token, SpecialToken) else token) or ""
+def _text(token: str | hf_schema.TokenText | None) -> str:
+    return (token.content if isinstance(token, hf_schema.TokenText) else token) or ""
 
 
-def _chat_template(folder: Path, settings: TokenizerSettings) -> str | None:
+def _chat_template(folder: Path, settings: hf_schema.TokenizerSettings) -> str | None:
     with suppress(FileNotFoundError):
-        return read_text(folder / "chat_template.jinja", MAX_TEMPLATE_BYTES)
-    template = settings.chat_template or _read(TokenizerSettings, folder / "chat_template.json").chat_template
+        return hf_schema.read_text(folder / "chat_template.jinja", hf_schema.MAX_TEMPLATE_BYTES)
+    template = settings.chat_template or _read(hf_schema.TokenizerSettings, folder / "chat_template.json").chat_template
     if isinstance(template, list):  # several, by name
         template = {each.name: each.template for each in template}.get("default")
     return template
