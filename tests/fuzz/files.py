@@ -92,7 +92,8 @@ def main() -> int:
             if not trial.outcome.is_fine:
                 failures += 1
                 place = keep(trial, options.seed, options.keep)
-                print(f"{trial.number} {trial.target.name}: {trial.outcome.kind} ({place})\n{trial.outcome.words}")
+                print(f"{trial.number} {trial.target.name}: {trial.outcome.kind} ({place})")
+                print(trial.outcome.words[-2000:])
             elif options.verbose:
                 print(f"{trial.number} {trial.target.name}: {trial.outcome.kind} {trial.outcome.words}")
     for (target, kind), count in sorted(counts.items()):
