@@ -48,8 +48,8 @@ def render_chat(
             return compiled.render(variables)
     except TemplateLimitError as error:
         raise ModelError(
-            f"the model's chat template was stopped: {error}; get another copy of the model, or send a prompt instead "
-            "of messages"
+            f"the model's chat template was stopped: {error}; send less text, get another copy of the model, or send a "
+            "prompt instead of messages"
         ) from error
     except Exception as error:  # any error, such as a division by zero, not only raise_exception
         raise ModelError(f"the model's chat template refused this conversation: {_message_of(error)}") from error

@@ -7,27 +7,24 @@ is known by its hash and is never tried.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
 import signal
 import subprocess
 import sys
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 from outpace.errors import ModelError
-from outpace.models.embedded import cache_dir, is_verified
+from outpace.models.embedded import is_verified
+from outpace.models.remembered_files import RememberedFiles
 
 log = logging.getLogger("outpace.models")
 
 REFUSED = 3  # the child's exit status for a file that llama.cpp refuses in good order; stdout says why
 _SECONDS = 20.0
 _SECONDS_PER_BYTE = 1 / 20e6  # the slowest disk whose files may be large
-_MOST_REMEMBERED = 500
-_FORMAT = 1  # raise it when llama_trial.py tries more than before
+_VERSION = 1  # raise it when llama_trial.py tries more than before
 _REASON = re.compile(r"GGML_ASSERT\(.*\) failed|what\(\): .*|GGML_ABORT.*|.*: fatal error.*|.*error: .*")
 _trusted: set[str] = set()
 
@@ -42,25 +39,12 @@ def check_file(path: Path, library: Path, *, vocab_only: bool) -> None:
     if os.path.abspath(path) in _trusted or is_verified(path):
         return
     part = "vocabulary" if vocab_only else "weights"
-    identity = _identity(path, library)
-    if part in _remembered().get(identity, ()):
+    memory = RememberedFiles(f"llama.cpp trial {_VERSION}", path, library)
+    if part in memory.checks:
         return
     _try(path, library, part)
     # The vocabulary is tried with the weights too.
-    _remember(identity, ["vocabulary"] if vocab_only else ["vocabulary", "weights"])
-
-
-def _identity(path: Path, library: Path) -> str:
-    """Changes when either file changes. Nobody can set ctime."""
-    parts = [str(_FORMAT)]
-    for each in (path, library):
-        try:
-            status = each.stat()
-        except OSError as error:
-            raise ModelError(f"cannot read {each}: {error.strerror or error}; check its permissions") from error
-        times = f"{status.st_mtime_ns}:{status.st_ctime_ns}"
-        parts.append(f"{status.st_dev}:{status.st_ino}:{status.st_size}:{times}")
-    return " ".join(parts)
+    memory.add("vocabulary", part)
 
 
 def _try(path: Path, library: Path, part: str) -> None:
@@ -101,28 +85,3 @@ def _reason(status: int, stderr: bytes) -> str:
         return signal.Signals(-status).name
     except ValueError:
         return f"exit status {status}"
-
-
-def _list() -> Path:
-    return cache_dir() / "checked_files.json"
-
-
-def _remembered() -> dict[str, list[str]]:
-    try:
-        found = json.loads(_list().read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _remember(identity: str, parts: list[str]) -> None:
-    """If two processes write at the same time, one entry is lost and its file is tried once more."""
-    kept = {**_remembered(), identity: parts}
-    text = json.dumps(dict(list(kept.items())[-_MOST_REMEMBERED:]))
-    with suppress(OSError):  # in a read-only cache, the file is tried at every start
-        _list().parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="ascii", dir=_list().parent, prefix=".checked-", delete=False
-        ) as file:
-            file.write(text)
-        os.replace(file.name, _list())

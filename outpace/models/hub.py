@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from outpace.errors import ModelError
+from outpace.models.hub_check import check_files
 
 log = logging.getLogger("outpace.models")
 
@@ -62,6 +63,7 @@ def fetch(reference: str) -> Path:
         raise ModelError(
             f"{name} on the hub has no config.json with .safetensors weights, which the torch backend reads; {_INSTEAD}"
         )
+    check_files(folder)
     _log_commit(name, revision, folder.name)
     return folder
 

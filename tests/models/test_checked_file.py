@@ -128,11 +128,11 @@ def test_a_damaged_list_and_a_full_one(tiny, tmp_path, tried):
         remembered.write_text(content)
         check_file(tiny, installed_library(), vocab_only=True)
     assert len(tried) == 3
-    remembered.write_text(json.dumps({str(i): ["vocabulary"] for i in range(2000)}))
+    remembered.write_text(json.dumps({str(i): ["vocabulary"] for i in range(5000)}))
     check_file(tiny, installed_library(), vocab_only=True)
     check_file(tiny, installed_library(), vocab_only=True)
     assert len(tried) == 4
-    assert len(json.loads(remembered.read_text())) == 500
+    assert len(json.loads(remembered.read_text())) == 2000
 
 
 def test_a_file_that_llama_cpp_is_never_done_with(tiny, monkeypatch, tried):

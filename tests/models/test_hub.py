@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import builtins
+import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from outpace.errors import ModelError
-from outpace.models import hub
+from outpace.models import hub, hub_check
 from outpace.models.resolve import resolve_model
 
 huggingface_hub = pytest.importorskip("huggingface_hub", reason="huggingface_hub comes with outpace[torch]")
@@ -102,6 +104,37 @@ def test_a_name_may_carry_a_revision(use, tmp_path, revision):
     stand_in = use(snapshot(tmp_path, "a" * 40))
     resolve_model(f"{NAME}@{revision}")
     assert [(name, options["revision"]) for name, options in stand_in.asked] == [(NAME, revision)]
+
+
+def linked(folder: Path, name: str, content: bytes, blob: str) -> Path:
+    """A file as the hub client keeps it: under its hash, with a link by its name."""
+    blobs = folder.parent.parent / "blobs"
+    blobs.mkdir(exist_ok=True)
+    (blobs / blob).write_bytes(content)
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(blobs / blob)
+    return blobs / blob
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need rights here")
+def test_files_are_compared_with_the_hashes_of_the_hub(use, tmp_path, monkeypatch):
+    monkeypatch.setenv("OUTPACE_CACHE_DIR", str(tmp_path / "cache"))
+    snapshots = tmp_path / "hub" / "snapshots"
+    snapshots.mkdir(parents=True)
+    folder = snapshot(snapshots, "a" * 40)
+    weights = b"weights" * 1000
+    large = linked(folder, "model.safetensors", weights, hashlib.sha256(weights).hexdigest())
+    small = linked(folder, "config.json", b"{}\n", "0967ef424bce6791893e9a57bb952f80fd536e93")  # git's hash of it
+    use(folder)
+    assert resolve_model(NAME) == folder
+    with monkeypatch.context() as patch:
+        patch.setattr(hub_check, "_hash", lambda *_: pytest.fail("a file was read again"))
+        assert resolve_model(NAME) == folder
+    for blob, content, changed in ((large, weights, weights[:-1] + b"S"), (small, b"{}\n", b"[]\n")):
+        blob.write_bytes(changed)
+        assert "is not the file that the hub has (hash " in refusal()
+        blob.write_bytes(content)
+        assert resolve_model(NAME) == folder
 
 
 def test_a_revision_that_does_not_exist_is_named(use):

@@ -83,7 +83,7 @@ TOO_LARGE = [
 
 @pytest.mark.parametrize("template", TOO_LARGE, ids=lambda template: template[:60])
 def test_a_value_that_would_be_too_large_is_never_made(template):
-    assert "was stopped: it made a value of more than 8,388,608 characters; get another copy" in refusal(template)
+    assert "was stopped: it made a value of more than 8,388,608 characters; send less text, get" in refusal(template)
 
 
 @pytest.mark.parametrize(
