@@ -1,7 +1,7 @@
 """Tries hostile model files: each must run or be refused with one sentence. No abort, no traceback, no hang.
 
 `python -m tests.fuzz.files --seed 1 --count 1000` is the long run; `test_files.py` is the short one. Each file depends
-only on the seed and its number, so `--only 37` repeats one. A file that fails is kept and named.
+only on the seed, its number and --kind, so `--only 37` repeats one. A file that fails is kept and named.
 """
 
 from __future__ import annotations
@@ -50,14 +50,15 @@ class Trial(NamedTuple):
     path: Path
 
 
-def available() -> list[Target]:
+def available(kind: str | None = None) -> list[Target]:
     has_torch = all(importlib.util.find_spec(name) for name in ("torch", "safetensors", "tokenizers"))
-    return [target for target in TARGETS if has_torch or target.backend != "torch"]
+    found = [target for target in TARGETS if has_torch or target.backend != "torch"]
+    return [target for target in found if kind in (None, target.kind)]
 
 
-def trials(seed: int, numbers: range, folder: Path) -> Iterator[Trial]:
+def trials(seed: int, numbers: range, folder: Path, kind: str | None = None) -> Iterator[Trial]:
     """Number i goes to the target i modulo the number of targets."""
-    targets = available()
+    targets = available(kind)
     with Jail(folder / "cache", SECONDS) as jail:
         for number in numbers:
             target = targets[number % len(targets)]
@@ -80,6 +81,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--only", type=int, help="the number of one file")
+    parser.add_argument("--kind", choices=sorted({target.kind for target in TARGETS}), help="all, if not given")
     parser.add_argument("--keep", type=Path, default=Path(tempfile.gettempdir()) / "outpace-fuzz", help="for failures")
     parser.add_argument("--verbose", action="store_true", help="print every refusal")
     options = parser.parse_args()
@@ -87,7 +89,7 @@ def main() -> int:
     counts: Counter[tuple[str, str]] = Counter()
     begin, failures = time.monotonic(), 0
     with tempfile.TemporaryDirectory() as name:
-        for trial in trials(options.seed, numbers, Path(name)):
+        for trial in trials(options.seed, numbers, Path(name), options.kind):
             counts[trial.target.name, trial.outcome.kind] += 1
             if not trial.outcome.is_fine:
                 failures += 1
