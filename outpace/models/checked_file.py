@@ -42,12 +42,12 @@ def check_file(path: Path, library: Path, *, vocab_only: bool) -> None:
     memory = RememberedFiles(f"llama.cpp trial {_VERSION}", path, library)
     if part in memory.checks:
         return
-    _try(path, library, part)
-    # The vocabulary is tried with the weights too.
-    memory.add("vocabulary", part)
+    if _try(path, library, part):
+        memory.add("vocabulary", part)  # the vocabulary is tried with the weights too
 
 
-def _try(path: Path, library: Path, part: str) -> None:
+def _try(path: Path, library: Path, part: str) -> bool:
+    """Whether the file passed; False if it could not be tried."""
     root = str(Path(__file__).parents[2])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     # A backtrace by a debugger would take seconds.
@@ -65,7 +65,7 @@ def _try(path: Path, library: Path, part: str) -> None:
         ) from error
     except OSError as error:
         log.warning("%s is opened unchecked, because no child process can be started (%s)", path, error)
-        return
+        return False
     if done.returncode == REFUSED:
         raise ModelError(done.stdout.decode(errors="replace").strip())
     if done.returncode != 0:
@@ -74,6 +74,7 @@ def _try(path: Path, library: Path, part: str) -> None:
             f"({_reason(done.returncode, done.stderr)}); it is damaged or of a kind that this llama.cpp does not "
             "support, so get another copy from a source you trust"
         )
+    return True
 
 
 def _reason(status: int, stderr: bytes) -> str:

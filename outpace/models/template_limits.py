@@ -18,6 +18,7 @@ from jinja2.utils import Namespace
 MAX_SIZE = 1 << 23  # characters in one value, such as the prompt: more than any model's context
 MAX_TOTAL = 1 << 29  # characters in all values together; templates that append to a text copy it for each message
 MAX_SECONDS = 5.0
+MAX_DEPTH = 200  # lists in lists; Python's own functions recurse for each, some without a limit
 ITEM_SIZE = 16  # an element of a list, in characters
 _CONTAINERS = (list, tuple, set, frozenset, Mapping, KeysView, ValuesView, ItemsView)
 
@@ -73,6 +74,8 @@ class Budget:
             size += extent.size
             items += extent.items
             depth = max(depth, extent.depth)
+        if depth >= MAX_DEPTH:
+            raise TemplateLimitError(f"it made a list of more than {MAX_DEPTH} levels")
         return Extent(size, items, depth + 1)
 
     def bounded(self, value: Any) -> Any:

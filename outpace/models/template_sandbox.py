@@ -148,8 +148,8 @@ def _finalize(value: Any) -> Any:
 
 
 def _listed(value: Any) -> Any:
-    """Something that can be measured before it is joined."""
-    return list(value) if isinstance(value, Iterable) and not hasattr(value, "__len__") else value
+    """A list in place of a generator: it can be measured, and generators of generators can overflow Python's stack."""
+    return budget().bounded(list(value)) if isinstance(value, Iterator) else value
 
 
 def _counted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -157,13 +157,12 @@ def _counted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(original)  # also copies jinja2's mark for filters that take the context
     def checked(*arguments: Any, **options: Any) -> Any:
-        first = 1 if takes_context else 0
-        if name in ("join", "sum") and len(arguments) > first:
-            arguments = (*arguments[:first], _listed(arguments[first]), *arguments[first + 1 :])
-        for value in arguments[first : first + 1]:
+        own, given = arguments[: int(takes_context)], arguments[int(takes_context) :]
+        given = tuple(map(_listed, given))
+        for value in given[:1]:
             check_size(budget().measure(value).size)  # most filters write their value as text
-        check_call(f"filter {name}", arguments[first:], options)
+        check_call(f"filter {name}", given, options)
         budget().spend(0)
-        return budget().bounded(original(*arguments, **options))
+        return budget().bounded(original(*own, *given, **options))
 
     return checked

@@ -21,6 +21,7 @@ FILTERS = (
     "wordcount", "wordwrap", "xmlattr",
 )  # fmt: skip
 OPERATORS = ("+", "-", "*", "*", "/", "//", "%", "**", "~", "~", "==", "<", "in", "and", "or")
+STEPS = ("ns.x ~ ns.x", "ns.x + ns.x", "[ns.x, ns.x]", "(ns.x, x)", "[ns.x]", "ns.x|batch(1)", "ns.x|map('upper')")
 CALLS = ("range", "namespace", "dict", "lipsum", "cycler", "joiner", "strftime_now", "raise_exception", "m", "loop")
 
 
@@ -61,7 +62,7 @@ def statement(rng: random.Random, depth: int) -> str:
     if kind == 4:
         return f"{{% for i in range({rng.choice(('3', '60', '99999'))}) %}}{inside}{{% endfor %}}"
     if kind == 5:
-        return f"{{% set ns.x = {rng.choice(('ns.x ~ ns.x', 'ns.x + ns.x', '[ns.x, ns.x]', '(ns.x, x)', value))} %}}"
+        return f"{{% set ns.x = {rng.choice((*STEPS, value))} %}}"
     if kind == 6:
         return f"{{% set x %}}{inside}{{% endset %}}"
     if kind == 7:

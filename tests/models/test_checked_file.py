@@ -89,9 +89,9 @@ def tried(monkeypatch, tmp_path) -> list[str]:
     parts: list[str] = []
     real = checked_file._try
 
-    def spy(path: Path, library: Path, part: str) -> None:
+    def spy(path: Path, library: Path, part: str) -> bool:
         parts.append(part)
-        real(path, library, part)
+        return real(path, library, part)
 
     monkeypatch.setattr(checked_file, "_try", spy)
     return parts
@@ -146,6 +146,8 @@ def test_without_a_child_process_the_file_is_opened_and_the_log_says_so(tiny, mo
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     check_file(tiny, installed_library(), vocab_only=True)
     assert "is opened unchecked, because no child process can be started" in caplog.text
+    check_file(tiny, installed_library(), vocab_only=True)
+    assert len(tried) == 2  # it did not pass
 
 
 @pytest.mark.model

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from outpace.errors import ModelError
 from outpace.models import template_limits
 from outpace.models.chat_template import MAX_TEMPLATE, render_chat
 
+ROOT = Path(__file__).parents[2]
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "Be <brief> & kind."},
     {"role": "user", "content": "Hello\nyou", "tags": ["a", "b"], "more": {"x": 1, "y": [None, 2.5, True]}},
@@ -95,6 +99,9 @@ def test_a_value_that_would_be_too_large_is_never_made(template):
         ("{{ '%1000000000d' % 1 }}", "a format wider than 9999"),
         ("{{ '%*d' % (10**9, 1) }}", "a format wider than 9999"),
         ("{{ '{:>1000000000}'.format(1) }}", "a format wider than 9999"),
+        (in_a_loop("[1]", "[ns.x]").replace("60", "99999"), "a list of more than 200 levels"),
+        (in_a_loop("(1,)", "(ns.x,)").replace("60", "99999"), "a list of more than 200 levels"),
+        (in_a_loop("{}", "{'a': ns.x}").replace("60", "99999"), "a list of more than 200 levels"),
         ("{% set ns = namespace() %}{% set ns.a = ns %}{{ ns }}", "a namespace as a text"),
         (
             "{% set x = 'a' * 8000000 %}{% for i in range(1000) %}{% set y = x[1:] %}{% endfor %}",
@@ -126,13 +133,22 @@ def test_a_template_that_does_not_end_is_stopped(monkeypatch, template):
     assert "was stopped: it ran for more than 0.2 seconds" in refusal(template)
 
 
+@pytest.mark.parametrize("step", ["ns.x|batch(1)", "ns.x|slice(1)", "ns.x|map('list')", "ns.x|reverse"])
+def test_generators_in_generators_do_not_end_the_process(step):
+    template = in_a_loop("[1]", step).replace("60", "99999") + "{{ ns.x|list|length }}"
+    program = f"from tests.models.test_template_limits import render\nprint(render({template!r}))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 or "outpace.errors.ModelError: the model's chat template" in done.stderr
+
+
 ORDINARY = [
     "{% for m in messages %}{{ loop.index0 }}{{ loop.length }}{{ m.role }}{{ '.' if loop.last else ',' }}{% endfor %}",
     "{% for m in messages if m.role != 'user' %}{{ loop.index }}{{ m['content']|trim }}{% else %}none{% endfor %}",
     "{% for m in messages|selectattr('role', 'equalto', 'user') %}{{ loop.length }}{{ loop.revindex }}{% endfor %}",
     "{% set ns = namespace(n=0, s='') %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% set ns.s = ns.s ~ m.role %}"
     "{% endfor %}{{ ns.n }}{{ ns.s }}",
-    "{{ messages[1:][::-1]|map(attribute='role')|join(', ') }}{{ messages[-1].content.split('</think>')[-1] }}",
+    "{{ messages[1:][::-1]|map(attribute='role')|map('upper')|join(', ') }}",
+    "{{ messages[-1].content.split('</think>')[-1] }}{{ messages|map(attribute='role')|reject('eq', 'user')|first }}",
     "{{ messages[1].tags + ['c'] }}{{ [1, messages[0].role] }}{{ (1, bos_token) }}{{ {'a': eos_token} }}{{ [] ~ {} }}",
     "{% macro tag(name, close=false) %}<{{ '/' if close }}{{ name }}>{% endmacro %}{{ tag('a') ~ tag('a', true) }}",
     "{% set block %}a{{ 1 + 2 * 3 - 4 // 3 }}b{% endset %}{{ block }}{% filter upper %}x{{ 7 % 4 }}{% endfilter %}",
