@@ -1,7 +1,7 @@
 """Renders a conversation with the model's chat template, by Hugging Face's conventions.
 
-The template is a program from an untrusted file, so it runs in jinja2's immutable sandbox. There is no default
-template for models without one.
+The template is a program from an untrusted file, so it runs in jinja2's immutable sandbox, with limits on its text and
+time (`template_sandbox.py`). There is no default template for models without one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from jinja2 import Template
     from jinja2.nodes import Node
     from jinja2.parser import Parser
+
+MAX_TEMPLATE = 1 << 17  # characters; long templates have 30,000
 
 
 def render_chat(
@@ -38,9 +40,17 @@ def render_chat(
         eos_token=eos_token,
         add_generation_prompt=add_generation_prompt,
     )
+    from outpace.models.template_limits import TemplateLimitError, limited
+
     compiled = _compile(template)
     try:
-        return compiled.render(variables)
+        with limited():
+            return compiled.render(variables)
+    except TemplateLimitError as error:
+        raise ModelError(
+            f"the model's chat template was stopped: {error}; send less text, get another copy of the model, or send a "
+            "prompt instead of messages"
+        ) from error
     except Exception as error:  # any error, such as a division by zero, not only raise_exception
         raise ModelError(f"the model's chat template refused this conversation: {_message_of(error)}") from error
 
@@ -81,10 +91,15 @@ def _text(name: str, content: object) -> str:
 def _compile(template: str) -> Template:
     from jinja2 import TemplateError
     from jinja2.ext import Extension
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    from outpace.models.template_limits import TemplateLimitError, limited
+    from outpace.models.template_sandbox import BoundedEnvironment
 
     def raise_exception(message: str) -> NoReturn:
         raise TemplateError(message)
+
+    def strftime_now(form: str) -> str:
+        return datetime.now().strftime(form)
 
     class Generation(Extension):
         """{% generation %} marks the assistant's text for training; here it has no effect."""
@@ -95,14 +110,21 @@ def _compile(template: str) -> Template:
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
+    if len(template) > MAX_TEMPLATE:
+        raise ModelError(f"the model's chat template has more than {MAX_TEMPLATE:,} characters; get another copy of it")
+    environment = BoundedEnvironment(
+        filters={"tojson": _to_json},
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.loopcontrols", Generation],
     )
-    environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    environment.globals["strftime_now"] = strftime_now
     try:
-        return environment.from_string(template)
+        with limited():
+            return environment.from_string(template)
+    except TemplateLimitError as error:
+        raise ModelError(f"the model's chat template was stopped: {error}; get another copy of the model") from error
     except Exception as error:  # deep nesting ends in a RecursionError, not a TemplateSyntaxError
         line = getattr(error, "lineno", None)
         where = f" (line {line})" if line else ""
@@ -121,4 +143,4 @@ def _to_json(
 
 
 def _message_of(error: Exception) -> str:
-    return str(error) or type(error).__name__
+    return str(error)[:500] or type(error).__name__  # a template may raise any text

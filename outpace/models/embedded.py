@@ -82,6 +82,12 @@ def resolve_embedded(model: EmbeddedModel, *, progress: bool = True) -> Path:
     return place
 
 
+def is_verified(path: Path) -> bool:
+    """Whether `path` is the embedded model, in its place and with the right hash."""
+    place = cache_dir() / "models" / SMOLLM2.file
+    return path == place and _is_known_good(SMOLLM2, place)
+
+
 # Hashing 98 MB at every start takes a tenth of a second or more, so a note next to the file records the size
 # and modification time that had the right hash. It protects against accidents (a partial copy, an overwritten
 # file), not against an attacker, who could rewrite the note too. Without a note, as for a file installed by

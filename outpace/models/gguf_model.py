@@ -168,7 +168,7 @@ def _architecture(
         num_rotated=num_rotated,
         vocab_size=embedding.shape[1],
         context=metadata.whole("context_length"),
-        epsilon=metadata.number("attention.layer_norm_rms_epsilon"),
+        epsilon=_epsilon(metadata),
         halves_rotated=not family.is_permuted,
         rope=_rope(metadata, num_rotated, factors),
         tied="output.weight" not in by_name,
@@ -178,10 +178,17 @@ def _architecture(
     )
 
 
+def _epsilon(metadata: _Metadata) -> float:
+    value = metadata.number("attention.layer_norm_rms_epsilon")
+    if not 0 < value < 1:
+        raise Unsupported(f"it has an RMS norm epsilon of {value}")
+    return value
+
+
 def _rope(metadata: _Metadata, num_rotated: int, factors: NDArray[np.float32] | None) -> Rope:
     """RoPE frequencies with the file's scaling."""
     base = metadata.number("rope.freq_base", 10000.0)
-    if base <= 0:
+    if base <= 1:  # its logarithm is a divisor
         raise Unsupported(f"it has a RoPE base of {base}")
     frequencies = unscaled(base, num_rotated)
     if factors is not None:
@@ -200,6 +207,8 @@ def _rope(metadata: _Metadata, num_rotated: int, factors: NDArray[np.float32] | 
         original = metadata.whole("rope.scaling.original_context_length")
         fast = metadata.number("rope.scaling.yarn_beta_fast", 32.0)
         slow = metadata.number("rope.scaling.yarn_beta_slow", 1.0)
+        if fast <= 0 or slow <= 0:
+            raise Unsupported(f"it has YaRN betas of {fast} and {slow}")
         return yarn(frequencies, factor, base, original, fast, slow)
     raise Unsupported(f"it has an unknown RoPE scaling, {kind!r}")
 

@@ -32,7 +32,7 @@ class LlamaTokenizer:
         if self.vocab_size == 0:
             raise ModelError("the model file has no vocabulary, so text cannot be turned into tokens")
         template = library.llama_model_chat_template(model, None)
-        self.chat_template: str | None = template.decode() if template else None
+        self.chat_template: str | None = _template_text(template) if template else None
         self.bos_text = self._special_text(library.llama_vocab_bos(self._vocab))
         self.eos_text = self._special_text(library.llama_vocab_eos(self._vocab))
         self._pieces: dict[int, bytes] = {}
@@ -143,3 +143,12 @@ class LlamaTokenizer:
             if n >= 0:
                 return buffer.raw[:n]
             room = -n
+
+
+def _template_text(template: bytes) -> str:
+    try:
+        return template.decode()
+    except UnicodeDecodeError as error:
+        raise ModelError(
+            f"the model file's chat template is not UTF-8 text ({error.reason}); download or convert the model again"
+        ) from error

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer as Tokenizers
 
 from outpace.errors import ModelError
+from outpace.models import hf_schema
 from outpace.models.special_tokens import SpecialToken, SpecialTokens
 from outpace.models.text_pieces import WHOLE_CHARS, added_around, check_unicode, cut, keeps_words_apart
 
@@ -23,19 +24,17 @@ class HFTokenizer:
     def __init__(self, folder: Path, vocab_size: int) -> None:
         """`vocab_size`: number of the model's embeddings, which may include padding after the last token."""
         path = folder / "tokenizer.json"
-        try:
-            self._tokenizer = Tokenizers.from_file(str(path))
-        except Exception as error:  # the library raises nothing more specific
-            raise ModelError(f"{path} is missing or damaged ({error}); download it again") from error
-        if self._tokenizer.get_vocab_size() > vocab_size:
+        self._tokenizer = _open(path)
+        most = max(self._tokenizer.get_vocab().values(), default=-1)
+        if most >= vocab_size:
             raise ModelError(
-                f"{path} has {self._tokenizer.get_vocab_size()} tokens and the model {vocab_size} embeddings; "
+                f"{path} has {most + 1} tokens and the model {vocab_size} embeddings; "
                 "the files do not belong together, download them again"
             )
         self.vocab_size = vocab_size
-        settings = _read_json(folder / "tokenizer_config.json")
-        self.bos_text = _text(settings.get("bos_token"))
-        self.eos_text = _text(settings.get("eos_token"))
+        settings = _read(hf_schema.TokenizerSettings, folder / "tokenizer_config.json")
+        self.bos_text = _text(settings.bos_token)
+        self.eos_text = _text(settings.eos_token)
         self.chat_template = _chat_template(folder, settings)
         self._added = self._tokenizer.get_added_tokens_decoder()
         self.end_ids = self._find_end_ids(folder)
@@ -129,8 +128,13 @@ class HFTokenizer:
     def _find_end_ids(self, folder: Path) -> frozenset[int]:
         ids: set[int] = set()
         for name in ("generation_config.json", "config.json"):
-            value = _read_json(folder / name).get("eos_token_id")
-            ids |= {value} if isinstance(value, int) else {each for each in value or () if isinstance(each, int)}
+            found = _read(hf_schema.EndTokens, folder / name).ids
+            if max(found, default=-1) >= self.vocab_size:
+                raise ModelError(
+                    f"{folder / name} has an eos_token_id of {max(found)}, but the model has only {self.vocab_size} "
+                    "tokens; the files do not belong together, download them again"
+                )
+            ids |= found
         eos = self._tokenizer.token_to_id(self.eos_text) if self.eos_text else None
         return frozenset(ids if eos is None else ids | {eos})
 
@@ -145,28 +149,35 @@ def _byte_of_character() -> dict[str, int]:
 _BYTE_OF_CHARACTER = _byte_of_character()
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    """Read an optional settings file; empty if there is none."""
+def _open(path: Path) -> Tokenizers:
     try:
-        values = json.loads(path.read_text())
+        return Tokenizers.from_str(hf_schema.read_text(path, hf_schema.MAX_TOKENIZER_BYTES))
+    except ModelError:
+        raise
+    # The library raises nothing more specific than Exception, and BaseException where its own code fails.
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        raise ModelError(f"{path} is missing or damaged ({error!s:.200}); download it again") from error
+
+
+def _read(schema: type[hf_schema.Schema], path: Path) -> hf_schema.Schema:
+    """Read an optional settings file; all defaults if there is none."""
+    try:
+        values = hf_schema.read_json(path)
     except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read ({error}); download it again") from error
-    return values if isinstance(values, dict) else {}
+        values = {}
+    return hf_schema.validate(schema, values, str(path))
 
 
-def _text(token: Any) -> str:
-    """The text of a special token, which is a string or an object with `content`."""
-    return str(token.get("content") or "") if isinstance(token, dict) else str(token or "")
+def _text(token: str | hf_schema.TokenText | None) -> str:
+    return (token.content if isinstance(token, hf_schema.TokenText) else token) or ""
 
 
-def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text()
-    template = settings.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
+def _chat_template(folder: Path, settings: hf_schema.TokenizerSettings) -> str | None:
+    with suppress(FileNotFoundError):
+        return hf_schema.read_text(folder / "chat_template.jinja", hf_schema.MAX_TEMPLATE_BYTES)
+    template = settings.chat_template or _read(hf_schema.TokenizerSettings, folder / "chat_template.json").chat_template
     if isinstance(template, list):  # several, by name
-        named = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+        template = {each.name: each.template for each in template}.get("default")
+    return template

@@ -1,16 +1,22 @@
 """Downloads a model from the Hugging Face hub by name, once, into the hub client's cache.
 
-Only the files that the torch backend reads are downloaded. Without a connection, files in the cache are used.
+Only the files that the torch backend reads are downloaded. Without a connection, files in the cache are used. A name
+may carry a revision, as in owner/name@revision: a commit, a tag or a branch. Only a commit always means the same files.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 
 from outpace.errors import ModelError
+from outpace.models.hub_check import check_files
 
-_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+log = logging.getLogger("outpace.models")
+
+_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(\w[\w./-]*))?", re.ASCII)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _LONGEST_NAME = 96  # the hub's limit
 _WANTED = ("config.json", "generation_config.json", "tokenizer*.json", "chat_template*", "*.safetensors*")
 _UNWANTED = ("*/*", "consolidated*")  # other formats of the same weights
@@ -18,12 +24,13 @@ _INSTEAD = "download it by other means and give its folder, or give a GGUF file"
 
 
 def is_name(reference: str) -> bool:
-    is_short = len(reference) <= _LONGEST_NAME
-    return is_short and _NAME.fullmatch(reference) is not None and not reference.endswith(".gguf")
+    found = _NAME.fullmatch(reference)
+    return found is not None and len(found[1]) <= _LONGEST_NAME and not reference.endswith(".gguf")
 
 
-def fetch(name: str) -> Path:
+def fetch(reference: str) -> Path:
     """The folder of the model's files."""
+    name, _, revision = reference.partition("@")
     try:
         from huggingface_hub import errors, snapshot_download
     except ImportError as error:
@@ -32,12 +39,17 @@ def fetch(name: str) -> Path:
             f"fetch it, or {_INSTEAD}"
         ) from error
     try:
-        folder = Path(snapshot_download(name, allow_patterns=list(_WANTED), ignore_patterns=list(_UNWANTED)))
+        wanted, unwanted = list(_WANTED), list(_UNWANTED)
+        folder = Path(
+            snapshot_download(name, revision=revision or None, allow_patterns=wanted, ignore_patterns=unwanted)
+        )
     except errors.GatedRepoError as error:
         raise ModelError(
             f"{name} requires that you accept its terms on the hub; accept them on its page and log in with "
             f"'hf auth login', or {_INSTEAD}"
         ) from error
+    except errors.RevisionNotFoundError as error:
+        raise ModelError(f"{name} on the hub has no revision {revision or 'main'}; check it, or {_INSTEAD}") from error
     except errors.RepositoryNotFoundError as error:
         raise ModelError(f"there is no file {name}, nor a public model of that name on the hub; check it") from error
     except (errors.LocalEntryNotFoundError, ConnectionError) as error:
@@ -51,4 +63,12 @@ def fetch(name: str) -> Path:
         raise ModelError(
             f"{name} on the hub has no config.json with .safetensors weights, which the torch backend reads; {_INSTEAD}"
         )
+    check_files(folder)
+    _log_commit(name, revision, folder.name)
     return folder
+
+
+def _log_commit(name: str, revision: str, commit: str) -> None:
+    """The hub client names a folder of files after their commit."""
+    advice = "" if _COMMIT.fullmatch(revision) else f"; name it {name}@{commit} to load the same files every time"
+    log.info("%s is loaded from the hub at commit %s%s", name, commit, advice)

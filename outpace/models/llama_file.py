@@ -7,6 +7,7 @@ import weakref
 from pathlib import Path
 
 from outpace.errors import ModelError
+from outpace.models.checked_file import check_file
 from outpace.models.llama_library import Library
 
 
@@ -15,6 +16,7 @@ class LlamaFile:
         """`vocab_only`: load only the tokenizer; such a file cannot run."""
         self.library = library
         self.path = path
+        check_file(path, library.path, vocab_only=vocab_only)
         library.forget_errors()
         params = library.llama_model_default_params()
         params.vocab_only = vocab_only

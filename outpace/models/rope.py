@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from outpace.errors import ModelError
-
-KNOWN = ("default", "linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,39 +53,3 @@ def yarn(
     if scale is None:
         scale = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
     return Rope(frequencies / factor * (1 - kept) + frequencies * kept, scale)
-
-
-def rope_from_config(config: Mapping[str, Any], head_dim: int, context: int) -> Rope:
-    """From a config.json: `rope_parameters` in newer ones, `rope_theta` and `rope_scaling` in older ones."""
-    scaling = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
-    base = float(scaling.get("rope_theta") or config.get("rope_theta") or 10000.0)
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    frequencies = unscaled(base, head_dim)
-    if kind == "default":
-        return Rope(frequencies)
-    if kind not in KNOWN:
-        raise ModelError(
-            f"the model's RoPE scaling is {kind!r}, but the torch backend supports only {', '.join(KNOWN)}"
-        )
-    factor = _number(scaling, "factor")
-    if kind == "linear":
-        return Rope(frequencies / factor)
-    original = float(
-        scaling.get("original_max_position_embeddings") or config.get("original_max_position_embeddings") or context
-    )
-    if kind == "llama3":
-        low, high = _number(scaling, "low_freq_factor"), _number(scaling, "high_freq_factor")
-        turns = original * frequencies / (2 * math.pi)  # over the original training context
-        kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
-        return Rope(frequencies / factor * (1 - kept) + frequencies * kept)
-    fast, slow = float(scaling.get("beta_fast") or 32), float(scaling.get("beta_slow") or 1)
-    attention, truncate = scaling.get("attention_factor"), bool(scaling.get("truncate", True))
-    scale = float(attention) if attention is not None else None
-    return yarn(frequencies, factor, base, original, fast, slow, scale=scale, truncate=truncate)
-
-
-def _number(scaling: Mapping[str, Any], key: str) -> float:
-    value = scaling.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise ModelError(f"the model's RoPE scaling has no usable {key} ({value!r}); its config.json is damaged")
-    return float(value)

@@ -163,7 +163,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
     write(tmp_path, byte_level())
     assert "tokens and the model 100 embeddings; the files do not belong together" in refusal(100)
     (tmp_path / "tokenizer_config.json").write_text("{")
-    assert "tokenizer_config.json cannot be read" in refusal()
+    assert "tokenizer_config.json is not JSON" in refusal()
     (tmp_path / "tokenizer.json").write_text("{}")
     assert "tokenizer.json is missing or damaged" in refusal()
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import builtins
+import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from outpace.errors import ModelError
-from outpace.models import hub
+from outpace.models import hub, hub_check
 from outpace.models.resolve import resolve_model
 
 huggingface_hub = pytest.importorskip("huggingface_hub", reason="huggingface_hub comes with outpace[torch]")
@@ -72,8 +74,73 @@ def test_a_name_becomes_the_folder_of_its_files(use, tmp_path):
         "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "README.md", "pytorch_model.bin",
         "consolidated.safetensors", "original/model.safetensors", "onnx/config.json",
     ]  # fmt: skip
-    kept = huggingface_hub.utils.filter_repo_objects(files, **options)
+    patterns = {key: options[key] for key in ("allow_patterns", "ignore_patterns")}
+    kept = huggingface_hub.utils.filter_repo_objects(files, **patterns)
     assert list(kept) == files[:7]
+
+
+def snapshot(tmp_path: Path, commit: str) -> Path:
+    folder = tmp_path / commit
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).touch()
+    return folder
+
+
+def test_the_commit_is_logged_with_the_name_that_pins_it(use, tmp_path, caplog):
+    caplog.set_level("INFO", "outpace.models")
+    commit = "0123456789abcdef" * 2 + "01234567"
+    stand_in = use(snapshot(tmp_path, commit))
+    resolve_model(NAME)
+    assert f"{NAME} is loaded from the hub at commit {commit}; name it {NAME}@{commit} to load" in caplog.text
+    caplog.clear()
+    resolve_model(f"{NAME}@{commit}")
+    assert f"at commit {commit}" in caplog.text and "name it" not in caplog.text
+    assert [(name, options["revision"]) for name, options in stand_in.asked] == [(NAME, None), (NAME, commit)]
+
+
+@pytest.mark.parametrize("revision", ["main", "v1.0", "refs/pr/3", "0123abc"])
+def test_a_name_may_carry_a_revision(use, tmp_path, revision):
+    stand_in = use(snapshot(tmp_path, "a" * 40))
+    resolve_model(f"{NAME}@{revision}")
+    assert [(name, options["revision"]) for name, options in stand_in.asked] == [(NAME, revision)]
+
+
+def linked(folder: Path, name: str, content: bytes, blob: str) -> Path:
+    """A file as the hub client keeps it: under its hash, with a link by its name."""
+    blobs = folder.parent.parent / "blobs"
+    blobs.mkdir(exist_ok=True)
+    (blobs / blob).write_bytes(content)
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(blobs / blob)
+    return blobs / blob
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need rights here")
+def test_files_are_compared_with_the_hashes_of_the_hub(use, tmp_path, monkeypatch):
+    monkeypatch.setenv("OUTPACE_CACHE_DIR", str(tmp_path / "cache"))
+    snapshots = tmp_path / "hub" / "snapshots"
+    snapshots.mkdir(parents=True)
+    folder = snapshot(snapshots, "a" * 40)
+    weights = b"weights" * 1000
+    large = linked(folder, "model.safetensors", weights, hashlib.sha256(weights).hexdigest())
+    small = linked(folder, "config.json", b"{}\n", "0967ef424bce6791893e9a57bb952f80fd536e93")  # git's hash of it
+    use(folder)
+    assert resolve_model(NAME) == folder
+    with monkeypatch.context() as patch:
+        patch.setattr(hub_check, "_hash", lambda *_: pytest.fail("a file was read again"))
+        assert resolve_model(NAME) == folder
+    for blob, content, changed in ((large, weights, weights[:-1] + b"S"), (small, b"{}\n", b"[]\n")):
+        blob.write_bytes(changed)
+        assert "is not the file that the hub has (hash " in refusal()
+        blob.write_bytes(content)
+        assert resolve_model(NAME) == folder
+
+
+def test_a_revision_that_does_not_exist_is_named(use):
+    use(failure("RevisionNotFoundError"))
+    with pytest.raises(ModelError, match="owner/some-model on the hub has no revision v9; check it"):
+        resolve_model(f"{NAME}@v9")
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
@@ -123,7 +190,9 @@ def test_without_the_client_its_package_is_named(monkeypatch, tmp_path):
     assert "pip install 'outpace[torch]' to fetch it, or download it by other means" in refusal()
 
 
-@pytest.mark.parametrize("name", ["no/such/model", "owner/model.gguf", "owner/model:Q4_K_M", "https://a.b/c", "/a/b"])
+@pytest.mark.parametrize(
+    "name", ["no/such/model", "owner/model.gguf", "owner/model:Q4_K_M", "https://a.b/c", "/a/b", "a/b@", "a/b@c@d"]
+)
 def test_nothing_else_is_looked_for_there(use, name):
     stand_in = use(ModelError("asked"))
     with pytest.raises(ModelError):

@@ -667,7 +667,8 @@ def test_an_unknown_architecture_is_named_with_the_known_ones(folder):
         ({"hidden_act": "gelu"}, "sets hidden_act to 'gelu', which the torch backend does not support"),
         ({"quantization_config": {"bits": 4}}, "sets quantization_config"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "RoPE scaling is 'dynamic'"),
-        ({"rope_parameters": LLAMA3 | {"factor": "x"}}, "RoPE scaling has no usable factor ('x')"),
+        ({"rope_parameters": LLAMA3 | {"factor": "x"}}, "has no usable rope_parameters.factor ('x')"),
+        ({"rope_parameters": LLAMA3 | {"low_freq_factor": 4.0}}, "a low_freq_factor of 4.0 over 4.0"),
         ({"num_hidden_layers": None}, "has no usable num_hidden_layers (None)"),
         ({"num_key_value_heads": 3}, "do not divide evenly"),
         ({"rms_norm_eps": "small"}, "has no usable rms_norm_eps"),
@@ -703,7 +704,7 @@ def test_broken_files(folder):
     index.write_text(json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}}))
     assert "lacks the shard model-00001-of-00002.safetensors that its index lists" in refusal(folder)
     index.write_text("{}")
-    assert "lists no shards" in refusal(folder)
+    assert "index.json has no usable weight_map (None)" in refusal(folder)
     (folder / "config.json").write_text("{")
     assert "config.json is not JSON" in refusal(folder)
     (folder / "config.json").unlink()

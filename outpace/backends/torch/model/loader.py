@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +13,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from outpace.backends.torch.model.gguf_quants import can_dequantise, dequantise
-from outpace.backends.torch.model.weights import HEAD, Weights, allocate, fill, num_weight_bytes
+from outpace.backends.torch.model.weights import HEAD, Weights, allocate, check_shapes, fill, num_weight_bytes
 from outpace.errors import ModelError
 from outpace.models.architecture import Architecture
 from outpace.models.gguf_header import read_header
 from outpace.models.gguf_model import OUTSIDE, Description, Unsupported, describe
 from outpace.models.hf_config import read_config
+from outpace.models.hf_schema import ShardIndex, read_json, validate
 
 INDEX = "model.safetensors.index.json"
 
@@ -57,12 +57,13 @@ class SafetensorsFolder:
         self.name = folder.name
         self.config = read_config(folder)
         self._shards = _find_shards(folder)
-        names = {name for shard in self._shards for name in _names(shard)}
-        self.tied = HEAD not in names if self.config.tied is None else self.config.tied
+        shapes = {name: shape for shard in self._shards for name, shape in _shapes(shard).items()}
+        self.tied = HEAD not in shapes if self.config.tied is None else self.config.tied
+        check_shapes(shapes, self.config, tied=self.tied, source=self.name)
 
     def tensors(self, device: torch.device) -> Iterator[tuple[str, Tensor]]:
         for shard in self._shards:
-            for name in _names(shard):
+            for name in _shapes(shard):
                 try:
                     with safe_open(shard, framework="pt", device=str(device)) as file:
                         tensor = file.get_tensor(name)
@@ -73,26 +74,29 @@ class SafetensorsFolder:
 
 def _find_shards(folder: Path) -> list[Path]:
     index = folder / INDEX
-    if index.is_file():
-        try:
-            listed = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{index} lists no shards ({error!r}); download it again") from error
-        missing = [name for name in listed if not (folder / name).is_file()]
-        if missing:
-            raise ModelError(f"{folder} lacks the shard {missing[0]} that its index lists; download it again")
-        return [folder / name for name in listed]
-    shards = sorted(folder.glob("*.safetensors"))
-    if not shards:
-        raise ModelError(f"{folder} holds no .safetensors file; name a folder that has the model's weights in it")
-    return shards
+    try:
+        values = read_json(index)
+    except FileNotFoundError:
+        shards = sorted(folder.glob("*.safetensors"))
+        if not shards:
+            raise ModelError(
+                f"{folder} holds no .safetensors file; name a folder that has the model's weights in it"
+            ) from None
+        return shards
+    listed = sorted(set(validate(ShardIndex, values, str(index)).weight_map.values()))
+    for name in listed:
+        if Path(name).name != name:  # a path may lead out of the folder
+            raise ModelError(f"{index} lists the shard {name!r:.80}, which is not a file's name; download it again")
+        if not (folder / name).is_file():
+            raise ModelError(f"{folder} lacks the shard {name:.80} that its index lists; download it again")
+    return [folder / name for name in listed]
 
 
-def _names(shard: Path) -> list[str]:
+def _shapes(shard: Path) -> dict[str, tuple[int, ...]]:
     try:
         with safe_open(shard, framework="pt") as file:
-            return list(file.keys())
-    except (SafetensorError, OSError) as error:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(f"{shard} is damaged ({error}); download it again") from error
 
 

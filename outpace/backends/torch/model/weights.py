@@ -6,7 +6,7 @@ tensor into place; a missing or unknown tensor, or another shape, is an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -94,6 +94,30 @@ def num_weight_bytes(config: Architecture, *, tied: bool, dtype: torch.dtype) ->
     return allocate(config, tied=tied, dtype=dtype, device=torch.device("meta")).num_bytes
 
 
+def check_shapes(found: Mapping[str, tuple[int, ...]], config: Architecture, *, tied: bool, source: str) -> None:
+    """Compare a checkpoint's tensors with its config before any memory is allocated for them."""
+    made = allocate(config, tied=tied, dtype=torch.float16, device=torch.device("meta"))
+    expected = {name: tuple(place.shape) for name, place in named_tensors(made, config).items()}
+    for name, shape in found.items():
+        if name in expected:
+            _check_shape(name, shape, expected[name], source)
+    _check_none_missing([name for name in expected if name not in found], source)
+
+
+def _check_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...], source: str) -> None:
+    if found != expected:
+        raise ModelError(
+            f"{source} holds {name} of shape {list(found)} and its config.json asks for {list(expected)}; "
+            "the files do not belong together, download them again"
+        )
+
+
+def _check_none_missing(missing: list[str], source: str) -> None:
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ModelError(f"{source} lacks {missing[0]}{more}; download it again, with all its shards")
+
+
 def fill(weights: Weights, config: Architecture, checkpoint: Iterable[tuple[str, Tensor]], source: str) -> None:
     """Copy every tensor of a checkpoint, under its Hugging Face name, to its place."""
     places = named_tensors(weights, config)
@@ -105,15 +129,9 @@ def fill(weights: Weights, config: Architecture, checkpoint: Iterable[tuple[str,
                 continue
             cause = "twice" if name in shapes else "but its config.json has no such tensor"
             raise ModelError(f"{source} holds {name} {cause}; the files do not belong together, download them again")
-        if tuple(tensor.shape) != shapes[name]:
-            raise ModelError(
-                f"{source} holds {name} of shape {list(tensor.shape)} and its config.json asks for "
-                f"{list(shapes[name])}; the files do not belong together, download them again"
-            )
+        _check_shape(name, tuple(tensor.shape), shapes[name], source)
         place.copy_(tensor)
-    if places:
-        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
-        raise ModelError(f"{source} lacks {next(iter(places))}{more}; download it again, with all its shards")
+    _check_none_missing(list(places), source)
 
 
 def named_tensors(weights: Weights, config: Architecture) -> dict[str, Tensor]:

@@ -1,0 +1,56 @@
+"""Tries hostile files, one JSON line per file on stdin, one JSON line per outcome on stdout."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from outpace import LLM, SamplingParams
+from outpace.errors import OutpaceError
+from outpace.models.chat_template import render_chat
+
+LONGEST = 1500  # characters of a sentence that a person can read
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hello <|im_end|> 1234 \u4f60\u597d"},
+]
+
+
+def try_model(path: str, backend: Any) -> None:
+    params = SamplingParams(max_tokens=3, temperature=0.0)
+    options: dict[str, Any] = {"device": "cpu"} if backend == "torch" else {}
+    with LLM(path, backend=backend, speculation="off", threads=1, max_context=256, **options) as llm:
+        llm.generate("Hello \u4f60", params)
+        if llm.tokenizer.chat_template is not None:
+            llm.chat(MESSAGES, params)
+
+
+def try_template(path: str) -> None:
+    render_chat(Path(path).read_text(encoding="utf-8"), MESSAGES, bos_token="<s>", eos_token="</s>")
+
+
+def outcome(case: dict[str, Any]) -> tuple[str, str]:
+    try:
+        if case["kind"] == "template":
+            try_template(case["path"])
+        else:
+            try_model(case["path"], case["backend"])
+    except OutpaceError as error:
+        sentence = str(error)
+        return ("refused" if sentence.isprintable() and 20 < len(sentence) < LONGEST else "ugly"), sentence
+    except BaseException:
+        return "traceback", traceback.format_exc()
+    return "ran", ""
+
+
+def main() -> None:
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(json.dumps(outcome(json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
