@@ -39,7 +39,8 @@ def create_app(engine: AsyncEngine, tokenizer: Tokenizer, config: ServerConfig, 
             for task in tasks:
                 task.cancel()
             await engine.stop()
-            state.workers.shutdown(wait=False)
+            # A thread that works on a text cannot be stopped, and its result needs the event loop.
+            await asyncio.to_thread(state.workers.shutdown, cancel_futures=True)
 
     app = FastAPI(
         title="Outpace",
@@ -52,7 +53,7 @@ def create_app(engine: AsyncEngine, tokenizer: Tokenizer, config: ServerConfig, 
     errors.install(app)
     app.include_router(completions.router)
     app.include_router(info.router)
-    app.add_middleware(Gate, api_keys=config.api_keys, max_request_bytes=config.max_request_bytes, metrics=state.http)
+    app.add_middleware(Gate, config=config, metrics=state.http)
     if config.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

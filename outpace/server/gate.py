@@ -1,4 +1,5 @@
-"""Middleware for every request: it sets the request id, checks the API key, limits the body and writes a log line.
+"""Middleware for every request: it sets the request id, checks the API key or the origin, limits the body and how many
+requests are answered at once, and writes a log line.
 
 It is plain ASGI, so that streams pass through unbuffered and see when the client disconnects.
 """
@@ -10,22 +11,27 @@ import hashlib
 import hmac
 import logging
 import re
-from collections.abc import Sequence
 from contextlib import suppress
+from ipaddress import ip_address
 from time import perf_counter
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from outpace.engine.generation import EngineStopped
+from outpace.server.config import ServerConfig
 from outpace.server.errors import ApiError, as_api_error, reply
 from outpace.server.replies import Answer
 from outpace.server.state import HttpMetrics
+from outpace.server.streaming import CLIENT_LEFT
 
 log = logging.getLogger("outpace.server")
 
 _PLAIN_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 _OPEN_PATHS = frozenset({"/health", "/version", "/metrics", "/docs", "/redoc", "/openapi.json"})
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _CLOSE = {"Connection": "close"}
 _BODY_SECONDS = 60.0
 _DISCARD_BYTES, _DISCARD_SECONDS = 64 << 20, 5.0
@@ -33,10 +39,13 @@ _QUIET_PATHS = frozenset({"/health", "/metrics"})  # monitoring polls these ever
 
 
 class Gate:
-    def __init__(self, app: ASGIApp, *, api_keys: Sequence[str], max_request_bytes: int, metrics: HttpMetrics) -> None:
+    def __init__(self, app: ASGIApp, *, config: ServerConfig, metrics: HttpMetrics) -> None:
         self._app = app
-        self._keys = [_digest(key.encode()) for key in api_keys]
-        self._max_bytes = max_request_bytes
+        self._keys = [_digest(key.encode()) for key in config.api_keys]
+        self._origins = config.allowed_origins
+        self._max_bytes = config.max_request_bytes
+        self._max_requests = config.max_connections
+        self._num_requests = 0  # that are complete and not yet answered
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,7 +67,18 @@ class Gate:
 
         try:
             self._check_key(scope, headers)
-            await self._app(scope, await self._with_body(headers, receive), send_with_id)
+            self._check_origin(scope, headers)
+            received = await self._with_body(headers, receive)
+            if received is None:
+                status = CLIENT_LEFT
+            else:
+                await self._answer(scope, received, send_with_id)
+        except asyncio.CancelledError:
+            # Only a shutdown cancels requests: it has waited for as long as it may.
+            if not status:
+                await reply(EngineStopped("the server is shutting down; send the request to another one, or later"))(
+                    scope, receive, send_with_id
+                )
         except Exception as error:
             api_error = as_api_error(error)
             if api_error.status == 500:
@@ -71,6 +91,18 @@ class Gate:
         finally:
             self._log_request(scope, request_id, status, perf_counter() - began)
 
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request to the app, unless too many are being answered. Monitoring always gets through."""
+        if self._num_requests >= self._max_requests and scope["path"] not in _QUIET_PATHS:
+            message = f"{self._num_requests} requests are being answered, as many as allowed; try again later"
+            raise ApiError(503, message, type="service_unavailable_error", code="too_many_connections",
+                           headers=_CLOSE | {"Retry-After": "1"})  # fmt: skip
+        self._num_requests += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._num_requests -= 1
+
     def _check_key(self, scope: Scope, headers: Headers) -> None:
         if not self._keys or scope["path"] in _OPEN_PATHS or scope["method"] == "OPTIONS":
             return
@@ -82,8 +114,25 @@ class Gate:
             message = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
-    async def _with_body(self, headers: Headers, receive: Receive) -> Receive:
-        """Read the whole body, up to the limit, and return a `receive` that gives it to the app in one message."""
+    def _check_origin(self, scope: Scope, headers: Headers) -> None:
+        """Refuse to act for web pages of other origins where no key protects the server from them.
+
+        A browser sends a page's simple requests anywhere without asking first. That the origin is the host it connected
+        to proves nothing if the host is a name, because a name's owner can make it point to this machine.
+        """
+        origin = headers.get("origin")
+        if self._keys or origin is None or scope["method"] in _SAFE_METHODS:
+            return
+        if origin in self._origins or "*" in self._origins or _is_own(origin, headers.get("host", "")):
+            return
+        message = "pages of this origin may not use the server; allow it with --allowed-origins, or set --api-key"
+        raise ApiError(403, message, code="origin_not_allowed")
+
+    async def _with_body(self, headers: Headers, receive: Receive) -> Receive | None:
+        """Read the whole body, up to the limit, and return a `receive` that gives it to the app in one message.
+
+        None if the client disconnects before its end.
+        """
         announced = headers.get("content-length", "")
         if announced.isdigit() and int(announced) > self._max_bytes:
             raise self._too_large()
@@ -94,7 +143,7 @@ class Gate:
                 while True:
                     message = await receive()
                     if message["type"] != "http.request":
-                        break  # the client has disconnected
+                        return None
                     parts.append(message.get("body", b""))
                     num_bytes += len(parts[-1])
                     if num_bytes > self._max_bytes:
@@ -148,6 +197,17 @@ async def _discard(receive: Receive) -> None:
                 num_bytes += len(message.get("body", b""))
                 if not message.get("more_body", False):
                     return
+
+
+def _is_own(origin: str, host: str) -> bool:
+    """Whether the origin is this server itself, reached by an address or as localhost."""
+    try:
+        parts = urlsplit(origin)
+        if parts.netloc != host or not parts.hostname:
+            return False
+        return parts.hostname == "localhost" or bool(ip_address(parts.hostname))
+    except ValueError:
+        return False
 
 
 def _digest(key: bytes) -> bytes:

@@ -12,15 +12,18 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import uvicorn
 
 from outpace.engine.async_engine import AsyncEngine
 from outpace.errors import OutpaceError
+from outpace.server import descriptors
 from outpace.server.app import create_app
 from outpace.server.config import ServerConfig
+from outpace.server.connections import Connection, Room
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -41,18 +44,18 @@ class Server(uvicorn.Server):
     """uvicorn, but after a signal answers may finish until the timeout; then each ends with an error event."""
 
     def __init__(self, app: FastAPI, engine: AsyncEngine, config: ServerConfig) -> None:
+        self._room = room = Room(config.max_connections)
         super().__init__(
             uvicorn.Config(
                 app,
                 # Measured: httptools and uvloop save nothing here, because most of an event's cost is its system call.
                 # h11 limits the size of headers.
-                http="h11",
+                http=cast("type[asyncio.Protocol]", partial(Connection, room)),
                 loop="asyncio",
                 ws="none",
                 access_log=False,
                 log_config=None,
                 server_header=False,
-                limit_concurrency=config.max_connections,
                 timeout_graceful_shutdown=round(config.shutdown_timeout + _LAST_EVENTS_SECONDS),
             )
         )
@@ -83,7 +86,8 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         sys.setswitchinterval(_SWITCH_SECONDS)
-        self._gc_task = asyncio.create_task(_collect_garbage(self._engine))
+        asyncio.get_running_loop().set_exception_handler(descriptors.log_loop_error)
+        self._tasks = [asyncio.create_task(_collect_garbage(self._engine)), asyncio.create_task(self._room.watch())]
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -95,7 +99,8 @@ class Server(uvicorn.Server):
         cutoff = asyncio.create_task(self._cut_off_late_answers())
         await super().shutdown(sockets)
         cutoff.cancel()
-        self._gc_task.cancel()
+        for task in self._tasks:
+            task.cancel()
 
     async def _cut_off_late_answers(self) -> None:
         await asyncio.sleep(self._shutdown_timeout)
@@ -126,6 +131,7 @@ async def _collect_garbage(engine: AsyncEngine) -> None:
 
 def serve(llm: LLM, config: ServerConfig) -> int:
     """Serve until a signal or an engine failure. Returns the exit status."""
+    config = descriptors.fit(config)
     listener = listen(config.host, config.port)
     engine = AsyncEngine(llm.engine, max_queued=config.max_queued)
     app = create_app(engine, llm.tokenizer, config, max_context=llm.config.max_context)
