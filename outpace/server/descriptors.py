@@ -55,13 +55,14 @@ def fit(config: ServerConfig) -> ServerConfig:
 def log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """The event loop's handler of errors that nobody awaits: a failing accept() is one line a minute, no traceback.
 
-    asyncio reports it thousands of times a second, because it tries once for every connection that may be waiting.
+    asyncio reports it thousands of times a second, because it tries once for every connection that may be waiting, and
+    each try is repeated a second later, even if the listening socket is closed by then.
     """
-    error = context.get("exception")
-    if isinstance(error, OSError) and error.errno in _NO_RESOURCE and "accept" in context.get("message", ""):
+    error, message = context.get("exception"), context.get("message", "")
+    if isinstance(error, OSError) and error.errno in _NO_RESOURCE and "accept" in message:
         _seldom.warning(
             "cannot accept a connection: %s; raise the limit with 'ulimit -n' or lower --max-connections",
             error.strerror,
         )
-    else:
+    elif not (isinstance(error, ValueError) and "_start_serving" in message):
         loop.default_exception_handler(context)
