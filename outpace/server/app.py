@@ -39,8 +39,7 @@ def create_app(engine: AsyncEngine, tokenizer: Tokenizer, config: ServerConfig, 
             for task in tasks:
                 task.cancel()
             await engine.stop()
-            # A thread that works on a text cannot be stopped, and its result needs the event loop.
-            await asyncio.to_thread(state.workers.shutdown, cancel_futures=True)
+            state.workers.shutdown(wait=False)
 
     app = FastAPI(
         title="Outpace",
