@@ -20,6 +20,7 @@ from outpace.server.logs import Seldom
 
 HEAD_SECONDS = 10.0  # from the connection, or the end of the last answer, to the end of the next request's head
 SPARE_CONNECTIONS = 32  # above --max-connections, so that /health is answered when that many requests are
+ACCEPTED_AT_ONCE = 64  # between two turns of the connections that are open
 _CHECK_SECONDS = 1.0
 _MIN_TAKEN = 1024.0  # bytes a second: a client that takes an answer more slowly than this has left it
 _FIRST_PROBE_SECONDS = 0.02
@@ -28,30 +29,39 @@ _READ_BYTES = 1 << 16  # at once from a connection; each takes its turn
 _FREE_CHUNKS, _MIN_CHUNK_BYTES = 1000, 256
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
-_seldom = Seldom("outpace.server", seconds=60.0)
+_seldom_full = Seldom("outpace.server", seconds=60.0)
+_seldom_broken = Seldom("outpace.server", seconds=60.0)
 
 
 class Room:
     """All connections of a server, and which of them wait for their client: for a request, or for its body.
 
-    Only those can be too many: the gate limits how many requests are answered at once. So if a connection comes and
-    there is no place for it, the one that has waited longest is closed.
+    Only those can be too many: the gate limits how many requests are answered at once. So if there is no place for a
+    new connection, the one that has waited longest is closed.
     """
 
     def __init__(self, max_connections: int) -> None:
         self._most = max_connections + SPARE_CONNECTIONS
+        self._is_trimming = False
         self._all: set[Connection] = set()
         self._waiting: dict[Connection, tuple[float, int]] = {}  # since when, and the bytes unsent then; oldest first
 
     def enter(self, connection: Connection) -> None:
         self._all.add(connection)
         self.note(connection)
-        if len(self._all) > self._most:
-            _seldom.warning(
-                "all %d connections are in use, so those that wait longest for their client are closed; "
-                "a proxy can limit connections per client",
-                self._most,
-            )
+        if len(self._all) > self._most and not self._is_trimming:
+            self._is_trimming = True
+            # After the event loop has read from the new connections: most requests are there already.
+            connection.loop.call_soon(connection.loop.call_soon, self._trim)
+
+    def _trim(self) -> None:
+        self._is_trimming = False
+        _seldom_full.warning(
+            "more than %d connections are open, so those that wait longest for their client are closed; a proxy can "
+            "limit connections per client",
+            self._most,
+        )
+        while len(self._all) > self._most and self._waiting:
             oldest = next(iter(self._waiting))
             self.leave(oldest)
             oldest.end()
@@ -175,6 +185,8 @@ class Connection(H11Protocol):
             self.end()
 
     def send_400_response(self, msg: str) -> None:
+        # uvicorn warns of each; anyone could fill the log with these.
+        _seldom_broken.warning("a client sent what is not valid HTTP; the last one was %s", self.client)
         self._refuse(HTTPStatus.BAD_REQUEST, "the request is not valid HTTP; check what your client sends")
 
     # ---- endings

@@ -10,7 +10,7 @@ from typing import Any
 
 from outpace.errors import UsageError
 from outpace.server.config import ServerConfig
-from outpace.server.connections import SPARE_CONNECTIONS
+from outpace.server.connections import ACCEPTED_AT_ONCE, SPARE_CONNECTIONS
 from outpace.server.logs import Seldom
 
 try:
@@ -20,7 +20,8 @@ except ImportError:  # Windows, whose sockets are not counted with files
 
 log = logging.getLogger("outpace.server")
 
-_OTHER_DESCRIPTORS = 128  # model files, the event loop, the log, a device's driver
+# Model files, the event loop, the log, a device's driver; and connections that are closed some turns after they came.
+_OTHER_DESCRIPTORS = 128 + 4 * ACCEPTED_AT_ONCE
 _NO_RESOURCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _seldom = Seldom("outpace.server", seconds=60.0)
 

@@ -34,6 +34,8 @@ _OPEN_PATHS = frozenset({"/health", "/version", "/metrics", "/docs", "/redoc", "
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _CLOSE = {"Connection": "close"}
 _BODY_SECONDS = 60.0
+# Parsing a large body blocks the event loop, for up to 50 ms a megabyte. So such bodies take turns, at this rate.
+_LARGE_BYTES, _PARSED_BYTES_PER_SECOND = 1 << 16, 10 << 20
 _DISCARD_BYTES, _DISCARD_SECONDS = 64 << 20, 5.0
 _QUIET_PATHS = frozenset({"/health", "/metrics"})  # monitoring polls these every few seconds
 
@@ -46,6 +48,7 @@ class Gate:
         self._max_bytes = config.max_request_bytes
         self._max_requests = config.max_connections
         self._num_requests = 0  # that are complete and not yet answered
+        self._turn, self._next_turn = asyncio.Lock(), 0.0  # of large bodies; the time is the event loop's
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,6 +93,18 @@ class Gate:
             await reply(api_error)(scope, receive, send_with_id)
         finally:
             self._log_request(scope, request_id, status, perf_counter() - began)
+
+    async def _wait_for_turn(self, num_bytes: int, receive: Receive) -> bool:
+        """Wait until a large body may be parsed. False if the client has left before that."""
+        if num_bytes <= _LARGE_BYTES:
+            return True
+        loop = asyncio.get_running_loop()
+        async with self._turn:
+            if await _has_left(receive):
+                return False
+            await asyncio.sleep(self._next_turn - loop.time())
+            self._next_turn = loop.time() + num_bytes / _PARSED_BYTES_PER_SECOND
+            return True
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request to the app, unless too many are being answered. Monitoring always gets through."""
@@ -155,6 +170,8 @@ class Gate:
             raise ApiError(
                 408, f"the body did not arrive within {_BODY_SECONDS:g} seconds; send it again", headers=_CLOSE
             ) from None
+        if not await self._wait_for_turn(num_bytes, receive):
+            return None
         first: Message | None = message
 
         async def replay() -> Message:
@@ -185,6 +202,15 @@ class Gate:
             facts["finish"] = "+".join(sorted(reasons)) if answer.is_complete else "incomplete"
         level = logging.DEBUG if path in _QUIET_PATHS and status == 200 else logging.INFO
         log.log(level, "request", extra={"facts": facts})
+
+
+async def _has_left(receive: Receive) -> bool:
+    """Whether a client whose request is complete has disconnected: nothing else can be received now."""
+    disconnect = asyncio.ensure_future(receive())
+    await asyncio.sleep(0)
+    has_left = disconnect.done()
+    disconnect.cancel()
+    return has_left
 
 
 async def _discard(receive: Receive) -> None:

@@ -23,7 +23,7 @@ from outpace.errors import OutpaceError
 from outpace.server import descriptors
 from outpace.server.app import create_app
 from outpace.server.config import ServerConfig
-from outpace.server.connections import Connection, Room
+from outpace.server.connections import ACCEPTED_AT_ONCE, Connection, Room
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -37,6 +37,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # With CPython's default of 5 ms, streams to 64 clients were late by tenths of a second.
 _SWITCH_SECONDS = 0.0002
 _COLLECTION_SECONDS, _MAX_ROUNDS, _NEVER = 10.0, 6, 10**9
+_MOST_UNACCEPTED = 2048  # connections that the system keeps until they are accepted
 _LAST_EVENTS_SECONDS = 5  # to write the error events of streams that are cut off
 
 
@@ -56,6 +57,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 log_config=None,
                 server_header=False,
+                backlog=ACCEPTED_AT_ONCE,
                 timeout_graceful_shutdown=round(config.shutdown_timeout + _LAST_EVENTS_SECONDS),
             )
         )
@@ -89,6 +91,8 @@ class Server(uvicorn.Server):
         asyncio.get_running_loop().set_exception_handler(descriptors.log_loop_error)
         self._tasks = [asyncio.create_task(_collect_garbage(self._engine)), asyncio.create_task(self._room.watch())]
         await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_MOST_UNACCEPTED)  # uvicorn's `backlog` sets this too
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._engine.drain()

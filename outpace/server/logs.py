@@ -66,7 +66,7 @@ class Seldom:
 def configure(level: LogLevel, style: LogFormat) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
-    for name, least in (("outpace", level.upper()), ("uvicorn", "WARNING"), ("asyncio", "WARNING")):
+    for name, least in (("outpace", level.upper()), ("uvicorn", "ERROR"), ("asyncio", "WARNING")):
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
         logger.setLevel(least)

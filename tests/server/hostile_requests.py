@@ -23,7 +23,10 @@ ENDPOINTS: dict[str, tuple[type[BaseModel], Fields]] = {
 PATHS = (*ENDPOINTS, "/health", "/metrics", "/version", "/v1/models", "/v1/models/fake", "/reset_prefix_cache", "/docs")
 _NUMBERS = (0, -1, 1, 2, 20, 128, 257, 2**31 - 1, 2**31, 2**53 + 1, 2**63, 2**64, -(2**63) - 1, 10**40, 0.0, -0.0)
 _FLOATS = (0.5, 1.0, 2.0, 1e-320, 1e308, -1e308, 1.5, float("nan"), float("inf"), -float("inf"))
-_TEXTS = ("", "a", "user", "auto", "exact", "\x00", "\ud800", "\udfff\ud800", "é" * 300, "🙂" * 50, "<|im_end|>", "\r\n\x1b[31m")  # fmt: skip
+_TEXTS = (
+    "", "a", "user", "auto", "exact", "\x00", "\ud800", "\udfff\ud800", "é" * 300, "🙂" * 50, "<|im_end|>",
+    "\r\n\x1b[31m",
+)  # fmt: skip
 
 
 def any_value(rng: Random, depth: int = 0) -> Any:
@@ -105,7 +108,9 @@ def broken_json(rng: Random) -> tuple[str, bytes]:
         elif action == 1:
             broken[at : at + 1] = rng.randbytes(1)
         elif action == 2:
-            broken[at:at] = rng.choice((b"\xff", b"\x00", b'"', b"}", b"[", b"\\u", b"NaN", b"-", b",", b"\xef\xbb\xbf"))
+            broken[at:at] = rng.choice(
+                (b"\xff", b"\x00", b'"', b"}", b"[", b"\\u", b"NaN", b"-", b",", b"\xef\xbb\xbf")
+            )
         else:
             broken[at:at] = broken[: rng.randrange(len(broken) + 1)]
     return path, bytes(broken[:200_000])
@@ -115,7 +120,9 @@ BODIES: tuple[Callable[[Random], tuple[str, bytes]], ...] = (right, wrong_fields
 
 
 def as_http(path: str, data: bytes, *, extra: bytes = b"connection: close\r\n") -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n"
+    )
     return head.encode() + extra + b"\r\n" + data
 
 
@@ -134,18 +141,26 @@ _ODD_TARGETS = (
     b"/health?" + b"a=1&" * 500, b"/" + b"a" * 5000, b"/v1/models/" + b"%F0%9F%99%82" * 50, b"/v1/../health", b"/#",
 )  # fmt: skip
 _CHUNKS = (
-    b"0\r\n\r\n", b"2\r\n{}\r\n0\r\n\r\n", b"ZZ\r\n", b"-1\r\n", b"ffffffffffffffffffff\r\n", b"2\r\n{}", b"2;x=y\r\n{}\r\n",
-    b"0\r\ntrailer: a\r\n\r\n", b"1\r\na\r\n" * 3000, b"\r\n", b"2\r\n{}XX",
+    b"0\r\n\r\n", b"2\r\n{}\r\n0\r\n\r\n", b"ZZ\r\n", b"-1\r\n", b"ffffffffffffffffffff\r\n", b"2\r\n{}",
+    b"2;x=y\r\n{}\r\n", b"0\r\ntrailer: a\r\n\r\n", b"1\r\na\r\n" * 3000, b"\r\n", b"2\r\n{}XX",
 )  # fmt: skip
+
+
+_METHODS = (b"GET", b"POST", b"HEAD", b"OPTIONS", b"CONNECT", b"PUT", b"get", b"\x16\x03\x01", b"X" * 300)
+_VERSIONS = (*[b"HTTP/1.1"] * 5, b"HTTP/1.0", b"HTTP/0.9", b"HTTP/2.0", b"HTTP/1.1\x00", b"")
 
 
 def broken_http(rng: Random) -> bytes:
     """A request whose method, target, version, headers or chunks are odd or wrong; several in a row, or cut off."""
     parts = []
     for _ in range(rng.choice((1, 1, 1, 2, 5))):
-        method = rng.choice((b"GET", b"POST", b"HEAD", b"OPTIONS", b"CONNECT", b"PUT", b"get", b"\x16\x03\x01", b"X" * 300))
+        method = rng.choice(
+            (b"GET", b"POST", b"HEAD", b"OPTIONS", b"CONNECT", b"PUT", b"get", b"\x16\x03\x01", b"X" * 300)
+        )
         target = rng.choice(_ODD_TARGETS) if rng.random() < 0.3 else rng.choice(PATHS).encode()
-        version = rng.choice((b"HTTP/1.1", b"HTTP/1.1", b"HTTP/1.1", b"HTTP/1.0", b"HTTP/0.9", b"HTTP/2.0", b"HTTP/1.1\x00", b""))
+        version = rng.choice(
+            (b"HTTP/1.1", b"HTTP/1.1", b"HTTP/1.1", b"HTTP/1.0", b"HTTP/0.9", b"HTTP/2.0", b"HTTP/1.1\x00", b"")
+        )
         headers = [b"host: x"] * (rng.random() < 0.9) + rng.sample(_ODD_HEADERS, rng.choice((0, 0, 0, 1, 2, 3)))
         headers += [b"transfer-encoding: chunked"] * (rng.random() < 0.3)
         end = rng.choice((b"\r\n", b"\r\n", b"\r\n", b"\n"))

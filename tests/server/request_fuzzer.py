@@ -118,7 +118,7 @@ class Fuzzer:
         return "left"
 
     def _broken(self, rng: Random) -> str:
-        """What is not HTTP need not be answered; but no answer is 500, and the connection ends when the client's does."""
+        """What is not HTTP need not be answered; but no answer is 500, and the connection ends with the client's."""
         with self._connect() as connection:
             with suppress(ConnectionError):
                 data = broken_http(rng)

@@ -101,7 +101,7 @@ def test_the_head_of_a_request_has_a_time_limit(hurried):
 def test_a_byte_now_and_then_does_not_extend_the_limit(hurried):
     with live(make(), ByteTokenizer(), 512) as server, connect(server) as slow:
         began = time.monotonic()
-        with pytest.raises(OSError):  # noqa: PT011 - a reset or a broken pipe
+        with pytest.raises(OSError):  # a reset or a broken pipe
             for byte in b"GET /health HTTP/1.1\r\nx: " + b"y" * 1000:
                 slow.send(bytes([byte]))
                 time.sleep(0.02)
@@ -193,10 +193,10 @@ def test_a_client_that_half_closes_gets_its_answer(stream):
 
 
 def test_pipelined_requests_before_a_half_close_are_all_answered():
-    with live(make(), ByteTokenizer(), 512) as server:
-        with connect(server, b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * 3) as connection:
-            connection.shutdown(socket.SHUT_WR)
-            assert received(connection).count(b"HTTP/1.1 200") == 3
+    data = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * 3
+    with live(make(), ByteTokenizer(), 512) as server, connect(server, data) as connection:
+        connection.shutdown(socket.SHUT_WR)
+        assert received(connection).count(b"HTTP/1.1 200") == 3
 
 
 # ---- broken HTTP
