@@ -100,9 +100,9 @@ class Gate:
             return True
         loop = asyncio.get_running_loop()
         async with self._turn:
+            await asyncio.sleep(self._next_turn - loop.time())
             if await _has_left(receive):
                 return False
-            await asyncio.sleep(self._next_turn - loop.time())
             self._next_turn = loop.time() + num_bytes / _PARSED_BYTES_PER_SECOND
             return True
 

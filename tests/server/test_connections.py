@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import logging
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from outpace.server import connections, gate
 from outpace.server.launch import listen
 from tests import server_helper
 from tests.fakes import ByteTokenizer
-from tests.server.test_faults import body, exchange, make, offline, open_request, text_of
+from tests.server.test_faults import body, exchange, make, offline, open_request, process, text_of
 from tests.server_helper import LiveServer, live, wait_until
 
 HALF = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-"
@@ -72,6 +73,17 @@ def test_connections_without_a_whole_request_lock_nobody_out(monkeypatch, sent):
         stuck[-1].settimeout(0.1)
         with pytest.raises(TimeoutError):
             stuck[-1].recv(1)
+
+
+def test_many_requests_at_once_are_read_before_connections_are_closed(monkeypatch):
+    monkeypatch.setattr(connections, "SPARE_CONNECTIONS", 2)
+    with live(make(), ByteTokenizer(), 512, max_connections=4) as server, ExitStack() as held:
+        loop = server.async_engine._loop
+        assert loop is not None
+        loop.call_soon_threadsafe(time.sleep, 0.5)  # so that it finds all of them together
+        request = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        many = [held.enter_context(connect(server, request)) for _ in range(40)]
+        assert all(received(connection).startswith(b"HTTP/1.1 200") for connection in many)
 
 
 def test_more_answers_than_connections_are_refused_and_health_answers():
@@ -225,3 +237,14 @@ def test_a_body_of_tiny_chunks_is_refused():
         chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in data)
         json_head = head.replace(b"\r\n\r\n", b"\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n")
         assert exchange(server, json_head + chunks + b"0\r\n\r\n").startswith(b"HTTP/1.1 200")
+
+
+def test_broken_requests_do_not_fill_the_log():
+    with process(shutdown_timeout=0.1) as (running, server):
+        for _ in range(30):
+            assert exchange(server, b"this is not HTTP\r\n\r\n").startswith(b"HTTP/1.1 400")
+        running.send_signal(signal.SIGTERM)
+        assert running.stderr is not None
+        lines = running.stderr.read().splitlines()
+        assert running.wait(20) == 0
+    assert len([line for line in lines if "valid HTTP" in line]) == 1 and len(lines) < 10, lines
