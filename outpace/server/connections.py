@@ -182,7 +182,7 @@ class Connection(H11Protocol):
         super().on_response_complete()
         self._room.restart(self)
         if self._has_sent_all and self.is_waiting:
-            self.end()
+            self.transport.close()  # when all of the answer is sent
 
     def send_400_response(self, msg: str) -> None:
         # uvicorn warns of each; anyone could fill the log with these.
@@ -193,7 +193,8 @@ class Connection(H11Protocol):
 
     def give_up(self) -> None:
         """The client took too long. If it has begun a request, it hears why."""
-        if self.conn.our_state is h11.IDLE and self.conn.trailing_data[0]:
+        has_begun = self.conn.our_state is h11.IDLE and self.conn.trailing_data[0]
+        if has_begun and not self.transport.get_write_buffer_size():
             message = f"the head of the request did not arrive within {HEAD_SECONDS:g} seconds; send it again"
             self._refuse(HTTPStatus.REQUEST_TIMEOUT, message)
         else:

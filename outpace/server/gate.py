@@ -71,11 +71,9 @@ class Gate:
         try:
             self._check_key(scope, headers)
             self._check_origin(scope, headers)
-            received = await self._with_body(headers, receive)
-            if received is None:
+            body = await self._body(headers, receive)
+            if body is None or not await self._answer(body, scope, receive, send_with_id):
                 status = CLIENT_LEFT
-            else:
-                await self._answer(scope, received, send_with_id)
         except asyncio.CancelledError:
             # Only a shutdown cancels requests: it has waited for as long as it may.
             if not status:
@@ -94,10 +92,26 @@ class Gate:
         finally:
             self._log_request(scope, request_id, status, perf_counter() - began)
 
+    async def _answer(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> bool:
+        """Pass the request to the app, unless too many are being answered; monitoring always gets through.
+
+        False if the client has left before that.
+        """
+        if self._num_requests >= self._max_requests and scope["path"] not in _QUIET_PATHS:
+            message = f"{self._num_requests} requests are being answered, as many as allowed; try again later"
+            raise ApiError(503, message, type="service_unavailable_error", code="too_many_connections",
+                           headers=_CLOSE | {"Retry-After": "1"})  # fmt: skip
+        self._num_requests += 1
+        try:
+            if len(body) > _LARGE_BYTES and not await self._wait_for_turn(len(body), receive):
+                return False
+            await self._app(scope, _with(body, receive), send)
+            return True
+        finally:
+            self._num_requests -= 1
+
     async def _wait_for_turn(self, num_bytes: int, receive: Receive) -> bool:
         """Wait until a large body may be parsed. False if the client has left before that."""
-        if num_bytes <= _LARGE_BYTES:
-            return True
         loop = asyncio.get_running_loop()
         async with self._turn:
             await asyncio.sleep(self._next_turn - loop.time())
@@ -105,18 +119,6 @@ class Gate:
                 return False
             self._next_turn = loop.time() + num_bytes / _PARSED_BYTES_PER_SECOND
             return True
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request to the app, unless too many are being answered. Monitoring always gets through."""
-        if self._num_requests >= self._max_requests and scope["path"] not in _QUIET_PATHS:
-            message = f"{self._num_requests} requests are being answered, as many as allowed; try again later"
-            raise ApiError(503, message, type="service_unavailable_error", code="too_many_connections",
-                           headers=_CLOSE | {"Retry-After": "1"})  # fmt: skip
-        self._num_requests += 1
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._num_requests -= 1
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
         if not self._keys or scope["path"] in _OPEN_PATHS or scope["method"] == "OPTIONS":
@@ -143,11 +145,8 @@ class Gate:
         message = "pages of this origin may not use the server; allow it with --allowed-origins, or set --api-key"
         raise ApiError(403, message, code="origin_not_allowed")
 
-    async def _with_body(self, headers: Headers, receive: Receive) -> Receive | None:
-        """Read the whole body, up to the limit, and return a `receive` that gives it to the app in one message.
-
-        None if the client disconnects before its end.
-        """
+    async def _body(self, headers: Headers, receive: Receive) -> bytes | None:
+        """The whole body, if it is not larger than allowed. None if the client disconnects before its end."""
         announced = headers.get("content-length", "")
         if announced.isdigit() and int(announced) > self._max_bytes:
             raise self._too_large()
@@ -164,24 +163,11 @@ class Gate:
                     if num_bytes > self._max_bytes:
                         raise self._too_large()
                     if not message.get("more_body", False):
-                        message = {"type": "http.request", "body": b"".join(parts), "more_body": False}
-                        break
+                        return b"".join(parts)
         except TimeoutError:
             raise ApiError(
                 408, f"the body did not arrive within {_BODY_SECONDS:g} seconds; send it again", headers=_CLOSE
             ) from None
-        if not await self._wait_for_turn(num_bytes, receive):
-            return None
-        first: Message | None = message
-
-        async def replay() -> Message:
-            nonlocal first
-            if first is None:
-                return await receive()
-            message, first = first, None
-            return message
-
-        return replay
 
     def _too_large(self) -> ApiError:
         message = f"the body is larger than the {self._max_bytes} bytes allowed (--max-request-bytes)"
@@ -202,6 +188,20 @@ class Gate:
             facts["finish"] = "+".join(sorted(reasons)) if answer.is_complete else "incomplete"
         level = logging.DEBUG if path in _QUIET_PATHS and status == 200 else logging.INFO
         log.log(level, "request", extra={"facts": facts})
+
+
+def _with(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the body to the app in one message."""
+    first: Message | None = {"type": "http.request", "body": body, "more_body": False}
+
+    async def replay() -> Message:
+        nonlocal first
+        if first is None:
+            return await receive()
+        message, first = first, None
+        return message
+
+    return replay
 
 
 async def _has_left(receive: Receive) -> bool:

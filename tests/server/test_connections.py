@@ -142,27 +142,39 @@ def test_a_body_has_a_time_limit(monkeypatch):
 
 
 @contextmanager
-def large_answer(server: LiveServer) -> Iterator[socket.socket]:
+def large_answer(
+    server: LiveServer, *, extra: bytes = b"connection: close\r\n", half_closes: bool = False
+) -> Iterator[socket.socket]:
     """A connection whose answer does not fit into the buffers between server and client."""
     data = json.dumps({"prompt": "a" * 900_000, "return_token_strs": True}).encode()
     head = f"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n"
-    with connect(server, head.encode() + b"connection: close\r\n\r\n" + data, receive_buffer=1 << 16) as connection:
-        assert connection.recv(12, socket.MSG_PEEK) == b"HTTP/1.1 200"
+    with connect(server, head.encode() + extra + b"\r\n" + data, receive_buffer=1 << 16) as connection:
+        if half_closes:
+            connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(9, socket.MSG_PEEK) == b"HTTP/1.1 "
         yield connection
 
 
-def test_an_answer_that_nobody_takes_is_dropped(hurried):
-    with live(make(), ByteTokenizer(), 512) as server, large_answer(server):
+@pytest.mark.parametrize("extra", [b"connection: close\r\n", b""], ids=["the last", "with half a head after it"])
+def test_an_answer_that_nobody_takes_is_dropped(hurried, extra):
+    with live(make(), ByteTokenizer(), 512) as server, large_answer(server, extra=extra) as stalled:
+        if not extra:
+            stalled.sendall(HALF)
         wait_until(lambda: num_connections(server) == 0, 10)
 
 
-def test_an_answer_that_is_taken_slowly_arrives_whole(hurried):
-    with live(make(), ByteTokenizer(), 512) as server, large_answer(server) as slow:
+@pytest.mark.parametrize("half_closes", [False, True])
+def test_an_answer_that_is_taken_slowly_arrives_whole(hurried, half_closes):
+    extra = b"" if half_closes else b"connection: close\r\n"
+    with (
+        live(make(), ByteTokenizer(), 512) as server,
+        large_answer(server, extra=extra, half_closes=half_closes) as slow,
+    ):
         data = b""
         while part := slow.recv(1 << 16):
             data += part
             time.sleep(0.01)
-    assert json.loads(data.partition(b"\r\n\r\n")[2])["count"] == 900_001
+    assert json.loads(data.rpartition(b"\r\n\r\n")[2])["count"] == 900_001
 
 
 def test_the_connection_of_a_stream_that_was_given_up_ends(hurried, monkeypatch):
