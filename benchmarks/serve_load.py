@@ -311,10 +311,10 @@ def main() -> int:
         command.add_argument("--clients", type=int, default=clients, help="requests in flight (default: %(default)s)")
         command.add_argument("--tokens", type=int, default=tokens, help="mean tokens per answer (default: %(default)s)")
         command.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
-    for name, seconds, help in (("load", 120.0, "of the load"), ("hostile", 8.0, "of one part of a round")):
+    for name, seconds, help in (("load", 120.0, "of the load"), ("hostile", 4.0, "of one part of a round")):
         commands.choices[name].add_argument("--model", choices=("fake", "embedded"), default="fake")
         commands.choices[name].add_argument("--seconds", type=float, default=seconds, help=f"{help} (%(default)s)")
-    for name, rounds in (("overhead", 24), ("hostile", 10)):
+    for name, rounds in (("overhead", 24), ("hostile", 16)):
         commands.choices[name].add_argument("--rounds", type=int, default=rounds)
     commands.choices["hostile"].add_argument("--others", type=int, default=32, help="clients beside the good ones")
     options = parser.parse_args()

@@ -23,7 +23,7 @@ SPARE_CONNECTIONS = 32  # above --max-connections, so that /health is answered w
 ACCEPTED_AT_ONCE = 64  # between two turns of the connections that are open
 _CHECK_SECONDS = 1.0
 _MIN_TAKEN = 1024.0  # bytes a second: a client that takes an answer more slowly than this has left it
-_FIRST_PROBE_SECONDS = 0.02
+_FIRST_PROBE_SECONDS = 0.005
 _READ_BYTES = 1 << 16  # at once from a connection; each takes its turn
 # Parsing a chunk costs as much as parsing a kilobyte.
 _FREE_CHUNKS, _MIN_CHUNK_BYTES = 1000, 256
