@@ -65,7 +65,8 @@ LARGE = {"prompt": "a" * 100_000}
 
 def test_large_bodies_take_turns_and_small_ones_do_not_wait(monkeypatch):
     monkeypatch.setattr(gate, "_PARSED_BYTES_PER_SECOND", 200_000)  # half a second for each
-    began, ends = time.monotonic(), []
+    began = time.monotonic()
+    ends: list[tuple[float, int]] = []
 
     def send(given: dict[str, str]) -> None:
         assert server.post("/tokenize", given)[0] == 200
