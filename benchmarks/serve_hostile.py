@@ -4,7 +4,9 @@ Eight good clients stream short answers. Beside them run, in turn, 32 clients th
 can be, and 32 that abuse the server (`hostile_client.py`). The order within a round is random. The good clients must
 lose no answer, each must equal the offline engine's, and their 99th percentile of the time to the end of an answer may
 grow by at most MAX_RATIO. The bars are a 95% bootstrap interval over rounds. Good clients, others and the server are
-three processes on one machine, so abusers also take CPU time from the server, as they would not from afar.
+three processes on one machine, so abusers also take CPU time from the server, as they would not from afar. The fake
+model makes the comparison harder: its steps are Python, which the event loop's work on abusers holds up, and beside
+well-behaved clients they cost next to nothing.
 
 The server allows only MAX_CONNECTIONS, fewer than the slow abusers hold, so that the house is always full.
 """

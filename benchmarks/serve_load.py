@@ -3,7 +3,7 @@
     python -m benchmarks.serve_load load --model fake          64 streaming clients for two minutes
     python -m benchmarks.serve_load load --model embedded
     python -m benchmarks.serve_load overhead                   throughput at concurrency 8, served and offline
-    python -m benchmarks.serve_load hostile --model fake       8 clients beside 32 abusive ones: see serve_hostile.py
+    python -m benchmarks.serve_load hostile                    8 clients beside 32 abusive ones: see serve_hostile.py
 
 `load` compares every answer with the offline engine's for the same prompt and seed. Afterwards it checks for leaks:
 requests, sequences and cells of the KV cache, memory. `overhead` runs the same requests served and offline, in random
@@ -140,7 +140,6 @@ def make_model(name: str, max_sequences: int) -> tuple[LLM | None, Engine, Token
         return None, *make_fake(max_sequences)
     llm = LLM(max_sequences=max_sequences, cache_tokens=8192, max_context=2048, suffix_store_tokens=STORE_TOKENS)
     llm.engine.calibrate()
-    touch_all(llm.engine)
     return llm, llm.engine, llm.tokenizer, llm.config.max_context
 
 
@@ -163,6 +162,8 @@ def quantile_bound(buckets: Sequence[tuple[str, float]], share: float) -> float:
 def load(options: argparse.Namespace) -> int:
     wanted = bodies(options.tokens)
     llm, engine, tokenizer, max_context = make_model(options.model, options.clients)
+    if llm is not None:
+        touch_all(engine)
     expected = offline_answers(engine, tokenizer, wanted)
     clients = Clients()
     server = LiveServer(engine, tokenizer, max_context, model_names=("loaded",))
@@ -311,8 +312,11 @@ def main() -> int:
         command.add_argument("--clients", type=int, default=clients, help="requests in flight (default: %(default)s)")
         command.add_argument("--tokens", type=int, default=tokens, help="mean tokens per answer (default: %(default)s)")
         command.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
-    for name, seconds, help in (("load", 120.0, "of the load"), ("hostile", 4.0, "of one part of a round")):
-        commands.choices[name].add_argument("--model", choices=("fake", "embedded"), default="fake")
+    for name, model, seconds, help in (
+        ("load", "fake", 120.0, "of the load"),
+        ("hostile", "embedded", 4.0, "of one part of a round"),
+    ):
+        commands.choices[name].add_argument("--model", choices=("fake", "embedded"), default=model)
         commands.choices[name].add_argument("--seconds", type=float, default=seconds, help=f"{help} (%(default)s)")
     for name, rounds in (("overhead", 24), ("hostile", 16)):
         commands.choices[name].add_argument("--rounds", type=int, default=rounds)
