@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from selectors import EVENT_READ, DefaultSelector
@@ -78,7 +79,8 @@ def run(job: Job) -> dict[str, Any]:
             sent_at = perf_counter()
             if connection is None:
                 connection = create_connection(("127.0.0.1", job.port), timeout=120)
-            connection.sendall(requests[index % len(requests)])
+            with suppress(ConnectionError):  # then it has no answer
+                connection.sendall(requests[index % len(requests)])
             exchange = Exchange(connection, index % len(requests), sent_at, bytearray())
             if connection in selector.get_map():
                 selector.modify(connection, EVENT_READ, exchange)
@@ -91,7 +93,7 @@ def run(job: Job) -> dict[str, Any]:
         while selector.get_map():
             for key, _ in selector.select():
                 exchange: Exchange = key.data
-                if not exchange.take(exchange.connection.recv(1 << 16)):
+                if not exchange.take(received(exchange.connection)):
                     continue
                 finished.append(exchange)
                 if not (job.keep_alive and send_next(exchange.connection)):
@@ -103,9 +105,21 @@ def run(job: Job) -> dict[str, Any]:
     return {"seconds": seconds, "cpu_seconds": cpu_seconds, "answers": [answer(exchange) for exchange in finished]}
 
 
+def received(connection: socket) -> bytes:
+    try:
+        return connection.recv(1 << 16)
+    except ConnectionError:
+        return b""
+
+
 def answer(exchange: Exchange) -> dict[str, Any]:
     times = {"first": exchange.first_at - exchange.sent_at, "total": exchange.last_at - exchange.sent_at}
-    return {"body": exchange.body} | times | text_of(bytes(exchange.raw))
+    raw = bytes(exchange.raw)
+    try:
+        return {"body": exchange.body} | times | text_of(raw)
+    except (ValueError, IndexError):
+        lost = {"status": None, "text": None, "num_tokens": 0, "error": f"not a whole answer: {raw[:200]!r}"}
+        return {"body": exchange.body} | times | lost
 
 
 def text_of(raw: bytes) -> dict[str, Any]:
@@ -120,7 +134,8 @@ def text_of(raw: bytes) -> dict[str, Any]:
         reply = json.loads(body)
         return {"status": 200, "text": reply["choices"][0]["text"], "num_tokens": reply["usage"]["completion_tokens"]}
     events = [line[6:] for line in body.split(b"\n") if line.startswith(b"data: ")]
-    assert events and events[-1] == b"[DONE]", "a stream ended without [DONE]"
+    if not events or events[-1] != b"[DONE]":
+        raise ValueError("a stream ended without [DONE]")
     decoded = [json.loads(event) for event in events[:-1]]
     errors = [event for event in decoded if "error" in event]
     if errors:

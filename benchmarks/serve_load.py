@@ -3,6 +3,7 @@
     python -m benchmarks.serve_load load --model fake          64 streaming clients for two minutes
     python -m benchmarks.serve_load load --model embedded
     python -m benchmarks.serve_load overhead                   throughput at concurrency 8, served and offline
+    python -m benchmarks.serve_load hostile                    8 clients beside 32 abusive ones: see serve_hostile.py
 
 `load` compares every answer with the offline engine's for the same prompt and seed. Afterwards it checks for leaks:
 requests, sequences and cells of the KV cache, memory. `overhead` runs the same requests served and offline, in random
@@ -75,16 +76,23 @@ def params_of(body: dict[str, Any]) -> SamplingParams:
 
 
 class Clients:
-    """The process of the load generator. It starts before the measurement."""
+    """The process of a load generator. It starts before the measurement."""
 
-    def __init__(self) -> None:
-        command = [sys.executable, "-m", "benchmarks.serve_client"]
+    def __init__(self, module: str = "serve_client") -> None:
+        command = [sys.executable, "-m", f"benchmarks.{module}"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def run(self, **job: Any) -> dict[str, Any]:
-        assert self._process.stdin is not None and self._process.stdout is not None
+        self.begin(**job)
+        return self.result()
+
+    def begin(self, **job: Any) -> None:
+        assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
+
+    def result(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
         answer: dict[str, Any] = json.loads(self._process.stdout.readline())
         return answer
 
@@ -127,6 +135,14 @@ def make_fake(max_sequences: int) -> tuple[Engine, Tokenizer, int]:
     return engine, ByteTokenizer(), 1024
 
 
+def make_model(name: str, max_sequences: int) -> tuple[LLM | None, Engine, Tokenizer, int]:
+    if name == "fake":
+        return None, *make_fake(max_sequences)
+    llm = LLM(max_sequences=max_sequences, cache_tokens=8192, max_context=2048, suffix_store_tokens=STORE_TOKENS)
+    llm.engine.calibrate()
+    return llm, llm.engine, llm.tokenizer, llm.config.max_context
+
+
 def offline_answers(engine: Engine, tokenizer: Tokenizer, wanted: Sequence[dict[str, Any]]) -> list[str]:
     driver = Driver(engine)
     requests = [engine.submit(tokenizer.encode(body["prompt"]), params_of(body)) for body in wanted]
@@ -145,14 +161,9 @@ def quantile_bound(buckets: Sequence[tuple[str, float]], share: float) -> float:
 
 def load(options: argparse.Namespace) -> int:
     wanted = bodies(options.tokens)
-    llm: LLM | None = None
-    if options.model == "fake":
-        engine, tokenizer, max_context = make_fake(options.clients)
-    else:
-        llm = LLM(max_sequences=options.clients, cache_tokens=8192, max_context=2048, suffix_store_tokens=STORE_TOKENS)
-        llm.engine.calibrate()
-        touch_all(llm.engine)
-        engine, tokenizer, max_context = llm.engine, llm.tokenizer, llm.config.max_context
+    llm, engine, tokenizer, max_context = make_model(options.model, options.clients)
+    if llm is not None:
+        touch_all(engine)
     expected = offline_answers(engine, tokenizer, wanted)
     clients = Clients()
     server = LiveServer(engine, tokenizer, max_context, model_names=("loaded",))
@@ -178,7 +189,7 @@ def load(options: argparse.Namespace) -> int:
         "tokens_per_second": num_tokens / result["seconds"],
         "tokens_received_equal_counter": num_tokens == metrics["vllm:generation_tokens_total"],
         "events_per_answer": statistics.mean(answer.get("num_events", 0) for answer in answers),
-        "first_event_seconds": {"median": statistics.median(firsts), "p99": _p99(firsts)},
+        "first_event_seconds": {"median": statistics.median(firsts), "p99": p99(firsts)},
         "event_loop_lag_seconds": {"p50_at_most": quantile_bound(lag, 0.5), "p99_at_most": quantile_bound(lag, 0.99)},
         "event_loop_lag_samples": lag[-1][1],
         "resident_bytes": {f"in_the_first_{STEADY_SECONDS}_seconds": early, "afterwards": late},
@@ -198,7 +209,7 @@ def load(options: argparse.Namespace) -> int:
         print(f"{name:32}{value}")
     for answer in wrong[:3]:
         print("WRONG", answer.get("error"), repr(answer["text"]), "wanted", repr(expected[answer["body"]]))
-    return _finish(options, holds, figures | {"clients": options.clients, "seconds": options.seconds}, llm)
+    return finish(options, holds, figures | {"clients": options.clients, "seconds": options.seconds}, llm)
 
 
 @dataclass(slots=True)
@@ -268,14 +279,14 @@ def overhead(options: argparse.Namespace) -> int:
             print(f"{'  over offline, paired':24}{ratio:9.3f}   95%: {low:.3f} .. {high:.3f}   >= {MIN_RATIO}")
             print(f"{'  of one core':24}event loop {shares['event_loop']:.1%}, clients {shares['clients']:.1%}")
             holds[f"{name}: at least {MIN_RATIO} of the offline engine's throughput"] = ratio >= MIN_RATIO
-    return _finish(options, holds, figures | {"clients": options.clients, "rounds": options.rounds}, llm)
+    return finish(options, holds, figures | {"clients": options.clients, "rounds": options.rounds}, llm)
 
 
-def _p99(values: Sequence[float]) -> float:
+def p99(values: Sequence[float]) -> float:
     return sorted(values)[min(len(values) - 1, int(len(values) * 0.99))]
 
 
-def _finish(options: argparse.Namespace, holds: dict[str, bool], figures: dict[str, Any], llm: LLM | None) -> int:
+def finish(options: argparse.Namespace, holds: dict[str, bool], figures: dict[str, Any], llm: LLM | None) -> int:
     for what, ok in holds.items():
         print(f"{'holds' if ok else 'DOES NOT HOLD'}: {what}")
     if options.json:
@@ -287,17 +298,29 @@ def _finish(options: argparse.Namespace, holds: dict[str, bool], figures: dict[s
 
 
 def main() -> int:
+    from benchmarks.serve_hostile import hostile
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, action, clients, tokens in (("load", load, 64, 96), ("overhead", overhead, 8, 128)):
+    for name, action, clients, tokens in (
+        ("load", load, 64, 96),
+        ("overhead", overhead, 8, 128),
+        ("hostile", hostile, 8, 24),
+    ):
         command = commands.add_parser(name)
         command.set_defaults(action=action)
         command.add_argument("--clients", type=int, default=clients, help="requests in flight (default: %(default)s)")
         command.add_argument("--tokens", type=int, default=tokens, help="mean tokens per answer (default: %(default)s)")
         command.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
-    commands.choices["load"].add_argument("--model", choices=("fake", "embedded"), default="fake")
-    commands.choices["load"].add_argument("--seconds", type=float, default=120.0)
-    commands.choices["overhead"].add_argument("--rounds", type=int, default=24)
+    for name, model, seconds, help in (
+        ("load", "fake", 120.0, "of the load"),
+        ("hostile", "embedded", 4.0, "of one part of a round"),
+    ):
+        commands.choices[name].add_argument("--model", choices=("fake", "embedded"), default=model)
+        commands.choices[name].add_argument("--seconds", type=float, default=seconds, help=f"{help} (%(default)s)")
+    for name, rounds in (("overhead", 24), ("hostile", 16)):
+        commands.choices[name].add_argument("--rounds", type=int, default=rounds)
+    commands.choices["hostile"].add_argument("--others", type=int, default=32, help="clients beside the good ones")
     options = parser.parse_args()
     status: int = options.action(options)
     return status

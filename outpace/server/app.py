@@ -54,7 +54,7 @@ def create_app(engine: AsyncEngine, tokenizer: Tokenizer, config: ServerConfig, 
     errors.install(app)
     app.include_router(completions.router)
     app.include_router(info.router)
-    app.add_middleware(Gate, api_keys=config.api_keys, max_request_bytes=config.max_request_bytes, metrics=state.http)
+    app.add_middleware(Gate, config=config, metrics=state.http)
     if config.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

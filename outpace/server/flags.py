@@ -165,8 +165,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
               metavar="ORIGIN", nargs="+")  # fmt: skip
     flags.add("--max-queued-requests", "completions that may wait; one more is refused with status 429",
               server.max_queued, metavar="N", type=int)  # fmt: skip
-    flags.add("--max-connections", "connections; one more is refused with status 503", server.max_connections,
-              metavar="N", type=int)  # fmt: skip
+    flags.add("--max-connections", "requests answered at once; one more is refused with status 503",
+              server.max_connections, metavar="N", type=int)  # fmt: skip
     flags.add("--max-output-tokens", "most tokens of one completion (default: the rest of the context)",
               metavar="N", type=int)  # fmt: skip
     flags.add("--max-request-bytes", "largest request body", server.max_request_bytes, metavar="N", type=int)

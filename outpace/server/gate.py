@@ -1,4 +1,5 @@
-"""Middleware for every request: it sets the request id, checks the API key, limits the body and writes a log line.
+"""Middleware for every request: it sets the request id, checks the API key or the origin, limits the body and how many
+requests are answered at once, and writes a log line.
 
 It is plain ASGI, so that streams pass through unbuffered and see when the client disconnects.
 """
@@ -10,33 +11,44 @@ import hashlib
 import hmac
 import logging
 import re
-from collections.abc import Sequence
 from contextlib import suppress
+from ipaddress import ip_address
 from time import perf_counter
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from outpace.engine.generation import EngineStopped
+from outpace.server.config import ServerConfig
 from outpace.server.errors import ApiError, as_api_error, reply
 from outpace.server.replies import Answer
 from outpace.server.state import HttpMetrics
+from outpace.server.streaming import CLIENT_LEFT
 
 log = logging.getLogger("outpace.server")
 
 _PLAIN_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 _OPEN_PATHS = frozenset({"/health", "/version", "/metrics", "/docs", "/redoc", "/openapi.json"})
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _CLOSE = {"Connection": "close"}
 _BODY_SECONDS = 60.0
+# Parsing a large body blocks the event loop, for up to 50 ms a megabyte. So such bodies take turns, at this rate.
+_LARGE_BYTES, _PARSED_BYTES_PER_SECOND = 1 << 16, 10 << 20
 _DISCARD_BYTES, _DISCARD_SECONDS = 64 << 20, 5.0
 _QUIET_PATHS = frozenset({"/health", "/metrics"})  # monitoring polls these every few seconds
 
 
 class Gate:
-    def __init__(self, app: ASGIApp, *, api_keys: Sequence[str], max_request_bytes: int, metrics: HttpMetrics) -> None:
+    def __init__(self, app: ASGIApp, *, config: ServerConfig, metrics: HttpMetrics) -> None:
         self._app = app
-        self._keys = [_digest(key.encode()) for key in api_keys]
-        self._max_bytes = max_request_bytes
+        self._keys = [_digest(key.encode()) for key in config.api_keys]
+        self._origins = config.allowed_origins
+        self._max_bytes = config.max_request_bytes
+        self._max_requests = config.max_connections
+        self._num_requests = 0  # that are complete and not yet answered
+        self._turn, self._next_turn = asyncio.Lock(), 0.0  # of large bodies; the time is the event loop's
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,7 +70,16 @@ class Gate:
 
         try:
             self._check_key(scope, headers)
-            await self._app(scope, await self._with_body(headers, receive), send_with_id)
+            self._check_origin(scope, headers)
+            body = await self._body(headers, receive)
+            if body is None or not await self._answer(body, scope, receive, send_with_id):
+                status = CLIENT_LEFT
+        except asyncio.CancelledError:
+            # Only a shutdown cancels requests: it has waited for as long as it may.
+            if not status:
+                await reply(EngineStopped("the server is shutting down; send the request to another one, or later"))(
+                    scope, receive, send_with_id
+                )
         except Exception as error:
             api_error = as_api_error(error)
             if api_error.status == 500:
@@ -70,6 +91,34 @@ class Gate:
             await reply(api_error)(scope, receive, send_with_id)
         finally:
             self._log_request(scope, request_id, status, perf_counter() - began)
+
+    async def _answer(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> bool:
+        """Pass the request to the app, unless too many are being answered; monitoring always gets through.
+
+        False if the client has left before that.
+        """
+        if self._num_requests >= self._max_requests and scope["path"] not in _QUIET_PATHS:
+            message = f"{self._num_requests} requests are being answered, as many as allowed; try again later"
+            raise ApiError(503, message, type="service_unavailable_error", code="too_many_connections",
+                           headers=_CLOSE | {"Retry-After": "1"})  # fmt: skip
+        self._num_requests += 1
+        try:
+            if len(body) > _LARGE_BYTES and not await self._wait_for_turn(len(body), receive):
+                return False
+            await self._app(scope, _with(body, receive), send)
+            return True
+        finally:
+            self._num_requests -= 1
+
+    async def _wait_for_turn(self, num_bytes: int, receive: Receive) -> bool:
+        """Wait until a large body may be parsed. False if the client has left before that."""
+        loop = asyncio.get_running_loop()
+        async with self._turn:
+            await asyncio.sleep(self._next_turn - loop.time())
+            if await _has_left(receive):
+                return False
+            self._next_turn = loop.time() + num_bytes / _PARSED_BYTES_PER_SECOND
+            return True
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
         if not self._keys or scope["path"] in _OPEN_PATHS or scope["method"] == "OPTIONS":
@@ -83,8 +132,22 @@ class Gate:
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         scope["outpace.tenant"] = matches.index(True)
 
-    async def _with_body(self, headers: Headers, receive: Receive) -> Receive:
-        """Read the whole body, up to the limit, and return a `receive` that gives it to the app in one message."""
+    def _check_origin(self, scope: Scope, headers: Headers) -> None:
+        """Refuse to act for web pages of other origins where no key protects the server from them.
+
+        A browser sends a page's simple requests anywhere without asking first. That the origin is the host it connected
+        to proves nothing if the host is a name, because a name's owner can make it point to this machine.
+        """
+        origin = headers.get("origin")
+        if self._keys or origin is None or scope["method"] in _SAFE_METHODS:
+            return
+        if origin in self._origins or "*" in self._origins or _is_own(origin, headers.get("host", "")):
+            return
+        message = "pages of this origin may not use the server; allow it with --allowed-origins, or set --api-key"
+        raise ApiError(403, message, code="origin_not_allowed")
+
+    async def _body(self, headers: Headers, receive: Receive) -> bytes | None:
+        """The whole body, if it is not larger than allowed. None if the client disconnects before its end."""
         announced = headers.get("content-length", "")
         if announced.isdigit() and int(announced) > self._max_bytes:
             raise self._too_large()
@@ -95,28 +158,17 @@ class Gate:
                 while True:
                     message = await receive()
                     if message["type"] != "http.request":
-                        break  # the client has disconnected
+                        return None
                     parts.append(message.get("body", b""))
                     num_bytes += len(parts[-1])
                     if num_bytes > self._max_bytes:
                         raise self._too_large()
                     if not message.get("more_body", False):
-                        message = {"type": "http.request", "body": b"".join(parts), "more_body": False}
-                        break
+                        return b"".join(parts)
         except TimeoutError:
             raise ApiError(
                 408, f"the body did not arrive within {_BODY_SECONDS:g} seconds; send it again", headers=_CLOSE
             ) from None
-        first: Message | None = message
-
-        async def replay() -> Message:
-            nonlocal first
-            if first is None:
-                return await receive()
-            message, first = first, None
-            return message
-
-        return replay
 
     def _too_large(self) -> ApiError:
         message = f"the body is larger than the {self._max_bytes} bytes allowed (--max-request-bytes)"
@@ -139,6 +191,29 @@ class Gate:
         log.log(level, "request", extra={"facts": facts})
 
 
+def _with(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the body to the app in one message."""
+    first: Message | None = {"type": "http.request", "body": body, "more_body": False}
+
+    async def replay() -> Message:
+        nonlocal first
+        if first is None:
+            return await receive()
+        message, first = first, None
+        return message
+
+    return replay
+
+
+async def _has_left(receive: Receive) -> bool:
+    """Whether a client whose request is complete has disconnected: nothing else can be received now."""
+    disconnect = asyncio.ensure_future(receive())
+    await asyncio.sleep(0)
+    has_left = disconnect.done()
+    disconnect.cancel()
+    return has_left
+
+
 async def _discard(receive: Receive) -> None:
     """Read and drop the body for a while: a client still sending when the connection closes never sees the reply."""
     num_bytes = 0
@@ -149,6 +224,17 @@ async def _discard(receive: Receive) -> None:
                 num_bytes += len(message.get("body", b""))
                 if not message.get("more_body", False):
                     return
+
+
+def _is_own(origin: str, host: str) -> bool:
+    """Whether the origin is this server itself, reached by an address or as localhost."""
+    try:
+        parts = urlsplit(origin)
+        if parts.netloc != host or not parts.hostname:
+            return False
+        return parts.hostname == "localhost" or bool(ip_address(parts.hostname))
+    except ValueError:
+        return False
 
 
 def _digest(key: bytes) -> bytes:

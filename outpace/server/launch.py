@@ -12,15 +12,18 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import uvicorn
 
 from outpace.engine.async_engine import AsyncEngine
 from outpace.errors import OutpaceError
+from outpace.server import descriptors
 from outpace.server.app import create_app
 from outpace.server.config import ServerConfig
+from outpace.server.connections import ACCEPTED_AT_ONCE, Connection, Room
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -34,6 +37,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # With CPython's default of 5 ms, streams to 64 clients were late by tenths of a second.
 _SWITCH_SECONDS = 0.0002
 _COLLECTION_SECONDS, _MAX_ROUNDS, _NEVER = 10.0, 6, 10**9
+_MOST_UNACCEPTED = 2048  # connections that the system keeps until they are accepted
 _LAST_EVENTS_SECONDS = 5  # to write the error events of streams that are cut off
 
 
@@ -41,18 +45,19 @@ class Server(uvicorn.Server):
     """uvicorn, but after a signal answers may finish until the timeout; then each ends with an error event."""
 
     def __init__(self, app: FastAPI, engine: AsyncEngine, config: ServerConfig) -> None:
+        self._room = room = Room(config.max_connections)
         super().__init__(
             uvicorn.Config(
                 app,
                 # Measured: httptools and uvloop save nothing here, because most of an event's cost is its system call.
                 # h11 limits the size of headers.
-                http="h11",
+                http=cast("type[asyncio.Protocol]", partial(Connection, room)),
                 loop="asyncio",
                 ws="none",
                 access_log=False,
                 log_config=None,
                 server_header=False,
-                limit_concurrency=config.max_connections,
+                backlog=ACCEPTED_AT_ONCE,
                 timeout_graceful_shutdown=round(config.shutdown_timeout + _LAST_EVENTS_SECONDS),
             )
         )
@@ -83,8 +88,11 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         sys.setswitchinterval(_SWITCH_SECONDS)
-        self._gc_task = asyncio.create_task(_collect_garbage(self._engine))
+        asyncio.get_running_loop().set_exception_handler(descriptors.log_loop_error)
+        self._tasks = [asyncio.create_task(_collect_garbage(self._engine)), asyncio.create_task(self._room.watch())]
         await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_MOST_UNACCEPTED)  # uvicorn's `backlog` sets this too
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._engine.drain()
@@ -95,7 +103,8 @@ class Server(uvicorn.Server):
         cutoff = asyncio.create_task(self._cut_off_late_answers())
         await super().shutdown(sockets)
         cutoff.cancel()
-        self._gc_task.cancel()
+        for task in self._tasks:
+            task.cancel()
 
     async def _cut_off_late_answers(self) -> None:
         await asyncio.sleep(self._shutdown_timeout)
@@ -126,6 +135,7 @@ async def _collect_garbage(engine: AsyncEngine) -> None:
 
 def serve(llm: LLM, config: ServerConfig) -> int:
     """Serve until a signal or an engine failure. Returns the exit status."""
+    config = descriptors.fit(config)
     listener = listen(config.host, config.port)
     engine = AsyncEngine(llm.engine, max_queued=config.max_queued)
     app = create_app(engine, llm.tokenizer, config, max_context=llm.config.max_context)

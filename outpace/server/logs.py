@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 from datetime import UTC, datetime
+from time import monotonic
 
 from outpace.server.config import LogFormat, LogLevel
 
@@ -42,10 +44,29 @@ def _one_line(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+class Seldom:
+    """Logs at most one warning in `seconds`, whatever its cause and however often it happens."""
+
+    def __init__(self, name: str, *, seconds: float) -> None:
+        self._log = logging.getLogger(name)
+        self._seconds = seconds
+        self._last = -math.inf
+        self._num_left_out = 0
+
+    def warning(self, message: str, *args: object) -> None:
+        now = monotonic()
+        if now - self._last < self._seconds:
+            self._num_left_out += 1
+            return
+        again = f" (and {self._num_left_out} times more since the last such line)" if self._num_left_out else ""
+        self._last, self._num_left_out = now, 0
+        self._log.warning(message + again, *args)
+
+
 def configure(level: LogLevel, style: LogFormat) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
-    for name, least in (("outpace", level.upper()), ("uvicorn", "WARNING")):
+    for name, least in (("outpace", level.upper()), ("uvicorn", "ERROR"), ("asyncio", "WARNING")):
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
         logger.setLevel(least)

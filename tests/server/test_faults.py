@@ -432,9 +432,14 @@ from outpace.server.config import ServerConfig
 from tests.server.test_faults import make, on_forward
 from tests.fakes import ByteTokenizer, fake_config
 
+class SlowTokenizer(ByteTokenizer):
+    def encode(self, text, **options):
+        time.sleep(3 if "~" in text else 0)
+        return super().encode(text, **options)
+
 class Fake:
     engine = make(step_seconds=0.01)
-    tokenizer = ByteTokenizer()
+    tokenizer = SlowTokenizer()
     config = fake_config(max_context=512)
 
 def check(plan):
@@ -445,16 +450,20 @@ def check(plan):
 
 on_forward(Fake.engine, check)
 logs.configure("info", "json")
+launch._LAST_EVENTS_SECONDS = float(sys.argv[2])
 config = ServerConfig(port=0, model_names=("fake",), shutdown_timeout=float(sys.argv[1]))
 sys.exit(launch.serve(Fake, config))
 """
 
 
 @contextmanager
-def process(shutdown_timeout: float) -> Iterator[tuple[subprocess.Popen[str], LiveServer]]:
+def process(shutdown_timeout: float, last_events: float = 5.0) -> Iterator[tuple[subprocess.Popen[str], LiveServer]]:
     """The server in its own process, and a LiveServer that only sends requests to it."""
     running = subprocess.Popen(
-        [sys.executable, "-c", SERVE, str(shutdown_timeout)], stderr=subprocess.PIPE, text=True, env=dict(os.environ)
+        [sys.executable, "-c", SERVE, str(shutdown_timeout), str(last_events)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ),
     )
     assert running.stderr is not None
     lines = []
@@ -503,6 +512,21 @@ def test_sigterm_ends_late_streams_with_a_sentence():
         with pytest.raises(openai.APIError, match="shutting down"):
             list(stream)
         assert running.wait(20) == 0
+
+
+def test_sigterm_while_a_prompt_is_tokenised_is_no_error():
+    with process(shutdown_timeout=0.0, last_events=0.5) as (running, server), ThreadPoolExecutor(4) as pool:
+        # The threads that tokenise are busy with two of these; two wait.
+        pending = [pool.submit(server.post, "/v1/completions", body("~" * 4000)) for _ in range(4)]
+        time.sleep(0.5)
+        running.send_signal(signal.SIGTERM)
+        replies = [future.result() for future in pending]
+        assert running.stderr is not None
+        lines = running.stderr.read()
+        assert running.wait(20) == 0
+    assert "Traceback" not in lines, lines
+    assert {status for status, _, _ in replies} == {503}
+    assert all("shutting down" in reply["error"]["message"] for _, reply, _ in replies)
 
 
 def test_a_dead_engine_ends_the_process_with_status_1():
