@@ -52,9 +52,10 @@ class Coverage:
         if needed > 0.0 and self._lower_gain(situation, plan) < needed:
             return False
         num_outvoted = situation.rows // _ROWS_PER_OUTVOTED
+        needed_without_budget = plan.needed_gain(plain, 0.0)
         for row in situation.auto:
-            state = situation.states[row]
-            needed = plan.needed_gain(plain, max(0.0, state.budget.balance))
+            balance = situation.states[row].budget.balance
+            needed = plan.needed_gain(plain, balance) if balance > 0.0 else needed_without_budget
             if needed > 0.0 and needed > self._counted_gain(situation, plan, row):
                 num_outvoted -= 1
                 if num_outvoted < 0:

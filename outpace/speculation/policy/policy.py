@@ -99,8 +99,9 @@ class Policy:
             decision = Decision(self._step, requests, [Choice.plain()] * len(requests), "idle", is_idle=True)
         else:
             self._idle_until = 0
-            decision = Decision(self._step, requests, self._forced(requests))
-            situation = decision.situation = self._situation(decision, num_prefill)
+            states = [self._state(request) for request in requests]
+            decision = Decision(self._step, requests, self._forced(requests, states))
+            situation = decision.situation = self._situation(decision, states, num_prefill)
             if situation is not None and situation.auto:
                 self._weigh(decision, situation, look_up)
             self._steps_without_plain = self._steps_without_plain + 1 if decision.plan is not None else 0
@@ -128,24 +129,22 @@ class Policy:
         limit = self._config.disable_by_batch_size
         return limit is not None and num_running >= limit
 
-    def _forced(self, requests: Sequence[Request]) -> list[Choice]:
+    def _forced(self, requests: Sequence[Request], states: Sequence[RequestState]) -> list[Choice]:
         """Choices that need no comparison: the configured depth for mode `on`, else plain."""
         choices = [Choice.plain()] * len(requests)
-        states = [self._state(request) for request in requests]
         if self._is_crowded(len(requests)):
             return choices
-        for i, (request, state) in enumerate(zip(requests, states, strict=True)):
+        for row, state in enumerate(states):
             settings = state.settings
             if settings.mode == "on" and settings.method != "none":
-                depth = min(settings.max_depth, request.max_useful_depth)
+                depth = min(settings.max_depth, requests[row].max_useful_depth)
                 if depth:
-                    choices[i] = Choice(settings.method, depth, ask=DraftAsk(request, depth))
+                    choices[row] = Choice(settings.method, depth, ask=DraftAsk(requests[row], depth))
         return choices
 
-    def _situation(self, decision: Decision, num_prefill: int) -> Situation | None:
+    def _situation(self, decision: Decision, states: list[RequestState], num_prefill: int) -> Situation | None:
         """The facts a decision needs; None without costs, or if speculation is off for all requests."""
         costs, requests = self.costs, decision.requests
-        states = [self._states[request.id] for request in requests]
         if costs is None or all(state.settings.mode == "off" for state in states):
             return None
         rows = len(requests)
@@ -182,8 +181,9 @@ class Policy:
         most = max(most, situation.rows, depth * len(situation.auto) if self._models else 0)
         least = situation.num_tokens
         most = least + min(max(0, self._config.max_step_tokens - least), most)
-        by_tokens = self.costs.target.by_tokens(situation.rows, least, most, situation.context)
-        situation.seconds = [situation.host_seconds + each for each in by_tokens]
+        situation.seconds = self.costs.target.by_tokens(
+            situation.rows, least, most, situation.context, situation.host_seconds
+        )
 
     def _expected_of_forced(self, choices: Sequence[Choice], states: Sequence[RequestState]) -> float:
         total = 0.0
@@ -267,20 +267,19 @@ class Policy:
             passes = self.costs.drafts[plan.model]
             further = passes.seconds(drafting, 2, situation.context) - passes.seconds(drafting, 1, situation.context)
             to_go_on = plan.speed * (plan.slot_seconds + further / drafting)
+        model, choices, gains, lookups = plan.model, decision.choices, plan.gains, plan.lookups
         for row, depth in plan.depths.items():
-            request, state = situation.requests[row], situation.states[row]
-            draft = plan.lookups.get(row)
-            if draft is not None:
-                choice = Choice(draft.proposer, depth, draft=draft)
+            expected = 1.0 + gains[row]
+            if row in lookups:
+                draft = lookups[row]
+                choices[row] = Choice(draft.proposer, depth, draft, None, expected)
             else:
-                assert plan.model is not None
+                assert model is not None
+                state, acceptance = situation.states[row], self.acceptances[model]
                 settings = state.settings
-                acceptance = self.acceptances[plan.model]
-                shift = acceptance.shift_of(state.shifts, plan.model, settings.log_odds, decision.step)
+                shift = acceptance.shift_of(state.shifts, model, settings.log_odds, decision.step)
                 stop = Stop(acceptance, settings.temperature, shift.mean, at_least, to_go_on)
-                choice = Choice(plan.model, depth, ask=DraftAsk(request, depth, stop))
-            choice.expected = 1.0 + plan.gains[row]
-            decision.choices[row] = choice
+                choices[row] = Choice(model, depth, None, DraftAsk(situation.requests[row], depth, stop), expected)
 
     # ---- learning
 
@@ -297,7 +296,8 @@ class Policy:
         elif situation is not None and self.costs is not None:
             every = 1 + len(outcomes) // _MAX_LEARNED_ROWS
             for row, outcome in enumerate(outcomes):
-                self._learn_acceptance(decision, row, outcome, in_general=(row + decision.step) % every == 0)
+                if row in decision.found or outcome.choice.ask is not None:
+                    self._learn_acceptance(decision, row, outcome, in_general=(row + decision.step) % every == 0)
             self._lookup_value.learn_own_seconds(stats)
             if decision.found:
                 self._lookup_value.learn(decision, situation, outcomes, self.costs)
@@ -325,7 +325,7 @@ class Policy:
         acceptance = self.acceptances[drafted.proposer]
         hits, num_drafted = outcome.verdict.num_accepted, len(drafted.tokens)
         tried = min(hits + 1, num_drafted)
-        fates = [float(i < hits) for i in range(tried)]
+        fates = [1.0] * hits + [0.0] * (tried - hits)
         if drafted.confidence:
             shift = acceptance.shift_of(state.shifts, drafted.proposer, log_odds, decision.step)
             if hits == num_drafted < len(drafted.confidence):  # drafting stopped before an unlikely token
