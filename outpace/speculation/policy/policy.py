@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
 from outpace.config import ResolvedConfig
-from outpace.core import Draft, Request, StepStats
+from outpace.core import Draft, Request, StepStats, Verdict
 from outpace.decoding.acceptance import common_length
 from outpace.speculation.costs.curves import Costs, DraftCosts
 from outpace.speculation.policy.acceptance import Acceptance
@@ -32,7 +32,7 @@ from outpace.speculation.proposers.base import DraftAsk, Proposer
 
 _FIRST_PLAIN = 8  # steps with drafts before the first plain step; doubles each time, up to `plain_every`
 _MAX_LOOKUP_TOKENS = 512  # looked-up tokens considered in a step, divided among the requests
-_MAX_LEARNED_ROWS = 8  # requests per step that update the shared acceptance; more requests take turns
+_MAX_LEARNED = 8  # drafts per step that update the shared acceptance; if there are more, they take turns
 _MAX_MODEL_PLANS = 3  # plans of one model that are checked in a step
 
 LookUp = Callable[[Mapping[str, list[DraftAsk]]], Mapping[int, Sequence[Draft]]]  # drafts by request id
@@ -294,10 +294,8 @@ class Policy:
         if decision.is_idle:
             self._baseline.idle(stats)
         elif situation is not None and self.costs is not None:
-            every = 1 + len(outcomes) // _MAX_LEARNED_ROWS
-            for row, outcome in enumerate(outcomes):
-                if row in decision.found or outcome.choice.ask is not None:
-                    self._learn_acceptance(decision, row, outcome, in_general=(row + decision.step) % every == 0)
+            self._learn_lookups(decision, situation, outcomes)
+            self._learn_drafts(decision, situation, outcomes)
             self._lookup_value.learn_own_seconds(stats)
             if decision.found:
                 self._lookup_value.learn(decision, situation, outcomes, self.costs)
@@ -305,34 +303,43 @@ class Policy:
                 self._learn_time(decision, situation, outcomes, stats, catch_up_seconds)
             self._begin_idling(decision, situation)
 
-    def _learn_acceptance(self, decision: Decision, row: int, outcome: Outcome, *, in_general: bool) -> None:
-        situation = decision.situation
-        assert situation is not None
-        state, emitted = situation.states[row], outcome.verdict.tokens
-        if state.settings.mode == "off" or (state.settings.mode == "on" and not in_general):
-            return
+    def _learn_lookups(self, decision: Decision, situation: Situation, outcomes: Sequence[Outcome]) -> None:
+        """Learn from all looked-up drafts. Unused ones are compared with the emitted tokens."""
+        every = 1 + (len(decision.found) - 1) // _MAX_LEARNED
+        for turn, (row, drafts) in enumerate(decision.found.items(), decision.step):
+            state, emitted = situation.states[row], outcomes[row].verdict.tokens
+            for draft in drafts:
+                if draft.tokens:
+                    acceptance = self.acceptances[draft.proposer]
+                    shift = acceptance.shift_of(state.shifts, draft.proposer, state.settings.log_odds, decision.step)
+                    hits = common_length(draft.tokens, emitted)
+                    tried = min(hits + 1, len(draft.tokens), len(emitted))
+                    acceptance.learn(
+                        state.settings.temperature, shift, draft.confidence, hits, tried, in_general=turn % every == 0
+                    )
+
+    def _learn_drafts(self, decision: Decision, situation: Situation, outcomes: Sequence[Outcome]) -> None:
+        """Learn from the drafts that were made after the decision."""
+        rows = [row for row, outcome in enumerate(outcomes) if outcome.choice.ask is not None]
+        every = 1 + (len(rows) - 1) // _MAX_LEARNED
+        for turn, row in enumerate(rows, decision.step):
+            state, drafted, in_general = situation.states[row], outcomes[row].choice.draft, turn % every == 0
+            if drafted is not None and (in_general or state.settings.mode == "auto"):
+                self._learn_draft(decision.step, state, drafted, outcomes[row].verdict, in_general)
+
+    def _learn_draft(self, step: int, state: RequestState, drafted: Draft, verdict: Verdict, in_general: bool) -> None:
+        acceptance, name = self.acceptances[drafted.proposer], drafted.proposer
         temperature, log_odds = state.settings.temperature, state.settings.log_odds
-        for draft in decision.found.get(row, ()):  # unused lookups are compared too: that needs no verification
-            if draft.tokens:
-                acceptance = self.acceptances[draft.proposer]
-                shift = acceptance.shift_of(state.shifts, draft.proposer, log_odds, decision.step)
-                hits = common_length(draft.tokens, emitted)
-                tried = min(hits + 1, len(draft.tokens), len(emitted))
-                acceptance.learn(temperature, shift, draft.confidence, hits, tried, in_general=in_general)
-        drafted = outcome.choice.draft
-        if outcome.choice.ask is None or drafted is None:
-            return
-        acceptance = self.acceptances[drafted.proposer]
-        hits, num_drafted = outcome.verdict.num_accepted, len(drafted.tokens)
+        hits, num_drafted = verdict.num_accepted, len(drafted.tokens)
         tried = min(hits + 1, num_drafted)
         fates = [1.0] * hits + [0.0] * (tried - hits)
         if drafted.confidence:
-            shift = acceptance.shift_of(state.shifts, drafted.proposer, log_odds, decision.step)
+            shift = acceptance.shift_of(state.shifts, name, log_odds, step)
             if hits == num_drafted < len(drafted.confidence):  # drafting stopped before an unlikely token
                 fates.append(acceptance.chance(temperature, drafted.confidence[-1], shift.mean))
             acceptance.learn(temperature, shift, drafted.confidence, hits, tried, in_general=in_general)
         if fates:
-            shift = acceptance.shift_of(state.forecast_shifts, drafted.proposer, log_odds, decision.step)
+            shift = acceptance.shift_of(state.forecast_shifts, name, log_odds, step)
             acceptance.learn_positions(temperature, shift, fates, num_drafted, in_general=in_general)
 
     def _learn_time(
