@@ -200,10 +200,8 @@ class Planner:
             left += accumulate([self.remaining(situation.requests[each.row]) for each in candidates])
         ranked: list[tuple[float, int, int]] = []  # speed, depth, number of requests
         base_gain, base_tokens = sum(base.gains.values()), sum(base.depths.values())
-        last, deepest = self._last_depth[name], max([each.room for each in candidates])
+        deepest = max([each.room for each in candidates])
         for depth in _DEPTHS:
-            if 2 * depth <= min(last, deepest) and depth > 1:
-                continue
             if depth > deepest:
                 break
             gains = gains_by_depth[depth - 1]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
 
 from outpace.config import ResolvedConfig
 from outpace.core import Draft, Request, StepStats, Verdict
@@ -33,7 +32,6 @@ from outpace.speculation.proposers.base import DraftAsk, Proposer
 _FIRST_PLAIN = 8  # steps with drafts before the first plain step; doubles each time, up to `plain_every`
 _MAX_LOOKUP_TOKENS = 512  # looked-up tokens considered in a step, divided among the requests
 _MAX_LEARNED = 8  # drafts per step that update the shared acceptance; if there are more, they take turns
-_MAX_MODEL_PLANS = 3  # plans of one model that are checked in a step
 
 LookUp = Callable[[Mapping[str, list[DraftAsk]]], Mapping[int, Sequence[Draft]]]  # drafts by request id
 
@@ -230,7 +228,7 @@ class Policy:
             if backoff.due > self._step:
                 continue
             fastest = covered = None
-            for plan in islice(self._planner.with_model(situation, name, best or Plan()), _MAX_MODEL_PLANS):
+            for plan in self._planner.with_model(situation, name, best or Plan()):
                 if plan.speed <= plain_speed:
                     break
                 fastest = fastest or plan
