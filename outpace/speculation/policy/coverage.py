@@ -15,7 +15,7 @@ from outpace.speculation.policy.tunables import TUNABLES
 
 _ROWS_PER_OUTVOTED = 32  # one request in 32 may exceed its budget: in a large batch one is always unlucky
 _TOLERATED_LOSS = 0.05  # share of its time that a request may lose in a step that helps the others
-_DEEP_DEBT = 3.0  # in request grants; beyond it, a request assumes the lower bound
+_DEEP_DEBT = 4.0  # in request grants; beyond it, a request assumes the lower bound. Catching up alone may cost two
 _SMALL_CATCH_UP = 0.25  # plain steps; a few plain steps already leave a model this much to catch up on
 
 
