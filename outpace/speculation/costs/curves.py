@@ -23,7 +23,7 @@ _ROW_NOISE = 0.1  # relative noise of a step's time
 _MAX_ROW_CHANGE = 0.2  # relative change per step
 _HOST_RATE = 0.05
 _STALE_POINTS = 16  # changed points after which the dense curve is rebuilt
-_MANY_SIZES = 256  # from this many sizes, numpy is faster than a list
+_MANY_SIZES = 32  # from this many sizes, numpy is faster than a list
 _MAX_SURPRISE = math.log(2.0)  # limits the effect of a disturbed step
 
 
@@ -52,6 +52,7 @@ class StepCosts:
         self.token_context_seconds = token_context_seconds  # for each pair of a new token and a context token
         self._drift = 1.0
         self._dense: list[float] = []  # seconds by number of tokens, without drift
+        self._dense_array = np.zeros(0)  # the same
         self._num_changed = 0  # points changed since `_dense` was built
 
     @property
@@ -63,15 +64,18 @@ class StepCosts:
         """`context` is the mean number of tokens per row in the cache."""
         return self._drift * (self._at(tokens) + self._extra(rows, tokens, context))
 
-    def by_tokens(self, rows: int, least: int, most: int, context: float = 0.0) -> list[float]:
-        """`seconds` for every number of tokens from least to most."""
-        dense = self._dense_to(most)
-        base, for_token = self._drift * self._extra(rows, 0, context), context * self.token_context_seconds
-        if most - least >= _MANY_SIZES:
-            sizes = np.arange(least, most + 1)
-            many: list[float] = (base + self._drift * (np.array(dense[least : most + 1]) + sizes * for_token)).tolist()
-            return many
-        return [base + self._drift * (dense[tokens] + tokens * for_token) for tokens in range(least, most + 1)]
+    def by_tokens(
+        self, rows: int, least: int, most: int, context: float = 0.0, host_seconds: float = 0.0
+    ) -> list[float]:
+        """`seconds` plus `host_seconds` for every number of tokens from least to most."""
+        dense, drift = self._dense_to(most), self._drift
+        base, for_token = drift * self._extra(rows, 0, context), context * self.token_context_seconds
+        if most - least < _MANY_SIZES:
+            sizes = range(least, most + 1)
+            return [host_seconds + (base + drift * (dense[size] + size * for_token)) for size in sizes]
+        for_tokens = self._dense_array[least : most + 1] + np.arange(least, most + 1) * for_token
+        many: list[float] = (host_seconds + (base + drift * for_tokens)).tolist()
+        return many
 
     def observe(self, rows: int, tokens: int, context: float, seconds: float) -> None:
         """Learn from the time of a forward pass."""
@@ -134,7 +138,7 @@ class StepCosts:
             if len(sizes) > 1:
                 slope = max(0.0, (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2]))
                 dense += slope * np.maximum(np.arange(length) - sizes[-1], 0)
-            self._dense = dense.tolist()
+            self._dense, self._dense_array = dense.tolist(), dense
             self._num_changed = 0
         return self._dense
 

@@ -19,6 +19,7 @@ from outpace.speculation.policy.tunables import TUNABLES
 _TEMPERATURES = (0.0, 0.5, 0.9)  # inclusive upper bounds of the classes; the last class has none
 _NUM_CLASSES = len(_TEMPERATURES) + 1
 _NUM_BUCKETS = 16  # of confidence
+_BUCKET_SCALE = _NUM_BUCKETS - 0.01  # confidence times this, rounded down, is the number of its bucket
 _NUM_POSITIONS = 4  # the first three tokens of a draft, and all further ones
 _MAX_LOG_ODDS = log(199.0)  # chances stay between 1/200 and 199/200
 _MODEL_TEMPERATURE_EFFECT = (0.0, -0.1, -0.2, -0.3)  # log-odds by class; the model draws at the same temperature
@@ -28,6 +29,9 @@ _SHIFT_DECAY = 0.985  # per step: a request's shift returns to zero, its varianc
 _OPTIMISM = 0.5  # log-odds, for a proposer with few trials
 _FADE = 0.995  # of the evidence about a model, each time its drafts are not worth their cost
 _TRIAL_INFORMATION = 0.16  # Fisher information of one trial about its log-odds, at a chance of 0.8
+_PRIOR_INFORMATION = _TRIAL_INFORMATION * TUNABLES.prior_weight
+_MOST_INFORMATION = _TRIAL_INFORMATION * TUNABLES.most_evidence
+_MANY_TRIALS = 3.0 * TUNABLES.prior_weight  # they clearly outweigh the prior
 
 
 def temperature_class(temperature: float) -> int:
@@ -47,16 +51,14 @@ class Acceptance:
     """The acceptance of one proposer's drafts."""
 
     def __init__(self, *, is_lookup: bool) -> None:
-        self._temperature_effect = _LOOKUP_TEMPERATURE_EFFECT if is_lookup else _MODEL_TEMPERATURE_EFFECT
+        temperature_effect = _LOOKUP_TEMPERATURE_EFFECT if is_lookup else _MODEL_TEMPERATURE_EFFECT
         claimed = [(bucket + 0.5) / _NUM_BUCKETS for bucket in range(_NUM_BUCKETS)]
         self._by_confidence = [
-            [_Cell(_CONFIDENCE_SCALE * log(sure / (1.0 - sure)) + effect) for sure in claimed]
-            for effect in self._temperature_effect
+            _Cells([_CONFIDENCE_SCALE * log(sure / (1.0 - sure)) + effect for sure in claimed])
+            for effect in temperature_effect
         ]
         prior = log(TUNABLES.model_prior / (1.0 - TUNABLES.model_prior))
-        self._by_position = [
-            [_Cell(prior + effect) for _ in range(_NUM_POSITIONS)] for effect in self._temperature_effect
-        ]
+        self._by_position = [_Cells([prior + effect] * _NUM_POSITIONS) for effect in temperature_effect]
         self._num_tried = [0.0] * _NUM_CLASSES  # by temperature class
         self._shift_variance = TUNABLES.shift_variance
         self._forecasts: dict[tuple[int, int, int], list[float]] = {}
@@ -65,10 +67,10 @@ class Acceptance:
 
     def survival(self, temperature: int, confidence: Sequence[float], shift: float, least: float) -> list[float]:
         """The chance of each token to be reached and accepted; ends before the first one below `least`."""
-        cells, factor = self._by_confidence[temperature], exp(shift)
+        odds_of, factor = self._by_confidence[temperature].odds, exp(shift)
         product, out = 1.0, list[float]()
         for sure in confidence:
-            odds = cells[int(sure * (_NUM_BUCKETS - 0.01))].odds * factor
+            odds = odds_of[int(sure * _BUCKET_SCALE)] * factor
             product *= odds / (1.0 + odds)
             if product < least:
                 break
@@ -76,7 +78,7 @@ class Acceptance:
         return out
 
     def chance(self, temperature: int, confidence: float, shift: float) -> float:
-        odds = self._by_confidence[temperature][int(confidence * (_NUM_BUCKETS - 0.01))].odds * exp(shift)
+        odds = self._by_confidence[temperature].odds[int(confidence * _BUCKET_SCALE)] * exp(shift)
         return odds / (1.0 + odds)
 
     def forecast(self, temperature: int, depth: int, shift: float) -> list[float]:
@@ -89,10 +91,10 @@ class Acceptance:
         known = self._forecasts.get(key)
         if known is None:
             factor, product, total, known = exp(rounded / 8.0), 1.0, 0.0, []
-            cells = self._by_position[temperature]
-            for position in range(depth):
-                odds = cells[min(position, _NUM_POSITIONS - 1)].odds * factor
-                product *= odds / (1.0 + odds)
+            chances = [odds * factor / (1.0 + odds * factor) for odds in self._by_position[temperature].odds]
+            chances += chances[-1:] * (depth - _NUM_POSITIONS)
+            for chance in chances[:depth]:
+                product *= chance
                 total += product
                 known.append(total)
             self._forecasts[key] = known
@@ -117,15 +119,15 @@ class Acceptance:
 
     def is_tried(self, temperature: int) -> bool:
         """Whether trials clearly outweigh the prior."""
-        return self._num_tried[temperature] >= 3.0 * TUNABLES.prior_weight
+        return self._num_tried[temperature] >= _MANY_TRIALS
 
     def optimism(self, temperature: int) -> float:
         """Log-odds added while a proposer has few trials, so that it is tried at all."""
-        return 0.0 if self.is_tried(temperature) else _OPTIMISM
+        return 0.0 if self._num_tried[temperature] >= _MANY_TRIALS else _OPTIMISM
 
     def rate(self, temperature: int) -> float:
         """For reports: the chance of a draft's first token, before anything is drafted."""
-        odds = self._by_position[temperature][0].odds
+        odds = self._by_position[temperature].odds[0]
         return odds / (1.0 + odds)
 
     # ---- learning
@@ -145,15 +147,17 @@ class Acceptance:
         This updates the request's shift and, with `in_general`, the shared cells.
         """
         cells, factor = self._by_confidence[temperature], exp(shift.mean)
+        odds_of = cells.odds
         surprise = information = 0.0
         for i in range(num_tried):
-            cell = cells[int(confidence[i] * (_NUM_BUCKETS - 0.01))]
-            odds = cell.odds * factor
+            cell = int(confidence[i] * _BUCKET_SCALE)
+            odds = odds_of[cell] * factor
             chance = odds / (1.0 + odds)
-            surprise += (i < num_accepted) - chance
+            fate = 1.0 if i < num_accepted else 0.0
+            surprise += fate - chance
             information += chance * (1.0 - chance)
             if in_general:
-                cell.add(i < num_accepted, chance)
+                cells.add(cell, fate, chance)
         self._learn_shift(shift, surprise, information)
         if in_general:
             self._count(temperature, num_tried)
@@ -170,28 +174,32 @@ class Acceptance:
         """Learn the forecast by position. A fate is 1 (accepted), 0 (rejected) or, for the token before which a draft
         stopped, its estimated chance."""
         cells, factor = self._by_position[temperature], exp(shift.mean)
+        odds_of = cells.odds
         surprise = information = moved = 0.0
-        for position, fate in enumerate(fates):
-            cell = cells[min(position, _NUM_POSITIONS - 1)]
-            odds = cell.odds * factor
+        cell = 0
+        for fate in fates:
+            odds = odds_of[cell] * factor
             chance = odds / (1.0 + odds)
             surprise += fate - chance
             information += chance * (1.0 - chance)
             if in_general:
-                moved = cell.add(fate, chance)
+                moved = cells.add(cell, fate, chance)
+            if cell < _NUM_POSITIONS - 1:
+                cell += 1
         self._learn_shift(shift, surprise, information)
         if in_general:
             if len(fates) >= num_drafted:
                 # Positions beyond the draft follow the last one reached, the less the more trials they have.
-                for deeper in cells[len(fates) :]:
-                    deeper.follow(moved)
+                for deeper in range(len(fates), _NUM_POSITIONS):
+                    cells.follow(deeper, moved)
             self._count(temperature, len(fates))
             self._forecasts.clear()
 
     def _learn_shift(self, shift: RequestShift, surprise: float, information: float) -> None:
-        before = min(shift.variance + TUNABLES.shift_drift * self._shift_variance, self._shift_variance)
-        shift.variance = 1.0 / (1.0 / before + information)
-        shift.mean += shift.variance * surprise
+        most = self._shift_variance
+        before = shift.variance + TUNABLES.shift_drift * most
+        shift.variance = variance = 1.0 / (1.0 / (before if before < most else most) + information)
+        shift.mean += variance * surprise
 
     def _count(self, temperature: int, num_tried: int) -> None:
         self._num_tried[temperature] = min(self._num_tried[temperature] + num_tried, TUNABLES.most_evidence)
@@ -199,8 +207,7 @@ class Acceptance:
     def forget(self) -> None:
         """Fade the evidence after drafts were not worth their cost, so that they are tried again later."""
         for cells in self._by_position:
-            for cell in cells:
-                cell.fade()
+            cells.fade()
         self._num_tried = [_FADE * count for count in self._num_tried]
         self._forecasts.clear()
 
@@ -210,35 +217,36 @@ class Acceptance:
         self._shift_variance += 0.5 * TUNABLES.smoothing * (seen - self._shift_variance)
 
 
-class _Cell:
-    """Log-odds learned from trials, by one Newton step per trial."""
+class _Cells:
+    """Log-odds of several cells, each learned from its own trials, by one Newton step per trial."""
 
-    __slots__ = ("_information", "_log_odds", "_prior", "odds")
+    __slots__ = ("_information", "_log_odds", "_priors", "odds")
 
-    def __init__(self, prior: float) -> None:
-        self._prior = self._log_odds = prior
-        self._information = _TRIAL_INFORMATION * TUNABLES.prior_weight
-        self.odds = exp(prior)
+    def __init__(self, priors: list[float]) -> None:
+        self._priors, self._log_odds = priors, list(priors)
+        self._information = [_PRIOR_INFORMATION] * len(priors)
+        self.odds = [exp(prior) for prior in priors]
 
-    def add(self, fate: float, chance: float) -> float:
+    def add(self, cell: int, fate: float, chance: float) -> float:
         """A token with this chance was accepted (1) or not (0). Returns the change of the log-odds."""
-        self._information = min(
-            self._information + chance * (1.0 - chance), _TRIAL_INFORMATION * TUNABLES.most_evidence
-        )
-        moved = (fate - chance) / self._information
-        self._move(moved)
+        information = self._information[cell] + chance * (1.0 - chance)
+        if information > _MOST_INFORMATION:
+            information = _MOST_INFORMATION
+        self._information[cell] = information
+        moved = (fate - chance) / information
+        self._move(cell, moved)
         return moved
 
-    def follow(self, moved: float) -> None:
+    def follow(self, cell: int, moved: float) -> None:
         """Apply the change of a neighbouring cell, in proportion to the weight of the prior."""
-        self._move(moved * _TRIAL_INFORMATION * TUNABLES.prior_weight / self._information)
+        self._move(cell, moved * _TRIAL_INFORMATION * TUNABLES.prior_weight / self._information[cell])
 
     def fade(self) -> None:
-        """Move back towards the prior."""
-        least = _TRIAL_INFORMATION * TUNABLES.prior_weight
-        self._information = least + _FADE * (self._information - least)
-        self._move((1.0 - _FADE) * (self._prior - self._log_odds))
+        """Move back towards the priors."""
+        for cell, prior in enumerate(self._priors):
+            self._information[cell] = _PRIOR_INFORMATION + _FADE * (self._information[cell] - _PRIOR_INFORMATION)
+            self._move(cell, (1.0 - _FADE) * (prior - self._log_odds[cell]))
 
-    def _move(self, by: float) -> None:
-        self._log_odds = min(max(self._log_odds + by, -_MAX_LOG_ODDS), _MAX_LOG_ODDS)
-        self.odds = exp(self._log_odds)
+    def _move(self, cell: int, by: float) -> None:
+        self._log_odds[cell] = log_odds = min(max(self._log_odds[cell] + by, -_MAX_LOG_ODDS), _MAX_LOG_ODDS)
+        self.odds[cell] = exp(log_odds)

@@ -73,16 +73,16 @@ class Accounts:
         plain_step = baseline.plain_seconds(situation.rows, situation.context)
         gains = decision.plan.gains if decision.plan is not None else {}
         num_emitted, has_forced = 0, False
-        for row, (state, outcome) in enumerate(zip(situation.states, outcomes, strict=True)):
-            count = len(outcome.verdict.tokens)
+        for row, outcome in enumerate(outcomes):
+            state, spec, count = situation.states[row], outcome.request.spec, len(outcome.verdict.tokens)
             num_emitted += count
-            spec = outcome.request.spec
+            plain = plain_step * count
             spec.decode_seconds += spent
-            spec.plain_seconds += plain_step * count
+            spec.plain_seconds += plain
             if state.settings.mode == "on":
                 has_forced = has_forced or outcome.choice.depth > 0
             else:
-                state.budget.book(spent, plain_step * count, plain_step, excused=excused, invested=catch_up_seconds)
+                state.budget.book(spent, plain, plain_step, excused=excused, invested=catch_up_seconds)
                 if gains:
                     state.gain.add(gains.get(row, 0.0))
         if gains:

@@ -15,25 +15,20 @@ class Budget:
     The totals of spent and plain seconds serve only to report `estimated_speedup`.
     """
 
-    __slots__ = ("_allowed_share", "_balance", "_deferred", "_grant", "plain_seconds", "spent_seconds")
+    __slots__ = ("_allowed_share", "_deferred", "balance", "plain_seconds", "spent_seconds")
 
     def __init__(self, grant: float, allowed_loss: float) -> None:
-        self._grant = grant if allowed_loss else 0.0  # plain steps
         self._allowed_share = TUNABLES.budget_share * allowed_loss
-        self._balance: float | None = None  # plain steps; None before the first step
+        self.balance = grant if allowed_loss else 0.0
+        """Plain steps that may still be lost; below zero, more was lost than is allowed."""
         self._deferred = 0.0  # seconds of catching up that are not charged yet
         self.spent_seconds = 0.0
         self.plain_seconds = 0.0
 
-    @property
-    def balance(self) -> float:
-        """Plain steps that may still be lost; below zero, more was lost than is allowed."""
-        return self._grant if self._balance is None else self._balance
-
     def grant(self, plain_steps: float) -> None:
-        """Add to the balance."""
-        if self._grant:
-            self._balance = min(self.balance + plain_steps, TUNABLES.most_balance)
+        """Add to the balance, unless no loss is allowed."""
+        if self._allowed_share:
+            self.balance = min(self.balance + plain_steps, TUNABLES.most_balance)
 
     def steps_to_earn(self, plain_steps: float) -> int:
         """The number of plain steps in which the budget earns `plain_steps`."""
@@ -49,11 +44,14 @@ class Budget:
         """
         self.spent_seconds += spent
         self.plain_seconds += plain
+        earned = self._allowed_share * plain + plain - spent + excused + invested
         self._deferred += invested
-        charged = self._deferred * min(1.0, plain / plain_step / TUNABLES.payback_steps)
-        self._deferred -= charged
-        earned = self._allowed_share * plain + plain - spent + excused + invested - charged
-        self._balance = min(self.balance + earned / plain_step, TUNABLES.most_balance)
+        if self._deferred:
+            charged = self._deferred * min(1.0, plain / plain_step / TUNABLES.payback_steps)
+            self._deferred -= charged
+            earned -= charged
+        balance, most = self.balance + earned / plain_step, TUNABLES.most_balance
+        self.balance = balance if balance < most else most
 
     @property
     def estimated_speedup(self) -> float | None:

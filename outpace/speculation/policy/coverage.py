@@ -15,7 +15,7 @@ from outpace.speculation.policy.tunables import TUNABLES
 
 _ROWS_PER_OUTVOTED = 32  # one request in 32 may exceed its budget: in a large batch one is always unlucky
 _TOLERATED_LOSS = 0.05  # share of its time that a request may lose in a step that helps the others
-_DEEP_DEBT = 3.0  # in request grants; beyond it, a request assumes the lower bound
+_DEEP_DEBT = 4.0  # in request grants; beyond it, a request assumes the lower bound. Catching up alone may cost two
 _SMALL_CATCH_UP = 0.25  # plain steps; a few plain steps already leave a model this much to catch up on
 
 
@@ -52,9 +52,10 @@ class Coverage:
         if needed > 0.0 and self._lower_gain(situation, plan) < needed:
             return False
         num_outvoted = situation.rows // _ROWS_PER_OUTVOTED
+        needed_without_budget = plan.needed_gain(plain, 0.0)
         for row in situation.auto:
-            state = situation.states[row]
-            needed = plan.needed_gain(plain, max(0.0, state.budget.balance))
+            balance = situation.states[row].budget.balance
+            needed = plan.needed_gain(plain, balance) if balance > 0.0 else needed_without_budget
             if needed > 0.0 and needed > self._counted_gain(situation, plan, row):
                 num_outvoted -= 1
                 if num_outvoted < 0:

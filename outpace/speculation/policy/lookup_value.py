@@ -42,8 +42,9 @@ class LookupValue:
         for row in situation.auto:
             state, request = situation.states[row], situation.requests[row]
             for name, lookup in state.lookups.items():
-                if lookup.backoff.due <= step:
-                    if lookup.backoff.due:
+                due = lookup.backoff.due
+                if due <= step:
+                    if due:
                         num_unproven -= 1
                         if num_unproven < 0:
                             continue
@@ -66,22 +67,23 @@ class LookupValue:
         slot_seconds = situation.slot_seconds
         totals = dict.fromkeys(self.names, 0.0)
         for row, drafts in decision.found.items():
-            outcome, state = outcomes[row], situation.states[row]
-            used = outcome.choice.draft if outcome.choice.ask is None else None
+            choice, verdict, lookups = outcomes[row].choice, outcomes[row].verdict, situation.states[row].lookups
+            used = choice.draft if choice.ask is None else None
             for draft in drafts:
-                saved = 0.0
-                if used is None or used.proposer == draft.proposer:  # if another was used, this one saved nothing
-                    hits = common_length(draft.tokens, outcome.verdict.tokens)
-                    num_wasted = outcome.verdict.num_drafted - hits if used is not None else 0
+                saved, name = 0.0, draft.proposer
+                if draft.tokens and (used is None or used.proposer == name):  # if another was used, it saved nothing
+                    hits = common_length(draft.tokens, verdict.tokens)
+                    num_wasted = verdict.num_drafted - hits if used is not None else 0
                     saved = max(0.0, hits * (token_seconds - slot_seconds) - num_wasted * slot_seconds)
-                state.lookups[draft.proposer].saved_seconds.add(saved)
-                totals[draft.proposer] += saved
+                lookups[name].saved_seconds.add(saved)
+                totals[name] += saved
         for name in {draft.proposer for drafts in decision.found.values() for draft in drafts}:
             self._saved_seconds[name].add(totals[name] / len(decision.found))
+        usual = {name: saved.value for name, saved in self._saved_seconds.items()}
+        prices = {name: costs.drafts[name].lookup_seconds + self.own_seconds / situation.rows for name in usual}
         for row in decision.found:
             for name, lookup in situation.states[row].lookups.items():
-                price = costs.drafts[name].lookup_seconds + self.own_seconds / situation.rows
-                if lookup.saved_seconds.mean(self._saved_seconds[name].value) >= price:
+                if lookup.saved_seconds.mean(usual[name]) >= prices[name]:
                     lookup.backoff.succeed()
                 elif lookup.backoff.due <= situation.step:
                     lookup.backoff.fail(situation.step)

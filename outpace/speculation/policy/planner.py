@@ -11,9 +11,12 @@ otherwise the model would displace good lookups.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import neg
+from typing import NamedTuple
 
 from outpace.core import Draft, Request
 from outpace.speculation.costs.curves import Costs
@@ -83,13 +86,14 @@ class Plan:
         return longer + (behind / self.steps_left if behind > 0.0 and self.catch_up_seconds else behind)
 
 
-@dataclass(slots=True)
-class _Candidate:
-    """A request that a model may draft for."""
+class _Candidate(NamedTuple):
+    """A request that a model may draft for. The cheapest comes first, then the likeliest to be accepted."""
 
-    row: int
-    totals: list[float]  # expected accepted tokens, by depth
     num_uncached: int  # tokens to catch up on
+    first_miss: float  # minus the chance of the first token
+    row: int
+    room: int  # the largest depth
+    totals: list[float]  # expected accepted tokens, by depth; equally long for all
 
 
 class Planner:
@@ -115,40 +119,42 @@ class Planner:
         survival: dict[int, list[float]] = {}
         best: dict[int, Draft] = {}
         for row, drafts in found.items():
-            most = 0.0
+            most, state = 0.0, situation.states[row]
+            temperature, log_odds = state.settings.temperature, state.settings.log_odds
             for draft in drafts:
-                chances = self._survival(situation, row, draft)
-                if chances and sum(chances) > most:
-                    most, survival[row], best[row] = sum(chances), chances, draft
+                acceptance = self._acceptances[draft.proposer]
+                shift = acceptance.shift_of(state.shifts, draft.proposer, log_odds, situation.step)
+                chances = acceptance.survival(temperature, draft.confidence, shift.mean, _LEAST_SURVIVAL)
+                expected = sum(chances)
+                if expected > most:
+                    most, survival[row], best[row] = expected, chances, draft
         return self._take_likeliest(situation, survival, best)
-
-    def _survival(self, situation: Situation, row: int, draft: Draft) -> list[float]:
-        state, acceptance = situation.states[row], self._acceptances[draft.proposer]
-        shift = acceptance.shift_of(state.shifts, draft.proposer, state.settings.log_odds, situation.step)
-        return acceptance.survival(state.settings.temperature, draft.confidence, shift.mean, _LEAST_SURVIVAL)
 
     def _take_likeliest(
         self, situation: Situation, survival: Mapping[int, list[float]], drafts: Mapping[int, Draft]
     ) -> Plan:
         """Take the likeliest tokens, as many as maximise tokens per second."""
-        slots = [(-chance, row) for row, chances in survival.items() for chance in chances]
-        slots.sort()
-        seconds, own_seconds, judge_seconds = situation.seconds, situation.own_seconds, situation.judge_seconds
-        emitted = situation.emitted
+        ranked = [chance for chances in survival.values() for chance in chances]
+        ranked.sort(reverse=True)
+        own_seconds, judge_seconds, emitted = situation.own_seconds, situation.judge_seconds, situation.emitted
         best, best_speed = 0, emitted / situation.plain_seconds
         gain = 0.0
-        for count, (chance, _) in enumerate(slots[: len(seconds) - 1], 1):
-            gain -= chance
-            taken = seconds[count] + judge_seconds * gain + own_seconds
+        for count, (chance, seconds) in enumerate(zip(ranked, situation.seconds[1:], strict=False), 1):
+            gain += chance
+            taken = seconds + judge_seconds * gain + own_seconds
             if emitted + gain > best_speed * taken:
                 best, best_speed = count, (emitted + gain) / taken
-        depths: dict[int, int] = {}
-        for _, row in slots[:best]:
-            depths[row] = depths.get(row, 0) + 1
-        plan = Plan(depths)
-        for row, depth in depths.items():
-            plan.lookups[row] = drafts[row]
-            plan.gains[row] = sum(survival[row][:depth])
+        plan = Plan()
+        if best:
+            least = ranked[best - 1]
+            num_least = best - ranked.index(least)  # of the tokens with the least chance, so many are taken
+            for row, chances in survival.items():
+                depth = bisect_left(chances, -least, key=neg)
+                while depth < len(chances) and num_least and chances[depth] == least:
+                    depth, num_least = depth + 1, num_least - 1
+                if depth:
+                    plan.depths[row], plan.lookups[row] = depth, drafts[row]
+                    plan.gains[row] = sum(chances[:depth])
         self._price(situation, plan, best)
         return plan
 
@@ -183,31 +189,31 @@ class Planner:
         candidates = self._candidates(situation, name, base)
         if not candidates:
             return
-        costs = self._costs.drafts[name]
-        num_uncached = list(accumulate([each.num_uncached for each in candidates], initial=0))
-        left = list(accumulate([self.remaining(situation.requests[each.row]) for each in candidates], initial=0.0))
-        num_cached = sum([each.num_uncached == 0 for each in candidates])
-        sizes = {len(candidates)}
-        if num_cached < len(candidates):
-            sizes |= {num_cached or 1, (len(candidates) + 1) // 2}
-        catch_up = {size: costs.catch_up_seconds(num_uncached[size], size) for size in sizes}
+        costs, num_candidates = self._costs.drafts[name], len(candidates)
+        gains_by_depth = list(zip(*[each.totals for each in candidates], strict=True))
+        catch_up, left = {num_candidates: 0.0}, [0.0]  # by size: seconds, and expected tokens, which pay for them
+        if candidates[-1].num_uncached:
+            num_cached = sum([each.num_uncached == 0 for each in candidates])
+            num_uncached = list(accumulate([each.num_uncached for each in candidates], initial=0))
+            sizes = (num_candidates, num_cached or 1, (num_candidates + 1) // 2)
+            catch_up = {size: costs.catch_up_seconds(num_uncached[size], size) for size in sizes}
+            left += accumulate([self.remaining(situation.requests[each.row]) for each in candidates])
         ranked: list[tuple[float, int, int]] = []  # speed, depth, number of requests
         base_gain, base_tokens = sum(base.gains.values()), sum(base.depths.values())
-        last, deepest = self._last_depth[name], max([len(each.totals) for each in candidates])
+        deepest = max([each.room for each in candidates])
         for depth in _DEPTHS:
-            if 2 * depth <= min(last, deepest) and depth > 1:
-                continue
-            if depth > min(self.deepest(name), deepest):
+            if depth > deepest:
                 break
-            gains = list(accumulate([each.totals[:depth][-1] for each in candidates], initial=0.0))
-            for size in sizes:
+            gains = gains_by_depth[depth - 1]
+            for size, catch_up_seconds in catch_up.items():
                 tokens = base_tokens + size * depth
                 if tokens >= len(situation.seconds):
                     continue
-                emitted = situation.emitted + base_gain + gains[size]
-                steps_left = self._steps_left(left[size] / size, gains[size] / size)
+                gain = sum(gains[:size])
+                emitted = situation.emitted + base_gain + gain
                 seconds = costs.seconds(size, depth, situation.context) + situation.total_seconds(tokens, emitted)
-                seconds += catch_up[size] / steps_left
+                if catch_up_seconds:
+                    seconds += catch_up_seconds / self._steps_left(left[size] / size, gain / size)
                 if emitted - situation.emitted >= situation.rate * (seconds - situation.plain_seconds):
                     ranked.append((emitted / seconds, depth, size))
         ranked.sort(reverse=True)
@@ -216,23 +222,30 @@ class Planner:
 
     def _candidates(self, situation: Situation, name: str, base: Plan) -> list[_Candidate]:
         """Requests that the model may draft for and that have no better lookup; the cheapest first."""
-        acceptance, proposer = self._acceptances[name], self._proposers[name]
+        acceptance, num_uncached = self._acceptances[name], self._proposers[name].num_uncached
+        requests, states, of_lookups, step = situation.requests, situation.states, base.gains, situation.step
+        last, deepest = self._last_depth[name], self.deepest(name)
         found: list[_Candidate] = []
         for row in situation.auto:
-            state, request = situation.states[row], situation.requests[row]
-            if name not in state.settings.models:
+            state, request = states[row], requests[row]
+            settings = state.settings
+            if name not in settings.models:
                 continue
-            room = min(state.settings.max_depth, request.max_useful_depth, _DEPTHS[-1])
+            room = min(settings.max_depth, request.max_useful_depth, deepest)
             if not room:
                 continue
-            shift = acceptance.shift_of(state.forecast_shifts, name, state.settings.log_odds, situation.step)
-            temperature = state.settings.temperature
+            temperature = settings.temperature
+            shift = acceptance.shift_of(state.forecast_shifts, name, settings.log_odds, step)
             totals = acceptance.forecast(temperature, room, shift.mean + acceptance.optimism(temperature))
-            if base.gains.get(row, 0.0) > totals[min(self._last_depth[name], room) - 1]:
+            if room < deepest:
+                totals = totals + totals[-1:] * (deepest - room)
+            if row in of_lookups and of_lookups[row] > totals[last - 1]:
                 continue
-            uncached = proposer.num_uncached(request)
-            found.append(_Candidate(row, totals, uncached if uncached > _ALWAYS_UNCACHED else 0))
-        found.sort(key=lambda each: (each.num_uncached, -each.totals[0]))
+            uncached = num_uncached(request)
+            if uncached <= _ALWAYS_UNCACHED:
+                uncached = 0
+            found.append(_Candidate(uncached, -totals[0], row, room, totals))
+        found.sort()
         return found
 
     def _steps_left(self, remaining: float, gain: float) -> float:
@@ -244,16 +257,15 @@ class Planner:
         """The model drafts up to `depth` tokens for each candidate; other rows keep their lookups."""
         costs = self._costs.drafts[name]
         plan = Plan(dict(base.depths), dict(base.gains), dict(base.lookups), name, depth)
-        left = 0.0
-        for each in candidates:
-            row = each.row
+        for _, _, row, room, totals in candidates:
             plan.lookups.pop(row, None)
-            plan.depths[row] = min(depth, len(each.totals))
-            plan.gains[row] = each.totals[plan.depths[row] - 1]
-            left += self.remaining(situation.requests[row])
+            plan.depths[row] = depth if depth < room else room
+            plan.gains[row] = totals[depth - 1]
         size = len(candidates)
-        plan.steps_left = self._steps_left(left / size, sum(plan.gains[each.row] for each in candidates) / size)
-        plan.catch_up_seconds = costs.catch_up_seconds(sum(each.num_uncached for each in candidates), size)
+        if candidates[-1].num_uncached:  # those with the most to catch up on are last
+            left = sum([self.remaining(situation.requests[each.row]) for each in candidates])
+            plan.steps_left = self._steps_left(left / size, sum([plan.gains[each.row] for each in candidates]) / size)
+            plan.catch_up_seconds = costs.catch_up_seconds(sum([each.num_uncached for each in candidates]), size)
         draft_seconds = costs.seconds(size, depth, situation.context)
         self._price(situation, plan, sum(plan.depths.values()), draft_seconds)
         return plan
@@ -285,11 +297,12 @@ class Stop:
     pass of the model: for that the chance must reach `to_go_on`.
     """
 
+    __slots__ = ("_chance", "_ended", "_least", "_least_to_go_on", "_shift", "_survival", "_temperature")
+
     def __init__(
         self, acceptance: Acceptance, temperature: int, shift: float, at_least: float, to_go_on: float
     ) -> None:
-        self._acceptance = acceptance
-        self._temperature, self._shift = temperature, shift
+        self._chance, self._temperature, self._shift = acceptance.chance, temperature, shift
         self._least, self._least_to_go_on = at_least, to_go_on
         self._survival = 1.0
         self._ended = False
@@ -297,6 +310,6 @@ class Stop:
     def __call__(self, confidence: float) -> bool:
         if self._ended:
             return False
-        self._survival *= self._acceptance.chance(self._temperature, confidence, self._shift)
-        self._ended = self._survival < self._least_to_go_on
-        return self._survival >= self._least
+        self._survival = survival = self._survival * self._chance(self._temperature, confidence, self._shift)
+        self._ended = survival < self._least_to_go_on
+        return survival >= self._least

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
 
 from outpace.config import ResolvedConfig
-from outpace.core import Draft, Request, StepStats
+from outpace.core import Draft, Request, StepStats, Verdict
 from outpace.decoding.acceptance import common_length
 from outpace.speculation.costs.curves import Costs, DraftCosts
 from outpace.speculation.policy.acceptance import Acceptance
@@ -32,8 +31,7 @@ from outpace.speculation.proposers.base import DraftAsk, Proposer
 
 _FIRST_PLAIN = 8  # steps with drafts before the first plain step; doubles each time, up to `plain_every`
 _MAX_LOOKUP_TOKENS = 512  # looked-up tokens considered in a step, divided among the requests
-_MAX_LEARNED_ROWS = 8  # requests per step that update the shared acceptance; more requests take turns
-_MAX_MODEL_PLANS = 3  # plans of one model that are checked in a step
+_MAX_LEARNED = 8  # drafts per step that update the shared acceptance; if there are more, they take turns
 
 LookUp = Callable[[Mapping[str, list[DraftAsk]]], Mapping[int, Sequence[Draft]]]  # drafts by request id
 
@@ -99,8 +97,9 @@ class Policy:
             decision = Decision(self._step, requests, [Choice.plain()] * len(requests), "idle", is_idle=True)
         else:
             self._idle_until = 0
-            decision = Decision(self._step, requests, self._forced(requests))
-            situation = decision.situation = self._situation(decision, num_prefill)
+            states = [self._state(request) for request in requests]
+            decision = Decision(self._step, requests, self._forced(requests, states))
+            situation = decision.situation = self._situation(decision, states, num_prefill)
             if situation is not None and situation.auto:
                 self._weigh(decision, situation, look_up)
             self._steps_without_plain = self._steps_without_plain + 1 if decision.plan is not None else 0
@@ -128,24 +127,22 @@ class Policy:
         limit = self._config.disable_by_batch_size
         return limit is not None and num_running >= limit
 
-    def _forced(self, requests: Sequence[Request]) -> list[Choice]:
+    def _forced(self, requests: Sequence[Request], states: Sequence[RequestState]) -> list[Choice]:
         """Choices that need no comparison: the configured depth for mode `on`, else plain."""
         choices = [Choice.plain()] * len(requests)
-        states = [self._state(request) for request in requests]
         if self._is_crowded(len(requests)):
             return choices
-        for i, (request, state) in enumerate(zip(requests, states, strict=True)):
+        for row, state in enumerate(states):
             settings = state.settings
             if settings.mode == "on" and settings.method != "none":
-                depth = min(settings.max_depth, request.max_useful_depth)
+                depth = min(settings.max_depth, requests[row].max_useful_depth)
                 if depth:
-                    choices[i] = Choice(settings.method, depth, ask=DraftAsk(request, depth))
+                    choices[row] = Choice(settings.method, depth, ask=DraftAsk(requests[row], depth))
         return choices
 
-    def _situation(self, decision: Decision, num_prefill: int) -> Situation | None:
+    def _situation(self, decision: Decision, states: list[RequestState], num_prefill: int) -> Situation | None:
         """The facts a decision needs; None without costs, or if speculation is off for all requests."""
         costs, requests = self.costs, decision.requests
-        states = [self._states[request.id] for request in requests]
         if costs is None or all(state.settings.mode == "off" for state in states):
             return None
         rows = len(requests)
@@ -182,8 +179,9 @@ class Policy:
         most = max(most, situation.rows, depth * len(situation.auto) if self._models else 0)
         least = situation.num_tokens
         most = least + min(max(0, self._config.max_step_tokens - least), most)
-        by_tokens = self.costs.target.by_tokens(situation.rows, least, most, situation.context)
-        situation.seconds = [situation.host_seconds + each for each in by_tokens]
+        situation.seconds = self.costs.target.by_tokens(
+            situation.rows, least, most, situation.context, situation.host_seconds
+        )
 
     def _expected_of_forced(self, choices: Sequence[Choice], states: Sequence[RequestState]) -> float:
         total = 0.0
@@ -230,7 +228,7 @@ class Policy:
             if backoff.due > self._step:
                 continue
             fastest = covered = None
-            for plan in islice(self._planner.with_model(situation, name, best or Plan()), _MAX_MODEL_PLANS):
+            for plan in self._planner.with_model(situation, name, best or Plan()):
                 if plan.speed <= plain_speed:
                     break
                 fastest = fastest or plan
@@ -267,20 +265,19 @@ class Policy:
             passes = self.costs.drafts[plan.model]
             further = passes.seconds(drafting, 2, situation.context) - passes.seconds(drafting, 1, situation.context)
             to_go_on = plan.speed * (plan.slot_seconds + further / drafting)
+        model, choices, gains, lookups = plan.model, decision.choices, plan.gains, plan.lookups
         for row, depth in plan.depths.items():
-            request, state = situation.requests[row], situation.states[row]
-            draft = plan.lookups.get(row)
-            if draft is not None:
-                choice = Choice(draft.proposer, depth, draft=draft)
+            expected = 1.0 + gains[row]
+            if row in lookups:
+                draft = lookups[row]
+                choices[row] = Choice(draft.proposer, depth, draft, None, expected)
             else:
-                assert plan.model is not None
+                assert model is not None
+                state, acceptance = situation.states[row], self.acceptances[model]
                 settings = state.settings
-                acceptance = self.acceptances[plan.model]
-                shift = acceptance.shift_of(state.shifts, plan.model, settings.log_odds, decision.step)
+                shift = acceptance.shift_of(state.shifts, model, settings.log_odds, decision.step)
                 stop = Stop(acceptance, settings.temperature, shift.mean, at_least, to_go_on)
-                choice = Choice(plan.model, depth, ask=DraftAsk(request, depth, stop))
-            choice.expected = 1.0 + plan.gains[row]
-            decision.choices[row] = choice
+                choices[row] = Choice(model, depth, None, DraftAsk(situation.requests[row], depth, stop), expected)
 
     # ---- learning
 
@@ -295,9 +292,8 @@ class Policy:
         if decision.is_idle:
             self._baseline.idle(stats)
         elif situation is not None and self.costs is not None:
-            every = 1 + len(outcomes) // _MAX_LEARNED_ROWS
-            for row, outcome in enumerate(outcomes):
-                self._learn_acceptance(decision, row, outcome, in_general=(row + decision.step) % every == 0)
+            self._learn_lookups(decision, situation, outcomes)
+            self._learn_drafts(decision, situation, outcomes)
             self._lookup_value.learn_own_seconds(stats)
             if decision.found:
                 self._lookup_value.learn(decision, situation, outcomes, self.costs)
@@ -305,34 +301,43 @@ class Policy:
                 self._learn_time(decision, situation, outcomes, stats, catch_up_seconds)
             self._begin_idling(decision, situation)
 
-    def _learn_acceptance(self, decision: Decision, row: int, outcome: Outcome, *, in_general: bool) -> None:
-        situation = decision.situation
-        assert situation is not None
-        state, emitted = situation.states[row], outcome.verdict.tokens
-        if state.settings.mode == "off" or (state.settings.mode == "on" and not in_general):
-            return
+    def _learn_lookups(self, decision: Decision, situation: Situation, outcomes: Sequence[Outcome]) -> None:
+        """Learn from all looked-up drafts. Unused ones are compared with the emitted tokens."""
+        every = 1 + (len(decision.found) - 1) // _MAX_LEARNED
+        for turn, (row, drafts) in enumerate(decision.found.items(), decision.step):
+            state, emitted = situation.states[row], outcomes[row].verdict.tokens
+            for draft in drafts:
+                if draft.tokens:
+                    acceptance = self.acceptances[draft.proposer]
+                    shift = acceptance.shift_of(state.shifts, draft.proposer, state.settings.log_odds, decision.step)
+                    hits = common_length(draft.tokens, emitted)
+                    tried = min(hits + 1, len(draft.tokens), len(emitted))
+                    acceptance.learn(
+                        state.settings.temperature, shift, draft.confidence, hits, tried, in_general=turn % every == 0
+                    )
+
+    def _learn_drafts(self, decision: Decision, situation: Situation, outcomes: Sequence[Outcome]) -> None:
+        """Learn from the drafts that were made after the decision."""
+        rows = [row for row, outcome in enumerate(outcomes) if outcome.choice.ask is not None]
+        every = 1 + (len(rows) - 1) // _MAX_LEARNED
+        for turn, row in enumerate(rows, decision.step):
+            state, drafted, in_general = situation.states[row], outcomes[row].choice.draft, turn % every == 0
+            if drafted is not None and (in_general or state.settings.mode == "auto"):
+                self._learn_draft(decision.step, state, drafted, outcomes[row].verdict, in_general)
+
+    def _learn_draft(self, step: int, state: RequestState, drafted: Draft, verdict: Verdict, in_general: bool) -> None:
+        acceptance, name = self.acceptances[drafted.proposer], drafted.proposer
         temperature, log_odds = state.settings.temperature, state.settings.log_odds
-        for draft in decision.found.get(row, ()):  # unused lookups are compared too: that needs no verification
-            if draft.tokens:
-                acceptance = self.acceptances[draft.proposer]
-                shift = acceptance.shift_of(state.shifts, draft.proposer, log_odds, decision.step)
-                hits = common_length(draft.tokens, emitted)
-                tried = min(hits + 1, len(draft.tokens), len(emitted))
-                acceptance.learn(temperature, shift, draft.confidence, hits, tried, in_general=in_general)
-        drafted = outcome.choice.draft
-        if outcome.choice.ask is None or drafted is None:
-            return
-        acceptance = self.acceptances[drafted.proposer]
-        hits, num_drafted = outcome.verdict.num_accepted, len(drafted.tokens)
+        hits, num_drafted = verdict.num_accepted, len(drafted.tokens)
         tried = min(hits + 1, num_drafted)
-        fates = [float(i < hits) for i in range(tried)]
+        fates = [1.0] * hits + [0.0] * (tried - hits)
         if drafted.confidence:
-            shift = acceptance.shift_of(state.shifts, drafted.proposer, log_odds, decision.step)
+            shift = acceptance.shift_of(state.shifts, name, log_odds, step)
             if hits == num_drafted < len(drafted.confidence):  # drafting stopped before an unlikely token
                 fates.append(acceptance.chance(temperature, drafted.confidence[-1], shift.mean))
             acceptance.learn(temperature, shift, drafted.confidence, hits, tried, in_general=in_general)
         if fates:
-            shift = acceptance.shift_of(state.forecast_shifts, drafted.proposer, log_odds, decision.step)
+            shift = acceptance.shift_of(state.forecast_shifts, name, log_odds, step)
             acceptance.learn_positions(temperature, shift, fates, num_drafted, in_general=in_general)
 
     def _learn_time(

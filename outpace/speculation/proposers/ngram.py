@@ -12,6 +12,7 @@ from outpace.core import Draft, Request
 from outpace.speculation.proposers.base import DraftAsk, NoDraft
 
 MOST_MATCHED = 32  # a longer match does not predict better
+MOST_COMPARED = 128  # occurrences, the latest first; a frequent n-gram may have thousands
 
 
 class NgramProposer(NoDraft):
@@ -59,26 +60,46 @@ def matched_length(tokens: Sequence[int], start: int) -> int:
 
 
 class _Index:
-    """The position just after each n-gram's latest occurrence."""
+    """The occurrences of every n-gram of the smallest size; longer ones are compared when a draft is asked for."""
 
-    __slots__ = ("_found", "_num_indexed", "_sizes", "_starts")
+    __slots__ = ("_before", "_found", "_latest", "_num_indexed", "_sizes")
 
     def __init__(self, sizes: range) -> None:
         self._sizes = sizes
-        self._starts: dict[tuple[int, ...], int] = {}  # n-grams of all sizes
+        self._latest: dict[tuple[int, ...], int] = {}  # the position just after the latest occurrence
+        self._before: list[int] = [0] * sizes[-1]  # by such a position: that of the occurrence before it, or 0
         self._num_indexed = 0
         self._found: int | None = None
 
     def find(self, tokens: list[int]) -> int | None:
         """Index the text to its end; returns where the longest n-gram at the end continued before."""
-        found, starts = self._found, self._starts
-        for end in range(self._num_indexed + 1, len(tokens) + 1):
-            found = None
-            for n in self._sizes:
-                if n <= end:
-                    gram = tuple(tokens[end - n : end])
-                    if found is None:
-                        found = starts.get(gram)
-                    starts[gram] = end
-        self._num_indexed, self._found = len(tokens), found
+        if self._num_indexed < len(tokens):
+            self._num_indexed = len(tokens)
+            self._extend(tokens)
+            self._found = self._longest(tokens)
+        return self._found
+
+    def _extend(self, tokens: list[int]) -> None:
+        latest, before, size = self._latest, self._before, self._sizes[-1]
+        for end in range(len(before), len(tokens) + 1):
+            gram = tuple(tokens[end - size : end])
+            before.append(latest.get(gram, 0))
+            latest[gram] = end
+
+    def _longest(self, tokens: list[int]) -> int | None:
+        """The latest of the occurrences that agree with the end of the text in the most tokens."""
+        best, found, most = 0, None, self._sizes[0]
+        end = tokens[-most:]
+        start = self._before[-1]
+        for _ in range(MOST_COMPARED):
+            if not start:
+                break
+            if tokens[max(0, start - most) : start] == end:
+                return start
+            length = self._sizes[-1]
+            while length < start and tokens[start - 1 - length] == tokens[-1 - length]:
+                length += 1
+            if length > best:
+                best, found = length, start
+            start = self._before[start]
         return found

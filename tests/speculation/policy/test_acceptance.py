@@ -395,6 +395,36 @@ def test_requests_differ_and_share_what_is_general_and_nothing_else():
         assert (believed < fresh - 0.03) if i % 40 == 0 else (believed == pytest.approx(fresh))
 
 
+@pytest.mark.parametrize("right", [True, False])
+def test_a_trial_for_eight_of_many_requests_teaches_as_much_as_one_for_eight_alone(right):
+    """Requests without the model's drafts do not take the turns of those that have them."""
+    desk = Desk(FLAT, suffix=always(), draft=always(right, sure=0.9), draft_seconds=0.01)
+    tried = [request_of(length=2, method="draft") for _ in range(8)]
+    others = [request_of(length=2, method="suffix") for _ in range(24)]
+    desk.step([*others, *tried])
+    alone = Desk(FLAT, draft=always(right, sure=0.9), draft_seconds=0.01)
+    alone.step([request_of(length=2, method="draft") for _ in range(8)])
+    rates = [each.policy.acceptances["draft"].rate(COLD) for each in (desk, alone)]
+    assert rates[0] == pytest.approx(rates[1])
+    assert abs(rates[0] - model().rate(COLD)) > 0.05
+
+
+@pytest.mark.parametrize("num_requests", [1, 8, 9, 40])
+def test_of_many_drafts_eight_at_most_teach_what_all_requests_share(num_requests, monkeypatch):
+    desk, learned = Desk(FLAT, suffix=always()), 0
+    acceptance = desk.policy.acceptances["suffix"]
+    learn = acceptance.learn
+
+    def counted(*arguments, in_general):
+        nonlocal learned
+        learned += in_general
+        learn(*arguments, in_general=in_general)
+
+    monkeypatch.setattr(acceptance, "learn", counted)
+    desk.step([request_of(length=2) for _ in range(num_requests)])
+    assert min(num_requests, 8) // 2 <= learned <= min(num_requests, 8)
+
+
 def _shift_of_three_misses(rates: Sequence[float]) -> float:
     """How far three misses in a row shift a new request, in log-odds, after requests with these rates."""
     acceptance, rng = lookup(), np.random.default_rng(3)

@@ -202,6 +202,21 @@ def test_plans_of_a_model_come_the_fastest_first():
     assert all(plan.model == "draft" and not plan.lookups for plan in plans)
 
 
+def test_every_depth_of_a_model_is_weighed():
+    desk = Desk(FLAT, draft=always(sure=0.9), draft_seconds=0.02)
+    plans = model_plans(desk, [request_of(length=2) for _ in range(3)])
+    assert {plan.depth for plan in plans} == {1, 2, 3, 4, 6, 8}
+
+
+@pytest.mark.parametrize("covered", [1, 2, 3, 8])
+def test_the_only_depth_that_budgets_cover_is_taken_and_is_no_trial(covered, monkeypatch):
+    desk, batch = Desk(FLAT, draft=always(sure=0.9), draft_seconds=0.02), [request_of(length=2) for _ in range(3)]
+    monkeypatch.setattr(desk.policy._coverage, "holds", lambda situation, plan: plan.depth == covered)
+    decision = desk.decision(batch)
+    assert decision.plan is not None and decision.plan.depth == covered
+    assert not decision.is_trial
+
+
 @pytest.mark.parametrize("one_pass", [False, True])
 def test_a_models_plan_counts_its_passes_and_the_targets(one_pass):
     desk = Desk(USUAL, models={"any": (always(sure=0.9), model_costs(0.1, one_pass=one_pass))})

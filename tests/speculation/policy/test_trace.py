@@ -72,7 +72,7 @@ def test_an_idle_step_and_one_that_measures_are_named():
 
 def behind() -> tuple[Desk, list[Request]]:
     """An untried model that must catch up on the texts first: eight plain steps for all of them."""
-    costs = DraftCosts(StepCosts({1: 0.05, 256: 0.08}), StepCosts({1: 0.05, 200: 1.05, 1600: 8.05}))
+    costs = DraftCosts(StepCosts({1: 0.2, 256: 0.23}), StepCosts({1: 0.2, 200: 1.2, 1600: 8.2}))
     return Desk(FLAT, models={"draft": (always(sure=0.9), costs)}), [request_of(length=200) for _ in range(8)]
 
 

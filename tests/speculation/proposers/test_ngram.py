@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from outpace.core import Draft, Request
 from outpace.speculation.proposers.base import DraftAsk, Proposer
-from outpace.speculation.proposers.ngram import NgramProposer
+from outpace.speculation.proposers.ngram import MOST_COMPARED, NgramProposer
 from tests.requests_helper import make_request
 
 texts = st.lists(st.integers(0, 2), max_size=40)
@@ -55,6 +55,17 @@ def test_longest_ngram_wins_over_a_later_shorter_one():
     tokens = [1, 2, 3, 7, 9, 2, 3, 8, 1, 2, 3]
     assert draft(NgramProposer(1, 3), make_request(tokens), 1) == [7]
     assert draft(NgramProposer(1, 2), make_request(tokens), 1) == [8]
+
+
+def test_of_a_frequent_ngram_only_the_latest_occurrences_are_compared():
+    """A lookup takes a bounded time, however long the text."""
+
+    def found(num_occurrences: int) -> list[int]:
+        others = [token for i in range(num_occurrences - 1) for token in (1, 2, 100 + i)]
+        return draft(NgramProposer(2, 3), make_request([9, 1, 2, 7, *others, 9, 1, 2]), 1)
+
+    assert found(MOST_COMPARED) == [7], "the longest one is still among them"
+    assert found(MOST_COMPARED + 1) == [100 + MOST_COMPARED - 1], "the latest of the shorter ones"
 
 
 def test_repeated_pattern_is_copied_past_the_end_to_full_depth():

@@ -41,7 +41,7 @@ def counted(texts: Sequence[list[int]], context: list[int], depth: int, min_matc
     """Score and draft by their definitions, from the context's longest suffix that occurs in the texts."""
     while context and not any(occurs(text, context) for text in texts):
         context = context[1:]
-    matched, score, frequency, drafted = len(context), 0.0, 1.0, list[int]()
+    matched, score, survival, drafted = len(context), 0.0, 1.0, list[int]()
     while len(context) >= min_match and len(drafted) < depth:
         counts = followers(texts, context)
         if not counts:
@@ -49,8 +49,8 @@ def counted(texts: Sequence[list[int]], context: list[int], depth: int, min_matc
             matched = matched if drafted else len(context)
             continue
         best = max(reversed(counts), key=lambda token: counts[token])
-        frequency *= counts[best] / sum(counts.values())
-        survival = frequency * matched / (matched + len(drafted) + 1)
+        agreed = matched + len(drafted)
+        survival *= counts[best] / sum(counts.values()) * agreed / (agreed + 1)  # rounded as the proposer rounds
         if survival < MIN_SURVIVAL:
             break
         score += survival
