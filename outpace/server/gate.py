@@ -22,10 +22,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outpace.engine.generation import EngineStopped
 from outpace.server.config import ServerConfig
-from outpace.server.errors import ApiError, as_api_error, reply
+from outpace.server.errors import CLIENT_LEFT, ApiError, as_api_error, reply
 from outpace.server.replies import Answer
 from outpace.server.state import HttpMetrics
-from outpace.server.streaming import CLIENT_LEFT
 
 log = logging.getLogger("outpace.server")
 

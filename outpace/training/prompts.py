@@ -12,7 +12,7 @@ from outpace.bench.prompt_files import load_prompts
 from outpace.bench.workloads import Prompt
 from outpace.errors import UsageError
 from outpace.models.fingerprint import fingerprint
-from outpace.models.prompts import encode_rendered, render
+from outpace.models.prompts import ChatPrompt, encode, render
 from outpace.training.contamination import overlaps, words
 from outpace.training.prepared import Prepared, Source
 
@@ -95,15 +95,15 @@ def text_of(prompt: Prompt) -> str:
 
 
 def _tokens(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
-    return encode_rendered(tokenizer, render(tokenizer, prompt.messages))
+    return encode(tokenizer, render(tokenizer, prompt.messages))
 
 
 def _template_around_user(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     """Tokens before the user's words and after them; empty if the template does not repeat the words as they are."""
-    before, mark, after = render(tokenizer, [{"role": "user", "content": _MARK}]).partition(_MARK)
+    before, mark, after = render(tokenizer, [{"role": "user", "content": _MARK}]).text.partition(_MARK)
     if not mark:
         return [], []
-    return encode_rendered(tokenizer, before), tokenizer.encode(after, add_special=False)
+    return encode(tokenizer, ChatPrompt(before, before)), tokenizer.encode(after, add_special=False)
 
 
 def licence_of(path: Path) -> str:

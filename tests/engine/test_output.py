@@ -17,10 +17,10 @@ class PieceTokenizer(ByteTokenizer):
     """Tokens of several bytes, as real vocabularies have them."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
-        self.pieces = list(pieces)
+        self._texts = list(pieces)
 
     def token_bytes(self, token: int) -> bytes:
-        return self.pieces[token]
+        return self._texts[token]
 
 
 def writer(*stop: str, min_tokens: int = 0, stop_ids: frozenset[int] = frozenset({EOS})) -> OutputWriter:
