@@ -145,15 +145,15 @@ def run(
             engine.step()
             taken = time.perf_counter() - started
             stats = engine.stats
-            has_prepared = pair.num_prepared > num_prepared
-            found.num_preparing += has_prepared
+            had_one_time_work = pair.num_prepared > num_prepared
+            found.num_preparing += had_one_time_work
             if keep_trace:
-                found.trace.append(_traced(engine, taken, has_prepared=has_prepared))
+                found.trace.append(_traced(engine, taken, had_one_time_work=had_one_time_work))
             if stats.num_prefill_tokens:
-                found.seconds += 0.0 if has_prepared else stats.draft_seconds
+                found.seconds += 0.0 if had_one_time_work else stats.draft_seconds
                 continue
             num_emitted += stats.num_emitted
-            if has_prepared:
+            if had_one_time_work:
                 continue
             found.seconds += taken
             found.num_tokens += stats.num_emitted
@@ -171,11 +171,11 @@ def run(
     return found
 
 
-def _traced(engine: Engine, seconds: float, *, has_prepared: bool) -> dict[str, Any]:
+def _traced(engine: Engine, seconds: float, *, had_one_time_work: bool) -> dict[str, Any]:
     """The last step: its time by part and, if the policy decided, the reason for the decision."""
     stats, why = engine.stats, engine.policy.trace
     return {
-        "ms": 1e3 * seconds, "prepared": has_prepared, "prefill": stats.num_prefill_tokens,
+        "ms": 1e3 * seconds, "prepared": had_one_time_work, "prefill": stats.num_prefill_tokens,
         "rows": stats.num_decode_rows, "drafted": stats.num_drafted, "accepted": stats.num_accepted,
         "emitted": stats.num_emitted, "ms_in": {name: 1e3 * getattr(stats, f"{name}_seconds") for name in _PARTS},
         "balance": engine.budget.balance, "policy": why.popleft().as_dict() if why else None,

@@ -21,11 +21,11 @@ from outpace.backends.torch.execution.step import DRAFTED, PADDING, HostStep, St
 from outpace.backends.torch.kernels import attention as attention_kernels
 from outpace.backends.torch.kernels import drawing, elementwise
 from outpace.backends.torch.kernels.base import Cache, Normed
-from outpace.backends.torch.kernels.gemv import VectorConfig, vector_linear
+from outpace.backends.torch.kernels.gemv import GemvConfig, gemv_linear
 from outpace.backends.torch.kernels.linear import LinearConfig, Scratch, stream_linear
 from outpace.backends.torch.kernels.reference import ReferenceOps, rms_norm, swiglu
 from outpace.backends.torch.kernels.rotation import Rotation
-from outpace.backends.torch.kernels.skinny_gemm import FewConfig, few_linear
+from outpace.backends.torch.kernels.skinny_gemm import SkinnyConfig, skinny_linear
 from outpace.backends.torch.kernels.triton_ops import Config
 from outpace.backends.torch.sampling.noise import signed
 from outpace.config import SamplingParams
@@ -93,10 +93,10 @@ class Product:
                 tensors["normed"] = Normed((x.float() * tensors["norm"].float()).to(x.dtype), squares)
             x = tensors["normed"]
         fused = {"residual": tensors["residual"], "next_norm": tensors["next_norm"], "swiglu": self.swiglu}
-        if isinstance(config, VectorConfig):
-            normed = vector_linear(x, tensors["weight"], tensors["out"], config, epsilon=1e-5, dependent=True, **fused)
-        elif isinstance(config, FewConfig):
-            normed = few_linear(x, tensors["weight"], tensors["out"], config, epsilon=1e-5, dependent=True, **fused)
+        if isinstance(config, GemvConfig):
+            normed = gemv_linear(x, tensors["weight"], tensors["out"], config, epsilon=1e-5, dependent=True, **fused)
+        elif isinstance(config, SkinnyConfig):
+            normed = skinny_linear(x, tensors["weight"], tensors["out"], config, epsilon=1e-5, dependent=True, **fused)
         else:
             normed = stream_linear(
                 x, tensors["weight"], tensors["out"], scratch, config, num_sms, epsilon=1e-5, **fused
@@ -140,7 +140,7 @@ def check_kernels(workers: int) -> list[dict[str, Any]]:
         cases += [("attention", *case, *heads) for case in itertools.product(dtypes, (True, False), rows)]
     cases += [("elementwise", *case) for case in itertools.product(dtypes, (576, 2048, 4096))]
     cases += [("drawing", torch.float32, features) for features in _FEATURES]
-    cases += [("take", torch.float32, is_packed) for is_packed in (False, True)]
+    cases += [("load_step", torch.float32, is_packed) for is_packed in (False, True)]
     random.Random(0).shuffle(cases)
     return [check for found in spread(_check, cases, workers) for check in found]
 
@@ -155,7 +155,7 @@ def _check(case: tuple[Any, ...]) -> list[dict[str, Any]]:
     checks: dict[str, Callable[..., list[tuple[str, float]]]] = {
         "linear": _check_linear, "vector": _check_vector, "few": _check_few, "attention": _check_attention,
         "elementwise": _check_elementwise, "drawing": _check_drawing,
-        "take": _check_taking,
+        "load_step": _check_step_loading,
     }  # fmt: skip
     torch.backends.cuda.matmul.allow_tf32 = False
     try:
@@ -177,11 +177,11 @@ def _check_linear(dtype: torch.dtype, dependent: bool, num_tokens: int, n: int, 
 def _check_vector(
     dtype: torch.dtype, n: int, k: int, block_n: int, block_k: int, warps: int
 ) -> list[tuple[str, float]]:
-    return _check_products("vector", VectorConfig(block_n, block_k, warps), dtype, 1, n, k)
+    return _check_products("vector", GemvConfig(block_n, block_k, warps), dtype, 1, n, k)
 
 
 def _check_few(dtype: torch.dtype, num_tokens: int, n: int, k: int, warps: int) -> list[tuple[str, float]]:
-    return _check_products("few", FewConfig(16, 64, warps), dtype, num_tokens, n, k)
+    return _check_products("few", SkinnyConfig(16, 64, warps), dtype, num_tokens, n, k)
 
 
 def _check_products(
@@ -257,7 +257,7 @@ def _check_elementwise(dtype: torch.dtype, width: int) -> list[tuple[str, float]
     return found
 
 
-def _check_taking(dtype: torch.dtype, is_packed: bool) -> list[tuple[str, float]]:
+def _check_step_loading(dtype: torch.dtype, is_packed: bool) -> list[tuple[str, float]]:
     """The device reads a step with drafts from host memory; torch on the CPU is the reference."""
     lengths = [3, 1, 9, 4] * 8
     rows = [Row(i, 7 * i, [i] + [DRAFTED] * (length - 1), length) for i, length in enumerate(lengths)]
@@ -266,9 +266,9 @@ def _check_taking(dtype: torch.dtype, is_packed: bool) -> list[tuple[str, float]
     staging.fill(host, rows, np.arange(160, dtype=np.int32).reshape(32, 5))
     drafted = torch.randint(0, 2 * _VOCAB, (8, 32), dtype=torch.int32)
     found, expected = (views(torch.zeros_like(host.buffer, device=where), host.shape) for where in ("cuda", "cpu"))
-    graphs.take(host.buffer, found, drafted.cuda(), _VOCAB - 1)
-    graphs.take(host.buffer, expected, drafted, _VOCAB - 1)
-    return [("take", 0.0 if torch.equal(found.words.cpu(), expected.words) else float("nan"))]
+    graphs.load_step(host.buffer, found, drafted.cuda(), _VOCAB - 1)
+    graphs.load_step(host.buffer, expected, drafted, _VOCAB - 1)
+    return [("load_step", 0.0 if torch.equal(found.words.cpu(), expected.words) else float("nan"))]
 
 
 def _check_drawing(dtype: torch.dtype, features: dict[str, Any]) -> list[tuple[str, float]]:

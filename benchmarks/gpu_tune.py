@@ -22,9 +22,9 @@ import torch
 
 from benchmarks.gpu_kernels import Product, products, spread
 from benchmarks.gpu_models import median_ms, random_caches, random_weights, shape_config, uniform_step
-from outpace.backends.torch.kernels.gemv import VectorConfig
+from outpace.backends.torch.kernels.gemv import GemvConfig
 from outpace.backends.torch.kernels.linear import LinearConfig, block_rows
-from outpace.backends.torch.kernels.skinny_gemm import MAX_TOKENS, FewConfig
+from outpace.backends.torch.kernels.skinny_gemm import MAX_TOKENS, SkinnyConfig
 from outpace.backends.torch.kernels.triton_ops import Config, TritonOps
 from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.runner import PAGE_TOKENS
@@ -46,7 +46,7 @@ def candidates(product: Product, num_tokens: int) -> list[Config]:
         for block_n, block_k, warps in itertools.product((1, 2, 4, 8, 16), (1024, 2048, 4096), (2, 4, 8)):
             numbers = block_n * block_k * width // (32 * warps)  # values per thread
             if 16 <= numbers <= 128 and block_k <= max(product.k, 1024):
-                found.append(VectorConfig(block_n, block_k, warps))
+                found.append(GemvConfig(block_n, block_k, warps))
     else:
         for block_n, block_k, warps, stages, per_sm in itertools.product(
             (16, 32, 64, 128), (64, 128, 256, 512), (2, 4, 8), (3, 4, 5, 6), (0, 1, 2, 3)
@@ -65,7 +65,7 @@ def candidates(product: Product, num_tokens: int) -> list[Config]:
 
 def _few_candidates(product: Product, width: int) -> list[Config]:
     return [
-        FewConfig(block_n, block_k, warps)
+        SkinnyConfig(block_n, block_k, warps)
         for block_n, block_k, warps in itertools.product((16, 32), (64, 128, 256), (2, 4, 8))
         if block_n * block_k * width <= 128 * 32 and product.k % (block_k * warps) == 0  # values per thread
     ]

@@ -110,11 +110,11 @@ def cheapest_path(right: Sequence[int], num_prompt: int, costs: Costs) -> tuple[
     for at in reversed(range(length)):
         context = num_prompt + at + 1
         by_tokens = costs.target.by_tokens(1, 1, 1 + right[at], context)
-        plain += by_tokens[0] + costs.schedule_seconds + costs.judge_seconds
+        plain += by_tokens[0] + costs.schedule_seconds + costs.token_seconds
         paths = []
         for depth, forward in enumerate(by_tokens):
             num_emitted = min(depth + 1, length - at)
-            host = costs.schedule_seconds + num_emitted * costs.judge_seconds
+            host = costs.schedule_seconds + num_emitted * costs.token_seconds
             paths.append((forward + host + seconds[at + num_emitted], 1 + steps[at + num_emitted]))
         seconds[at], steps[at] = min(paths)
     return plain, seconds[0], steps[0]

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from benchmarks.report import provenance, spread, write_json
 from outpace import LLM, SamplingParams
 from outpace.backends.base import Verifier
-from outpace.decoding.verification import HostJudge, HostVerifier
+from outpace.decoding.verification import HostExecutor, HostVerifier
 from outpace.models.resolve import resolve_model
 
 PROMPT = "Write a short note about the history of the bicycle and how it changed cities."
@@ -37,7 +37,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def step_times(llm: LLM, verifier: Verifier, num: int, setting: dict[str, Any], num_tokens: int) -> list[list[float]]:
     """(host, forward) seconds of every step in which all requests decode and none prefills."""
     engine = llm.engine
-    engine._forward_and_verify = HostJudge(llm._target.runner, verifier)
+    engine._forward_and_verify = HostExecutor(llm._target.runner, verifier)
     prompt = llm.tokenizer.encode(PROMPT)
     params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, seed=1, **setting)
     for i in range(num):  # different first tokens, so that no prefix is reused

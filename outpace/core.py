@@ -208,7 +208,7 @@ class StepStats:
     forward_seconds: float = 0.0
     verify_seconds: float = 0.0
     hidden_seconds: float = 0.0  # the pass ran this long while the host did other work, which thus cost no time
-    has_prepared: bool = False  # one-time work, such as a graph capture, took part of the time
+    had_one_time_work: bool = False  # one-time work, such as a graph capture, took part of the time
 
     def add_draft(self, method: str, verdict: Verdict) -> None:
         """Count the result of one decode row."""

@@ -58,7 +58,7 @@ class Logits(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class StepResult:
     """The result of a step."""
 
     logits: Logits  # the requested rows, valid until the next step
@@ -68,7 +68,7 @@ class Judged:
     is_typical: bool = True  # forward_seconds + hidden_seconds is the normal duration of such a step
 
 
-class Judge(Protocol):
+class StepExecutor(Protocol):
     """Runs a step: `Runner.forward` and `Verifier.verify` in one call.
 
     `decoding/verification.py` builds one from any runner and verifier. A backend that verifies on its device provides
@@ -77,10 +77,10 @@ class Judge(Protocol):
 
     def __call__(
         self, plan: StepPlan, cases: Sequence[Case], meanwhile: Callable[[], None] | None = None
-    ) -> Judged:  # fmt: skip
+    ) -> StepResult:  # fmt: skip
         """`cases` are the rows of the plan with logits, in plan order; without cases the step is only run.
 
-        `meanwhile` is host work to do while the device is busy. A judge may skip it.
+        `meanwhile` is host work to do while the device is busy. An executor may skip it.
         """
         ...
 
@@ -134,7 +134,7 @@ class Capabilities:
     can_rewind: bool  # truncate to any length; without it there is no speculation and no prefix sharing
     exact_to_the_bit: bool = False  # logits do not depend on the batch or on the split into steps
     verifier: Verifier | None = None  # verifies drafts faster than numpy on the host
-    judge: Judge | None = None  # runs steps and verifies them where the logits are
+    executor: StepExecutor | None = None  # runs steps and verifies them where the logits are
     head: Head | None = None  # drafts from this model's hidden states
     drafter: Drafter | None = None  # drafts all tokens of a draft in one call
     follow: Callable[[Runner], None] | None = None  # starts to verify that runner's drafts early

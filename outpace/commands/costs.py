@@ -57,7 +57,7 @@ def as_text(costs: Costs) -> str:
         else:
             lines.append(f"{'host, a token of ' + name:28} {1e6 * draft.draw_seconds:9.1f} us")
     lines.append(f"{'host, a step':28} {1e6 * costs.schedule_seconds:9.1f} us")
-    lines.append(f"{'host, a token emitted':28} {1e6 * costs.judge_seconds:9.1f} us")
+    lines.append(f"{'host, a token emitted':28} {1e6 * costs.token_seconds:9.1f} us")
     return "\n".join(lines)
 
 

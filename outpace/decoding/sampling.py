@@ -63,7 +63,7 @@ class Shaper:
             self._output_counts.update(tokens)
 
     @property
-    def said(self) -> dict[int, int]:
+    def token_counts(self) -> dict[int, int]:
         """Input of the penalties: how often each token was emitted; 0 for tokens that are only in the prompt."""
         return dict.fromkeys(self._prompt_ids, 0) | self._output_counts
 

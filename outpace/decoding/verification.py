@@ -15,7 +15,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.backends.base import Judge, Judged, Runner, Verifier
+from outpace.backends.base import Runner, StepExecutor, StepResult, Verifier
 from outpace.config import SamplingParams
 from outpace.core import Case, Draft, Request, StepPlan, Verdict
 from outpace.decoding import acceptance, sampling
@@ -64,23 +64,23 @@ class HostVerifier:
         pass  # it has no resources
 
 
-def judge_of(runner: Runner) -> Judge:
-    """The backend's own judge, or one that verifies on the host."""
-    return runner.capabilities.judge or HostJudge(runner, runner.capabilities.verifier or HostVerifier())
+def executor_of(runner: Runner) -> StepExecutor:
+    """The backend's own executor, or one that verifies on the host."""
+    return runner.capabilities.executor or HostExecutor(runner, runner.capabilities.verifier or HostVerifier())
 
 
-class HostJudge:
+class HostExecutor:
     def __init__(self, runner: Runner, verifier: Verifier) -> None:
         self._runner = runner
         self.verifier = verifier
 
     def __call__(
         self, plan: StepPlan, cases: Sequence[Case], meanwhile: Callable[[], None] | None = None
-    ) -> Judged:  # fmt: skip
+    ) -> StepResult:  # fmt: skip
         begin = perf_counter()
         logits = self._runner.forward(plan)
         seconds = perf_counter() - begin
-        return Judged(logits, self.verifier.verify(cases, logits) if cases else [], seconds)
+        return StepResult(logits, self.verifier.verify(cases, logits) if cases else [], seconds)
 
 
 class _Rows:

@@ -16,11 +16,11 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.backends.base import Capacity, Judged, LoadedModel
+from outpace.backends.base import Capacity, LoadedModel, StepResult
 from outpace.config import ResolvedConfig, SamplingParams
 from outpace.core import Case, Delta, Draft, Request, Row, StepPlan, StepStats, Verdict
 from outpace.decoding.sampling import Shaper, token_logprob
-from outpace.decoding.verification import judge_of
+from outpace.decoding.verification import executor_of
 from outpace.engine.collection import PausedCollection
 from outpace.engine.output import OutputWriter
 from outpace.engine.scheduler import Scheduler, Work
@@ -64,7 +64,7 @@ class Engine:
         self._target = target
         self._runner = target.runner
         self._tokenizer = target.tokenizer
-        self._forward_and_verify = judge_of(target.runner)
+        self._forward_and_verify = executor_of(target.runner)
         # With a runner that starts steps ahead, the host can learn while the device works. Others would wait for it.
         self._can_postpone = target.runner.capabilities.follow is not None
         models = [target] if draft is None else [target, draft]
@@ -234,13 +234,13 @@ class Engine:
         self._session.draft(decision, stats)
         drafted = perf_counter()
         plan, cases = _plan(turns)
-        judged = self._forward_and_verify(plan, cases, self._host_work(turns))
+        result = self._forward_and_verify(plan, cases, self._host_work(turns))
         self._learn_postponed()  # unless it was done during the forward pass
-        catch_up_seconds = self._learn_drafting(decision, judged)
-        deltas, outcomes = self._commit(turns, plan, judged, stats)
-        stats.forward_seconds, stats.hidden_seconds = judged.forward_seconds, judged.hidden_seconds
-        stats.verify_seconds = perf_counter() - drafted - judged.forward_seconds
-        self._learn(decision, plan, judged, outcomes, stats, catch_up_seconds)
+        catch_up_seconds = self._learn_drafting(decision, result)
+        deltas, outcomes = self._commit(turns, plan, result, stats)
+        stats.forward_seconds, stats.hidden_seconds = result.forward_seconds, result.hidden_seconds
+        stats.verify_seconds = perf_counter() - drafted - result.forward_seconds
+        self._learn(decision, plan, result, outcomes, stats, catch_up_seconds)
         return deltas
 
     def _count_prepared(self) -> int:
@@ -291,27 +291,27 @@ class Engine:
 
         return learn_and_prepare
 
-    def _learn_drafting(self, decision: Decision, judged: Judged) -> float:
+    def _learn_drafting(self, decision: Decision, result: StepResult) -> float:
         """Learn the costs of drafting, unless other work was done in that time.
 
         Returns the seconds that proposers spent on catching up.
         """
-        is_typical = judged.is_typical and self._count_prepared() == self._num_prepared
+        is_typical = result.is_typical and self._count_prepared() == self._num_prepared
         return self._session.learn_drafting(decision, is_typical=is_typical)
 
     def _commit(
-        self, turns: Sequence[_Turn], plan: StepPlan, judged: Judged, stats: StepStats
+        self, turns: Sequence[_Turn], plan: StepPlan, result: StepResult, stats: StepStats
     ) -> tuple[list[Delta], list[Outcome]]:
         """Emit the verified tokens; keep their cache and drop the rest."""
         deltas: list[Delta] = []
         outcomes: list[Outcome] = []
-        verdicts = iter(judged.verdicts)
+        verdicts = iter(result.verdicts)
         at = 0
         for turn, row in zip(turns, plan.rows, strict=True):
             request = turn.work.request
             if turn.work.completes:
                 wants_logprobs = request.params.logprobs is not None
-                logits = judged.logits[at : at + row.num_logits] if wants_logprobs else None
+                logits = result.logits[at : at + row.num_logits] if wants_logprobs else None
                 verdict = next(verdicts)
                 if turn.work.is_decoding:
                     outcomes.append(Outcome(request, turn.choice, verdict))
@@ -367,7 +367,7 @@ class Engine:
         self,
         decision: Decision,
         plan: StepPlan,
-        judged: Judged,
+        result: StepResult,
         outcomes: Sequence[Outcome],
         stats: StepStats,
         catch_up_seconds: float,
@@ -377,10 +377,10 @@ class Engine:
         It must be now if a request has ended, or if the next decision depends on this step's result.
         """
         num_prepared = self._count_prepared()
-        stats.has_prepared = num_prepared > self._num_prepared
+        stats.had_one_time_work = num_prepared > self._num_prepared
         self._num_prepared = num_prepared
         context = sum([row.start for row in plan.rows]) / len(plan.rows)
-        shape = StepShape(plan.num_tokens, context, judged.is_typical)
+        shape = StepShape(plan.num_tokens, context, result.is_typical)
         learn = partial(self._session.learn, decision, outcomes, stats, shape, catch_up_seconds)
         is_needed = decision.is_weighed and not decision.has_drafts
         if self._can_postpone and not (stats.num_finished or is_needed or self.policy.trace.maxlen):

@@ -122,7 +122,7 @@ class Session:
         begin = self._clock()
         if decision.situation is not None or decision.is_idle:
             costs = self.costs
-            is_pure = shape.is_typical and not stats.num_prefill_tokens and not stats.has_prepared
+            is_pure = shape.is_typical and not stats.num_prefill_tokens and not stats.had_one_time_work
             if costs is not None and is_pure and not decision.is_idle:
                 seconds = stats.forward_seconds + stats.hidden_seconds
                 costs.target.observe(len(outcomes), shape.num_tokens, shape.context, seconds)

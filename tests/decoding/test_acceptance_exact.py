@@ -22,7 +22,6 @@ from outpace.core import Verdict
 from outpace.decoding import acceptance
 from outpace.decoding.acceptance import Chance, Distribution, TargetProbs
 from outpace.speculation.policy.planner import Stop
-from tests.desk import Desk, always, request_of
 from tests.enumeration import (
     Context,
     Drafted,
@@ -46,6 +45,7 @@ from tests.enumeration import (
     step_law,
     total_variation,
 )
+from tests.session_driver import SessionDriver, always, request_of
 
 
 def match_with_fresh_noise(
@@ -141,7 +141,7 @@ class PolicysStop:
     """The stop rule that the policy gives to a draft model; `cost` of a further token is a fraction of a step."""
 
     def __init__(self, cost: float) -> None:
-        desk = Desk({1: 1.0, 256: 1.0 + 255 * cost}, draft=always(sure=0.5), draft_seconds=0.01)
+        desk = SessionDriver({1: 1.0, 256: 1.0 + 255 * cost}, draft=always(sure=0.5), draft_seconds=0.01)
         who = request_of(length=2)
         [choice] = desk.decide([who])
         assert choice.ask is not None and isinstance(choice.ask.goes_on, Stop)

@@ -22,7 +22,7 @@ import pytest
 
 from outpace.config import SamplingParams
 from outpace.core import StepPlan
-from outpace.decoding.verification import HostJudge
+from outpace.decoding.verification import HostExecutor
 from outpace.engine.driver import Driver
 from outpace.engine.engine import Engine
 from outpace.server.logs import TextFormatter
@@ -344,7 +344,7 @@ def test_a_request_that_breaks_steps_fails_alone(monkeypatch, where):
     elif where == "draft":
         before(engine._proposers["ngram"], "propose", lambda asks: [ask.request.tokens for ask in asks])
     elif where == "verify":
-        assert isinstance(engine._forward_and_verify, HostJudge)
+        assert isinstance(engine._forward_and_verify, HostExecutor)
         before(engine._forward_and_verify.verifier, "verify", lambda cases: [case.request.tokens for case in cases])
     else:
         before(engine.policy, "learn", lambda decision: [request.tokens for request in decision.requests])

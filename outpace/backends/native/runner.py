@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from outpace.backends.base import Capabilities, Capacity, LoadedModel
 from outpace.backends.logits import logits_at
 from outpace.backends.memory import available_bytes
+from outpace.backends.native.executor import NativeExecutor
 from outpace.backends.native.head import NativeHead
-from outpace.backends.native.judge import NativeJudge
 from outpace.backends.native.library import load_library
 from outpace.backends.native.model_file import HeadFile, ModelFile
 from outpace.backends.native.verifier import NativeVerifier
@@ -118,7 +118,7 @@ class NativeRunner:
             can_rewind=True,
             exact_to_the_bit=True,
             verifier=self._verifier,
-            judge=NativeJudge(self, self._verifier),
+            executor=NativeExecutor(self, self._verifier),
             head=head,
         )
         self._head = head

@@ -62,7 +62,7 @@ class TorchHead:
             self._catch_up([draft.row for draft in drafts], loop.model)
         loop.fill(drafts, self._runner.tables)
         loop.launch()
-        ahead = self._runner.judge.begin_verifying(drafts, loop.drawn)
+        ahead = self._runner.executor.begin_verifying(drafts, loop.drawn)
         columns = loop.fetch().T.tolist()
         drafted = [columns[i][: task.depth] for i, task in enumerate(tasks)]
         if ahead is not None:

@@ -27,8 +27,8 @@ from outpace.backends.torch.device import (
 from outpace.backends.torch.execution import staging
 from outpace.backends.torch.execution.ahead import Ahead
 from outpace.backends.torch.execution.drafting import WIDTHS
+from outpace.backends.torch.execution.executor import DeviceExecutor
 from outpace.backends.torch.execution.graphs import LARGEST_BUCKET, Graphs, num_captured_tokens
-from outpace.backends.torch.execution.judging import DeviceJudge
 from outpace.backends.torch.execution.launched import Launched
 from outpace.backends.torch.execution.step import HostStep, StepShape, views
 from outpace.backends.torch.head import TorchHead
@@ -146,11 +146,11 @@ class TorchRunner:
         config, embedding = model.config, model.weights.embedding
         self.model = model
         self.capacity = capacity
-        self.judge = DeviceJudge(self)
+        self.executor = DeviceExecutor(self)
         self.follower: Follower | None = None  # starts to verify what this runner drafts
         self.capabilities = Capabilities(
             can_rewind=True,
-            judge=self.judge,
+            executor=self.executor,
             drafter=self.draft,
             follow=self.follow,
             num_prepared=self.num_prepared,
@@ -229,7 +229,7 @@ class TorchRunner:
     def follow(self, drafting: Runner) -> None:
         """Start to verify what another runner drafts before the plan arrives, if both are on one device."""
         if isinstance(drafting, TorchRunner) and drafting.device == self.device:
-            drafting.follower = self.judge.begin_verifying
+            drafting.follower = self.executor.begin_verifying
 
     def holds(self, seq: int | None, num_tokens: int) -> bool:
         """Whether the cache of a sequence holds exactly this many tokens."""
@@ -300,7 +300,7 @@ class TorchRunner:
         self.tables[seq, : len(blocks)] = blocks
 
     def truncate(self, seq: int, num_tokens: int) -> None:
-        self.judge.forget(seq)
+        self.executor.forget(seq)
         self.pool.rewind(seq, num_tokens)
         if self._head is not None:
             self._head.entries.truncate(seq, num_tokens)
@@ -315,7 +315,7 @@ class TorchRunner:
 
     def free(self, seq: int) -> None:
         if seq in self._open:
-            self.judge.forget(seq)
+            self.executor.forget(seq)
             self.pool.close(seq)
             self._open.discard(seq)
             if self._head is not None:
@@ -330,7 +330,7 @@ class TorchRunner:
         """Free the memory: a closed runner holds no tensors."""
         if self._graphs is not None:
             self._graphs = None
-            self.judge.stop()
+            self.executor.stop()
             self._head = self._taps = self._head_pages = None
             self.capabilities = replace(self.capabilities, head=None)
             del self.model, self.caches, self._pages

@@ -80,7 +80,7 @@ def measured_costs(scenario: Scenario, rng: np.random.Generator) -> Costs:
             if draft is not None
             else {}
         ),
-        judge_seconds=TOKEN_SECONDS,
+        token_seconds=TOKEN_SECONDS,
         schedule_seconds=HOST_SECONDS,
     )
 

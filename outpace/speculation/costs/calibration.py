@@ -17,7 +17,7 @@ import numpy as np
 
 from outpace.backends.base import Head, HeadTask, Runner
 from outpace.core import Request, Row, StepPlan
-from outpace.decoding.verification import judge_of
+from outpace.decoding.verification import executor_of
 from outpace.speculation.costs.curves import Costs, DraftCosts, StepCosts
 from outpace.speculation.proposers.base import Proposer
 
@@ -304,7 +304,7 @@ def _added(runner: Runner, plan: StepPlan, larger: StepPlan) -> float:
 
 def _run(runner: Runner, plan: StepPlan) -> None:
     """Run a step as requests do: logits are copied to the host only if the backend does so for requests."""
-    judge_of(runner)(plan, [])
+    executor_of(runner)(plan, [])
 
 
 def _some_tokens(runner: Runner, count: int) -> list[int]:

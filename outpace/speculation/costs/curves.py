@@ -223,22 +223,22 @@ class Costs:
 
     target: StepCosts
     drafts: dict[str, DraftCosts] = field(default_factory=dict)  # by proposer
-    judge_seconds: float = 0.0  # host time per emitted token: sampling, detokenising
+    token_seconds: float = 0.0  # host time per emitted token: sampling, detokenising
     schedule_seconds: float = 0.0  # host time per step, independent of its size
 
     def plain_seconds(self, rows: int, context: float) -> float:
         """The time of a plain decoding step, host work included."""
-        return self.target.seconds(rows, rows, context) + self.schedule_seconds + rows * self.judge_seconds
+        return self.target.seconds(rows, rows, context) + self.schedule_seconds + rows * self.token_seconds
 
     def observe_host(self, *, schedule_seconds: float, verify_seconds: float, num_emitted: int) -> None:
         self.schedule_seconds = _smoothed(self.schedule_seconds, schedule_seconds)
-        self.judge_seconds = _smoothed(self.judge_seconds, verify_seconds / max(num_emitted, 1))
+        self.token_seconds = _smoothed(self.token_seconds, verify_seconds / max(num_emitted, 1))
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "target": self.target.as_dict(),
             "drafts": {name: costs.as_dict() for name, costs in self.drafts.items()},
-            "judge_seconds": self.judge_seconds,
+            "token_seconds": self.token_seconds,
             "schedule_seconds": self.schedule_seconds,
         }
 
@@ -247,7 +247,7 @@ class Costs:
         return cls(
             target=StepCosts.from_dict(saved["target"]),
             drafts={str(name): DraftCosts.from_dict(each) for name, each in saved["drafts"].items()},
-            judge_seconds=_seconds(saved["judge_seconds"]),
+            token_seconds=_seconds(saved["token_seconds"]),
             schedule_seconds=_seconds(saved["schedule_seconds"]),
         )
 

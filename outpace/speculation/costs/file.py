@@ -23,7 +23,7 @@ from outpace.speculation.costs.curves import Costs
 
 _log = logging.getLogger("outpace.costs")
 
-_FORMAT = 7
+_FORMAT = 8
 
 
 @dataclass(frozen=True, slots=True)

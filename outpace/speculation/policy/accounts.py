@@ -35,7 +35,7 @@ class Accounts:
 
     def add_plain_step(self, stats: StepStats) -> None:
         """Add a step without drafts. Prefill and one-time work are left out: speculation does not cause them."""
-        if stats.has_prepared:
+        if stats.had_one_time_work:
             return
         deciding = stats.deciding_seconds
         decoding = 0.0 if stats.num_prefill_tokens else stats.total_seconds - deciding

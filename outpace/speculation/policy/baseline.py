@@ -64,7 +64,7 @@ class Baseline:
 
     def idle(self, stats: StepStats) -> None:
         """Add a plain step without a decision."""
-        if stats.hidden_seconds and not stats.num_prefill_tokens and not stats.has_prepared:
+        if stats.hidden_seconds and not stats.num_prefill_tokens and not stats.had_one_time_work:
             self._num_idle += 1
             self._idle_seconds += stats.total_seconds
 

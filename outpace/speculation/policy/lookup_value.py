@@ -63,7 +63,7 @@ class LookupValue:
                 for lookup in situation.states[row].lookups.values():
                     lookup.backoff.fail(situation.step)
             return
-        token_seconds = situation.plain_seconds / situation.emitted - situation.judge_seconds
+        token_seconds = situation.plain_seconds / situation.emitted - situation.token_seconds
         slot_seconds = situation.slot_seconds
         totals = dict.fromkeys(self.names, 0.0)
         for row, drafts in decision.found.items():

@@ -43,7 +43,7 @@ class Situation:
     num_tokens: int  # computed without `auto` drafts, prefill included
     host_seconds: float  # host part of the step, corrected for prefill
     emitted: float  # expected tokens without `auto` drafts
-    judge_seconds: float  # host time per emitted token
+    token_seconds: float  # host time per emitted token
     own_seconds: float  # policy time of a step that is not idle
     rate: float  # recent tokens per second of steps without a model
     seconds: list[float] = field(default_factory=list)  # forward pass and host, by number of draft tokens
@@ -61,7 +61,7 @@ class Situation:
         return max(0.0, self.seconds[width] - self.seconds[0]) / max(width, 1)
 
     def total_seconds(self, num_drafted: int, emitted: float) -> float:
-        return self.seconds[num_drafted] + self.judge_seconds * (emitted - self.emitted) + self.own_seconds
+        return self.seconds[num_drafted] + self.token_seconds * (emitted - self.emitted) + self.own_seconds
 
 
 @dataclass(slots=True)
@@ -136,12 +136,12 @@ class Planner:
         """Take the likeliest tokens, as many as maximise tokens per second."""
         ranked = [chance for chances in survival.values() for chance in chances]
         ranked.sort(reverse=True)
-        own_seconds, judge_seconds, emitted = situation.own_seconds, situation.judge_seconds, situation.emitted
+        own_seconds, token_seconds, emitted = situation.own_seconds, situation.token_seconds, situation.emitted
         best, best_speed = 0, emitted / situation.plain_seconds
         gain = 0.0
         for count, (chance, seconds) in enumerate(zip(ranked, situation.seconds[1:], strict=False), 1):
             gain += chance
-            taken = seconds + judge_seconds * gain + own_seconds
+            taken = seconds + token_seconds * gain + own_seconds
             if emitted + gain > best_speed * taken:
                 best, best_speed = count, (emitted + gain) / taken
         plan = Plan()

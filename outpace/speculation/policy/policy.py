@@ -156,7 +156,7 @@ class Policy:
         fixed = sum([choice.depth for choice in decision.choices])
         emitted = rows + (self._expected_of_forced(decision.choices, states) if fixed else 0.0)
         least = rows + num_prefill + fixed
-        host = costs.schedule_seconds + costs.judge_seconds * emitted
+        host = costs.schedule_seconds + costs.token_seconds * emitted
         forward = costs.target.seconds(rows, least - num_prefill, context)
         plain_seconds = host + forward
         if num_prefill:  # prefill happens with or without drafts, so its time is not charged
@@ -164,7 +164,7 @@ class Policy:
         # Host and device work may overlap, so a plain step can be faster than the sum of its parts.
         plain_seconds *= min(1.0, self._baseline.ratio(rows, context))
         return Situation(
-            self._step, requests, states, context, plain_seconds, auto, least, host, emitted, costs.judge_seconds,
+            self._step, requests, states, context, plain_seconds, auto, least, host, emitted, costs.token_seconds,
             self._lookup_value.own_seconds, self._accounts.recent_speedup * emitted / plain_seconds,
         )  # fmt: skip
 
@@ -297,7 +297,7 @@ class Policy:
             self._lookup_value.learn_own_seconds(stats)
             if decision.found:
                 self._lookup_value.learn(decision, situation, outcomes, self.costs)
-            if not stats.has_prepared:
+            if not stats.had_one_time_work:
                 self._learn_time(decision, situation, outcomes, stats, catch_up_seconds)
             self._begin_idling(decision, situation)
 

@@ -344,7 +344,7 @@ def test_lossy_requests_share_a_step_with_others(native: Verifiers) -> None:
     assert num_lenient > 0
 
 
-def test_prompt_steps_have_nothing_to_judge(native: Verifiers) -> None:
+def test_prompt_steps_have_nothing_to_verify(native: Verifiers) -> None:
     assert native[40].verify([], np.empty((0, 40), np.float32)) == []
 
 

@@ -154,9 +154,9 @@ def test_sampled_verdicts_equal_the_hosts(rule: str, closeness: float, vocab: in
         batch = Batch(rule, 160, 4, vocab, closeness=closeness, seeded=False, seed=seed)
         drafts, target = batch.device_drafts(), batch.target()
         judge = device.reject if rule == "rejection" else device.verify_block
-        judged = judge(drafts, batch.draft(), target)
+        result = judge(drafts, batch.draft(), target)
         matched = device.match(drafts, batch.own_tokens(target))
-        num_accepted += batch.assert_agrees(judged.where(is_sampled(batch), matched))
+        num_accepted += batch.assert_agrees(result.where(is_sampled(batch), matched))
     assert num_accepted > 10
 
 
@@ -183,9 +183,9 @@ def test_verdicts_equal_the_hosts_in_real_vocabularies(vocab: int) -> None:
         batch = Batch(rule, 8, 2, vocab, closeness=0.3, seeded=False, seed=2)
         judge = device.reject if rule == "rejection" else device.verify_block
         drafts, target = batch.device_drafts(), batch.target()
-        judged = judge(drafts, batch.draft(), target)
+        result = judge(drafts, batch.draft(), target)
         matched = device.match(drafts, batch.own_tokens(target))
-        batch.assert_agrees(judged.where(is_sampled(batch), matched))
+        batch.assert_agrees(result.where(is_sampled(batch), matched))
 
 
 # --- drawing ----------------------------------------------------------------------------------------------------

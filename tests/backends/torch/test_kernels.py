@@ -79,8 +79,8 @@ def check(found: torch.Tensor, expected: torch.Tensor) -> None:
 @needs_interpreter
 @pytest.mark.parametrize("packed", [False, True])
 def test_taking_words_from_the_host(packed):
-    from outpace.backends.torch.execution.graphs import take
-    from outpace.backends.torch.kernels import taking
+    from outpace.backends.torch.execution.graphs import load_step
+    from outpace.backends.torch.kernels import step_loading
 
     host = HostStep(StepShape(12, 3, 12, 4, 3, is_packed=packed), pinned=False)
     host.buffer.random_(0, 50)
@@ -89,8 +89,8 @@ def test_taking_words_from_the_host(packed):
     host.tokens[[1, 2, 4, 6, 9, 11]] = DRAFTED
     drafted = torch.randint(0, 50, (3, 3), dtype=torch.int32)
     found, expected = (views(torch.full_like(host.buffer, 99), host.shape) for _ in range(2))
-    taking.take(host.buffer, found, drafted, most=40)
-    take(host.buffer, expected, drafted, most=40)
+    step_loading.load_step(host.buffer, found, drafted, most=40)
+    load_step(host.buffer, expected, drafted, most=40)
     assert torch.equal(found.words[: host.shape.num_words], expected.words[: host.shape.num_words])
     assert int(found.tokens.min()) >= 0
 
@@ -149,24 +149,24 @@ def test_streamed_products(num_tokens, n, k, block_n, programs):
 @pytest.mark.parametrize(("num_tokens", "n", "block_n", "num_warps"), [(2, 64, 16, 1), (8, 80, 32, 2), (5, 50, 16, 2)])
 def test_products_of_a_few_tokens(num_tokens, n, block_n, num_warps):
     """The same chain as above."""
-    from outpace.backends.torch.kernels.skinny_gemm import FewConfig, few_linear
+    from outpace.backends.torch.kernels.skinny_gemm import SkinnyConfig, skinny_linear
 
     torch.manual_seed(n)
-    config = FewConfig(block_n, 32, num_warps)
+    config = SkinnyConfig(block_n, 32, num_warps)
     norm, x, first = 1 + normal(128, scale=0.1), normal(num_tokens, 64), normal(128, 64)
     residual, first_bias = normal(num_tokens, 128), normal(128)
     h = REFERENCE.linear_add(x, first, first_bias, Hidden(residual), norm)
     out = residual.clone()
-    normed = few_linear(x, first, out, config, bias=first_bias, residual=out, next_norm=norm)
+    normed = skinny_linear(x, first, out, config, bias=first_bias, residual=out, next_norm=norm)
     assert normed is not None
     check(out, h.residual)
 
     weight, bias = normal(2 * n, 128), normal(2 * n)
     out = torch.full((num_tokens, 2 * n), torch.nan)
-    few_linear(normed, weight, out, config, epsilon=1e-5, bias=bias)
+    skinny_linear(normed, weight, out, config, epsilon=1e-5, bias=bias)
     check(out, REFERENCE.norm_linear(h, norm, 1e-5, weight, bias))
     out = torch.full((num_tokens, n), torch.nan)
-    few_linear(normed, weight, out, config, epsilon=1e-5, bias=bias, swiglu=True)
+    skinny_linear(normed, weight, out, config, epsilon=1e-5, bias=bias, swiglu=True)
     check(out, REFERENCE.norm_swiglu(h, norm, 1e-5, weight, bias))
 
 
@@ -174,24 +174,24 @@ def test_products_of_a_few_tokens(num_tokens, n, block_n, num_warps):
 @pytest.mark.parametrize(("n", "k", "block_n", "block_k"), [(64, 64, 4, 64), (80, 144, 16, 64), (50, 192, 4, 256)])
 def test_products_of_one_token(n, k, block_n, block_k):
     """The same chain as above."""
-    from outpace.backends.torch.kernels.gemv import VectorConfig, vector_linear
+    from outpace.backends.torch.kernels.gemv import GemvConfig, gemv_linear
 
     torch.manual_seed(n)
-    config = VectorConfig(block_n, block_k, num_warps=4)
+    config = GemvConfig(block_n, block_k, num_warps=4)
     norm, x, first = 1 + normal(k, scale=0.1), normal(1, 128), normal(k, 128)
     residual, first_bias = normal(1, k), normal(k)
     h = REFERENCE.linear_add(x, first, first_bias, Hidden(residual), norm)
     out = residual.clone()
-    normed = vector_linear(x, first, out, config, bias=first_bias, residual=out, next_norm=norm)
+    normed = gemv_linear(x, first, out, config, bias=first_bias, residual=out, next_norm=norm)
     assert normed is not None
     check(out, h.residual)
 
     weight, bias = normal(2 * n, k), normal(2 * n)
     out = torch.full((1, 2 * n), torch.nan)
-    vector_linear(normed, weight, out, config, epsilon=1e-5, bias=bias)
+    gemv_linear(normed, weight, out, config, epsilon=1e-5, bias=bias)
     check(out, REFERENCE.norm_linear(h, norm, 1e-5, weight, bias))
     out = torch.full((1, n), torch.nan)
-    vector_linear(normed, weight, out, config, epsilon=1e-5, bias=bias, swiglu=True)
+    gemv_linear(normed, weight, out, config, epsilon=1e-5, bias=bias, swiglu=True)
     check(out, REFERENCE.norm_swiglu(h, norm, 1e-5, weight, bias))
 
 

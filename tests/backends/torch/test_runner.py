@@ -22,9 +22,9 @@ from safetensors.torch import load_file, save_file
 from outpace import LLM, SamplingParams
 from outpace.backends.base import Capabilities, Capacity, DraftTask
 from outpace.backends.torch.device import MemoryPlan, TorchOptions, choose_device, out_of_memory
-from outpace.backends.torch.execution import graphs, judging
-from outpace.backends.torch.execution.foresight import Foresight
-from outpace.backends.torch.execution.graphs import Graphs, find_bucket, find_prefill_bucket, take
+from outpace.backends.torch.execution import executor, graphs
+from outpace.backends.torch.execution.early_start import EarlyStart
+from outpace.backends.torch.execution.graphs import Graphs, find_bucket, find_prefill_bucket, load_step
 from outpace.backends.torch.execution.staging import fill
 from outpace.backends.torch.execution.step import DRAFTED, PADDING, HostStep, StepShape, views
 from outpace.backends.torch.model.gguf_quants import dequantise
@@ -235,7 +235,7 @@ def test_a_step_takes_what_the_host_says_and_what_was_drafted():
         rows = [Row(0, 5, [1, DRAFTED, DRAFTED], 3), Row(1, 7, [2], 1), Row(2, 4, [3, DRAFTED], 2)]
         fill(host, rows, np.zeros((3, 2), np.int32))
         inputs = views(torch.zeros_like(host.buffer), host.shape)
-        take(host.buffer, inputs, drafted, most=22)
+        load_step(host.buffer, inputs, drafted, most=22)
         tokens = inputs.tokens.tolist()
         found = [tokens[int(host.begins[i]) : int(host.begins[i]) + len(row.tokens)] for i, row in enumerate(rows)]
         assert found == [[1, 11, 21], [2], [3, 13]]
@@ -345,8 +345,10 @@ def test_steps_begun_early_change_nothing(tiny, monkeypatch):
     for is_begun in (True, False):
         count = taken[is_begun] = Counter[str]()
         for name in ("_take", "_take_some"):
-            monkeypatch.setattr(judging.DeviceJudge, name, counted(getattr(judging.DeviceJudge, name), name, count))
-        monkeypatch.setattr(Foresight, "is_worth", lambda *_, answer=is_begun: answer)
+            monkeypatch.setattr(
+                executor.DeviceExecutor, name, counted(getattr(executor.DeviceExecutor, name), name, count)
+            )
+        monkeypatch.setattr(EarlyStart, "is_worth", lambda *_, answer=is_begun: answer)
         said[is_begun] = stream_of_requests(tiny)
         monkeypatch.undo()
     assert said[True] == said[False]
@@ -355,12 +357,12 @@ def test_steps_begun_early_change_nothing(tiny, monkeypatch):
 
 
 def test_a_step_without_cases_can_follow_one_that_was_begun(tiny, monkeypatch):
-    monkeypatch.setattr(Foresight, "is_worth", lambda *_: True)
+    monkeypatch.setattr(EarlyStart, "is_worth", lambda *_: True)
     runner = start(tiny)
     request = fake_request(0, random_tokens(6), SamplingParams(max_tokens=50, temperature=0.0))
     step(runner, 0, 0, request.tokens[:-1])
-    runner.judge(StepPlan([Row(0, 5, request.tokens[-1:], 1)]), [Case(request, None)])
-    assert runner.judge(StepPlan([Row(1, 0, random_tokens(3), 1)]), []).verdicts == []
+    runner.executor(StepPlan([Row(0, 5, request.tokens[-1:], 1)]), [Case(request, None)])
+    assert runner.executor(StepPlan([Row(1, 0, random_tokens(3), 1)]), []).verdicts == []
     runner.close()
 
 
@@ -368,8 +370,8 @@ def test_what_can_be_done_meanwhile_is_done_once_while_a_step_runs(tiny):
     runner, calls = start(tiny), list[int]()
     request = fake_request(0, random_tokens(6), SamplingParams(max_tokens=50, temperature=0.0))
     plan = StepPlan([Row(0, 0, request.tokens, 1)])
-    judged = runner.judge(plan, [Case(request, None)], lambda: calls.append(len(calls)))
-    assert calls == [0] and judged.is_typical and not judged.hidden_seconds
+    result = runner.executor(plan, [Case(request, None)], lambda: calls.append(len(calls)))
+    assert calls == [0] and result.is_typical and not result.hidden_seconds
     runner.close()
 
 
@@ -408,44 +410,44 @@ def test_what_is_learned_late_is_what_would_be_learned_at_once(tiny, damaged, mo
 
 
 def test_nothing_is_learned_of_costs_from_a_step_that_waited_for_another_begun_in_vain(tiny, monkeypatch):
-    monkeypatch.setattr(Foresight, "is_worth", lambda *_: True)
+    monkeypatch.setattr(EarlyStart, "is_worth", lambda *_: True)
     runner = start(tiny)
     request = fake_request(0, random_tokens(6), SamplingParams(max_tokens=50, temperature=0.0))
     step(runner, 0, 0, request.tokens[:-1])
-    judged = runner.judge(StepPlan([Row(0, 5, request.tokens[-1:], 1)]), [Case(request, None)])
-    assert judged.is_typical
-    request.tokens += judged.verdicts[0].tokens
+    result = runner.executor(StepPlan([Row(0, 5, request.tokens[-1:], 1)]), [Case(request, None)])
+    assert result.is_typical
+    request.tokens += result.verdicts[0].tokens
     drafted = Draft(random_tokens(2), "ngram")
     row = Row(0, 6, [request.tokens[-1], *drafted.tokens], 3)
-    assert not runner.judge(StepPlan([row]), [Case(request, drafted)]).is_typical
+    assert not runner.executor(StepPlan([row]), [Case(request, drafted)]).is_typical
     runner.close()
 
 
 def test_steps_are_begun_early_where_that_is_worth_the_mistakes():
     """A right guess saves a fifth of a step here: early steps pay with one wrong guess in ten, not with one in two."""
     for share, is_worth in ((0.0, True), (0.1, True), (0.5, False)):
-        foresight, now = Foresight(), 0.0
+        early_start, now = EarlyStart(), 0.0
         for i in range(200):
-            foresight.begin(now, is_plain=True)
-            foresight.learn(False, was_right=i % 10 >= 10 * share)
-            foresight.end(now + 4e-3, 4e-3)
+            early_start.begin(now, is_plain=True)
+            early_start.learn(False, was_right=i % 10 >= 10 * share)
+            early_start.end(now + 4e-3, 4e-3)
             now += 5e-3
-        assert foresight.is_worth(False) == is_worth, share
-        assert foresight.is_worth(True), "nothing was learned of requests that are never drafted for"
+        assert early_start.is_worth(False) == is_worth, share
+        assert early_start.is_worth(True), "nothing was learned of requests that are never drafted for"
 
 
 def test_plain_steps_on_end_are_begun_early_although_drafts_have_followed_upon_few():
-    foresight, now, expected = Foresight(), 0.0, False
+    early_start, now, expected = EarlyStart(), 0.0, False
 
     def step(is_plain: bool) -> bool:
         """Whether the next step would be started early."""
         nonlocal now, expected
-        foresight.begin(now, is_plain)
+        early_start.begin(now, is_plain)
         if expected:
-            foresight.learn(False, was_right=is_plain)
-        foresight.end(now + 4e-3, 4e-3)
+            early_start.learn(False, was_right=is_plain)
+        early_start.end(now + 4e-3, 4e-3)
         now, expected = now + 5e-3, is_plain
-        return is_plain and foresight.is_worth(False)
+        return is_plain and early_start.is_worth(False)
 
     begun = [step(is_plain=i % 4 > 1) for i in range(200)]  # two steps with drafts, two without
     assert not any(begun[-40:])
@@ -505,9 +507,9 @@ def test_logprobs_are_there_where_asked_for(tiny):
     on_device = start(tiny)
     logits = step(on_device, 0, 0, random_tokens(9))
     on_device.free(0)
-    judged = on_device.judge(StepPlan([Row(0, 0, random_tokens(9), 9)]), [])
-    assert judged.verdicts == []
-    check(judged.logits[2:5], logits[2:5])
+    result = on_device.executor(StepPlan([Row(0, 0, random_tokens(9), 9)]), [])
+    assert result.verdicts == []
+    check(result.logits[2:5], logits[2:5])
     on_device.close()
 
 
@@ -564,9 +566,11 @@ def test_verification_begun_behind_a_draft_changes_nothing(tiny, damaged, monkey
     for is_begun in (True, False):
         count = taken[is_begun] = Counter[str]()
         for name in ("_take_ahead", "_run_rest"):
-            monkeypatch.setattr(judging.DeviceJudge, name, counted(getattr(judging.DeviceJudge, name), name, count))
+            monkeypatch.setattr(
+                executor.DeviceExecutor, name, counted(getattr(executor.DeviceExecutor, name), name, count)
+            )
         if not is_begun:
-            monkeypatch.setattr(judging.DeviceJudge, "begin_verifying", lambda *_: None)
+            monkeypatch.setattr(executor.DeviceExecutor, "begin_verifying", lambda *_: None)
         said[is_begun] = stream_of_requests(tiny, damaged)
         monkeypatch.undo()
     assert said[True] == said[False]

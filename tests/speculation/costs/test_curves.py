@@ -189,7 +189,7 @@ def whole() -> Costs:
             "suffix": DraftCosts(lookup_seconds=2e-5),
             "ngram": DraftCosts(lookup_seconds=1e-5),
         },
-        judge_seconds=0.02,
+        token_seconds=0.02,
         schedule_seconds=0.05,
     )
 
@@ -236,7 +236,7 @@ def test_the_first_sight_of_a_host_cost_sets_it_and_later_ones_move_it():
     draft.observe(DraftTiming(draw_seconds=0.4, num_drawn=2))
     costs.observe_host(schedule_seconds=0.3, verify_seconds=0.6, num_emitted=3)
     assert (suffix.lookup_seconds, draft.draw_seconds) == pytest.approx((0.2, 0.2))
-    assert (costs.schedule_seconds, costs.judge_seconds) == pytest.approx((0.3, 0.2))
+    assert (costs.schedule_seconds, costs.token_seconds) == pytest.approx((0.3, 0.2))
     suffix.observe_lookups(1, 0.3)
     draft.observe(DraftTiming(draw_seconds=0.3, num_drawn=1))
     assert 0.2 < suffix.lookup_seconds < 0.3 and 0.2 < draft.draw_seconds < 0.3
@@ -358,7 +358,7 @@ def damaged(path: str, value: Any) -> dict[str, Any]:
         ("drafts.suffix.lookup_seconds", -1.0),
         ("drafts.suffix.lookup_seconds", math.nan),
         ("drafts.suffix.lookup_seconds", KeyError),
-        ("judge_seconds", "quick"),
+        ("token_seconds", "quick"),
         ("schedule_seconds", KeyError),
     ],
     ids=str,

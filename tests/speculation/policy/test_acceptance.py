@@ -15,7 +15,7 @@ from outpace.core import Draft, Request, StepStats, Verdict
 from outpace.speculation.policy.acceptance import Acceptance, RequestShift, temperature_class
 from outpace.speculation.policy.state import Choice, Outcome
 from outpace.speculation.proposers.base import DraftAsk
-from tests.desk import FLAT, RIGHT, WRONG, Desk, always, model_costs, nothing, request_of
+from tests.session_driver import FLAT, RIGHT, WRONG, SessionDriver, always, model_costs, nothing, request_of
 
 COLD, HOT = temperature_class(0.0), temperature_class(1.2)
 
@@ -290,33 +290,33 @@ def test_drafts_of_one_token_speak_for_deeper_ones_until_those_speak_for_themsel
 
 def test_a_token_before_which_a_draft_stopped_counts_as_what_its_confidence_is_worth():
     """Otherwise only confident tokens would count, and drafts would seem better than they are."""
-    desk, who = Desk(FLAT, draft=always(sure=0.02), draft_seconds=0.02), request_of(length=2)
-    before = desk.policy.acceptances["draft"].rate(COLD)
-    learn(desk, who, Draft([], "draft", confidence=[0.02]), num_accepted=0, times=10)
-    assert desk.policy.acceptances["draft"].rate(COLD) < before - 0.1
+    driver, who = SessionDriver(FLAT, draft=always(sure=0.02), draft_seconds=0.02), request_of(length=2)
+    before = driver.policy.acceptances["draft"].rate(COLD)
+    learn(driver, who, Draft([], "draft", confidence=[0.02]), num_accepted=0, times=10)
+    assert driver.policy.acceptances["draft"].rate(COLD) < before - 0.1
 
 
 def test_a_draft_is_one_trial_for_each_token_whether_or_not_it_claims_a_confidence():
     """The forecast before drafting is counted by position: once in both cases."""
     rates = []
     for confidence in ([0.78], []):
-        desk, who = Desk(FLAT, models={"any": (nothing, model_costs(0.02))}), request_of(length=2)
-        learn(desk, who, Draft([WRONG], "any", confidence=list(confidence)), num_accepted=0)
-        rates.append(desk.policy.acceptances["any"].rate(COLD))
+        driver, who = SessionDriver(FLAT, models={"any": (nothing, model_costs(0.02))}), request_of(length=2)
+        learn(driver, who, Draft([WRONG], "any", confidence=list(confidence)), num_accepted=0)
+        rates.append(driver.policy.acceptances["any"].rate(COLD))
     assert rates[0] == pytest.approx(rates[1], abs=0.005)
 
 
-def learn(desk: Desk, who: Request, draft: Draft, *, num_accepted: int, times: int = 1) -> None:
+def learn(driver: SessionDriver, who: Request, draft: Draft, *, num_accepted: int, times: int = 1) -> None:
     """A model made this draft on request, and `num_accepted` of its tokens were accepted."""
     for _ in range(times):
-        decision = desk.policy.decide([who], lambda asks: {})
+        decision = driver.policy.decide([who], lambda asks: {})
         while decision.is_idle:
-            decision = desk.policy.decide([who], lambda asks: {})
+            decision = driver.policy.decide([who], lambda asks: {})
         choice = Choice(draft.proposer, max(1, len(draft.tokens)), draft=draft, ask=DraftAsk(who, 1))
         decision.choices[0] = choice
         verdict = Verdict([*draft.tokens[:num_accepted], RIGHT], len(draft.tokens), num_accepted)
         stats = StepStats(num_decode_rows=1, num_emitted=num_accepted + 1, forward_seconds=1.0)
-        desk.policy.learn(decision, [Outcome(who, choice, verdict)], stats, 0.0)
+        driver.policy.learn(decision, [Outcome(who, choice, verdict)], stats, 0.0)
 
 
 # ---- texts that change
@@ -398,21 +398,21 @@ def test_requests_differ_and_share_what_is_general_and_nothing_else():
 @pytest.mark.parametrize("right", [True, False])
 def test_a_trial_for_eight_of_many_requests_teaches_as_much_as_one_for_eight_alone(right):
     """Requests without the model's drafts do not take the turns of those that have them."""
-    desk = Desk(FLAT, suffix=always(), draft=always(right, sure=0.9), draft_seconds=0.01)
+    driver = SessionDriver(FLAT, suffix=always(), draft=always(right, sure=0.9), draft_seconds=0.01)
     tried = [request_of(length=2, method="draft") for _ in range(8)]
     others = [request_of(length=2, method="suffix") for _ in range(24)]
-    desk.step([*others, *tried])
-    alone = Desk(FLAT, draft=always(right, sure=0.9), draft_seconds=0.01)
+    driver.step([*others, *tried])
+    alone = SessionDriver(FLAT, draft=always(right, sure=0.9), draft_seconds=0.01)
     alone.step([request_of(length=2, method="draft") for _ in range(8)])
-    rates = [each.policy.acceptances["draft"].rate(COLD) for each in (desk, alone)]
+    rates = [each.policy.acceptances["draft"].rate(COLD) for each in (driver, alone)]
     assert rates[0] == pytest.approx(rates[1])
     assert abs(rates[0] - model().rate(COLD)) > 0.05
 
 
 @pytest.mark.parametrize("num_requests", [1, 8, 9, 40])
 def test_of_many_drafts_eight_at_most_teach_what_all_requests_share(num_requests, monkeypatch):
-    desk, learned = Desk(FLAT, suffix=always()), 0
-    acceptance = desk.policy.acceptances["suffix"]
+    driver, learned = SessionDriver(FLAT, suffix=always()), 0
+    acceptance = driver.policy.acceptances["suffix"]
     learn = acceptance.learn
 
     def counted(*arguments, in_general):
@@ -421,7 +421,7 @@ def test_of_many_drafts_eight_at_most_teach_what_all_requests_share(num_requests
         learn(*arguments, in_general=in_general)
 
     monkeypatch.setattr(acceptance, "learn", counted)
-    desk.step([request_of(length=2) for _ in range(num_requests)])
+    driver.step([request_of(length=2) for _ in range(num_requests)])
     assert min(num_requests, 8) // 2 <= learned <= min(num_requests, 8)
 
 
@@ -472,8 +472,8 @@ def test_a_request_that_is_first_asked_about_late_starts_at_that_step():
 
 
 def test_proposers_are_known_apart():
-    desk, who = Desk(FLAT, suffix=always(False), ngram=always(True)), request_of()
-    before = {name: each.chance(COLD, 0.9, 0.0) for name, each in desk.policy.acceptances.items()}
-    desk.run([who], 20)
-    after = {name: each.chance(COLD, 0.9, 0.0) for name, each in desk.policy.acceptances.items()}
+    driver, who = SessionDriver(FLAT, suffix=always(False), ngram=always(True)), request_of()
+    before = {name: each.chance(COLD, 0.9, 0.0) for name, each in driver.policy.acceptances.items()}
+    driver.run([who], 20)
+    after = {name: each.chance(COLD, 0.9, 0.0) for name, each in driver.policy.acceptances.items()}
     assert after["suffix"] < before["suffix"] - 0.2 and after["ngram"] > before["ngram"]

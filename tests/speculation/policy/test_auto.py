@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from outpace.backends.base import Judged
+from outpace.backends.base import StepResult
 from outpace.config import SamplingParams, SpeculationParams
 from outpace.core import Case, Draft, Request, StepPlan, StepStats
 from outpace.engine.engine import Engine
@@ -243,7 +243,7 @@ def test_what_is_done_once_is_nobodys_loss_and_teaches_no_costs(captures):
     engine.submit([1, 2, 3], SamplingParams(max_tokens=8, temperature=0.0))
     while engine.has_requests:
         engine.step()
-        assert engine.stats.has_prepared == captures
+        assert engine.stats.had_one_time_work == captures
     assert (engine.budget.spent_seconds == 0.0) == captures
     assert (costs.target.as_dict() == before["target"]) == captures
 
@@ -280,7 +280,7 @@ def test_lookups_take_a_prompt_in_once_while_a_device_computes_it(monkeypatch):
     engine = auto_engine(FakeModel(), ODD["flat"])
     forward_and_verify = engine._forward_and_verify
 
-    def on_a_device(plan: StepPlan, cases: Sequence[Case], meanwhile: Callable[[], None] | None = None) -> Judged:
+    def on_a_device(plan: StepPlan, cases: Sequence[Case], meanwhile: Callable[[], None] | None = None) -> StepResult:
         if meanwhile is not None:
             meanwhile()
         return forward_and_verify(plan, cases)

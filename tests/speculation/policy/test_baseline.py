@@ -6,24 +6,24 @@ import pytest
 
 from outpace.core import StepStats
 from outpace.speculation.policy.tunables import TUNABLES
-from tests.desk import Desk, always, nothing, request_of
+from tests.session_driver import SessionDriver, always, nothing, request_of
 
 COSTS = {1: 1.0, 2: 1.1, 4: 1.3, 101: 11.0, 104: 11.3}  # a prompt of a hundred tokens takes ten steps
 DEPTH = 3
 
 
-def drafting() -> Desk:
+def drafting() -> SessionDriver:
     """A fully accepted draft of three tokens, in 1.3 seconds: plain decoding takes four."""
-    return Desk(COSTS, suffix=always(length=DEPTH), lookup_seconds=0.0)
+    return SessionDriver(COSTS, suffix=always(length=DEPTH), lookup_seconds=0.0)
 
 
-def plain(*, begins_ahead: bool = False) -> Desk:
+def plain(*, begins_ahead: bool = False) -> SessionDriver:
     """Every step has a decision and none has drafts: lookups are free and find nothing."""
-    return Desk(COSTS, suffix=nothing, lookup_seconds=0.0, begins_ahead=begins_ahead)
+    return SessionDriver(COSTS, suffix=nothing, lookup_seconds=0.0, begins_ahead=begins_ahead)
 
 
-def believed(desk: Desk, num_rows: int = 1) -> float:
-    return desk.policy._baseline.plain_seconds(num_rows, 10.0)
+def believed(driver: SessionDriver, num_rows: int = 1) -> float:
+    return driver.policy._baseline.plain_seconds(num_rows, 10.0)
 
 
 def test_a_step_mixed_with_a_prompt_counts_with_its_share_of_decoding():
@@ -37,43 +37,43 @@ def test_a_step_mixed_with_a_prompt_counts_with_its_share_of_decoding():
 
 
 def test_a_plain_step_beside_a_prompt_neither_gains_nor_loses_however_long_it_took():
-    desk, who = plain(), request_of()
-    desk.settle(who)
-    before = desk.policy.budget.balance
-    desk.step([who], num_prefill=100, forward_seconds=30.0)
-    desk.settle(who)
-    assert desk.policy.budget.balance == pytest.approx(before)
+    driver, who = plain(), request_of()
+    driver.settle(who)
+    before = driver.policy.budget.balance
+    driver.step([who], num_prefill=100, forward_seconds=30.0)
+    driver.settle(who)
+    assert driver.policy.budget.balance == pytest.approx(before)
     assert who.spec.decode_seconds == pytest.approx(who.spec.plain_seconds)
 
 
 def test_deciding_beside_a_prompt_is_a_loss_all_the_same():
-    desk, who = plain(), request_of()
-    desk.settle(who)
-    before = desk.policy.budget.balance
-    desk.step([who], num_prefill=100, forward_seconds=30.0, policy_seconds=0.2)
-    desk.settle(who)
-    assert desk.policy.budget.balance == pytest.approx(before - 0.2)
+    driver, who = plain(), request_of()
+    driver.settle(who)
+    before = driver.policy.budget.balance
+    driver.step([who], num_prefill=100, forward_seconds=30.0, policy_seconds=0.2)
+    driver.settle(who)
+    assert driver.policy.budget.balance == pytest.approx(before - 0.2)
     assert who.spec.decode_seconds == pytest.approx(who.spec.plain_seconds + 0.2)
 
 
 def test_a_plain_step_beside_a_prompt_says_nothing_of_plain_steps():
-    desk, who = plain(), request_of()
+    driver, who = plain(), request_of()
     for _ in range(20):
-        desk.step([who], num_prefill=100, forward_seconds=30.0)
-    assert believed(desk) == pytest.approx(1.0)
+        driver.step([who], num_prefill=100, forward_seconds=30.0)
+    assert believed(driver) == pytest.approx(1.0)
 
 
 def test_gains_are_measured_by_plain_steps_as_they_were_where_costs_have_them_wrong():
     """Costs give 1.0, plain steps take 0.9: a step with drafts saves less than the costs suggest."""
-    desk, who = plain(), request_of()
+    driver, who = plain(), request_of()
     for _ in range(60):
-        desk.step([who], forward_seconds=0.9)
-    assert believed(desk) == pytest.approx(0.9, rel=0.03)
-    desk.proposers["suffix"].script = always(length=DEPTH)
-    desk.settle(who)
+        driver.step([who], forward_seconds=0.9)
+    assert believed(driver) == pytest.approx(0.9, rel=0.03)
+    driver.proposers["suffix"].script = always(length=DEPTH)
+    driver.settle(who)
     before, num_before = who.spec.plain_seconds, who.num_output
-    while not desk.step([who], forward_seconds=1.0)[0].verdict.num_drafted:
-        desk.settle(who)
+    while not driver.step([who], forward_seconds=1.0)[0].verdict.num_drafted:
+        driver.settle(who)
         before, num_before = who.spec.plain_seconds, who.num_output
     num_emitted = who.num_output - num_before
     assert num_emitted > 1
@@ -81,29 +81,29 @@ def test_gains_are_measured_by_plain_steps_as_they_were_where_costs_have_them_wr
 
 
 def test_steps_with_drafts_that_take_longer_than_their_curve_says_are_no_reason_to_think_so_of_plain_ones():
-    desk, who = drafting(), request_of()
-    expected = believed(desk)
+    driver, who = drafting(), request_of()
+    expected = believed(driver)
     for _ in range(7):  # before the first plain step measures it
-        assert desk.step([who], forward_seconds=2.0)[0].verdict.num_drafted == DEPTH
-    assert desk.costs.plain_seconds(1, 10.0) > 1.05 * expected
-    assert believed(desk) == pytest.approx(expected)
+        assert driver.step([who], forward_seconds=2.0)[0].verdict.num_drafted == DEPTH
+    assert driver.costs.plain_seconds(1, 10.0) > 1.05 * expected
+    assert believed(driver) == pytest.approx(expected)
 
 
 def test_each_number_of_rows_has_a_baseline_of_its_own():
-    desk, batch = plain(), [request_of() for _ in range(2)]
+    driver, batch = plain(), [request_of() for _ in range(2)]
     for _ in range(40):
-        desk.step(batch, forward_seconds=1.1)
-        desk.step(batch[:1], forward_seconds=0.8)
-    assert believed(desk, 1) == pytest.approx(0.8, rel=0.05)
-    assert believed(desk, 2) == pytest.approx(1.1, rel=0.05)
+        driver.step(batch, forward_seconds=1.1)
+        driver.step(batch[:1], forward_seconds=0.8)
+    assert believed(driver, 1) == pytest.approx(0.8, rel=0.05)
+    assert believed(driver, 2) == pytest.approx(1.1, rel=0.05)
 
 
 def test_one_plain_step_that_something_disturbed_hardly_moves_the_baseline():
-    desk, who = plain(), request_of()
+    driver, who = plain(), request_of()
     for _ in range(20):
-        desk.step([who], forward_seconds=1.0)
-    desk.step([who], forward_seconds=50.0)
-    assert believed(desk) < 1.2
+        driver.step([who], forward_seconds=1.0)
+    driver.step([who], forward_seconds=50.0)
+    assert believed(driver) < 1.2
 
 
 def test_deciding_while_the_device_is_at_work_costs_nothing():
@@ -122,33 +122,33 @@ def test_deciding_before_a_draft_is_waited_for_even_if_verifying_was_begun_behin
 
 
 def test_a_pass_that_was_disturbed_forbids_nothing_and_is_not_denied():
-    desk, who = drafting(), request_of()
-    [outcome] = desk.step([who], forward_seconds=50.0)
+    driver, who = drafting(), request_of()
+    [outcome] = driver.step([who], forward_seconds=50.0)
     assert outcome.verdict.num_drafted == DEPTH
-    assert desk.policy.budget.balance > 0.0
-    assert desk.policy.budget.estimated_speedup == pytest.approx((1 + DEPTH) / 50, rel=0.15)
+    assert driver.policy.budget.balance > 0.0
+    assert driver.policy.budget.estimated_speedup == pytest.approx((1 + DEPTH) / 50, rel=0.15)
 
 
 def test_drafts_that_cost_what_they_were_meant_to_cost_are_not_excused():
-    desk, who = Desk({1: 1.0, 4: 1.9}, suffix=nothing), request_of()
-    desk.step([who])
-    desk.proposers["suffix"].script = always(False, sure=0.99, length=DEPTH)
-    before, num_drafted = desk.policy.budget.balance, 0
+    driver, who = SessionDriver({1: 1.0, 4: 1.9}, suffix=nothing), request_of()
+    driver.step([who])
+    driver.proposers["suffix"].script = always(False, sure=0.99, length=DEPTH)
+    before, num_drafted = driver.policy.budget.balance, 0
     while not num_drafted:
-        [[num_drafted]] = desk.run([who], 1)
+        [[num_drafted]] = driver.run([who], 1)
     assert num_drafted == DEPTH
-    assert desk.policy.budget.balance == pytest.approx(before - 0.9, abs=0.2)
+    assert driver.policy.budget.balance == pytest.approx(before - 0.9, abs=0.2)
 
 
 def test_a_step_that_did_something_once_is_nobodys_loss():
     """One-time work, for example capturing a graph."""
-    desk, who = drafting(), request_of()
-    desk.step([who])
-    balance, spent, costs = desk.policy.budget.balance, who.spec.decode_seconds, desk.costs.as_dict()
-    [outcome] = desk.step([who], forward_seconds=50.0, has_prepared=True)
+    driver, who = drafting(), request_of()
+    driver.step([who])
+    balance, spent, costs = driver.policy.budget.balance, who.spec.decode_seconds, driver.costs.as_dict()
+    [outcome] = driver.step([who], forward_seconds=50.0, had_one_time_work=True)
     assert outcome.verdict.num_drafted == DEPTH
-    assert desk.policy.budget.balance == balance and desk.policy.budget.spent_seconds == spent
-    assert desk.costs.as_dict() == costs
+    assert driver.policy.budget.balance == balance and driver.policy.budget.spent_seconds == spent
+    assert driver.costs.as_dict() == costs
     assert who.spec.decode_seconds == spent
 
 
@@ -158,23 +158,23 @@ def test_a_step_that_did_something_once_is_nobodys_loss():
 @pytest.mark.parametrize("num_on_end", [0, 60])
 def test_where_plain_steps_are_begun_ahead_a_lone_one_that_takes_longer_says_nothing_of_them(num_on_end: int):
     """On a device, consecutive plain steps wait only for the model; one between drafts waits for the host."""
-    desk, who = plain(begins_ahead=True), request_of()
+    driver, who = plain(begins_ahead=True), request_of()
     for _ in range(num_on_end):
-        desk.step([who], forward_seconds=0.8, hidden_seconds=0.1)
-    before = believed(desk)
+        driver.step([who], forward_seconds=0.8, hidden_seconds=0.1)
+    before = believed(driver)
     assert before == pytest.approx(0.8 if num_on_end else 1.0, rel=0.05)
     for _ in range(40):
-        desk.step([who], forward_seconds=1.1)
-    assert believed(desk) == pytest.approx(before, rel=0.02)
+        driver.step([who], forward_seconds=1.1)
+    assert believed(driver) == pytest.approx(before, rel=0.02)
 
 
 @pytest.mark.parametrize("seconds", [0.9, 0.7])
 def test_where_plain_steps_are_begun_ahead_a_lone_one_that_takes_less_is_believed(seconds):
     """Costs learn from the same steps: the correction must not count twice."""
-    desk, who = plain(begins_ahead=True), request_of()
+    driver, who = plain(begins_ahead=True), request_of()
     for _ in range(200):
-        desk.step([who], forward_seconds=seconds)
-    assert believed(desk) == pytest.approx(seconds, rel=0.04)
+        driver.step([who], forward_seconds=seconds)
+    assert believed(driver) == pytest.approx(seconds, rel=0.04)
 
 
 # ---- idle steps
@@ -182,34 +182,34 @@ def test_where_plain_steps_are_begun_ahead_a_lone_one_that_takes_less_is_believe
 
 def test_idle_steps_that_were_begun_ahead_say_what_a_plain_one_takes():
     """A lookup costs a tenth of a step and finds nothing: most steps are idle."""
-    desk, who = Desk(COSTS, suffix=nothing, lookup_seconds=0.1, begins_ahead=True), request_of()
+    driver, who = SessionDriver(COSTS, suffix=nothing, lookup_seconds=0.1, begins_ahead=True), request_of()
     idle = 0
     for _ in range(400):
-        desk.step([who], forward_seconds=0.8, hidden_seconds=0.1)
-        idle += desk.policy.trace[-1].reason == "idle"
+        driver.step([who], forward_seconds=0.8, hidden_seconds=0.1)
+        idle += driver.policy.trace[-1].reason == "idle"
     assert idle > 200
-    assert believed(desk) == pytest.approx(0.8, rel=0.1)
+    assert believed(driver) == pytest.approx(0.8, rel=0.1)
 
 
 def test_what_idle_steps_took_is_booked_when_something_is_looked_at_again_and_at_the_end():
-    desk = Desk(COSTS, suffix=nothing, lookup_seconds=0.1)
+    driver = SessionDriver(COSTS, suffix=nothing, lookup_seconds=0.1)
     who = request_of(length=3, max_length=103)
     while who.finish_reason is None:
-        desk.step([who], policy_seconds=0.01)
-    num_lookups = desk.proposers["suffix"].num_asked
+        driver.step([who], policy_seconds=0.01)
+    num_lookups = driver.proposers["suffix"].num_asked
     assert num_lookups < 50
     assert who.spec.plain_seconds == pytest.approx(100.0)
     assert who.spec.decode_seconds == pytest.approx(101.0 + 0.1 * num_lookups)
-    budget = desk.policy.budget
+    budget = driver.policy.budget
     assert [budget.spent_seconds, budget.plain_seconds] == pytest.approx([101.0 + 0.1 * num_lookups, 100.0])
     assert budget.balance < TUNABLES.most_balance
 
 
 def test_an_idle_step_that_did_something_once_is_in_no_figure():
-    desk, who = Desk(COSTS, suffix=nothing, lookup_seconds=0.1, begins_ahead=True), request_of()
-    desk.run([who], 100)
+    driver, who = SessionDriver(COSTS, suffix=nothing, lookup_seconds=0.1, begins_ahead=True), request_of()
+    driver.run([who], 100)
     for _ in range(40):
-        desk.step([who], forward_seconds=50.0, hidden_seconds=0.1, has_prepared=True)
-    desk.policy.release(who)
-    assert desk.policy.budget.spent_seconds < 200.0
-    assert believed(desk) == pytest.approx(1.0, rel=0.05)
+        driver.step([who], forward_seconds=50.0, hidden_seconds=0.1, had_one_time_work=True)
+    driver.policy.release(who)
+    assert driver.policy.budget.spent_seconds < 200.0
+    assert believed(driver) == pytest.approx(1.0, rel=0.05)

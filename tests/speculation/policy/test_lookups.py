@@ -9,19 +9,19 @@ import pytest
 
 from outpace.core import Request
 from outpace.speculation.policy.tunables import TUNABLES
-from tests.desk import FLAT, RIGHT, USUAL, Desk, always, nothing, request_of
+from tests.session_driver import FLAT, RIGHT, USUAL, SessionDriver, always, nothing, request_of
 
 PRICE = 0.05  # of a lookup, in plain steps
 SHARE = 0.02  # of the time that may be lost, by default
 
 
-def asked_in(desk: Desk, requests: Sequence[Request], steps: int, name: str = "suffix") -> list[int]:
+def asked_in(driver: SessionDriver, requests: Sequence[Request], steps: int, name: str = "suffix") -> list[int]:
     """The number of requests in each call of a proposer."""
     found = []
     for _ in range(steps):
-        before = desk.proposers[name].num_asked
-        desk.step(requests)
-        found.append(desk.proposers[name].num_asked - before)
+        before = driver.proposers[name].num_asked
+        driver.step(requests)
+        found.append(driver.proposers[name].num_asked - before)
     return found
 
 
@@ -29,29 +29,29 @@ def asked_in(desk: Desk, requests: Sequence[Request], steps: int, name: str = "s
 
 
 def test_a_request_is_looked_up_at_once():
-    desk = Desk(USUAL, suffix=nothing, lookup_seconds=PRICE)
+    driver = SessionDriver(USUAL, suffix=nothing, lookup_seconds=PRICE)
     batch = [request_of() for _ in range(3)]
-    assert asked_in(desk, batch, 1) == [3]
+    assert asked_in(driver, batch, 1) == [3]
 
 
 def test_lookups_that_save_more_than_they_cost_are_made_in_every_step():
-    desk, who = Desk(USUAL, suffix=always(), lookup_seconds=PRICE), request_of()
-    desk.run([who], 20)
-    asked = asked_in(desk, [who], 60)
-    measured = [step.reason.endswith("to measure it") for step in list(desk.policy.trace)[-60:]]
+    driver, who = SessionDriver(USUAL, suffix=always(), lookup_seconds=PRICE), request_of()
+    driver.run([who], 20)
+    asked = asked_in(driver, [who], 60)
+    measured = [step.reason.endswith("to measure it") for step in list(driver.policy.trace)[-60:]]
     assert all(bool(num) != is_measured for num, is_measured in zip(asked, measured, strict=True))
 
 
 def test_lookups_that_cost_nothing_are_made_in_every_step():
-    desk, who = Desk(USUAL, suffix=always(False), lookup_seconds=0.0), request_of()
-    desk.run([who], 100)
-    assert asked_in(desk, [who], 5) == [1] * 5
+    driver, who = SessionDriver(USUAL, suffix=always(False), lookup_seconds=0.0), request_of()
+    driver.run([who], 100)
+    assert asked_in(driver, [who], 5) == [1] * 5
 
 
 @pytest.mark.parametrize("script", [nothing, always(False)], ids=["nothing found", "always wrong"])
 def test_lookups_that_bring_nothing_are_made_less_and_less(script):
-    desk, who = Desk(USUAL, suffix=script, lookup_seconds=0.01), request_of()
-    asked = asked_in(desk, [who], 400)
+    driver, who = SessionDriver(USUAL, suffix=script, lookup_seconds=0.01), request_of()
+    asked = asked_in(driver, [who], 400)
     assert sum(asked[:20]) > sum(asked[-20:])
     assert sum(asked[200:]) * 0.01 < SHARE * 200, "within the allowed loss"
     assert sum(asked[200:]) >= 200 / (4 * TUNABLES.longest_backoff), "but it never stops looking"
@@ -59,10 +59,10 @@ def test_lookups_that_bring_nothing_are_made_less_and_less(script):
 
 @pytest.mark.parametrize("num_requests", [1, 8, 64])
 def test_however_many_requests_run_lookups_in_vain_cost_a_small_share_of_the_time(num_requests):
-    desk = Desk(FLAT, suffix=nothing, lookup_seconds=PRICE)
+    driver = SessionDriver(FLAT, suffix=nothing, lookup_seconds=PRICE)
     batch = [request_of() for _ in range(num_requests)]
-    desk.run(batch, 3000)
-    suffix = desk.proposers["suffix"]
+    driver.run(batch, 3000)
+    suffix = driver.proposers["suffix"]
     first_look = PRICE * num_requests
     allowed = TUNABLES.engine_grant + first_look + 1.0 + SHARE * 3000
     assert suffix.num_asked * PRICE <= allowed
@@ -70,49 +70,51 @@ def test_however_many_requests_run_lookups_in_vain_cost_a_small_share_of_the_tim
 
 
 def test_lookups_dearer_than_what_is_left_of_the_budget_are_made_all_the_same_now_and_then():
-    desk = Desk(FLAT, suffix=nothing, lookup_seconds=0.2)
+    driver = SessionDriver(FLAT, suffix=nothing, lookup_seconds=0.2)
     batch = [request_of() for _ in range(16)]
-    desk.run(batch, 200)
-    assert sum(asked_in(desk, batch, 2000)) >= 2
+    driver.run(batch, 200)
+    assert sum(asked_in(driver, batch, 2000)) >= 2
 
 
 def test_requests_that_wait_equally_long_are_looked_up_in_the_same_step():
     """Each step with lookups has a fixed cost: four requests share one step instead of using four."""
-    desk = Desk(FLAT, suffix=nothing, lookup_seconds=0.001)
+    driver = SessionDriver(FLAT, suffix=nothing, lookup_seconds=0.001)
     batch = [request_of() for _ in range(4)]
-    desk.run(batch, 200)
-    asked = asked_in(desk, batch, 400)
+    driver.run(batch, 200)
+    asked = asked_in(driver, batch, 400)
     assert set(asked) == {0, 4}
 
 
 def test_a_lookup_that_is_dearer_than_what_it_saves_is_left():
     """One correct token saves less than a step."""
-    cheap, dear = (Desk(USUAL, suffix=always(sure=0.95, length=1), lookup_seconds=s) for s in (0.05, 0.95))
+    cheap, dear = (SessionDriver(USUAL, suffix=always(sure=0.95, length=1), lookup_seconds=s) for s in (0.05, 0.95))
     asked = []
-    for desk in (cheap, dear):
+    for driver in (cheap, dear):
         who = request_of()
-        desk.run([who], 60)
-        asked.append(sum(asked_in(desk, [who], 100)))
+        driver.run([who], 60)
+        asked.append(sum(asked_in(driver, [who], 100)))
     assert asked[0] > 80 and asked[1] < 30
 
 
 def test_a_request_alone_that_soon_copies_is_noticed_although_those_before_it_did_not():
-    desk = Desk(USUAL, suffix=nothing, lookup_seconds=0.01)
+    driver = SessionDriver(USUAL, suffix=nothing, lookup_seconds=0.01)
     for _ in range(20):
         before = request_of()
-        desk.run([before], 30)
-        desk.policy.release(before)
+        driver.run([before], 30)
+        driver.policy.release(before)
     who = request_of()
     first = who.num_output
-    desk.proposers["suffix"].script = lambda request: always()(request) if request.num_output > first + 6 else ([], 0.0)
-    assert any(depth for [depth] in desk.run([who], 7 + 2 * TUNABLES.longest_backoff))
+    driver.proposers["suffix"].script = lambda request: (
+        always()(request) if request.num_output > first + 6 else ([], 0.0)
+    )
+    assert any(depth for [depth] in driver.run([who], 7 + 2 * TUNABLES.longest_backoff))
 
 
 def test_what_was_given_up_is_found_again_when_it_would_be_right():
-    desk, who = Desk(USUAL, suffix=nothing, lookup_seconds=0.01), request_of()
-    desk.run([who], 200)
-    desk.proposers["suffix"].script = always()
-    taken = [depth for [depth] in desk.run([who], 8 * TUNABLES.longest_backoff)]
+    driver, who = SessionDriver(USUAL, suffix=nothing, lookup_seconds=0.01), request_of()
+    driver.run([who], 200)
+    driver.proposers["suffix"].script = always()
+    taken = [depth for [depth] in driver.run([who], 8 * TUNABLES.longest_backoff)]
     assert sum(depth > 0 for depth in taken[-TUNABLES.longest_backoff :]) > TUNABLES.longest_backoff / 2
 
 
@@ -121,50 +123,53 @@ def test_a_request_nothing_is_known_of_is_judged_by_what_lookups_saved_others():
     copying = [request_of() for _ in range(4)]
     ids = {request.id for request in copying}
     script = lambda request: always()(request) if request.id in ids else ([], 0.0)  # noqa: E731
-    beside, alone = (Desk(FLAT, suffix=script, lookup_seconds=PRICE) for _ in range(2))
+    beside, alone = (SessionDriver(FLAT, suffix=script, lookup_seconds=PRICE) for _ in range(2))
     beside.run(copying, 40)
     one, other = request_of(), request_of()
     beside.run([*copying, one], 12)
     alone.run([other], 12)
     counts = [
-        sum(who in asked for asked in desk.proposers["suffix"].asked) for desk, who in ((beside, one), (alone, other))
+        sum(who in asked for asked in driver.proposers["suffix"].asked)
+        for driver, who in ((beside, one), (alone, other))
     ]
     assert counts[0] > counts[1]
 
 
 def test_what_a_draft_model_had_accepted_is_not_the_lookups_merit():
     """The lookup is always wrong, the draft model always right."""
-    desk = Desk(FLAT, suffix=always(False, sure=0.5), draft=always(sure=0.9), lookup_seconds=PRICE, draft_seconds=0.01)
+    driver = SessionDriver(
+        FLAT, suffix=always(False, sure=0.5), draft=always(sure=0.9), lookup_seconds=PRICE, draft_seconds=0.01
+    )
     who = request_of(length=2)
-    desk.run([who], 40)
-    assert sum(asked_in(desk, [who], 100)) < 40
-    methods = [row.method for step in list(desk.policy.trace)[-100:] for row in step.rows]
+    driver.run([who], 40)
+    assert sum(asked_in(driver, [who], 100)) < 40
+    methods = [row.method for step in list(driver.policy.trace)[-100:] for row in step.rows]
     assert methods.count("draft") > 80
 
 
 def test_lookups_are_few_where_the_budget_is_in_debt_by_them():
-    desk, who = Desk(USUAL, suffix=always(sure=0.95), lookup_seconds=PRICE), request_of()
-    desk.run([who], 20)
-    desk.proposers["suffix"].script = always(False, sure=0.95)
-    desk.run([who], 20)
-    desk.lose(1000.0)
-    assert sum(asked_in(desk, [who], 300)) * PRICE <= 1.0 + SHARE * 300
+    driver, who = SessionDriver(USUAL, suffix=always(sure=0.95), lookup_seconds=PRICE), request_of()
+    driver.run([who], 20)
+    driver.proposers["suffix"].script = always(False, sure=0.95)
+    driver.run([who], 20)
+    driver.lose(1000.0)
+    assert sum(asked_in(driver, [who], 300)) * PRICE <= 1.0 + SHARE * 300
 
 
 @pytest.mark.parametrize("right", [True, False])
 def test_in_debt_lookups_are_used_where_they_should_gain_and_go_on_if_they_do(right):
-    desk, who = Desk(USUAL, suffix=always(right, sure=0.9)), request_of()
-    desk.lose(1000.0)
-    drafted = [depth > 0 for [depth] in desk.run([who], 100)]
+    driver, who = SessionDriver(USUAL, suffix=always(right, sure=0.9)), request_of()
+    driver.lose(1000.0)
+    drafted = [depth > 0 for [depth] in driver.run([who], 100)]
     assert any(drafted[-20:]) == right
     assert sum(drafted) <= 8 or right
 
 
 def test_what_a_lookup_takes_is_learned_from_every_one():
-    desk, who = Desk(USUAL, suffix=always(), lookup_seconds=0.01), request_of()
-    desk.truth.drafts["suffix"].lookup_seconds = 0.03
-    desk.run([who], 200)
-    assert desk.costs.drafts["suffix"].lookup_seconds == pytest.approx(0.03, rel=0.05)
+    driver, who = SessionDriver(USUAL, suffix=always(), lookup_seconds=0.01), request_of()
+    driver.truth.drafts["suffix"].lookup_seconds = 0.03
+    driver.run([who], 200)
+    assert driver.costs.drafts["suffix"].lookup_seconds == pytest.approx(0.03, rel=0.05)
 
 
 # ---- two proposers
@@ -172,41 +177,44 @@ def test_what_a_lookup_takes_is_learned_from_every_one():
 
 @pytest.mark.parametrize("lookup_seconds", [0.001, PRICE])
 def test_the_proposer_that_is_right_is_asked_and_the_other_now_and_then(lookup_seconds):
-    desk = Desk(FLAT, suffix=always(False), ngram=always(True), lookup_seconds=lookup_seconds)
+    driver = SessionDriver(FLAT, suffix=always(False), ngram=always(True), lookup_seconds=lookup_seconds)
     who = request_of()
-    desk.run([who], 60)
-    asked = {name: desk.proposers[name].num_asked for name in ("suffix", "ngram")}
-    desk.run([who], 60)
-    asked = {name: desk.proposers[name].num_asked - before for name, before in asked.items()}
+    driver.run([who], 60)
+    asked = {name: driver.proposers[name].num_asked for name in ("suffix", "ngram")}
+    driver.run([who], 60)
+    asked = {name: driver.proposers[name].num_asked - before for name, before in asked.items()}
     assert asked["ngram"] > 50
     assert 60 / (4 * TUNABLES.longest_backoff) <= asked["suffix"] < 20
-    desk.proposers["suffix"].script, desk.proposers["ngram"].script = always(True), always(False)
-    desk.run([who], 200)
-    asked = {name: desk.proposers[name].num_asked for name in ("suffix", "ngram")}
-    desk.run([who], 60)
-    asked = {name: desk.proposers[name].num_asked - before for name, before in asked.items()}
+    driver.proposers["suffix"].script, driver.proposers["ngram"].script = always(True), always(False)
+    driver.run([who], 200)
+    asked = {name: driver.proposers[name].num_asked for name in ("suffix", "ngram")}
+    driver.run([who], 60)
+    asked = {name: driver.proposers[name].num_asked - before for name, before in asked.items()}
     assert asked["suffix"] > 50 and asked["ngram"] < 20, "comparing shows when that has changed"
 
 
 def test_of_two_that_find_the_same_the_second_saves_nothing():
-    desk, who = Desk(FLAT, suffix=always(sure=0.9), ngram=always(sure=0.9), lookup_seconds=PRICE), request_of()
-    desk.run([who], 60)
-    before = {name: desk.proposers[name].num_asked for name in ("suffix", "ngram")}
-    desk.run([who], 100)
-    more, less = sorted((desk.proposers[name].num_asked - num for name, num in before.items()), reverse=True)
+    driver, who = (
+        SessionDriver(FLAT, suffix=always(sure=0.9), ngram=always(sure=0.9), lookup_seconds=PRICE),
+        request_of(),
+    )
+    driver.run([who], 60)
+    before = {name: driver.proposers[name].num_asked for name in ("suffix", "ngram")}
+    driver.run([who], 100)
+    more, less = sorted((driver.proposers[name].num_asked - num for name, num in before.items()), reverse=True)
     assert more > 80 and less < 30
 
 
 def test_of_two_that_find_different_things_both_are_asked():
     """Each proposer is right for one of the two requests."""
     one, other = request_of(), request_of()
-    desk = Desk(
+    driver = SessionDriver(
         FLAT,
         suffix=lambda request: always()(request) if request is one else ([], 0.0),
         ngram=lambda request: always()(request) if request is other else ([], 0.0),
         lookup_seconds=0.01,
     )
-    taken = [depths for depths in desk.run([one, other], 150)[-50:] if any(depths)]
+    taken = [depths for depths in driver.run([one, other], 150)[-50:] if any(depths)]
     assert len(taken) > 40 and taken.count([8, 8]) > 30
 
 
@@ -214,74 +222,74 @@ def test_of_two_that_find_different_things_both_are_asked():
 
 
 def test_steps_in_which_nothing_is_due_are_plain_without_a_look():
-    desk, who = Desk(USUAL, suffix=nothing, lookup_seconds=PRICE), request_of()
-    desk.run([who], 100)
-    asked = asked_in(desk, [who], 100)
-    idle = [step.reason == "idle" for step in list(desk.policy.trace)[-100:]]
+    driver, who = SessionDriver(USUAL, suffix=nothing, lookup_seconds=PRICE), request_of()
+    driver.run([who], 100)
+    asked = asked_in(driver, [who], 100)
+    idle = [step.reason == "idle" for step in list(driver.policy.trace)[-100:]]
     assert sum(idle) > 60
     assert not any(num for num, is_idle in zip(asked, idle, strict=True) if is_idle)
 
 
 def test_a_step_is_idle_or_looks_somebody_up():
-    desk = Desk(FLAT, suffix=nothing, lookup_seconds=0.001)
+    driver = SessionDriver(FLAT, suffix=nothing, lookup_seconds=0.001)
     batch = [request_of() for _ in range(4)]
-    desk.run(batch, 200)
-    asked = asked_in(desk, batch, 100)
-    idle = [step.reason == "idle" for step in list(desk.policy.trace)[-100:]]
+    driver.run(batch, 200)
+    asked = asked_in(driver, batch, 100)
+    idle = [step.reason == "idle" for step in list(driver.policy.trace)[-100:]]
     assert [not num for num in asked] == idle
 
 
 def test_a_new_request_ends_idling():
-    desk, who = Desk(USUAL, suffix=nothing, lookup_seconds=0.001), request_of()
-    desk.run([who], 100)
-    assert desk.policy.budget.balance > 0.0
-    while desk.policy.trace[-1].reason != "idle":
-        desk.step([who])
+    driver, who = SessionDriver(USUAL, suffix=nothing, lookup_seconds=0.001), request_of()
+    driver.run([who], 100)
+    assert driver.policy.budget.balance > 0.0
+    while driver.policy.trace[-1].reason != "idle":
+        driver.step([who])
     newcomer = request_of()
-    desk.step([who, newcomer])
-    assert desk.policy.trace[-1].reason != "idle"
-    assert desk.proposers["suffix"].asked[-1] == [newcomer] or newcomer in desk.proposers["suffix"].asked[-1]
+    driver.step([who, newcomer])
+    assert driver.policy.trace[-1].reason != "idle"
+    assert driver.proposers["suffix"].asked[-1] == [newcomer] or newcomer in driver.proposers["suffix"].asked[-1]
 
 
 def test_there_is_no_idling_beside_a_request_that_insists_on_drafts():
-    desk = Desk(FLAT, suffix=nothing, lookup_seconds=PRICE)
+    driver = SessionDriver(FLAT, suffix=nothing, lookup_seconds=PRICE)
     batch = [request_of(), request_of(mode="on")]
     for _ in range(100):
-        decision = desk.decision(batch)
+        decision = driver.decision(batch)
         assert not decision.is_idle and decision.choices[1].depth
 
 
 def test_a_request_that_insists_on_drafts_ends_idling():
-    desk, who = Desk(USUAL, suffix=nothing, lookup_seconds=PRICE), request_of()
-    desk.run([who], 100)
-    desk.lose(1000.0)
-    desk.run([who], 20)
-    while desk.policy.trace[-1].reason != "idle":
-        desk.step([who])
-    assert desk.depths([who, request_of(mode="on")]) == [0, 8]
+    driver, who = SessionDriver(USUAL, suffix=nothing, lookup_seconds=PRICE), request_of()
+    driver.run([who], 100)
+    driver.lose(1000.0)
+    driver.run([who], 20)
+    while driver.policy.trace[-1].reason != "idle":
+        driver.step([who])
+    assert driver.depths([who, request_of(mode="on")]) == [0, 8]
 
 
 def test_idle_steps_say_what_plain_decoding_says():
-    desk, who = Desk(USUAL, suffix=nothing, lookup_seconds=PRICE), request_of(length=3, max_length=203)
+    driver, who = SessionDriver(USUAL, suffix=nothing, lookup_seconds=PRICE), request_of(length=3, max_length=203)
     while who.finish_reason is None:
-        desk.step([who])
+        driver.step([who])
     assert who.tokens[3:] == [RIGHT] * 200
 
 
 def test_deciding_that_saves_nothing_is_limited_to_a_small_share_of_the_time():
     """Lookups are right just often enough to be used, and gain no more than their verification costs."""
     rng = random.Random(7)
-    desk = Desk(USUAL, suffix=lambda request: ([rng.random() < 0.3] * 1, 0.5), lookup_seconds=0.0)
+    driver = SessionDriver(USUAL, suffix=lambda request: ([rng.random() < 0.3] * 1, 0.5), lookup_seconds=0.0)
     who = request_of()
     for _ in range(600):
-        decides = not desk.policy._step + 1 < desk.policy._idle_until
-        desk.step([who], policy_seconds=0.04 if decides else 0.0)
-    lost = desk.policy.budget.spent_seconds - desk.policy.budget.plain_seconds
+        decides = not driver.policy._step + 1 < driver.policy._idle_until
+        driver.step([who], policy_seconds=0.04 if decides else 0.0)
+    lost = driver.policy.budget.spent_seconds - driver.policy.budget.plain_seconds
     assert lost <= TUNABLES.engine_grant + 2.0 + SHARE * 600
-    assert sum(step.reason == "idle" for step in desk.policy.trace) > 200
+    assert sum(step.reason == "idle" for step in driver.policy.trace) > 200
 
 
 def test_deciding_that_saves_more_than_it_costs_never_idles():
-    desk, who = Desk(USUAL, suffix=always(), lookup_seconds=0.0), request_of()
-    desk.run([who], 200, policy_seconds=0.04)
-    assert not any(step.reason == "idle" for step in desk.policy.trace)
+    driver, who = SessionDriver(USUAL, suffix=always(), lookup_seconds=0.0), request_of()
+    driver.run([who], 200, policy_seconds=0.04)
+    assert not any(step.reason == "idle" for step in driver.policy.trace)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from outpace.core import Request
 from outpace.speculation.policy.decision import Decision
 from outpace.speculation.policy.planner import _LEAST_SURVIVAL, Plan, Stop
-from tests.desk import FLAT, USUAL, Desk, always, model_costs, request_of
+from tests.session_driver import FLAT, USUAL, SessionDriver, always, model_costs, request_of
 
 MOST = 5  # tokens of a draft: few, so that all plans can be searched
 
@@ -23,20 +23,20 @@ MOST = 5  # tokens of a draft: few, so that all plans can be searched
 class Batch:
     """A step before the decision, with the lookups of each request."""
 
-    desk: Desk
+    driver: SessionDriver
     requests: list[Request]
     decision: Decision
     survival: list[list[float]]  # by row: the chance of each token to be reached and accepted
 
     def plan(self) -> Plan:
         assert self.decision.situation is not None
-        return self.desk.policy._planner.with_lookups(self.decision.situation, self.decision.found)
+        return self.driver.policy._planner.with_lookups(self.decision.situation, self.decision.found)
 
     def seconds(self, depths: Sequence[int]) -> float:
-        return self.desk.truth.target.seconds(len(depths), len(depths) + sum(depths)) + self.host(depths)
+        return self.driver.truth.target.seconds(len(depths), len(depths) + sum(depths)) + self.host(depths)
 
     def host(self, depths: Sequence[int]) -> float:
-        return self.desk.truth.judge_seconds * self.expected(depths) + self.desk.truth.schedule_seconds
+        return self.driver.truth.token_seconds * self.expected(depths) + self.driver.truth.schedule_seconds
 
     def expected(self, depths: Sequence[int]) -> float:
         return len(depths) + sum(sum(row[:depth]) for row, depth in zip(self.survival, depths, strict=True))
@@ -46,7 +46,7 @@ class Batch:
 
     def choices(self) -> list[tuple[int, ...]]:
         """Every vector of depths that fits into a step."""
-        most = self.desk.policy._config.max_step_tokens - len(self.survival)
+        most = self.driver.policy._config.max_step_tokens - len(self.survival)
         return [each for each in product(*(range(len(row) + 1) for row in self.survival)) if sum(each) <= most]
 
     def depths(self, plan: Plan) -> tuple[int, ...]:
@@ -57,18 +57,18 @@ def batch_of(points: Mapping[int, float], confidence: Sequence[Sequence[float]],
     """Lookups with these confidences; acceptance turns them into chances."""
     requests = [request_of() for _ in confidence]
     by_id = {request.id: list(claimed) for request, claimed in zip(requests, confidence, strict=True)}
-    desk = Desk(
+    driver = SessionDriver(
         points,
         suffix=lambda request: ([True] * len(by_id[request.id]), by_id[request.id]),
         lookup_seconds=0.0,
         max_sequences=4,
         **options,
     )
-    for costs in (desk.costs, desk.truth):
-        costs.judge_seconds, costs.schedule_seconds = 0.01, 0.02
-    acceptance = desk.policy.acceptances["suffix"]
+    for costs in (driver.costs, driver.truth):
+        costs.token_seconds, costs.schedule_seconds = 0.01, 0.02
+    acceptance = driver.policy.acceptances["suffix"]
     survival = [acceptance.survival(0, claimed, 0.0, 0.0) for claimed in confidence]
-    return Batch(desk, requests, desk.decision(requests), survival)
+    return Batch(driver, requests, driver.decision(requests), survival)
 
 
 CLAIMS = st.floats(0.0, 1.0)
@@ -178,70 +178,73 @@ def test_a_slots_price_is_what_the_last_tokens_cost():
 
 
 def test_of_two_lookups_for_a_request_the_one_that_promises_more_is_taken():
-    desk = Desk(FLAT, suffix=always(sure=0.9, length=2), ngram=always(sure=0.9, length=6))
-    decision = desk.decision([request_of()])
+    driver = SessionDriver(FLAT, suffix=always(sure=0.9, length=2), ngram=always(sure=0.9, length=6))
+    decision = driver.decision([request_of()])
     assert decision.situation is not None
-    plan = desk.policy._planner.with_lookups(decision.situation, decision.found)
+    plan = driver.policy._planner.with_lookups(decision.situation, decision.found)
     assert plan.lookups[0].proposer == "ngram"
 
 
 # ---- models
 
 
-def model_plans(desk: Desk, requests: Sequence[Request], name: str = "draft") -> list[Plan]:
-    decision = desk.decision(requests)
+def model_plans(driver: SessionDriver, requests: Sequence[Request], name: str = "draft") -> list[Plan]:
+    decision = driver.decision(requests)
     assert decision.situation is not None
-    return list(desk.policy._planner.with_model(decision.situation, name, Plan()))
+    return list(driver.policy._planner.with_model(decision.situation, name, Plan()))
 
 
 def test_plans_of_a_model_come_the_fastest_first():
-    desk = Desk(USUAL, draft=always(sure=0.9), draft_seconds=0.02)
-    plans = model_plans(desk, [request_of(length=2) for _ in range(3)])
+    driver = SessionDriver(USUAL, draft=always(sure=0.9), draft_seconds=0.02)
+    plans = model_plans(driver, [request_of(length=2) for _ in range(3)])
     speeds = [plan.speed for plan in plans]
     assert speeds and speeds == sorted(speeds, reverse=True)
     assert all(plan.model == "draft" and not plan.lookups for plan in plans)
 
 
 def test_every_depth_of_a_model_is_weighed():
-    desk = Desk(FLAT, draft=always(sure=0.9), draft_seconds=0.02)
-    plans = model_plans(desk, [request_of(length=2) for _ in range(3)])
+    driver = SessionDriver(FLAT, draft=always(sure=0.9), draft_seconds=0.02)
+    plans = model_plans(driver, [request_of(length=2) for _ in range(3)])
     assert {plan.depth for plan in plans} == {1, 2, 3, 4, 6, 8}
 
 
 @pytest.mark.parametrize("covered", [1, 2, 3, 8])
 def test_the_only_depth_that_budgets_cover_is_taken_and_is_no_trial(covered, monkeypatch):
-    desk, batch = Desk(FLAT, draft=always(sure=0.9), draft_seconds=0.02), [request_of(length=2) for _ in range(3)]
-    monkeypatch.setattr(desk.policy._coverage, "holds", lambda situation, plan: plan.depth == covered)
-    decision = desk.decision(batch)
+    driver, batch = (
+        SessionDriver(FLAT, draft=always(sure=0.9), draft_seconds=0.02),
+        [request_of(length=2) for _ in range(3)],
+    )
+    monkeypatch.setattr(driver.policy._coverage, "holds", lambda situation, plan: plan.depth == covered)
+    decision = driver.decision(batch)
     assert decision.plan is not None and decision.plan.depth == covered
     assert not decision.is_trial
 
 
 @pytest.mark.parametrize("one_pass", [False, True])
 def test_a_models_plan_counts_its_passes_and_the_targets(one_pass):
-    desk = Desk(USUAL, models={"any": (always(sure=0.9), model_costs(0.1, one_pass=one_pass))})
+    driver = SessionDriver(USUAL, models={"any": (always(sure=0.9), model_costs(0.1, one_pass=one_pass))})
     requests = [request_of(length=2) for _ in range(3)]
-    for plan in model_plans(desk, requests, "any"):
+    for plan in model_plans(driver, requests, "any"):
         tokens, rows = sum(plan.depths.values()), len(plan.depths)
-        drafting = desk.truth.drafts["any"].seconds(rows, plan.depth, 2.0)
-        assert plan.seconds == pytest.approx(drafting + desk.truth.target.seconds(3, 3 + tokens), rel=1e-3)
+        drafting = driver.truth.drafts["any"].seconds(rows, plan.depth, 2.0)
+        assert plan.seconds == pytest.approx(drafting + driver.truth.target.seconds(3, 3 + tokens), rel=1e-3)
         assert plan.catch_up_seconds == 0.0
 
 
 def test_a_model_drafts_first_for_those_it_has_least_to_catch_up_with():
-    desk = Desk(USUAL, draft=always(sure=0.9), draft_seconds=0.02)
+    driver = SessionDriver(USUAL, draft=always(sure=0.9), draft_seconds=0.02)
     requests = [request_of(length=60), request_of(length=2), request_of(length=200), request_of(length=60)]
-    for plan in model_plans(desk, requests):
+    for plan in model_plans(driver, requests):
         left_out = {0, 1, 2, 3} - plan.depths.keys()
         assert not left_out or (2 in left_out and 1 not in left_out)
 
 
 @pytest.mark.parametrize("max_depth", [1, 2, 3])
 def test_a_request_that_allows_few_tokens_is_drafted_for_after_one_that_allowed_many(max_depth):
-    desk = Desk(FLAT, draft=always(sure=0.95), draft_seconds=0.001, depth=16)
+    driver = SessionDriver(FLAT, draft=always(sure=0.95), draft_seconds=0.001, depth=16)
     generous, modest = request_of(length=2), request_of(length=2, max_depth=max_depth)
-    assert max(depth for [depth] in desk.run([generous], 60)) >= 8
-    taken = [depth for [depth] in desk.run([modest], 60)]
+    assert max(depth for [depth] in driver.run([generous], 60)) >= 8
+    taken = [depth for [depth] in driver.run([modest], 60)]
     assert taken.count(max_depth) > 40
 
 
@@ -249,7 +252,7 @@ def test_a_request_that_allows_few_tokens_is_drafted_for_after_one_that_allowed_
 
 
 def stop(at_least: float, to_go_on: float) -> Stop:
-    return Stop(Desk(FLAT, draft=always()).policy.acceptances["draft"], 0, 0.0, at_least, to_go_on)
+    return Stop(SessionDriver(FLAT, draft=always()).policy.acceptances["draft"], 0, 0.0, at_least, to_go_on)
 
 
 def test_a_draft_goes_on_while_its_tokens_are_likely_enough():

@@ -8,14 +8,14 @@ import pytest
 
 from outpace.core import Request
 from outpace.speculation.costs.curves import DraftCosts, StepCosts
-from tests.desk import FLAT, PROPORTIONAL, USUAL, Desk, always, nothing, request_of
+from tests.session_driver import FLAT, PROPORTIONAL, USUAL, SessionDriver, always, nothing, request_of
 
 
 def test_a_record_says_why_what_was_expected_and_what_came():
     one, other = request_of(), request_of()
-    desk = Desk(FLAT, suffix=lambda request: ([request is one] * 4, 0.9), lookup_seconds=0.0)
-    outcomes = desk.step([one, other])
-    [step] = desk.policy.trace
+    driver = SessionDriver(FLAT, suffix=lambda request: ([request is one] * 4, 0.9), lookup_seconds=0.0)
+    outcomes = driver.step([one, other])
+    [step] = driver.policy.trace
     assert "of plain" in step.reason
     assert step.plain_seconds == pytest.approx(1.0) and step.seconds == pytest.approx(1.0)
     assert [row.request_id for row in step.rows] == [one.id, other.id]
@@ -27,73 +27,73 @@ def test_a_record_says_why_what_was_expected_and_what_came():
 
 
 def test_a_record_has_all_that_a_step_took():
-    desk = Desk(FLAT, suffix=always(), lookup_seconds=0.1)
-    desk.step([request_of(), request_of()], policy_seconds=0.05)
-    assert desk.policy.trace[-1].seconds == pytest.approx(1.0 + 2 * 0.1 + 0.05)
+    driver = SessionDriver(FLAT, suffix=always(), lookup_seconds=0.1)
+    driver.step([request_of(), request_of()], policy_seconds=0.05)
+    assert driver.policy.trace[-1].seconds == pytest.approx(1.0 + 2 * 0.1 + 0.05)
 
 
 def test_the_expected_gain_is_named():
-    desk = Desk(FLAT, suffix=always(sure=0.9), lookup_seconds=0.0)
-    desk.step([who := request_of()])
-    [step] = desk.policy.trace
+    driver = SessionDriver(FLAT, suffix=always(sure=0.9), lookup_seconds=0.0)
+    driver.step([who := request_of()])
+    [step] = driver.policy.trace
     [row] = step.rows
     assert row.request_id == who.id
     assert f"{row.expected_tokens:.2f}" in step.reason, "alone, at flat costs, tokens per step are the gain"
 
 
 @pytest.mark.parametrize(
-    ("desk", "reason"),
+    ("driver", "reason"),
     [
-        (Desk(FLAT, suffix=nothing), "nothing found"),
-        (Desk(PROPORTIONAL, suffix=always()), "nothing beats plain decoding"),
-        (Desk(PROPORTIONAL, draft=always()), "nothing looked up"),
-        (Desk(FLAT, suffix=always(), speculation="on"), "nothing to weigh"),
+        (SessionDriver(FLAT, suffix=nothing), "nothing found"),
+        (SessionDriver(PROPORTIONAL, suffix=always()), "nothing beats plain decoding"),
+        (SessionDriver(PROPORTIONAL, draft=always()), "nothing looked up"),
+        (SessionDriver(FLAT, suffix=always(), speculation="on"), "nothing to weigh"),
     ],
     ids=["nothing found", "too dear", "a model that is too dear", "on"],
 )
-def test_plain_decoding_has_its_reasons_too(desk, reason):
-    desk.step([request_of(length=2)])
-    assert desk.policy.trace[-1].reason == reason
+def test_plain_decoding_has_its_reasons_too(driver, reason):
+    driver.step([request_of(length=2)])
+    assert driver.policy.trace[-1].reason == reason
 
 
 def test_a_full_batch_has_its_reason_too():
-    desk = Desk(FLAT, suffix=always(), disable_by_batch_size=1)
-    desk.step([request_of()])
-    assert desk.policy.trace[-1].reason == "nothing to weigh"
+    driver = SessionDriver(FLAT, suffix=always(), disable_by_batch_size=1)
+    driver.step([request_of()])
+    assert driver.policy.trace[-1].reason == "nothing to weigh"
 
 
 def test_an_idle_step_and_one_that_measures_are_named():
-    idle, measured = Desk(USUAL, suffix=nothing, lookup_seconds=0.1), Desk(USUAL, suffix=always())
-    for desk, reason in ((idle, "idle"), (measured, "a plain step, to measure it")):
-        desk.run([request_of()], 100)
-        steps = [step for step in desk.policy.trace if step.reason == reason]
+    idle, measured = SessionDriver(USUAL, suffix=nothing, lookup_seconds=0.1), SessionDriver(USUAL, suffix=always())
+    for driver, reason in ((idle, "idle"), (measured, "a plain step, to measure it")):
+        driver.run([request_of()], 100)
+        steps = [step for step in driver.policy.trace if step.reason == reason]
         assert steps and all(row.depth == 0 for step in steps for row in step.rows)
 
 
-def behind() -> tuple[Desk, list[Request]]:
+def behind() -> tuple[SessionDriver, list[Request]]:
     """An untried model that must catch up on the texts first: eight plain steps for all of them."""
     costs = DraftCosts(StepCosts({1: 0.2, 256: 0.23}), StepCosts({1: 0.2, 200: 1.2, 1600: 8.2}))
-    return Desk(FLAT, models={"draft": (always(sure=0.9), costs)}), [request_of(length=200) for _ in range(8)]
+    return SessionDriver(FLAT, models={"draft": (always(sure=0.9), costs)}), [request_of(length=200) for _ in range(8)]
 
 
 def test_a_plan_that_no_budget_covers_is_named():
-    desk, batch = behind()
-    desk.lose(100.0)
-    desk.run(batch, 40)
-    assert any(step.reason == "no budget covers the best plan" for step in desk.policy.trace)
+    driver, batch = behind()
+    driver.lose(100.0)
+    driver.run(batch, 40)
+    assert any(step.reason == "no budget covers the best plan" for step in driver.policy.trace)
 
 
 def test_a_trial_is_named():
-    desk, batch = behind()
-    desk.run(batch, 40)
-    trials = [step for step in desk.policy.trace if step.reason.endswith(", a trial")]
+    driver, batch = behind()
+    driver.run(batch, 40)
+    trials = [step for step in driver.policy.trace if step.reason.endswith(", a trial")]
     assert trials and all(0 < sum(row.depth > 0 for row in step.rows) < 8 for step in trials)
 
 
 def test_a_record_is_json():
-    desk = Desk(FLAT, suffix=always())
-    desk.step([request_of()])
-    record = json.loads(json.dumps(desk.policy.trace[-1].as_dict()))
+    driver = SessionDriver(FLAT, suffix=always())
+    driver.step([request_of()])
+    record = json.loads(json.dumps(driver.policy.trace[-1].as_dict()))
     assert set(record) == {"reason", "plain_seconds", "rows", "seconds"}
     assert set(record["rows"][0]) == {
         "request_id",
@@ -107,31 +107,31 @@ def test_a_record_is_json():
 
 
 def test_a_record_is_a_line_for_people():
-    desk = Desk(FLAT, suffix=always(length=4), lookup_seconds=0.0)
-    desk.step([request_of(), request_of(mode="off")])
-    line = desk.policy.trace[-1].as_line()
+    driver = SessionDriver(FLAT, suffix=always(length=4), lookup_seconds=0.0)
+    driver.step([request_of(), request_of(mode="off")])
+    line = driver.policy.trace[-1].as_line()
     assert line.startswith("1000.00 ms (plain 1000.00 ms); expected ")
     assert "suffix 4: 4 accepted, 5 emitted" in line and line.endswith("| plain, 1 emitted")
 
 
 def test_only_as_many_are_kept_as_were_asked_for():
-    desk, who = Desk(FLAT, suffix=always()), request_of()
-    desk.run([who], 1100)
-    assert len(desk.policy.trace) == 1000
+    driver, who = SessionDriver(FLAT, suffix=always()), request_of()
+    driver.run([who], 1100)
+    assert len(driver.policy.trace) == 1000
 
 
 def test_nothing_is_kept_where_nobody_asked():
-    desk, who = Desk(FLAT, suffix=always()), request_of()
-    desk.policy.keep_trace(0)
-    desk.run([who], 5)
-    assert not desk.policy.trace
+    driver, who = SessionDriver(FLAT, suffix=always()), request_of()
+    driver.policy.keep_trace(0)
+    driver.run([who], 5)
+    assert not driver.policy.trace
 
 
 def test_what_is_expected_is_what_comes_on_the_whole():
     """After many drafts that are right three times in four, the expected and the actual tokens agree."""
     who = request_of()
-    desk = Desk(FLAT, suffix=lambda request: ([(len(request.tokens) + i) % 4 > 0 for i in range(8)], 0.7))
-    desk.run([who], 400)
-    rows = [row for step in list(desk.policy.trace)[-200:] for row in step.rows if row.depth]
+    driver = SessionDriver(FLAT, suffix=lambda request: ([(len(request.tokens) + i) % 4 > 0 for i in range(8)], 0.7))
+    driver.run([who], 400)
+    rows = [row for step in list(driver.policy.trace)[-200:] for row in step.rows if row.depth]
     expected, came = sum(row.expected_tokens for row in rows), sum(row.num_emitted for row in rows)
     assert expected == pytest.approx(came, rel=0.35)

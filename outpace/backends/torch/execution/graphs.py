@@ -96,7 +96,7 @@ class Bucket:
 
     def _run(self, room: Tensor | None) -> Tensor:
         if self._drafted is not None:
-            take(self.host.buffer, self.step, self._drafted, self._model.config.vocab_size - 1)
+            load_step(self.host.buffer, self.step, self._drafted, self._model.config.vocab_size - 1)
         return self._model.forward(self.step, self._caches, room)
 
     def launch(self, drafted: Tensor | None = None) -> None:
@@ -139,15 +139,15 @@ class Bucket:
         return self._draws[mode]
 
 
-def take(host: Tensor, step: StepInputs, drafted: Tensor, most: int) -> None:
+def load_step(host: Tensor, step: StepInputs, drafted: Tensor, most: int) -> None:
     """Copy a step's words from the host; tokens that are DRAFTED come from `drafted` [depth, rows].
 
     Unused rows may hold invalid tokens, so tokens are clamped to `most`.
     """
     if step.words.is_cuda:
-        from outpace.backends.torch.kernels import taking
+        from outpace.backends.torch.kernels import step_loading
 
-        taking.take(host, step, drafted, most)
+        step_loading.load_step(host, step, drafted, most)
         return
     step.words.copy_(host)
     rows = step.token_rows.long()

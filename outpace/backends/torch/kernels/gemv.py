@@ -19,19 +19,19 @@ from outpace.backends.torch.kernels.base import Normed, Operands
 
 
 @dataclass(frozen=True, slots=True)
-class VectorConfig:
+class GemvConfig:
     block_n: int  # rows of the weight per program
     block_k: int  # columns per iteration
     num_warps: int
 
 
-def default_config(n: int, k: int, *, is_swiglu: bool) -> VectorConfig:
+def default_config(n: int, k: int, *, is_swiglu: bool) -> GemvConfig:
     """A good config on an H200 for weights of such a size, by `benchmarks/gpu_tune.py`."""
     if is_swiglu:
-        return VectorConfig(1, 1024, 2)
+        return GemvConfig(1, 1024, 2)
     if k >= 2 * n:  # few, long rows
-        return VectorConfig(16, 2048, 8)
-    return VectorConfig(4, 2048, 4)
+        return GemvConfig(16, 2048, 8)
+    return GemvConfig(4, 2048, 4)
 
 
 @triton.jit(do_not_specialize=["num_squares"])
@@ -98,11 +98,11 @@ def _gemv_kernel(
         tl.store(next_squares_ptr + pid, tl.sum(wide * wide, 0))
 
 
-def vector_linear(
+def gemv_linear(
     x: Tensor | Normed,
     weight: Tensor,
     out: Tensor,
-    config: VectorConfig,
+    config: GemvConfig,
     *,
     epsilon: float = 0.0,
     bias: Tensor | None = None,

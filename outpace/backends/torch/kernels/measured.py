@@ -5,35 +5,35 @@ Keys are (rows, columns) of the weight. Other shapes use the defaults of `gemv.p
 
 from __future__ import annotations
 
-from outpace.backends.torch.kernels.gemv import VectorConfig
+from outpace.backends.torch.kernels.gemv import GemvConfig
 from outpace.backends.torch.kernels.linear import LinearConfig
-from outpace.backends.torch.kernels.skinny_gemm import FewConfig
+from outpace.backends.torch.kernels.skinny_gemm import SkinnyConfig
 
 # One token.
 GEMV_CONFIGS = {
     # Llama 3 8B, and models of its shape
-    (6144, 4096): VectorConfig(1, 4096, num_warps=2),
-    (4096, 4096): VectorConfig(16, 1024, num_warps=4),
-    (28672, 4096): VectorConfig(1, 1024, num_warps=2),
-    (4096, 14336): VectorConfig(16, 2048, num_warps=8),
-    (128256, 4096): VectorConfig(1, 2048, num_warps=4),
+    (6144, 4096): GemvConfig(1, 4096, num_warps=2),
+    (4096, 4096): GemvConfig(16, 1024, num_warps=4),
+    (28672, 4096): GemvConfig(1, 1024, num_warps=2),
+    (4096, 14336): GemvConfig(16, 2048, num_warps=8),
+    (128256, 4096): GemvConfig(1, 2048, num_warps=4),
     # Llama 3.2 1B
-    (3072, 2048): VectorConfig(2, 2048, num_warps=8),
-    (2048, 2048): VectorConfig(4, 2048, num_warps=2),
-    (16384, 2048): VectorConfig(1, 1024, num_warps=2),
-    (2048, 8192): VectorConfig(16, 2048, num_warps=8),
-    (128256, 2048): VectorConfig(4, 2048, num_warps=4),
+    (3072, 2048): GemvConfig(2, 2048, num_warps=8),
+    (2048, 2048): GemvConfig(4, 2048, num_warps=2),
+    (16384, 2048): GemvConfig(1, 1024, num_warps=2),
+    (2048, 8192): GemvConfig(16, 2048, num_warps=8),
+    (128256, 2048): GemvConfig(4, 2048, num_warps=4),
     # A 1B of width 1024
-    (3072, 1024): VectorConfig(2, 1024, num_warps=4),
-    (12288, 1024): VectorConfig(4, 1024, num_warps=4),
-    (1024, 6144): VectorConfig(4, 4096, num_warps=8),
+    (3072, 1024): GemvConfig(2, 1024, num_warps=4),
+    (12288, 1024): GemvConfig(4, 1024, num_warps=4),
+    (1024, 6144): GemvConfig(4, 4096, num_warps=8),
 }
 
 # 2 to 8 tokens, for shapes where this is faster than streaming.
 SKINNY_GEMM_CONFIGS = {
-    (3072, 1024): FewConfig(16, 256, num_warps=4),
-    (1024, 2048): FewConfig(16, 256, num_warps=4),
-    (12288, 1024): FewConfig(16, 64, num_warps=4),
+    (3072, 1024): SkinnyConfig(16, 256, num_warps=4),
+    (1024, 2048): SkinnyConfig(16, 256, num_warps=4),
+    (12288, 1024): SkinnyConfig(16, 64, num_warps=4),
 }
 
 # 2 to 16 tokens.

@@ -20,7 +20,7 @@ MAX_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class FewConfig:
+class SkinnyConfig:
     block_n: int  # rows of the weight per program
     block_k: int  # columns per iteration, in each part of K
     num_warps: int  # each has a part of K
@@ -105,11 +105,11 @@ def _skinny_gemm_kernel(
         tl.store(next_squares_ptr + m * TILES + tile, tl.sum(wide * wide, 0), is_token)
 
 
-def few_linear(
+def skinny_linear(
     x: Tensor | Normed,
     weight: Tensor,
     out: Tensor,
-    config: FewConfig,
+    config: SkinnyConfig,
     *,
     epsilon: float = 0.0,
     bias: Tensor | None = None,

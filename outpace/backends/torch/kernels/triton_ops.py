@@ -13,13 +13,13 @@ from torch.nn import functional
 from outpace.backends.torch.execution.step import StepInputs
 from outpace.backends.torch.kernels import attention, compiling, elementwise, gemv, skinny_gemm
 from outpace.backends.torch.kernels.base import Cache, Hidden, Normed
-from outpace.backends.torch.kernels.gemv import VectorConfig, vector_linear
+from outpace.backends.torch.kernels.gemv import GemvConfig, gemv_linear
 from outpace.backends.torch.kernels.linear import LinearConfig, Scratch, block_rows, default_config, stream_linear
 from outpace.backends.torch.kernels.measured import GEMV_CONFIGS, SKINNY_GEMM_CONFIGS, STREAMED_CONFIGS
 from outpace.backends.torch.kernels.rotation import Rotation
-from outpace.backends.torch.kernels.skinny_gemm import FewConfig, few_linear
+from outpace.backends.torch.kernels.skinny_gemm import SkinnyConfig, skinny_linear
 
-Config = LinearConfig | FewConfig | VectorConfig
+Config = LinearConfig | SkinnyConfig | GemvConfig
 MAX_STREAMED_TOKENS = 16  # above this the library's product is faster, except for `configs`
 
 
@@ -116,10 +116,10 @@ class TritonOps:
         return h.normed or self._norm(h, norm, epsilon)
 
     def _multiply(self, x: Tensor | Normed, weight: Tensor, out: Tensor, config: Config, **fused: Any) -> Normed | None:
-        if isinstance(config, VectorConfig):
-            return vector_linear(x, weight, out, config, dependent=self._dependent, **fused)
-        if isinstance(config, FewConfig):
-            return few_linear(x, weight, out, config, dependent=self._dependent, **fused)
+        if isinstance(config, GemvConfig):
+            return gemv_linear(x, weight, out, config, dependent=self._dependent, **fused)
+        if isinstance(config, SkinnyConfig):
+            return skinny_linear(x, weight, out, config, dependent=self._dependent, **fused)
         return stream_linear(x, weight, out, self._scratch, config, self._num_sms, **fused)
 
     def _config(self, num_tokens: int, weight: Tensor, *, is_swiglu: bool = False) -> Config | None:

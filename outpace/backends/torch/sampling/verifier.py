@@ -106,14 +106,14 @@ def _sampled(
     is_by_token = [case.request.params.speculation.acceptance == "rejection" for case in cases]
     by_block = acceptance.verify_block(drafts, draft_probs, target_probs)
     by_token = acceptance.reject(drafts, draft_probs, target_probs)
-    judged = by_token.where(torch.tensor(is_by_token, device=device), by_block)
-    return judged.where(torch.tensor(is_sampled, device=device), matched)
+    result = by_token.where(torch.tensor(is_by_token, device=device), by_block)
+    return result.where(torch.tensor(is_sampled, device=device), matched)
 
 
 def _adjustments(rows: Sequence[tuple[Case, int]], device: torch.device) -> Adjustments:
     shapers = [case.request.shaper for case, _ in rows]
     params = [shaper.params for shaper in shapers]
-    token_counts = [shaper.said for shaper in shapers]
+    token_counts = [shaper.token_counts for shaper in shapers]
 
     def padded(lists: Sequence[Sequence[float]], filler: float, dtype: torch.dtype) -> Tensor:
         width = max(map(len, lists))

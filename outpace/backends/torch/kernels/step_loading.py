@@ -12,7 +12,7 @@ _BLOCK = 256
 
 
 @triton.jit(do_not_specialize=["num_rows", "depth", "most"])
-def _take_kernel(
+def _load_kernel(
     host_ptr, words_ptr, drafted_ptr, num_rows, depth, most, NUM_WORDS: tl.constexpr, NUM_TOKENS: tl.constexpr,
     ROWS_AT: tl.constexpr, BEGINS_AT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -27,11 +27,11 @@ def _take_kernel(
     tl.store(words_ptr + i, tl.where(is_drafted, token, word), there)
 
 
-def take(host: Tensor, step: StepInputs, drafted: Tensor, most: int) -> None:
-    """`graphs.take` on a GPU; `host` is pinned memory."""
+def load_step(host: Tensor, step: StepInputs, drafted: Tensor, most: int) -> None:
+    """`graphs.load_step` on a GPU; `host` is pinned memory."""
     depth, num_rows = drafted.shape
     (_, num_tokens), _, (rows_at, _), (begins_at, _), *_ = split(step.shape)
     num_words = step.shape.num_words
-    _take_kernel[(triton.cdiv(num_words, _BLOCK),)](
+    _load_kernel[(triton.cdiv(num_words, _BLOCK),)](
         host, step.words, drafted, num_rows, depth, most, num_words, num_tokens, rows_at, begins_at, _BLOCK
     )

@@ -16,7 +16,7 @@ from outpace.backends.native.runner import NativeModel, NativeRunner
 from outpace.config import SamplingParams, SpeculationParams
 from outpace.core import Case, Draft, Request, Row, StepPlan
 from outpace.decoding.sampling import Shaper
-from outpace.decoding.verification import HostVerifier, judge_of
+from outpace.decoding.verification import HostVerifier, executor_of
 from outpace.errors import BackendError
 from outpace.models.llama_library import load_library as load_llama
 from tests.tiny_gguf import VOCAB_SIZE, write_model
@@ -97,7 +97,7 @@ OTHERS = {
 }
 
 
-def judged_alike(runner: NativeRunner, all_params: list[SamplingParams], seed: int) -> list[int]:
+def verified_alike(runner: NativeRunner, all_params: list[SamplingParams], seed: int) -> list[int]:
     """The number of accepted draft tokens per row; drafts are right at first, then wrong."""
     rng = random.Random(seed)
     rows, cases = [Row(7, 0, random_tokens(5, seed), 0)], []  # a prompt chunk: no logits, nothing to verify
@@ -110,28 +110,28 @@ def judged_alike(runner: NativeRunner, all_params: list[SamplingParams], seed: i
             drafted.append(int(answer.argmax()) if rng.random() < 0.8 else i)
         rows.append(Row(seq, 0, [*prompt, *drafted], 1 + depth))
         cases.append(Case(request_with(params), Draft(drafted, "ngram") if depth else None))
-    judged = judge_of(runner)(StepPlan(rows), cases)
-    assert judged.verdicts == HostVerifier().verify(cases, cast(Any, judged.logits))
+    result = executor_of(runner)(StepPlan(rows), cases)
+    assert result.verdicts == HostVerifier().verify(cases, cast(Any, result.logits))
     for row in rows:
         runner.free(row.seq)
-    return [verdict.num_accepted for verdict in judged.verdicts]
+    return [verdict.num_accepted for verdict in result.verdicts]
 
 
 def test_greedy_verdicts_are_the_references(runner: NativeRunner) -> None:
-    accepted = [n for seed in range(20) for n in judged_alike(runner, [GREEDY] * 5, seed)]
+    accepted = [n for seed in range(20) for n in verified_alike(runner, [GREEDY] * 5, seed)]
     assert 0 in accepted and max(accepted) > 2
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_requests_that_need_more_are_judged_by_the_verifier(runner: NativeRunner, kind: str, other: str) -> None:
+def test_requests_that_need_more_are_verified_by_the_verifier(runner: NativeRunner, kind: str, other: str) -> None:
     if kind == "not numbers":
         pytest.skip("only an argmax is defined over rows that are not numbers")
     for seed in range(5):
-        judged_alike(runner, [OTHERS[other]], seed)
-        judged_alike(runner, [GREEDY, OTHERS[other], GREEDY], seed)
+        verified_alike(runner, [OTHERS[other]], seed)
+        verified_alike(runner, [GREEDY, OTHERS[other], GREEDY], seed)
 
 
-def test_prompt_steps_have_nothing_to_judge(runner: NativeRunner) -> None:
-    judged = judge_of(runner)(StepPlan([Row(0, 0, [1, 2, 3], 0)]), [])
-    assert judged.verdicts == []
+def test_prompt_steps_have_nothing_to_verify(runner: NativeRunner) -> None:
+    result = executor_of(runner)(StepPlan([Row(0, 0, [1, 2, 3], 0)]), [])
+    assert result.verdicts == []
     runner.free(0)

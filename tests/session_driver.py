@@ -1,6 +1,6 @@
 """Runs a policy without an engine: scripted proposers, and a target that always emits token 1.
 
-`Session` has the protocol of a step. The desk only verifies drafts and advances its own clock by what its costs say.
+`Session` has the protocol of a step. The driver only verifies drafts and advances its own clock by what its costs say.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def request_of(*, length: int = 3, max_length: int = 10**6, temperature: float =
     return made
 
 
-class Desk:
+class SessionDriver:
     def __init__(
         self,
         points: Mapping[int, float],
@@ -235,11 +235,11 @@ class Desk:
         num_prefill: int = 0,
         forward_seconds: float | None = None,
         hidden_seconds: float = 0.0,
-        has_prepared: bool = False,
+        had_one_time_work: bool = False,
     ) -> list[Outcome]:
         """Run one step. `forward_seconds` replaces the time that the true costs give for the target's pass."""
         rows = len(requests)
-        stats = StepStats(num_decode_rows=rows, num_prefill_tokens=num_prefill, has_prepared=has_prepared)
+        stats = StepStats(num_decode_rows=rows, num_prefill_tokens=num_prefill, had_one_time_work=had_one_time_work)
         context = sum(len(request.tokens) for request in requests) / rows
         decision = self.session.choose(requests, stats)
         stats.policy_seconds += policy_seconds
@@ -248,7 +248,7 @@ class Desk:
                 choice.shorten(choice.depth)
         self.session.draft(decision, stats)
         catch_up_seconds = self.session.learn_drafting(decision, is_typical=True)
-        outcomes = [self._judge(request, choice) for request, choice in zip(requests, decision.choices, strict=True)]
+        outcomes = [self._verify(request, choice) for request, choice in zip(requests, decision.choices, strict=True)]
         for outcome in outcomes:
             self.session.observe(outcome.request, outcome.choice, outcome.verdict)
         num_tokens = rows + num_prefill + sum(outcome.verdict.num_drafted for outcome in outcomes)
@@ -268,7 +268,7 @@ class Desk:
             for _ in range(steps)
         ]
 
-    def _judge(self, request: Request, choice: Choice) -> Outcome:
+    def _verify(self, request: Request, choice: Choice) -> Outcome:
         drafted = choice.draft.tokens if choice.draft is not None else []
         num_accepted = self.accepts(drafted)
         is_rejected = num_accepted < len(drafted)

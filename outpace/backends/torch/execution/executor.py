@@ -4,7 +4,7 @@ During plain decoding, the next step is started before its plan arrives: rows fe
 already on the device. If the plan is as expected, its step is half done, and the host's work (scheduling, detokenising)
 costs no time. If a row's plan differs (its request ended, or has a draft to verify), its result is dropped; its cache
 entry lies after the sequence's tokens and is overwritten. Such a row needs a second step, which costs more than a right
-guess gains; `foresight.py` decides whether to start early.
+guess gains; `early_start.py` decides whether to start early.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from outpace.backends.base import DraftTask, Judged
+from outpace.backends.base import DraftTask, StepResult
 from outpace.backends.torch.execution.ahead import Ahead, needs_only_tokens
 from outpace.backends.torch.execution.ahead import begin as begin_ahead
-from outpace.backends.torch.execution.foresight import Foresight
+from outpace.backends.torch.execution.early_start import EarlyStart
 from outpace.backends.torch.execution.graphs import Bucket
 from outpace.backends.torch.execution.launched import DiscardedLogits, Launched
 from outpace.backends.torch.sampling import verifier as device_verifier
@@ -64,11 +64,11 @@ def _is_plain(case: Case) -> bool:
     return not case.tokens and needs_only_tokens(case.request)
 
 
-class DeviceJudge:
+class DeviceExecutor:
     def __init__(self, runner: TorchRunner) -> None:
         self._runner = runner
         self._begun: _Begun | None = None
-        self._foresight = Foresight()
+        self._early_start = EarlyStart()
         self._expected: dict[int, int] = {}  # after a plain step: by sequence, the position of its next token
         self._is_never_drafted = False  # whether those sequences never use drafts
         self._ahead: Ahead | None = None
@@ -100,40 +100,40 @@ class DeviceJudge:
 
     def __call__(
         self, plan: StepPlan, cases: Sequence[Case], meanwhile: Callable[[], None] | None = None
-    ) -> Judged:  # fmt: skip
+    ) -> StepResult:  # fmt: skip
         begin = perf_counter()
         runner, begun = self._runner, self._begun
         self._begun = None
         runner.reserve_rows(plan.rows)
         is_plain = len(cases) == plan.num_tokens == len(plan.rows) and all(map(_is_plain, cases))
         self._num_rows = len(plan.rows)
-        self._update_foresight(plan, cases, is_plain, begin)
+        self._update_early_start(plan, cases, is_plain, begin)
         answered = self._expected_rows(begun, plan, cases) if begun is not None and cases else {}
         verified = self._ahead.is_in(plan, cases) if self._ahead is not None and cases else None
         if verified is None or (len(verified) < len(plan.rows) and _any_logprobs(cases)):
             self._drop_ahead()
         if self._ahead is not None and verified is not None:
-            judged = self._take_ahead(plan, cases, verified, begin, meanwhile)
+            result = self._take_ahead(plan, cases, verified, begin, meanwhile)
         elif begun is not None and is_plain and len(answered) == len(plan.rows):
-            judged = self._take(begun, plan, cases, list(answered.values()), begin)
+            result = self._take(begun, plan, cases, list(answered.values()), begin)
         elif begun is not None and answered and not _any_logprobs(cases):
-            judged = self._take_some(begun, plan, cases, answered, begin)
+            result = self._take_some(begun, plan, cases, answered, begin)
         else:
-            judged = self._run(plan, cases, is_plain, begin, meanwhile)
+            result = self._run(plan, cases, is_plain, begin, meanwhile)
         for row in plan.rows:
             runner.pool.advance(row.seq, len(row.tokens))
         now = perf_counter()
-        self._foresight.end(now, now - begin if is_plain and begun is None else None)
+        self._early_start.end(now, now - begin if is_plain and begun is None else None)
         was_wasted = begun is not None and len(answered) < len(begun.chain.requests)
-        return replace(judged, is_typical=False) if was_wasted else judged
+        return replace(result, is_typical=False) if was_wasted else result
 
-    def _update_foresight(self, plan: StepPlan, cases: Sequence[Case], is_plain: bool, now: float) -> None:
-        """Tell `Foresight` whether the plan continues the last one, if that was plain and has live sequences."""
-        self._foresight.begin(now, is_plain)
+    def _update_early_start(self, plan: StepPlan, cases: Sequence[Case], is_plain: bool, now: float) -> None:
+        """Tell `EarlyStart` whether the plan continues the last one, if that was plain and has live sequences."""
+        self._early_start.begin(now, is_plain)
         expected = self._expected
         if expected:
             goes_on = is_plain and all(expected.get(row.seq) == row.start for row in plan.rows)
-            self._foresight.learn(self._is_never_drafted, goes_on)
+            self._early_start.learn(self._is_never_drafted, goes_on)
         self._expected = {row.seq: row.start + 1 for row in plan.rows} if is_plain else {}
         if is_plain and not (expected and goes_on):
             self._is_never_drafted = all(case.request.params.speculation.mode == "off" for case in cases)
@@ -164,7 +164,7 @@ class DeviceJudge:
         is_plain: bool,
         begin: float,
         meanwhile: Callable[[], None] | None = None,
-    ) -> Judged:
+    ) -> StepResult:
         """Run a step that was not started early."""
         launched = self._runner.launch(plan)
         if not cases:
@@ -172,7 +172,7 @@ class DeviceJudge:
                 meanwhile()
             if self._runner.device.type == "cuda":
                 torch.cuda.current_stream().synchronize()
-            return Judged(launched, [], perf_counter() - begin)
+            return StepResult(launched, [], perf_counter() - begin)
         requests = [case.request for case in cases for _ in range(len(case.tokens) + 1)]
         positions = [len(case.request.tokens) + i for case in cases for i in range(len(case.tokens) + 1)]
         draws = launched.drawn(mode_for(requests), requests, positions)
@@ -187,11 +187,11 @@ class DeviceJudge:
             self._begun.feed(tokens)
             return self._concluded(plan, cases, tokens, exact, begin)
         seconds = perf_counter() - begin
-        return Judged(launched, _verdicts(cases, tokens, exact, launched), seconds)
+        return StepResult(launched, _verdicts(cases, tokens, exact, launched), seconds)
 
     def _take(
         self, begun: _Begun, plan: StepPlan, cases: Sequence[Case], lines: list[int], begin: float
-    ) -> Judged:  # fmt: skip
+    ) -> StepResult:  # fmt: skip
         """Finish a step that was started early; first start the next one, if its rows are still the same."""
         if lines == list(range(len(begun.chain.requests))):
             self._start_next(begun.chain, plan)
@@ -199,13 +199,13 @@ class DeviceJudge:
         tokens, exact = (found[lines].tolist() for found in begun.fetch.wait())
         if self._begun is not None:
             self._begun.feed(tokens)
-        judged = self._concluded(plan, cases, tokens, exact, begin)
-        has_waited = begin + judged.forward_seconds - asked > _WAITED
-        return replace(judged, hidden_seconds=begin - begun.since if has_waited else 0.0, is_typical=has_waited)
+        result = self._concluded(plan, cases, tokens, exact, begin)
+        has_waited = begin + result.forward_seconds - asked > _WAITED
+        return replace(result, hidden_seconds=begin - begun.since if has_waited else 0.0, is_typical=has_waited)
 
     def _take_some(
         self, begun: _Begun, plan: StepPlan, cases: Sequence[Case], answered: dict[int, int], begin: float
-    ) -> Judged:  # fmt: skip
+    ) -> StepResult:  # fmt: skip
         """Some rows were started early; the others run in a second step."""
         case_of = _by_row(plan, cases)
         verdicts = self._run_rest(plan, case_of, answered, begin)
@@ -214,7 +214,7 @@ class DeviceJudge:
             StepPlan([plan.rows[i] for i in answered]), [case_of[i] for i in answered], tokens, exact, begin
         )  # fmt: skip
         verdicts |= dict(zip(answered, known.verdicts, strict=True))
-        return Judged(DiscardedLogits(), [verdicts[i] for i in case_of], known.forward_seconds)
+        return StepResult(DiscardedLogits(), [verdicts[i] for i in case_of], known.forward_seconds)
 
     def _take_ahead(
         self,
@@ -223,7 +223,7 @@ class DeviceJudge:
         verified: dict[int, Case],
         begin: float,
         meanwhile: Callable[[], None] | None,
-    ) -> Judged:
+    ) -> StepResult:
         """Finish a verification that was started early; rows that are not in it run in a second step."""
         ahead, self._ahead = self._ahead, None
         assert ahead is not None
@@ -233,39 +233,39 @@ class DeviceJudge:
         seconds, hidden = perf_counter() - begin, begin - ahead.since
         known = dict(zip(verified, _verdicts(list(verified.values()), tokens, exact, ahead.launched), strict=True))
         if len(verified) == len(plan.rows):
-            return Judged(ahead.launched, list(known.values()), seconds, hidden)
+            return StepResult(ahead.launched, list(known.values()), seconds, hidden)
         case_of = _by_row(plan, cases)
         known |= self._run_rest(plan, case_of, verified, begin)
-        return Judged(DiscardedLogits(), [known[i] for i in case_of], perf_counter() - begin)
+        return StepResult(DiscardedLogits(), [known[i] for i in case_of], perf_counter() - begin)
 
     def _run_rest(
         self, plan: StepPlan, case_of: dict[int, Case], known: Collection[int], begin: float
     ) -> dict[int, Verdict]:  # fmt: skip
         """Run the rows that are not in `known` in a step of their own."""
         rest = [i for i in range(len(plan.rows)) if i not in known]
-        judged = self._run(
+        result = self._run(
             StepPlan([plan.rows[i] for i in rest]), [case_of[i] for i in rest if i in case_of], False, begin
         )  # fmt: skip
-        return dict(zip([i for i in rest if i in case_of], judged.verdicts, strict=True))
+        return dict(zip([i for i in rest if i in case_of], result.verdicts, strict=True))
 
     def _concluded(
         self, plan: StepPlan, cases: Sequence[Case], tokens: list[int], exact: list[int], begin: float
-    ) -> Judged:  # fmt: skip
+    ) -> StepResult:  # fmt: skip
         seconds = perf_counter() - begin
         verdicts = [Verdict([token], 0, 0) for token in tokens]
         unsure = [i for i, is_exact in enumerate(exact) if not is_exact]
         if unsure:  # their logits are overwritten, and the step started early may feed wrong tokens
             self._begun = None
             again = self._runner.launch(StepPlan([plan.rows[i] for i in unsure]))
-            judged = device_verifier.verify([cases[i] for i in unsure], again.some(range(len(unsure))))
-            for i, verdict in zip(unsure, judged, strict=True):
+            result = device_verifier.verify([cases[i] for i in unsure], again.some(range(len(unsure))))
+            for i, verdict in zip(unsure, result, strict=True):
                 verdicts[i] = verdict
-        return Judged(DiscardedLogits(), verdicts, seconds)
+        return StepResult(DiscardedLogits(), verdicts, seconds)
 
     def _start_next(self, chain: _Chain, plan: StepPlan) -> None:
         """Start the next step early, if it is likely to be needed and its pages are free."""
         runner = self._runner
-        is_likely = self._foresight.is_worth(self._is_never_drafted) and not all(
+        is_likely = self._early_start.is_worth(self._is_never_drafted) and not all(
             len(request.tokens) + 1 >= request.max_length for request in chain.requests
         )
         if not is_likely or any(row.start + 2 > runner.capacity.max_context for row in plan.rows):
@@ -315,5 +315,5 @@ def _verdicts(cases: Sequence[Case], tokens: list[int], exact: list[int], logits
             verdicts.append(None)
             others.append(case)
             lines += range(begin, at)
-    judged = iter(device_verifier.verify(others, logits.some(lines)) if others else ())
-    return [next(judged) if verdict is None else verdict for verdict in verdicts]
+    result = iter(device_verifier.verify(others, logits.some(lines)) if others else ())
+    return [next(result) if verdict is None else verdict for verdict in verdicts]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from outpace.backends.base import Judged
+from outpace.backends.base import StepResult
 from outpace.backends.native.verifier import NativeVerifier
 from outpace.core import Case, Request, StepPlan, Verdict
 from outpace.decoding import acceptance
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from outpace.backends.native.runner import NativeRunner
 
 
-class NativeJudge:
+class NativeExecutor:
     def __init__(self, runner: NativeRunner, verifier: NativeVerifier) -> None:
         self._runner = runner
         self._verifier = verifier
 
     def __call__(
         self, plan: StepPlan, cases: Sequence[Case], meanwhile: Callable[[], None] | None = None
-    ) -> Judged:  # fmt: skip
+    ) -> StepResult:  # fmt: skip
         begin = perf_counter()
         logits = self._runner.forward(plan)
         seconds = perf_counter() - begin
@@ -34,7 +34,7 @@ class NativeJudge:
             verdicts = _matched(cases, self._runner.likeliest(len(logits)))
         else:
             verdicts = self._verifier.verify(cases, logits)
-        return Judged(logits, verdicts, seconds)
+        return StepResult(logits, verdicts, seconds)
 
 
 def _emits_argmax(request: Request) -> bool:

@@ -13,7 +13,7 @@ _LEAST_PLAIN = 2  # plain steps in a row before one is started early
 _MOST_DOUBLED = 4  # runs are grouped by powers of two; 8 or more plain steps are one group
 
 
-class Foresight:
+class EarlyStart:
     def __init__(self) -> None:
         # Share of wrong guesses, by (requests never use drafts, group of the number of plain steps in a row).
         self._surprises = dict[tuple[bool, int], float]()
