@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -143,3 +145,13 @@ def test_a_closed_model_does_not_draft(drafting: Drafting) -> None:
     drafting.runner.close()
     with pytest.raises(BackendError, match="closed"):
         head.draft([HeadTask(request, 2)])
+
+
+def test_a_machine_with_little_besides_torch_can_load_a_gguf() -> None:
+    """Training may run where no server's packages are."""
+    code = (
+        "import sys\n"
+        "for name in ('pydantic', 'jinja2', 'fastapi', 'llama_cpp', 'transformers'): sys.modules[name] = None\n"
+        "import outpace.backends.torch.runner, outpace.training.distill\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -9,19 +9,14 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from outpace.backends.torch.model.gguf_quants import can_dequantise, dequantise
-from outpace.backends.torch.model.weights import HEAD, Weights, allocate, check_shapes, fill, num_weight_bytes
+from outpace.backends.torch.model.weights import HEAD, Weights, allocate, fill, num_weight_bytes
 from outpace.errors import ModelError
 from outpace.models.architecture import Architecture
 from outpace.models.gguf_header import read_header
 from outpace.models.gguf_model import OUTSIDE, Description, Unsupported, describe
-from outpace.models.hf_config import read_config
-from outpace.models.hf_schema import ShardIndex, read_json, validate
-
-INDEX = "model.safetensors.index.json"
 
 
 class Checkpoint(Protocol):
@@ -37,7 +32,11 @@ class Checkpoint(Protocol):
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    return SafetensorsFolder(path) if path.is_dir() else GGUFFile(path)
+    if not path.is_dir():
+        return GGUFFile(path)  # a machine that trains from a GGUF needs torch and no schemas
+    from outpace.backends.torch.model.safetensors_folder import SafetensorsFolder
+
+    return SafetensorsFolder(path)
 
 
 def load_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Weights:
@@ -48,56 +47,6 @@ def load_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.devic
 
 def weight_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
     return num_weight_bytes(checkpoint.config, tied=checkpoint.tied, dtype=dtype)
-
-
-class SafetensorsFolder:
-    """A Hugging Face model on disk: config.json and one or more shards."""
-
-    def __init__(self, folder: Path) -> None:
-        self.name = folder.name
-        self.config = read_config(folder)
-        self._shards = _find_shards(folder)
-        shapes = {name: shape for shard in self._shards for name, shape in _shapes(shard).items()}
-        self.tied = HEAD not in shapes if self.config.tied is None else self.config.tied
-        check_shapes(shapes, self.config, tied=self.tied, source=self.name)
-
-    def tensors(self, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-        for shard in self._shards:
-            for name in _shapes(shard):
-                try:
-                    with safe_open(shard, framework="pt", device=str(device)) as file:
-                        tensor = file.get_tensor(name)
-                except (SafetensorError, OSError, ValueError) as error:
-                    raise ModelError(f"{shard} cannot be read at {name} ({error}); download it again") from error
-                yield name, tensor
-
-
-def _find_shards(folder: Path) -> list[Path]:
-    index = folder / INDEX
-    try:
-        values = read_json(index)
-    except FileNotFoundError:
-        shards = sorted(folder.glob("*.safetensors"))
-        if not shards:
-            raise ModelError(
-                f"{folder} holds no .safetensors file; name a folder that has the model's weights in it"
-            ) from None
-        return shards
-    listed = sorted(set(validate(ShardIndex, values, str(index)).weight_map.values()))
-    for name in listed:
-        if Path(name).name != name:  # a path may lead out of the folder
-            raise ModelError(f"{index} lists the shard {name!r:.80}, which is not a file's name; download it again")
-        if not (folder / name).is_file():
-            raise ModelError(f"{folder} lacks the shard {name:.80} that its index lists; download it again")
-    return [folder / name for name in listed]
-
-
-def _shapes(shard: Path) -> dict[str, tuple[int, ...]]:
-    try:
-        with safe_open(shard, framework="pt") as file:
-            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ModelError(f"{shard} is damaged ({error}); download it again") from error
 
 
 @dataclass(frozen=True, slots=True)
