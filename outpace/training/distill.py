@@ -59,6 +59,8 @@ class DistillSettings:
                 raise UsageError(f"{name.replace('_', ' ')} must be above 0; got {value:g}")
         if self.hidden is not None and self.hidden % BLOCK:
             raise UsageError(f"hidden must be a multiple of {BLOCK}, so that it can be quantised; got {self.hidden}")
+        if self.batch_tokens is not None:
+            BatchShape(self.batch_tokens)  # checks it
 
 
 def distill(
@@ -67,29 +69,36 @@ def distill(
 ) -> Evaluation | None:  # fmt: skip
     """Train a head, or go on with one. None if the call's time ended before training did."""
     begin = time.monotonic()
+    checkpoint = load_checkpoint(resume) if resume is not None else None
     deadline = None if settings.call_minutes is None else begin + 60 * settings.call_minutes
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     compile = settings.compile and device.type == "cuda"
     try:
         target = Target.load(target_path, device, dtype, compile=compile)
-        _check_same_target(target, prepared)
+        _check_same_target(target, prepared, checkpoint)
         display.say(f"loaded {target.name} on {_name(device)} in {time.monotonic() - begin:.1f} s")
         if device.type != "cuda" and len(prepared.held) > _HELD_ON_A_CPU:
             prepared = _fewer_held(prepared, _HELD_ON_A_CPU)
             display.say(f"without a GPU, only {_HELD_ON_A_CPU} held-out prompts are used")
         answers = _answers(target, prepared, settings, answers_folder or out, deadline, display)
-        return _Call(target, prepared, answers, out, settings, compile, deadline, display).run(resume)
+        return _Call(target, prepared, answers, out, settings, compile, deadline, display).run(checkpoint)
     except torch.OutOfMemoryError as error:
         raise BackendError(
             f"{device} ran out of memory ({str(error).splitlines()[0]}); use fewer --batch-tokens or a smaller --vocab"
         ) from error
 
 
-def _check_same_target(target: Target, prepared: Prepared) -> None:
+def _check_same_target(target: Target, prepared: Prepared, checkpoint: Checkpoint | None) -> None:
     if target.fingerprint != prepared.fingerprint or target.config.vocab_size < max(prepared.end_ids, default=0):
         raise UsageError(
             f"the prompts were prepared for {prepared.target} ({prepared.fingerprint}) and the target is "
             f"{target.name} ({target.fingerprint}); run `outpace distill prepare` for this target"
+        )
+    if checkpoint is not None and checkpoint.config.target.get("fingerprint") != target.fingerprint:
+        raise UsageError(
+            f"the checkpoint is a head for {checkpoint.config.target.get('name')} "
+            f"({checkpoint.config.target.get('fingerprint')}) and the target is {target.name} ({target.fingerprint}); "
+            "name that target, or start a new head"
         )
 
 
@@ -131,18 +140,20 @@ class _Call:
     ) -> None:  # fmt: skip
         self._target, self._prepared, self._answers, self._out = target, prepared, answers, out
         self._settings, self._compile, self._deadline, self._display = settings, compile, deadline, display
-        kind = KINDS[settings.kind]
         on_gpu = target.device.type == "cuda"
         self._shape = BatchShape(
             num_tokens=settings.batch_tokens or (32 * 720 if on_gpu else 32 * 60),
             chunk=2048 if on_gpu else 256,
-            num_steps=settings.num_steps or kind.num_steps,
+            num_steps=settings.num_steps or KINDS[settings.kind].num_steps,
         )
         self._quick_texts = _some(answers.held_greedy, QUICK_TEXTS if on_gpu else 8)
 
-    def run(self, resume: Path | None) -> Evaluation | None:
+    def run(self, checkpoint: Checkpoint | None) -> Evaluation | None:
         settings, target = self._settings, self._target
-        checkpoint = load_checkpoint(resume) if resume is not None else self._fresh()
+        if checkpoint is None:
+            checkpoint = self._fresh()
+        else:  # what it was trained for
+            self._shape = replace(self._shape, num_steps=checkpoint.config.num_steps)
         kind = KINDS[checkpoint.config.kind]
         kept = checkpoint.kept.to(target.device)
         parameters = {name: p.to(target.device) for name, p in checkpoint.parameters.items()}
@@ -153,7 +164,7 @@ class _Call:
         trainer = Trainer(target, head, kept, train_settings, checkpoint.progress, compile=self._compile)
 
         def save() -> None:
-            save_checkpoint(Checkpoint(head.config, parameters, checkpoint.kept, trainer.progress), self._out)
+            save_checkpoint(Checkpoint(head.config, parameters, kept.cpu(), trainer.progress), self._out)
 
         self._warm_up(trainer)
         left = train_settings.seconds

@@ -27,7 +27,7 @@ from outpace.training.evaluate import evaluate, mean_overlaps, num_hits, tokens_
 from outpace.training.loss import DraftLoss
 from outpace.training.target import Target
 from outpace.training.train import Progress, Trainer, TrainSettings
-from outpace.training.write import load_checkpoint
+from outpace.training.write import Checkpoint, load_checkpoint, save_checkpoint
 from tests.tiny_gguf import VOCAB_SIZE
 from tests.tiny_training import CPU, SHAPE, random_texts, tiny_head, tiny_prepared, tiny_target
 
@@ -318,6 +318,15 @@ def test_prompts_prepared_for_another_target_are_refused(tmp_path):
     prepared = replace(tiny_prepared(target), fingerprint="0123", target="other.gguf")
     with pytest.raises(UsageError, match=r"prepared for other.gguf \(0123\) and the target is .*prepare"):
         distill(tmp_path / "tiny.gguf", prepared, tmp_path / "head", SETTINGS, CPU, Display())
+
+
+def test_a_checkpoint_of_another_targets_head_is_refused(tmp_path):
+    target, out = tiny_target(tmp_path), tmp_path / "head"
+    head, kept = tiny_head(target)
+    config = replace(head.config, target={"name": "other", "fingerprint": "0123"})
+    save_checkpoint(Checkpoint(config, head.parameters, kept, Progress()), out)
+    with pytest.raises(UsageError, match=r"a head for other \(0123\) and the target is .*; name that target"):
+        distill(tmp_path / "tiny.gguf", tiny_prepared(target), out, SETTINGS, CPU, Display(), resume=out)
 
 
 def test_the_learning_rate_warms_up_falls_and_warms_up_again_after_resuming(target):
