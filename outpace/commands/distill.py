@@ -13,8 +13,8 @@ from outpace.models.resolve import resolve_model
 
 if TYPE_CHECKING:
     from outpace.backends.base import Tokenizer
-    from outpace.training.distill import DistillSettings
     from outpace.training.evaluate import Evaluation
+    from outpace.training.settings import DistillSettings
 
 STEPS = ("prepare", "train", "pack")
 PREPARED = "prepared.npz"
@@ -149,12 +149,8 @@ def _tokenizer(path: Path) -> Tokenizer:
 
 
 def _settings(options: argparse.Namespace) -> DistillSettings:
-    try:
-        from outpace.training.distill import DistillSettings
-    except ImportError as error:
-        raise BackendError(
-            f"training needs {error.name or 'torch'}, which is not installed; pip install 'outpace[distill]'"
-        ) from error
+    from outpace.training.settings import DistillSettings
+
     return DistillSettings(
         kind=options.kind, minutes=options.minutes, call_minutes=options.call_minutes,
         answer_minutes=options.answer_minutes, num_own_prompts=options.own_prompts, max_answer=options.max_answer,
@@ -166,11 +162,16 @@ def _settings(options: argparse.Namespace) -> DistillSettings:
 
 def _train(target: Path, options: argparse.Namespace, settings: DistillSettings, resume: Path | None) -> bool:
     """Whether training is complete."""
-    import torch
+    try:
+        import torch
 
-    from outpace.backends.torch.device import choose_device
+        from outpace.backends.torch.device import choose_device
+        from outpace.training.distill import distill
+    except ImportError as error:
+        raise BackendError(
+            f"training needs {error.name or 'torch'}, which is not installed; pip install 'outpace[distill]'"
+        ) from error
     from outpace.training.display import Display
-    from outpace.training.distill import distill
     from outpace.training.prepared import load_prepared
 
     prepared = load_prepared(options.prepared or options.out / PREPARED)

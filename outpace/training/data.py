@@ -159,3 +159,16 @@ def load_answers(folder: Path, fingerprint: str) -> Answers | None:
         prompts = tensors[f"{name}.prompt_lengths"].numpy().astype(np.int64)
         texts[name] = Texts(tokens, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64), prompts)
     return Answers(**texts, seconds=about["seconds"], num_own_prompts=about["num_own_prompts"])
+
+
+def draft_vocabulary(texts: Texts, size: int, vocab_size: int) -> torch.Tensor:
+    """The tokens that answers hold most often, ascending; all tokens if `size` is larger."""
+    counts = np.bincount(texts.tokens[texts.is_answer()], minlength=vocab_size)
+    most = np.argsort(-counts, kind="stable")[: min(size, vocab_size)]
+    return torch.from_numpy(np.sort(most).astype(np.int64))
+
+
+def spread(texts: Texts, count: int) -> Texts:
+    """Spread over all, so that every category is represented."""
+    count = min(count, len(texts))
+    return texts.take([i * len(texts) // count for i in range(count)])

@@ -6,23 +6,30 @@ import json
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from outpace.errors import BackendError, UsageError
-from outpace.models.head_file import HeadConfig, Kind
-from outpace.training.batches import BatchShape, Texts, make_batch, plan_batches
+from outpace.models.head_file import HeadConfig
+from outpace.training.batches import BatchShape, make_batch, plan_batches
 from outpace.training.card import Facts, card
-from outpace.training.data import Answers, AnswerSettings, load_answers, save_answers, write_answers
+from outpace.training.data import (
+    Answers,
+    AnswerSettings,
+    draft_vocabulary,
+    load_answers,
+    save_answers,
+    spread,
+    write_answers,
+)
 from outpace.training.display import Display
 from outpace.training.evaluate import Evaluation, evaluate
 from outpace.training.heads import Head, default_taps, rope_theta
 from outpace.training.kinds import KINDS
 from outpace.training.prepared import Prepared
-from outpace.training.quantise import BLOCK
+from outpace.training.settings import DistillSettings
 from outpace.training.target import Target
 from outpace.training.train import QUICK_DEPTH, QUICK_TEXTS, Progress, Trainer, TrainSettings
 from outpace.training.write import Checkpoint, load_checkpoint, save_checkpoint
@@ -33,34 +40,6 @@ _LOG_EVERY = 5.0
 _FOR_THE_END = 30.0  # seconds of a limited call that are left for the evaluation
 _HELD_ON_A_CPU = 24  # prompts; answering all would take longer than training
 _GOOD_TOKENS = 60_000_000  # token passes after which a head of a small target is useful
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DistillSettings:
-    kind: Kind = "eagle3"
-    minutes: float = 15.0
-    call_minutes: float | None = None
-    answer_minutes: float | None = None  # None: a quarter of `minutes`
-    num_own_prompts: int = 0
-    max_answer: int = 256
-    draft_vocab_size: int = 16384
-    hidden: int | None = None  # None: the target's
-    num_steps: int | None = None  # None: the kind's
-    learning_rate: float = 1.5e-3
-    batch_tokens: int | None = None  # None: by device
-    seed: int = 0
-    compile: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("minutes", "call_minutes", "answer_minutes", "draft_vocab_size", "hidden", "num_steps",
-                     "learning_rate", "batch_tokens", "max_answer"):  # fmt: skip
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise UsageError(f"{name.replace('_', ' ')} must be above 0; got {value:g}")
-        if self.hidden is not None and self.hidden % BLOCK:
-            raise UsageError(f"hidden must be a multiple of {BLOCK}, so that it can be quantised; got {self.hidden}")
-        if self.batch_tokens is not None:
-            BatchShape(self.batch_tokens)  # checks it
 
 
 def distill(
@@ -146,7 +125,7 @@ class _Call:
             chunk=2048 if on_gpu else 256,
             num_steps=settings.num_steps or KINDS[settings.kind].num_steps,
         )
-        self._quick_texts = _some(answers.held_greedy, QUICK_TEXTS if on_gpu else 8)
+        self._quick_texts = spread(answers.held_greedy, QUICK_TEXTS if on_gpu else 8)
 
     def run(self, checkpoint: Checkpoint | None) -> Evaluation | None:
         settings, target = self._settings, self._target
@@ -277,19 +256,6 @@ class _Call:
         with (self._out / "training.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({"evaluation": found.as_dict()}) + "\n")
         return found
-
-
-def draft_vocabulary(texts: Texts, size: int, vocab_size: int) -> torch.Tensor:
-    """The tokens that answers hold most often, ascending; all tokens if `size` is larger."""
-    counts = np.bincount(texts.tokens[texts.is_answer()], minlength=vocab_size)
-    most = np.argsort(-counts, kind="stable")[: min(size, vocab_size)]
-    return torch.from_numpy(np.sort(most).astype(np.int64))
-
-
-def _some(texts: Texts, count: int) -> Texts:
-    """Spread over all, so that every category is represented."""
-    count = min(count, len(texts))
-    return texts.take([i * len(texts) // count for i in range(count)])
 
 
 def _fewer_held(prepared: Prepared, count: int) -> Prepared:

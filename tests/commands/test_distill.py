@@ -119,7 +119,10 @@ def test_preparing_writes_only_the_prepared_file(target, prompts, tmp_path):
         (["train", "--out", "OUT"], "cannot read"),
         (["--prompts", "PROMPTS", "--out", "OUT", "--minutes", "0"], "minutes must be above 0; got 0"),
         (["--prompts", "PROMPTS", "--out", "OUT", "--hidden", "40"], "hidden must be a multiple of 32"),
-        (["--prompts", "PROMPTS", "--out", "OUT", "--batch-tokens", "100"], "a multiple of 32 tokens; got 100"),
+        (
+            ["--prompts", "PROMPTS", "--out", "OUT", "--batch-tokens", "100"],
+            "must be a multiple of 32; got 100",
+        ),
         (["train", "--out", "OUT", "--resume", "NOWHERE", "--prepared", "PREPARED"], "holds no checkpoint"),
         (["extra"], "expected one target and got"),
     ],

@@ -20,11 +20,12 @@ from outpace.training import data
 from outpace.training import distill as distilling
 from outpace.training import train as training
 from outpace.training.batches import Texts, epochs, make_batch, plan_batches
-from outpace.training.data import Answers, AnswerSettings, load_answers, save_answers, write_answers
+from outpace.training.data import Answers, AnswerSettings, draft_vocabulary, load_answers, save_answers, write_answers
 from outpace.training.display import Display
-from outpace.training.distill import DistillSettings, distill, draft_vocabulary
+from outpace.training.distill import distill
 from outpace.training.evaluate import evaluate, mean_overlaps, num_hits, tokens_a_step
 from outpace.training.loss import DraftLoss
+from outpace.training.settings import DistillSettings
 from outpace.training.target import Target
 from outpace.training.train import Progress, Trainer, TrainSettings
 from outpace.training.write import Checkpoint, load_checkpoint, save_checkpoint
