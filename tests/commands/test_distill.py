@@ -96,6 +96,14 @@ def test_training_needs_the_weights_and_the_prepared_file_only(target, tmp_path)
     assert (out / "head.gguf").is_file()
 
 
+def test_without_torch_training_says_what_to_install(target, tmp_path):
+    blocked = BLOCKED.replace('"jinja2"', '"torch"').replace("'jinja2'", "'torch'")
+    arguments = ["distill", "train", str(target), "--out", str(tmp_path / "head")]
+    done = subprocess.run([sys.executable, "-c", blocked, *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith("which is not installed; pip install 'outpace[distill]'")
+
+
 def test_help_teaches_without_loading_torch():
     code = "import sys; from outpace.cli import main\n"
     code += "try: main(['distill', '--help'])\nfinally: print('torch' in sys.modules)"
