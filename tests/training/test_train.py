@@ -19,13 +19,14 @@ from outpace.training import answers as answering
 from outpace.training import data
 from outpace.training import distill as distilling
 from outpace.training import train as training
-from outpace.training.batches import Texts, epochs, make_batch, plan_batches
+from outpace.training.batches import Texts, epochs, join, make_batch, plan_batches
 from outpace.training.data import Answers, AnswerSettings, draft_vocabulary, load_answers, save_answers, write_answers
 from outpace.training.display import Display
 from outpace.training.distill import distill
 from outpace.training.evaluate import evaluate, mean_overlaps, num_hits, tokens_a_step
 from outpace.training.loss import DraftLoss
 from outpace.training.settings import DistillSettings
+from outpace.training.shards import load_sharded
 from outpace.training.target import Target
 from outpace.training.train import Progress, Trainer, TrainSettings
 from outpace.training.write import Checkpoint, load_checkpoint, save_checkpoint
@@ -220,7 +221,13 @@ def test_answers_come_back_from_their_file_and_belong_to_one_target(answers, tmp
         assert np.array_equal(ours.tokens, theirs.tokens)
         assert np.array_equal(ours.offsets, theirs.offsets)
         assert np.array_equal(ours.prompt_lengths, theirs.prompt_lengths)
+    stored, _ = load_sharded(tmp_path, "answers")
+    assert len(stored["train.prompt_lengths"]) < len(answers.train)  # prompts are not repeated
     assert load_answers(tmp_path / "elsewhere", "abc") is None
+    nothing = replace(answers, held_greedy=join([], []), held_sampled=join([], []))
+    save_answers(nothing, tmp_path / "nothing", "abc", VOCAB_SIZE)
+    found = load_answers(tmp_path / "nothing", "abc")
+    assert found is not None and len(found.held_greedy) == 0
     with pytest.raises(UsageError, match="another target's; delete"):
         load_answers(tmp_path, "other")
 
@@ -312,6 +319,23 @@ def test_control_c_keeps_a_checkpoint(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run(target, tmp_path, out)
     assert load_checkpoint(out).progress.steps == 3
+
+
+def test_control_c_keeps_the_answers_so_far(tmp_path, monkeypatch):
+    target, out = tiny_target(tmp_path), tmp_path / "head"
+    rounds = data._rounds
+
+    def interrupted(*given):
+        for number, ask in enumerate(rounds(*given)):
+            if number == 150:  # 64 rows at once: the first answers have come back
+                raise KeyboardInterrupt
+            yield ask
+
+    monkeypatch.setattr(data, "_rounds", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(target, tmp_path, out, answer_minutes=1.0)
+    found = load_answers(out, target.fingerprint)
+    assert found is not None and 0 < len(found.train) < 150 and len(found.held_greedy) == 4
 
 
 def test_prompts_prepared_for_another_target_are_refused(tmp_path):
