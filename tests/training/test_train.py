@@ -188,6 +188,17 @@ def test_a_head_that_is_the_target_overlaps_wholly(target, answers):
     assert found.tokens_a_step.keys() == {"all", "odd", "even"}
 
 
+def test_spec_bench_has_a_row_for_mt_bench(target):
+    names = ["writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities", "qa"]
+    texts = random_texts([12] * 9)
+    head, kept = tiny_head(target)
+    found = evaluate(target, head, kept, texts, texts, names, SHAPE, rounded=False).tokens_a_step
+    assert list(found) == ["all", "conversation", *names]
+    hits = num_hits(target, head, kept, texts, SHAPE, rounded=False)
+    assert found["conversation"][2] == tokens_a_step([hits[i] for i in range(8)], 3)
+    assert found["qa"][2] == tokens_a_step([hits[8]], 3)
+
+
 def test_every_text_is_in_one_batch_and_padding_is_small():
     texts = random_texts([int(n) for n in np.random.default_rng(0).integers(8, 380, 300)])
     plans = plan_batches(texts, SHAPE, seed=3)
