@@ -59,7 +59,9 @@ def distill(
         if device.type != "cuda" and len(prepared.held) > _HELD_ON_A_CPU:
             prepared = _fewer_held(prepared, _HELD_ON_A_CPU)
             display.say(f"without a GPU, only {_HELD_ON_A_CPU} held-out prompts are used")
-        answers = _answers(target, prepared, settings, answers_folder or out, deadline, display)
+        # A resumed call that does not find the earlier answers lets the target write other ones.
+        seed = settings.seed + (checkpoint.progress.steps if checkpoint is not None else 0)
+        answers = _answers(target, prepared, settings, seed, answers_folder or out, deadline, display)
         return _Call(target, prepared, answers, out, settings, compile, deadline, display).run(checkpoint)
     except torch.OutOfMemoryError as error:
         raise BackendError(
@@ -82,7 +84,7 @@ def _check_same_target(target: Target, prepared: Prepared, checkpoint: Checkpoin
 
 
 def _answers(
-    target: Target, prepared: Prepared, settings: DistillSettings, folder: Path, deadline: float | None,
+    target: Target, prepared: Prepared, settings: DistillSettings, seed: int, folder: Path, deadline: float | None,
     display: Display,
 ) -> Answers:  # fmt: skip
     found = load_answers(folder, target.fingerprint)
@@ -100,7 +102,7 @@ def _answers(
         save_answers(answers, folder, target.fingerprint, target.config.vocab_size)
 
     wanted = AnswerSettings(
-        seconds=seconds, max_answer=settings.max_answer, num_own_prompts=settings.num_own_prompts, seed=settings.seed
+        seconds=seconds, max_answer=settings.max_answer, num_own_prompts=settings.num_own_prompts, seed=seed
     )
     answers = write_answers(target, prepared, wanted, report, keep)
     if target.device.type == "cuda":

@@ -317,6 +317,20 @@ def test_a_limited_call_is_resumed_with_its_clock_and_answers(tmp_path, monkeypa
     assert (out / "answers.safetensors").read_bytes() == wrote
 
 
+def test_a_resumed_call_without_its_answers_writes_other_ones(tmp_path):
+    target, out, elsewhere = tiny_target(tmp_path), tmp_path / "head", tmp_path / "elsewhere"
+    run(target, tmp_path, out)
+    settings = replace(SETTINGS, minutes=0.06)
+    distill(
+        tmp_path / "tiny.gguf", tiny_prepared(target), out, settings, CPU, Display(), resume=out,
+        answers_folder=elsewhere,
+    )  # fmt: skip
+    first, second = (load_answers(folder, target.fingerprint) for folder in (out, elsewhere))
+    assert first is not None and second is not None
+    assert first.train.tokens.tolist() != second.train.tokens.tolist()
+    assert first.held_greedy.tokens.tolist() == second.held_greedy.tokens.tolist()
+
+
 def test_control_c_keeps_a_checkpoint(tmp_path, monkeypatch):
     target, out = tiny_target(tmp_path), tmp_path / "head"
     step = Trainer.step
