@@ -70,7 +70,7 @@ def distill(
 
 
 def _check_same_target(target: Target, prepared: Prepared, checkpoint: Checkpoint | None) -> None:
-    if target.fingerprint != prepared.fingerprint or target.config.vocab_size < max(prepared.end_ids, default=0):
+    if target.fingerprint != prepared.fingerprint or target.config.vocab_size <= max(prepared.end_ids, default=0):
         raise UsageError(
             f"the prompts were prepared for {prepared.target} ({prepared.fingerprint}) and the target is "
             f"{target.name} ({target.fingerprint}); run `outpace distill prepare` for this target"
@@ -89,6 +89,11 @@ def _answers(
 ) -> Answers:  # fmt: skip
     found = load_answers(folder, target.fingerprint)
     if found is not None:
+        if len(found.held_greedy) != len(prepared.held):
+            raise UsageError(
+                f"the answers in {folder} are to {len(found.held_greedy)} held-out prompts and {len(prepared.held)} were "
+                f"prepared; delete {folder}/answers* to write new ones"
+            )
         display.say(f"{found.train.num_answer_tokens:,} answer tokens read from {folder}")
         return found
     seconds = 60 * (settings.answer_minutes or settings.minutes / 4)

@@ -370,6 +370,14 @@ def test_prompts_prepared_for_another_target_are_refused(tmp_path):
         distill(tmp_path / "tiny.gguf", prepared, tmp_path / "head", SETTINGS, CPU, Display())
 
 
+def test_answers_to_other_held_out_prompts_are_refused(tmp_path):
+    target, out = tiny_target(tmp_path), tmp_path / "head"
+    run(target, tmp_path, out)
+    prepared = tiny_prepared(target, num_held=3)
+    with pytest.raises(UsageError, match=r"are to 4 held-out prompts and 3 were prepared; delete .*answers\*"):
+        distill(tmp_path / "tiny.gguf", prepared, tmp_path / "new", SETTINGS, CPU, Display(), answers_folder=out)
+
+
 def test_a_checkpoint_of_another_targets_head_is_refused(tmp_path):
     target, out = tiny_target(tmp_path), tmp_path / "head"
     head, kept = tiny_head(target)
