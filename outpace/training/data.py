@@ -16,6 +16,7 @@ from outpace.errors import UsageError
 from outpace.training.answers import Answer, Answerer, Ask, Prompt, until
 from outpace.training.batches import Texts, join
 from outpace.training.contamination import overlaps
+from outpace.training.display import Display
 from outpace.training.prepared import Prepared
 from outpace.training.shards import load_sharded, save_sharded
 from outpace.training.target import Target
@@ -47,6 +48,36 @@ class AnswerSettings:
 
 
 Report = Callable[[str, int, float], None]  # what is done, tokens, share of the time
+
+
+def find_or_write(
+    target: Target, prepared: Prepared, settings: AnswerSettings, folder: Path, display: Display
+) -> Answers:
+    """The answers that the folder holds; else new ones, which it holds from then on."""
+    found = load_answers(folder, target.fingerprint)
+    if found is not None:
+        if len(found.held_greedy) != len(prepared.held):
+            raise UsageError(
+                f"the answers in {folder} are to {len(found.held_greedy)} held-out prompts and {len(prepared.held)} "
+                f"were prepared; delete {folder}/{_STEM}* to write new ones"
+            )
+        display.say(f"{found.train.num_answer_tokens:,} answer tokens read from {folder}")
+        return found
+
+    def report(what: str, num_tokens: int, share: float) -> None:
+        display.show(what, share, f"{num_tokens / 1e6:.2f}M tokens")
+
+    def keep(answers: Answers) -> None:
+        save_answers(answers, folder, target.fingerprint, target.config.vocab_size)
+
+    answers = write_answers(target, prepared, settings, report, keep)
+    display.say(
+        f"the target wrote {answers.train.num_answer_tokens:,} tokens in {len(answers.train):,} answers in "
+        f"{answers.seconds:.0f} s"
+    )
+    if target.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return answers
 
 
 def write_answers(

@@ -15,15 +15,7 @@ from outpace.errors import BackendError, UsageError
 from outpace.models.head_file import HeadConfig
 from outpace.training.batches import BatchShape, make_batch, plan_batches
 from outpace.training.card import Facts, card
-from outpace.training.data import (
-    Answers,
-    AnswerSettings,
-    draft_vocabulary,
-    load_answers,
-    save_answers,
-    spread,
-    write_answers,
-)
+from outpace.training.data import Answers, AnswerSettings, draft_vocabulary, find_or_write, spread
 from outpace.training.display import Display
 from outpace.training.evaluate import Evaluation, evaluate
 from outpace.training.heads import Head, default_taps, rope_theta
@@ -61,7 +53,8 @@ def distill(
             display.say(f"without a GPU, only {_HELD_ON_A_CPU} held-out prompts are used")
         # A resumed call that does not find the earlier answers lets the target write other ones.
         seed = settings.seed + (checkpoint.progress.steps if checkpoint is not None else 0)
-        answers = _answers(target, prepared, settings, seed, answers_folder or out, deadline, display)
+        wanted = _answer_settings(settings, seed, deadline)
+        answers = find_or_write(target, prepared, wanted, answers_folder or out, display)
         return _Call(target, prepared, answers, out, settings, compile, deadline, display).run(checkpoint)
     except torch.OutOfMemoryError as error:
         raise BackendError(
@@ -83,40 +76,13 @@ def _check_same_target(target: Target, prepared: Prepared, checkpoint: Checkpoin
         )
 
 
-def _answers(
-    target: Target, prepared: Prepared, settings: DistillSettings, seed: int, folder: Path, deadline: float | None,
-    display: Display,
-) -> Answers:  # fmt: skip
-    found = load_answers(folder, target.fingerprint)
-    if found is not None:
-        if len(found.held_greedy) != len(prepared.held):
-            raise UsageError(
-                f"the answers in {folder} are to {len(found.held_greedy)} held-out prompts and {len(prepared.held)} were "
-                f"prepared; delete {folder}/answers* to write new ones"
-            )
-        display.say(f"{found.train.num_answer_tokens:,} answer tokens read from {folder}")
-        return found
+def _answer_settings(settings: DistillSettings, seed: int, deadline: float | None) -> AnswerSettings:
     seconds = 60 * (settings.answer_minutes or settings.minutes / 4)
     if deadline is not None:
         seconds = min(seconds, max(deadline - time.monotonic() - 2 * _FOR_THE_END, 1.0))
-
-    def report(what: str, num_tokens: int, share: float) -> None:
-        display.show(what, share, f"{num_tokens / 1e6:.2f}M tokens")
-
-    def keep(answers: Answers) -> None:
-        save_answers(answers, folder, target.fingerprint, target.config.vocab_size)
-
-    wanted = AnswerSettings(
+    return AnswerSettings(
         seconds=seconds, max_answer=settings.max_answer, num_own_prompts=settings.num_own_prompts, seed=seed
     )
-    answers = write_answers(target, prepared, wanted, report, keep)
-    if target.device.type == "cuda":
-        torch.cuda.empty_cache()
-    display.say(
-        f"the target wrote {answers.train.num_answer_tokens:,} tokens in {len(answers.train):,} answers in "
-        f"{answers.seconds:.0f} s"
-    )
-    return answers
 
 
 class _Call:
