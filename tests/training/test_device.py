@@ -55,10 +55,10 @@ def test_a_compiled_step_has_the_loss_and_gradients_of_the_cpu(kind, tmp_path):
         head = KINDS[kind].make(base.config, target, parameters, compile=compile)
         trainer = Trainer(target, head, kept.to(device), settings, Progress(), compile=compile)
         batch = make_batch(random_texts([90, 40, 64]), 96, [0, 1, 2], SHAPE, device)
-        loss = trainer.batch_loss(batch)
-        loss.backward()
+        total = trainer.batch_loss(batch)
+        total.backward()
         gradients = {name: p.grad.float().cpu() for name, p in parameters.items() if p.grad is not None}
-        found.append((float(loss.detach()), gradients))
+        found.append((float(total.detach()), gradients))
     (loss, gradients), (gpu_loss, gpu_gradients) = found
     assert gpu_loss == pytest.approx(loss, rel=0.03)
     assert gradients.keys() == gpu_gradients.keys()
