@@ -80,7 +80,7 @@ def _messages(record: Mapping[str, Any]) -> tuple[tuple[Message, ...], str | Non
     if "task_id" in record and "entry_point" in record:
         task = f"Complete this function and return the whole of it.\n\n```python\n{record['prompt'].strip()}\n```"
         return (_message("user", task),), "humaneval"
-    if "question" in record and "answer" in record:
+    if "question" in record:
         return (_message("user", record["question"]),), "gsm8k"
     if "instruction" in record:
         return (_message("user", _instruction(record)),), None

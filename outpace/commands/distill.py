@@ -14,6 +14,7 @@ from outpace.models.resolve import resolve_model
 if TYPE_CHECKING:
     from outpace.backends.base import Tokenizer
     from outpace.training.evaluate import Evaluation
+    from outpace.training.settings import DistillSettings
 
 STEPS = ("prepare", "train", "pack")
 PREPARED = "prepared.npz"
@@ -100,11 +101,12 @@ def execute(options: argparse.Namespace) -> int:
     if options.out is None:
         raise UsageError("where should the head go? Name a folder with --out DIR")
     target = resolve_model(words[0] if words else None)
-    if step == "prepare" or (step == "all" and not _has_prepared(options)):
-        _prepare(target, options)
     if step == "prepare":
-        return 0
-    is_complete = _train(target, options)
+        return _prepare(target, options)
+    settings, resume = _settings(options), _checkpoint_folder(options)
+    if step == "all" and not _has_prepared(options):
+        _prepare(target, options)
+    is_complete = _train(target, options, settings, resume)
     return _pack(options.out, options.type) if is_complete and step == "all" else 0
 
 
@@ -113,7 +115,7 @@ def _has_prepared(options: argparse.Namespace) -> bool:
     return options.resume is not None and (options.out / PREPARED).is_file()
 
 
-def _prepare(target: Path, options: argparse.Namespace) -> None:
+def _prepare(target: Path, options: argparse.Namespace) -> int:
     from outpace.training.prepared import save_prepared
     from outpace.training.prompts import prepare
 
@@ -130,6 +132,7 @@ def _prepare(target: Path, options: argparse.Namespace) -> None:
         f"{len(prepared.train):,} prompts to train on and {len(prepared.held):,} held out are in {path}; "
         f"{overlapping:,} were dropped because they overlap with held-out or excluded ones"
     )
+    return 0
 
 
 def _tokenizer(path: Path) -> Tokenizer:
@@ -145,29 +148,33 @@ def _tokenizer(path: Path) -> Tokenizer:
     return LlamaTokenizer(path, load_library(None))
 
 
-def _train(target: Path, options: argparse.Namespace) -> bool:
-    """Whether training is complete."""
-    try:
-        import torch
+def _settings(options: argparse.Namespace) -> DistillSettings:
+    from outpace.training.settings import DistillSettings
 
-        from outpace.backends.torch.device import choose_device
-        from outpace.training.display import Display
-        from outpace.training.distill import DistillSettings, distill
-    except ImportError as error:
-        raise BackendError(
-            f"training needs {error.name or 'torch'}, which is not installed; pip install 'outpace[distill]'"
-        ) from error
-    from outpace.training.prepared import load_prepared
-
-    settings = DistillSettings(
+    return DistillSettings(
         kind=options.kind, minutes=options.minutes, call_minutes=options.call_minutes,
         answer_minutes=options.answer_minutes, num_own_prompts=options.own_prompts, max_answer=options.max_answer,
         draft_vocab_size=options.vocab, hidden=options.hidden, num_steps=options.steps,
         learning_rate=options.learning_rate, batch_tokens=options.batch_tokens, seed=options.seed,
         compile=not options.no_compile,
     )  # fmt: skip
+
+
+def _train(target: Path, options: argparse.Namespace, settings: DistillSettings, resume: Path | None) -> bool:
+    """Whether training is complete."""
+    try:
+        import torch
+
+        from outpace.backends.torch.device import choose_device
+        from outpace.training.distill import distill
+    except ImportError as error:
+        raise BackendError(
+            f"training needs {error.name or 'torch'}, which is not installed; pip install 'outpace[distill]'"
+        ) from error
+    from outpace.training.display import Display
+    from outpace.training.prepared import load_prepared
+
     prepared = load_prepared(options.prepared or options.out / PREPARED)
-    resume = _checkpoint_folder(options)
     display = Display()
     device = torch.device("cpu") if options.device == "cpu" else choose_device(options.device)
     again = "the same command with --resume goes on"

@@ -17,8 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.errors import UsageError
-
 Tokens = NDArray[np.integer]
 _UNIT = 32  # lengths are multiples of it
 
@@ -91,10 +89,6 @@ class BatchShape:
     num_tokens: int = 32 * 720  # 720 has many divisors, so that a length close to the text's is among them
     chunk: int = 2048  # entries are padded to a multiple of it
     num_steps: int = 4
-
-    def __post_init__(self) -> None:
-        if self.num_tokens % _UNIT:
-            raise UsageError(f"a batch must have a multiple of {_UNIT} tokens; got {self.num_tokens}")
 
     @property
     def lengths(self) -> list[int]:

@@ -16,6 +16,7 @@ from outpace.errors import UsageError
 from outpace.training.answers import Answer, Answerer, Ask, Prompt, until
 from outpace.training.batches import Texts, join
 from outpace.training.contamination import overlaps
+from outpace.training.display import Display
 from outpace.training.prepared import Prepared
 from outpace.training.shards import load_sharded, save_sharded
 from outpace.training.target import Target
@@ -24,6 +25,8 @@ MIN_ANSWER = 5  # shorter ones teach nothing: a draft needs tokens to hit
 HELD_ANSWER = 200  # tokens of a held-out answer, at most
 _NGRAM = 13  # tokens; more than a chat template repeats
 _STEM = "answers"
+_PARTS = ("train", "held_greedy", "held_sampled")
+_KEYS = ("prompts", "answers", "prompt_lengths", "answer_lengths", "prompt_numbers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,36 @@ class AnswerSettings:
 
 
 Report = Callable[[str, int, float], None]  # what is done, tokens, share of the time
+
+
+def find_or_write(
+    target: Target, prepared: Prepared, settings: AnswerSettings, folder: Path, display: Display
+) -> Answers:
+    """The answers that the folder holds; else new ones, which it holds from then on."""
+    found = load_answers(folder, target.fingerprint)
+    if found is not None:
+        if len(found.held_greedy) != len(prepared.held):
+            raise UsageError(
+                f"the answers in {folder} are to {len(found.held_greedy)} held-out prompts and {len(prepared.held)} "
+                f"were prepared; delete {folder}/{_STEM}* to write new ones"
+            )
+        display.say(f"{found.train.num_answer_tokens:,} answer tokens read from {folder}")
+        return found
+
+    def report(what: str, num_tokens: int, share: float) -> None:
+        display.show(what, share, f"{num_tokens / 1e6:.2f}M tokens")
+
+    def keep(answers: Answers) -> None:
+        save_answers(answers, folder, target.fingerprint, target.config.vocab_size)
+
+    answers = write_answers(target, prepared, settings, report, keep)
+    display.say(
+        f"the target wrote {answers.train.num_answer_tokens:,} tokens in {len(answers.train):,} answers in "
+        f"{answers.seconds:.0f} s"
+    )
+    if target.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return answers
 
 
 def write_answers(
@@ -132,13 +165,25 @@ def _texts(answers: Sequence[Answer]) -> Texts:
 
 
 def save_answers(answers: Answers, folder: Path, fingerprint: str, vocab_size: int) -> None:
+    """A prompt that was answered several times is stored once."""
     kind = torch.uint16 if vocab_size <= 1 << 16 else torch.uint32
     tensors = {}
-    for name in ("train", "held_greedy", "held_sampled"):
+    for name in _PARTS:
         texts: Texts = getattr(answers, name)
-        tensors[f"{name}.tokens"] = torch.from_numpy(texts.tokens.astype(np.int64)).to(kind)
-        tensors[f"{name}.lengths"] = torch.from_numpy(texts.lengths.astype(np.int32))
-        tensors[f"{name}.prompt_lengths"] = torch.from_numpy(texts.prompt_lengths.astype(np.int32))
+        prompts: dict[bytes, int] = {}
+        parts = [texts.tokens[at : at + n] for at, n in zip(texts.offsets, texts.prompt_lengths, strict=False)]
+        numbers = [prompts.setdefault(part.astype(np.int64).tobytes(), len(prompts)) for part in parts]
+        different = [np.frombuffer(prompt, np.int64) for prompt in prompts]
+        arrays = {
+            "prompts": np.concatenate([np.zeros(0, np.int64), *different]),
+            "answers": texts.tokens[texts.is_answer()].astype(np.int64),
+            "prompt_lengths": np.array([len(prompt) for prompt in different], np.int32),
+            "answer_lengths": (texts.lengths - texts.prompt_lengths).astype(np.int32),
+            "prompt_numbers": np.array(numbers, np.int32),
+        }
+        for key, array in arrays.items():
+            tensor = torch.from_numpy(array)
+            tensors[f"{name}.{key}"] = tensor.to(kind) if tensor.dtype == torch.int64 else tensor
     about = {"fingerprint": fingerprint, "seconds": answers.seconds, "num_own_prompts": answers.num_own_prompts}
     save_sharded(tensors, folder, _STEM, metadata={"about": json.dumps(about)})
 
@@ -152,10 +197,29 @@ def load_answers(folder: Path, fingerprint: str) -> Answers | None:
     about = json.loads(metadata["about"])
     if about["fingerprint"] != fingerprint:
         raise UsageError(f"the answers in {folder} are another target's; delete {folder}/{_STEM}* to write new ones")
-    texts: dict[str, Texts] = {}
-    for name in ("train", "held_greedy", "held_sampled"):
-        lengths = tensors[f"{name}.lengths"].numpy().astype(np.int64)
-        tokens = tensors[f"{name}.tokens"].to(torch.int64).numpy()
-        prompts = tensors[f"{name}.prompt_lengths"].numpy().astype(np.int64)
-        texts[name] = Texts(tokens, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64), prompts)
+    texts = {name: _joined({key: tensors[f"{name}.{key}"] for key in _KEYS}) for name in _PARTS}
     return Answers(**texts, seconds=about["seconds"], num_own_prompts=about["num_own_prompts"])
+
+
+def _joined(tensors: dict[str, torch.Tensor]) -> Texts:
+    """Prompts and answers as one text after the other."""
+    prompts, answers, prompt_lengths, answer_lengths, numbers = (
+        tensors[key].to(torch.int64).numpy() for key in _KEYS
+    )  # fmt: skip
+    different = np.split(prompts, np.cumsum(prompt_lengths)[:-1])
+    said = np.split(answers, np.cumsum(answer_lengths)[:-1])
+    parts = [np.concatenate([different[number], answer]) for number, answer in zip(numbers, said, strict=False)]
+    return join(parts, prompt_lengths[numbers])
+
+
+def draft_vocabulary(texts: Texts, size: int, vocab_size: int) -> torch.Tensor:
+    """The tokens that answers hold most often, ascending; all tokens if `size` is larger."""
+    counts = np.bincount(texts.tokens[texts.is_answer()], minlength=vocab_size)
+    most = np.argsort(-counts, kind="stable")[: min(size, vocab_size)]
+    return torch.from_numpy(np.sort(most).astype(np.int64))
+
+
+def spread(texts: Texts, count: int) -> Texts:
+    """Spread over all, so that every category is represented."""
+    count = min(count, len(texts))
+    return texts.take([i * len(texts) // count for i in range(count)])

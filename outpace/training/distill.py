@@ -6,23 +6,22 @@ import json
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from outpace.errors import BackendError, UsageError
-from outpace.models.head_file import HeadConfig, Kind
-from outpace.training.batches import BatchShape, Texts, make_batch, plan_batches
+from outpace.models.head_file import HeadConfig
+from outpace.training.batches import BatchShape, make_batch, plan_batches
 from outpace.training.card import Facts, card
-from outpace.training.data import Answers, AnswerSettings, load_answers, save_answers, write_answers
+from outpace.training.data import Answers, AnswerSettings, draft_vocabulary, find_or_write, spread
 from outpace.training.display import Display
 from outpace.training.evaluate import Evaluation, evaluate
 from outpace.training.heads import Head, default_taps, rope_theta
 from outpace.training.kinds import KINDS
 from outpace.training.prepared import Prepared
-from outpace.training.quantise import BLOCK
+from outpace.training.settings import DistillSettings
 from outpace.training.target import Target
 from outpace.training.train import QUICK_DEPTH, QUICK_TEXTS, Progress, Trainer, TrainSettings
 from outpace.training.write import Checkpoint, load_checkpoint, save_checkpoint
@@ -35,93 +34,55 @@ _HELD_ON_A_CPU = 24  # prompts; answering all would take longer than training
 _GOOD_TOKENS = 60_000_000  # token passes after which a head of a small target is useful
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DistillSettings:
-    kind: Kind = "eagle3"
-    minutes: float = 15.0
-    call_minutes: float | None = None
-    answer_minutes: float | None = None  # None: a quarter of `minutes`
-    num_own_prompts: int = 0
-    max_answer: int = 256
-    draft_vocab_size: int = 16384
-    hidden: int | None = None  # None: the target's
-    num_steps: int | None = None  # None: the kind's
-    learning_rate: float = 1.5e-3
-    batch_tokens: int | None = None  # None: by device
-    seed: int = 0
-    compile: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("minutes", "call_minutes", "answer_minutes", "draft_vocab_size", "hidden", "num_steps",
-                     "learning_rate", "batch_tokens", "max_answer"):  # fmt: skip
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise UsageError(f"{name.replace('_', ' ')} must be above 0; got {value:g}")
-        if self.hidden is not None and self.hidden % BLOCK:
-            raise UsageError(f"hidden must be a multiple of {BLOCK}, so that it can be quantised; got {self.hidden}")
-
-
 def distill(
     target_path: Path, prepared: Prepared, out: Path, settings: DistillSettings, device: torch.device,
     display: Display, *, resume: Path | None = None, answers_folder: Path | None = None,
 ) -> Evaluation | None:  # fmt: skip
     """Train a head, or go on with one. None if the call's time ended before training did."""
     begin = time.monotonic()
+    checkpoint = load_checkpoint(resume) if resume is not None else None
     deadline = None if settings.call_minutes is None else begin + 60 * settings.call_minutes
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     compile = settings.compile and device.type == "cuda"
     try:
         target = Target.load(target_path, device, dtype, compile=compile)
-        _check_same_target(target, prepared)
+        _check_same_target(target, prepared, checkpoint)
         display.say(f"loaded {target.name} on {_name(device)} in {time.monotonic() - begin:.1f} s")
         if device.type != "cuda" and len(prepared.held) > _HELD_ON_A_CPU:
             prepared = _fewer_held(prepared, _HELD_ON_A_CPU)
             display.say(f"without a GPU, only {_HELD_ON_A_CPU} held-out prompts are used")
-        answers = _answers(target, prepared, settings, answers_folder or out, deadline, display)
-        return _Call(target, prepared, answers, out, settings, compile, deadline, display).run(resume)
+        # A resumed call that does not find the earlier answers lets the target write other ones.
+        seed = settings.seed + (checkpoint.progress.steps if checkpoint is not None else 0)
+        wanted = _answer_settings(settings, seed, deadline)
+        answers = find_or_write(target, prepared, wanted, answers_folder or out, display)
+        return _Call(target, prepared, answers, out, settings, compile, deadline, display).run(checkpoint)
     except torch.OutOfMemoryError as error:
         raise BackendError(
             f"{device} ran out of memory ({str(error).splitlines()[0]}); use fewer --batch-tokens or a smaller --vocab"
         ) from error
 
 
-def _check_same_target(target: Target, prepared: Prepared) -> None:
-    if target.fingerprint != prepared.fingerprint or target.config.vocab_size < max(prepared.end_ids, default=0):
+def _check_same_target(target: Target, prepared: Prepared, checkpoint: Checkpoint | None) -> None:
+    if target.fingerprint != prepared.fingerprint or target.config.vocab_size <= max(prepared.end_ids, default=0):
         raise UsageError(
             f"the prompts were prepared for {prepared.target} ({prepared.fingerprint}) and the target is "
             f"{target.name} ({target.fingerprint}); run `outpace distill prepare` for this target"
         )
+    if checkpoint is not None and checkpoint.config.target.get("fingerprint") != target.fingerprint:
+        raise UsageError(
+            f"the checkpoint is a head for {checkpoint.config.target.get('name')} "
+            f"({checkpoint.config.target.get('fingerprint')}) and the target is {target.name} ({target.fingerprint}); "
+            "name that target, or start a new head"
+        )
 
 
-def _answers(
-    target: Target, prepared: Prepared, settings: DistillSettings, folder: Path, deadline: float | None,
-    display: Display,
-) -> Answers:  # fmt: skip
-    found = load_answers(folder, target.fingerprint)
-    if found is not None:
-        display.say(f"{found.train.num_answer_tokens:,} answer tokens read from {folder}")
-        return found
+def _answer_settings(settings: DistillSettings, seed: int, deadline: float | None) -> AnswerSettings:
     seconds = 60 * (settings.answer_minutes or settings.minutes / 4)
     if deadline is not None:
         seconds = min(seconds, max(deadline - time.monotonic() - 2 * _FOR_THE_END, 1.0))
-
-    def report(what: str, num_tokens: int, share: float) -> None:
-        display.show(what, share, f"{num_tokens / 1e6:.2f}M tokens")
-
-    def keep(answers: Answers) -> None:
-        save_answers(answers, folder, target.fingerprint, target.config.vocab_size)
-
-    wanted = AnswerSettings(
-        seconds=seconds, max_answer=settings.max_answer, num_own_prompts=settings.num_own_prompts, seed=settings.seed
+    return AnswerSettings(
+        seconds=seconds, max_answer=settings.max_answer, num_own_prompts=settings.num_own_prompts, seed=seed
     )
-    answers = write_answers(target, prepared, wanted, report, keep)
-    if target.device.type == "cuda":
-        torch.cuda.empty_cache()
-    display.say(
-        f"the target wrote {answers.train.num_answer_tokens:,} tokens in {len(answers.train):,} answers in "
-        f"{answers.seconds:.0f} s"
-    )
-    return answers
 
 
 class _Call:
@@ -131,18 +92,20 @@ class _Call:
     ) -> None:  # fmt: skip
         self._target, self._prepared, self._answers, self._out = target, prepared, answers, out
         self._settings, self._compile, self._deadline, self._display = settings, compile, deadline, display
-        kind = KINDS[settings.kind]
         on_gpu = target.device.type == "cuda"
         self._shape = BatchShape(
             num_tokens=settings.batch_tokens or (32 * 720 if on_gpu else 32 * 60),
             chunk=2048 if on_gpu else 256,
-            num_steps=settings.num_steps or kind.num_steps,
+            num_steps=settings.num_steps or KINDS[settings.kind].num_steps,
         )
-        self._quick_texts = _some(answers.held_greedy, QUICK_TEXTS if on_gpu else 8)
+        self._quick_texts = spread(answers.held_greedy, QUICK_TEXTS if on_gpu else 8)
 
-    def run(self, resume: Path | None) -> Evaluation | None:
+    def run(self, checkpoint: Checkpoint | None) -> Evaluation | None:
         settings, target = self._settings, self._target
-        checkpoint = load_checkpoint(resume) if resume is not None else self._fresh()
+        if checkpoint is None:
+            checkpoint = self._fresh()
+        else:  # what it was trained for
+            self._shape = replace(self._shape, num_steps=checkpoint.config.num_steps)
         kind = KINDS[checkpoint.config.kind]
         kept = checkpoint.kept.to(target.device)
         parameters = {name: p.to(target.device) for name, p in checkpoint.parameters.items()}
@@ -153,7 +116,7 @@ class _Call:
         trainer = Trainer(target, head, kept, train_settings, checkpoint.progress, compile=self._compile)
 
         def save() -> None:
-            save_checkpoint(Checkpoint(head.config, parameters, checkpoint.kept, trainer.progress), self._out)
+            save_checkpoint(Checkpoint(head.config, parameters, kept.cpu(), trainer.progress), self._out)
 
         self._warm_up(trainer)
         left = train_settings.seconds
@@ -266,19 +229,6 @@ class _Call:
         with (self._out / "training.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({"evaluation": found.as_dict()}) + "\n")
         return found
-
-
-def draft_vocabulary(texts: Texts, size: int, vocab_size: int) -> torch.Tensor:
-    """The tokens that answers hold most often, ascending; all tokens if `size` is larger."""
-    counts = np.bincount(texts.tokens[texts.is_answer()], minlength=vocab_size)
-    most = np.argsort(-counts, kind="stable")[: min(size, vocab_size)]
-    return torch.from_numpy(np.sort(most).astype(np.int64))
-
-
-def _some(texts: Texts, count: int) -> Texts:
-    """Spread over all, so that every category is represented."""
-    count = min(count, len(texts))
-    return texts.take([i * len(texts) // count for i in range(count)])
 
 
 def _fewer_held(prepared: Prepared, count: int) -> Prepared:

@@ -21,6 +21,10 @@ from outpace.training.target import Features, Target
 MAX_DEPTH = 8
 OVERLAP_STEPS = 5
 ALL = "all"
+# Spec-Bench takes MT-Bench's eight categories for one class.
+_CLASSES = {
+    "conversation": {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"},
+}
 _ROWS = 1024  # logits over the whole vocabulary are made for so many entries at once
 
 
@@ -40,14 +44,12 @@ def evaluate(
     shape: BatchShape, *, rounded: bool,
 ) -> Evaluation:  # fmt: skip
     hits = num_hits(target, head, kept, greedy, shape, rounded=rounded)
-    names = dict.fromkeys([ALL, *categories])
-    in_category = {
-        name: [i for i in range(len(greedy)) if i in hits and name in (ALL, categories[i])] for name in names
-    }
+    members = {ALL: set(categories)}
+    members |= {name: parts for name, parts in _CLASSES.items() if parts <= set(categories)}
+    members |= {name: {name} for name in categories}
+    chosen = {name: [hits[i] for i in hits if categories[i] in parts] for name, parts in members.items()}
     table = {
-        name: [tokens_a_step([hits[i] for i in chosen], depth) for depth in range(1, MAX_DEPTH + 1)]
-        for name, chosen in in_category.items()
-        if chosen
+        name: [tokens_a_step(each, depth) for depth in range(1, MAX_DEPTH + 1)] for name, each in chosen.items() if each
     }
     said = greedy.tokens[greedy.is_answer()]
     coverage = float(np.isin(said, kept.cpu().numpy()).mean()) if len(said) else 0.0

@@ -57,6 +57,8 @@ class Target:
                 f"{checkpoint.name} needs {needed / 1e9:.1f} GB for its weights and {device} has {usable / 1e9:.1f} GB "
                 "free; use a larger device"
             )
+        # cuDNN plans anew for every shape, and a batch's length changes from step to step.
+        torch.backends.cuda.enable_cudnn_sdp(False)
         target = Target(checkpoint.config, load_weights(checkpoint, dtype, device), compile=compile)
         target.name, target.fingerprint = checkpoint.name, fingerprint(path)
         return target

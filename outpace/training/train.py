@@ -49,7 +49,6 @@ class Progress:
 
 QUICK_DEPTH = 3
 QUICK_TEXTS = 64
-_QUICK_EVERY = 30.0  # seconds
 _LOG_EVERY = 50  # steps; reading a loss waits for the device
 
 

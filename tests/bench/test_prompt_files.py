@@ -54,6 +54,17 @@ def test_humaneval_compressed_and_gsm8k(tmp_path):
     assert asked([prompt]) == ["How many?"] and prompt.category == "gsm8k"
 
 
+def test_instructions_come_with_their_input(tmp_path):
+    records = [
+        {"instruction": "Add them.", "input": "3 and 4", "output": "7"},
+        {"instruction": "Say hello.", "input": ""},
+        {"instruction": "Sort.", "instances": [{"input": "b a", "output": "a b"}, {"input": "d c"}]},
+        {"question": "How many?"},
+    ]
+    prompts = load_prompts(written(tmp_path / "alpaca.json", records, as_list=True))
+    assert asked(prompts) == ["Add them.\n\n3 and 4", "Say hello.", "Sort.\n\nb a", "How many?"]
+
+
 def test_plain_lines_may_say_class_temperature_and_length(tmp_path):
     records = [
         {"prompt": "One", "class": "short", "temperature": 0.3, "max_tokens": 9},

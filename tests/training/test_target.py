@@ -13,7 +13,9 @@ from outpace.backends.base import Capacity
 from outpace.backends.torch.device import TorchOptions
 from outpace.backends.torch.runner import TorchModel, TorchRunner
 from outpace.core import Row, StepPlan
-from outpace.errors import ModelError
+from outpace.errors import BackendError, ModelError
+from outpace.training import answers as answers_module
+from outpace.training import target as target_module
 from outpace.training.answers import Answerer, Ask
 from outpace.training.batches import make_batch
 from outpace.training.target import Target
@@ -118,6 +120,20 @@ def test_a_row_of_an_ended_answer_is_given_to_the_next_prompt(tmp_path):
     assert sorted(answer.key for answer in found) == list(range(7))
     assert all(1 <= len(answer.tokens) <= 6 for answer in found)
     assert all(len(answer.tokens) == 6 or answer.tokens[-1] == 256 for answer in found)
+
+
+def test_too_little_memory_is_said_before_anything_is_loaded(tmp_path, monkeypatch):
+    path = write_model(tmp_path / "tiny.gguf")
+    with monkeypatch.context() as patched:
+        patched.setattr(target_module, "usable_bytes", lambda *_: 1000)
+        with pytest.raises(
+            ModelError, match=r"tiny needs 0.0 GB for its weights and cpu has 0.0 GB free; use a larger"
+        ):
+            Target.load(path, CPU, torch.float32)
+    loaded = Target.load(path, CPU, torch.float32)
+    monkeypatch.setattr(answers_module, "usable_bytes", lambda *_: 1000)
+    with pytest.raises(BackendError, match=r"cpu has no room for the cache of one answer .*; use a larger device"):
+        Answerer(loaded, max_prompt=8, max_answer=8, end_ids=[256])
 
 
 def test_an_unknown_architecture_is_refused_in_a_sentence(tmp_path):

@@ -19,15 +19,17 @@ from outpace.training import answers as answering
 from outpace.training import data
 from outpace.training import distill as distilling
 from outpace.training import train as training
-from outpace.training.batches import Texts, epochs, make_batch, plan_batches
-from outpace.training.data import Answers, AnswerSettings, load_answers, save_answers, write_answers
+from outpace.training.batches import Texts, epochs, join, make_batch, plan_batches
+from outpace.training.data import Answers, AnswerSettings, draft_vocabulary, load_answers, save_answers, write_answers
 from outpace.training.display import Display
-from outpace.training.distill import DistillSettings, distill, draft_vocabulary
+from outpace.training.distill import distill
 from outpace.training.evaluate import evaluate, mean_overlaps, num_hits, tokens_a_step
 from outpace.training.loss import DraftLoss
+from outpace.training.settings import DistillSettings
+from outpace.training.shards import load_sharded
 from outpace.training.target import Target
 from outpace.training.train import Progress, Trainer, TrainSettings
-from outpace.training.write import load_checkpoint
+from outpace.training.write import Checkpoint, load_checkpoint, save_checkpoint
 from tests.tiny_gguf import VOCAB_SIZE
 from tests.tiny_training import CPU, SHAPE, random_texts, tiny_head, tiny_prepared, tiny_target
 
@@ -186,6 +188,17 @@ def test_a_head_that_is_the_target_overlaps_wholly(target, answers):
     assert found.tokens_a_step.keys() == {"all", "odd", "even"}
 
 
+def test_spec_bench_has_a_row_for_mt_bench(target):
+    names = ["writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities", "qa"]
+    texts = random_texts([12] * 9)
+    head, kept = tiny_head(target)
+    found = evaluate(target, head, kept, texts, texts, names, SHAPE, rounded=False).tokens_a_step
+    assert list(found) == ["all", "conversation", *names]
+    hits = num_hits(target, head, kept, texts, SHAPE, rounded=False)
+    assert found["conversation"][2] == tokens_a_step([hits[i] for i in range(8)], 3)
+    assert found["qa"][2] == tokens_a_step([hits[8]], 3)
+
+
 def test_every_text_is_in_one_batch_and_padding_is_small():
     texts = random_texts([int(n) for n in np.random.default_rng(0).integers(8, 380, 300)])
     plans = plan_batches(texts, SHAPE, seed=3)
@@ -219,7 +232,13 @@ def test_answers_come_back_from_their_file_and_belong_to_one_target(answers, tmp
         assert np.array_equal(ours.tokens, theirs.tokens)
         assert np.array_equal(ours.offsets, theirs.offsets)
         assert np.array_equal(ours.prompt_lengths, theirs.prompt_lengths)
+    stored, _ = load_sharded(tmp_path, "answers")
+    assert len(stored["train.prompt_lengths"]) < len(answers.train)  # prompts are not repeated
     assert load_answers(tmp_path / "elsewhere", "abc") is None
+    nothing = replace(answers, held_greedy=join([], []), held_sampled=join([], []))
+    save_answers(nothing, tmp_path / "nothing", "abc", VOCAB_SIZE)
+    found = load_answers(tmp_path / "nothing", "abc")
+    assert found is not None and len(found.held_greedy) == 0
     with pytest.raises(UsageError, match="another target's; delete"):
         load_answers(tmp_path, "other")
 
@@ -298,6 +317,20 @@ def test_a_limited_call_is_resumed_with_its_clock_and_answers(tmp_path, monkeypa
     assert (out / "answers.safetensors").read_bytes() == wrote
 
 
+def test_a_resumed_call_without_its_answers_writes_other_ones(tmp_path):
+    target, out, elsewhere = tiny_target(tmp_path), tmp_path / "head", tmp_path / "elsewhere"
+    run(target, tmp_path, out)
+    settings = replace(SETTINGS, minutes=0.06)
+    distill(
+        tmp_path / "tiny.gguf", tiny_prepared(target), out, settings, CPU, Display(), resume=out,
+        answers_folder=elsewhere,
+    )  # fmt: skip
+    first, second = (load_answers(folder, target.fingerprint) for folder in (out, elsewhere))
+    assert first is not None and second is not None
+    assert first.train.tokens.tolist() != second.train.tokens.tolist()
+    assert first.held_greedy.tokens.tolist() == second.held_greedy.tokens.tolist()
+
+
 def test_control_c_keeps_a_checkpoint(tmp_path, monkeypatch):
     target, out = tiny_target(tmp_path), tmp_path / "head"
     step = Trainer.step
@@ -313,11 +346,45 @@ def test_control_c_keeps_a_checkpoint(tmp_path, monkeypatch):
     assert load_checkpoint(out).progress.steps == 3
 
 
+def test_control_c_keeps_the_answers_so_far(tmp_path, monkeypatch):
+    target, out = tiny_target(tmp_path), tmp_path / "head"
+    rounds = data._rounds
+
+    def interrupted(*given):
+        for number, ask in enumerate(rounds(*given)):
+            if number == 150:  # 64 rows at once: the first answers have come back
+                raise KeyboardInterrupt
+            yield ask
+
+    monkeypatch.setattr(data, "_rounds", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(target, tmp_path, out, answer_minutes=1.0)
+    found = load_answers(out, target.fingerprint)
+    assert found is not None and 0 < len(found.train) < 150 and len(found.held_greedy) == 4
+
+
 def test_prompts_prepared_for_another_target_are_refused(tmp_path):
     target = tiny_target(tmp_path)
     prepared = replace(tiny_prepared(target), fingerprint="0123", target="other.gguf")
     with pytest.raises(UsageError, match=r"prepared for other.gguf \(0123\) and the target is .*prepare"):
         distill(tmp_path / "tiny.gguf", prepared, tmp_path / "head", SETTINGS, CPU, Display())
+
+
+def test_answers_to_other_held_out_prompts_are_refused(tmp_path):
+    target, out = tiny_target(tmp_path), tmp_path / "head"
+    run(target, tmp_path, out)
+    prepared = tiny_prepared(target, num_held=3)
+    with pytest.raises(UsageError, match=r"are to 4 held-out prompts and 3 were prepared; delete .*answers\*"):
+        distill(tmp_path / "tiny.gguf", prepared, tmp_path / "new", SETTINGS, CPU, Display(), answers_folder=out)
+
+
+def test_a_checkpoint_of_another_targets_head_is_refused(tmp_path):
+    target, out = tiny_target(tmp_path), tmp_path / "head"
+    head, kept = tiny_head(target)
+    config = replace(head.config, target={"name": "other", "fingerprint": "0123"})
+    save_checkpoint(Checkpoint(config, head.parameters, kept, Progress()), out)
+    with pytest.raises(UsageError, match=r"a head for other \(0123\) and the target is .*; name that target"):
+        distill(tmp_path / "tiny.gguf", tiny_prepared(target), out, SETTINGS, CPU, Display(), resume=out)
 
 
 def test_the_learning_rate_warms_up_falls_and_warms_up_again_after_resuming(target):

@@ -1,0 +1,38 @@
+"""What a user can choose about a head and its training. Loads no torch, so that wrong flags are reported at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outpace.errors import UsageError
+from outpace.models.head_file import Kind
+
+_MULTIPLE = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillSettings:
+    kind: Kind = "eagle3"
+    minutes: float = 15.0
+    call_minutes: float | None = None
+    answer_minutes: float | None = None  # None: a quarter of `minutes`
+    num_own_prompts: int = 0
+    max_answer: int = 256
+    draft_vocab_size: int = 16384
+    hidden: int | None = None  # None: the target's
+    num_steps: int | None = None  # None: the kind's
+    learning_rate: float = 1.5e-3
+    batch_tokens: int | None = None  # None: by device
+    seed: int = 0
+    compile: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("minutes", "call_minutes", "answer_minutes", "draft_vocab_size", "hidden", "num_steps",
+                     "learning_rate", "batch_tokens", "max_answer"):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise UsageError(f"{name.replace('_', ' ')} must be above 0; got {value:g}")
+        for name in ("hidden", "batch_tokens"):  # quantised by blocks; padded to multiples
+            value = getattr(self, name)
+            if value is not None and value % _MULTIPLE:
+                raise UsageError(f"{name.replace('_', ' ')} must be a multiple of {_MULTIPLE}; got {value}")
