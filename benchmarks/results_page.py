@@ -106,10 +106,21 @@ def peers() -> list[str]:
 
 
 def gpu_speculation() -> list[str]:
-    found = load("gpu_speculation_h200")
-    cells = {(c["concurrency"], c["temperature"], c["setting"]): c for c in found["summary"]["cells"]}
+    lines = title("`auto` on one H200")
+    lines += [
+        "A real 135M model inside the shape of an 8B, with itself in 4 bits inside the shape of a 1B as draft. "
+        "Spec-Bench prompts, medians of three blocks, over plain decoding. [What this shows and what not](gpu.md).",
+        "",
+    ]
+    for name in ("gpu_speculation_h200", "gpu_speculation_h200_batches"):
+        lines += [*gpu_speculation_table(name), source(name), ""]
+    return lines
+
+
+def gpu_speculation_table(name: str) -> list[str]:
+    cells = {(c["concurrency"], c["temperature"], c["setting"]): c for c in load(name)["summary"]["cells"]}
     rows = []
-    for concurrency in (1, 8, 32, 128):
+    for concurrency in sorted({concurrency for concurrency, _, _ in cells}):
         for temperature in (0.0, 1.0):
             of = {s: c for (n, t, s), c in cells.items() if (n, t) == (concurrency, temperature)}
             drafts = {s: c for s, c in of.items() if s.startswith("draft:")}
@@ -119,14 +130,7 @@ def gpu_speculation() -> list[str]:
             fixed = f"{of[best]['speedup']:.2f} ({best})"
             ours = f"{auto['speedup']:.2f} ({low:.2f}-{high:.2f})"
             rows.append([str(concurrency), f"{temperature:.0f}", f"{of['plain']['tokens_per_s']:.0f}", fixed, ours])
-    lines = title("`auto` on one H200")
-    lines += [
-        "A real 135M model inside the shape of an 8B, with itself in 4 bits inside the shape of a 1B as draft. "
-        "Spec-Bench prompts, medians of three blocks, over plain decoding. [What this shows and what not](gpu.md).",
-        "",
-    ]
-    lines += table(["at once", "temperature", "plain, tokens/s", "best fixed depth", "auto (least-most)"], rows)
-    return [*lines, source("gpu_speculation_h200"), ""]
+    return table(["at once", "temperature", "plain, tokens/s", "best fixed depth", "auto (least-most)"], rows)
 
 
 def gpu_steps() -> list[str]:

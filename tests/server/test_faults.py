@@ -516,8 +516,9 @@ def test_sigterm_ends_late_streams_with_a_sentence():
 
 def test_sigterm_while_a_prompt_is_tokenised_is_no_error():
     with process(shutdown_timeout=0.0, last_events=0.5) as (running, server), ThreadPoolExecutor(4) as pool:
-        # The threads that tokenise are busy with two of these; two wait.
-        pending = [pool.submit(server.post, "/v1/completions", body("~" * 4000)) for _ in range(4)]
+        # The threads that tokenise are busy with two of these; two wait. Small bodies are tokenised on the event loop.
+        large = body("~", user="x" * 4000)
+        pending = [pool.submit(server.post, "/v1/completions", large) for _ in range(4)]
         time.sleep(0.5)
         running.send_signal(signal.SIGTERM)
         replies = [future.result() for future in pending]
