@@ -6,8 +6,8 @@
 
 A sequence grows in three steps: `reserve` allocates (it can fail, and then changes nothing), the backend writes, and
 `commit` keeps some of the tokens and frees the rest. `rewind` frees committed tokens. `fork` shares blocks. A block in
-several tables is never written: the first write copies it. `tokens.py` does the same accounting for single tokens,
-without block numbers.
+several tables is never written: the first write copies it. The engine uses blocks of one token to count what fits; a
+backend that pages its cache uses larger ones.
 """
 
 from __future__ import annotations
@@ -69,21 +69,22 @@ class BlockPool:
 
         Returns the block copies that the backend must make before it writes: at most one, of a shared last block.
         """
-        table = self._tables[seq]
-        blocks, (first_written, num_in_it) = table.blocks, divmod(table.length, self.block_size)
-        copies_shared = num_in_it > 0 and num_tokens > 0 and self._refs[blocks[first_written]] > 1
-        num_new = -(-(table.length + num_tokens) // self.block_size) - len(blocks)
+        table, size = self._tables[seq], self.block_size
+        blocks, length = table.blocks, table.length
+        first_written = length // size
+        copies_shared = length % size > 0 and num_tokens > 0 and self._refs[blocks[first_written]] > 1
+        num_new = (length + num_tokens - 1) // size + 1 - len(blocks)
         copies: list[Copy] = []
         if num_new > 0 or copies_shared:
             if max(num_new, 0) + copies_shared > len(self._free):
                 return None
             if copies_shared:
                 shared = blocks[first_written]
-                blocks[first_written] = self._take()
+                (blocks[first_written],) = self._take(1)
                 self._refs[shared] -= 1
                 copies.append((shared, blocks[first_written]))
-            for _ in range(num_new):
-                blocks.append(self._take())
+            if num_new > 0:
+                blocks += self._take(num_new)
         if num_tokens > table.reserved:
             table.reserved = num_tokens
         return copies
@@ -97,40 +98,42 @@ class BlockPool:
 
     def commit(self, seq: int, num_tokens: int) -> None:
         """Commit the first num_tokens of the reserved tokens and free the rest."""
-        self.advance(seq, num_tokens)
         table = self._tables[seq]
-        table.reserved = 0
-        self._shrink(table)
+        assert num_tokens <= table.reserved, f"{num_tokens} tokens kept, {table.reserved} reserved"
+        self._shrink(table, table.length + num_tokens)
 
     def rewind(self, seq: int, length: int) -> None:
         """Free everything after the first `length` tokens."""
         table = self._tables[seq]
         assert length <= table.length, "rewinding cannot lengthen a sequence"
-        table.length, table.reserved = length, 0
-        self._shrink(table)
+        self._shrink(table, length)
 
     def close(self, seq: int) -> None:
-        table = self._tables.pop(seq)
-        for block in reversed(table.blocks):
-            self._drop(block)
+        self._drop(self._tables.pop(seq).blocks)
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def _shrink(self, table: _Table) -> None:
-        keep = self._blocks_for(table.length)
-        while len(table.blocks) > keep:
-            self._drop(table.blocks.pop())
+    def _shrink(self, table: _Table, length: int) -> None:
+        table.length, table.reserved = length, 0
+        keep = -(-length // self.block_size)
+        if len(table.blocks) > keep:
+            self._drop(table.blocks[keep:])
+            del table.blocks[keep:]
 
-    def _take(self) -> int:
-        block = self._free.pop()
-        self._refs[block] = 1
-        return block
+    def _take(self, count: int) -> list[int]:
+        taken = self._free[-count:]
+        del self._free[-count:]
+        for block in taken:
+            self._refs[block] = 1
+        return taken
 
-    def _drop(self, block: int) -> None:
-        self._refs[block] -= 1
-        if self._refs[block] == 0:
-            self._free.append(block)
+    def _drop(self, blocks: list[int]) -> None:
+        refs, free = self._refs, self._free
+        for block in blocks:
+            refs[block] -= 1
+            if not refs[block]:
+                free.append(block)
 
     def check_integrity(self) -> None:
         """Assert that reference counts match the tables, and that each table has exactly the blocks it needs."""

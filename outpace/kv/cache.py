@@ -1,24 +1,24 @@
 """The engine's access to a runner's cache.
 
-Each operation updates the token pool and the runner together, so that the two always agree. This module also assigns
-the sequence numbers.
+Each operation updates a pool of single tokens, which knows what fits, and the runner together, so that the two always
+agree. This module also assigns the sequence numbers.
 """
 
 from __future__ import annotations
 
 from outpace.backends.base import Runner
-from outpace.kv.tokens import TokenPool
+from outpace.kv.blocks import BlockPool
 
 
 class SequenceCache:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._pool = TokenPool(runner.capacity.cache_tokens)
+        self._pool = BlockPool(runner.capacity.cache_tokens)
         self._unused = list(range(runner.capacity.max_sequences - 1, -1, -1))
 
     @property
     def num_free_tokens(self) -> int:
-        return self._pool.num_free
+        return self._pool.num_free_blocks
 
     @property
     def num_unused_sequences(self) -> int:
@@ -45,13 +45,13 @@ class SequenceCache:
 
     def reserve(self, seq: int, num_tokens: int) -> bool:
         """Reserve room for tokens to be computed. If there is too little: False, and no change."""
-        return self._pool.reserve(seq, num_tokens)
+        return self._pool.reserve(seq, num_tokens) is not None
 
     def commit(self, seq: int, num_computed: int, num_kept: int) -> None:
         """The runner appended num_computed tokens; keep the first num_kept."""
-        length = self._pool.commit(seq, num_kept)
+        self._pool.commit(seq, num_kept)
         if num_kept < num_computed:
-            self._runner.truncate(seq, length)
+            self._runner.truncate(seq, self._pool.length(seq))
 
     def advance(self, seq: int, num_tokens: int) -> None:
         """The runner appended num_tokens reserved tokens. Keep them all; the rest stays reserved."""

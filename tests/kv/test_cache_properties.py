@@ -17,8 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from outpace.config import Method, SamplingParams, SpeculationMode, SpeculationParams
 from outpace.core import Request
-from outpace.kv.blocks import BlockPool, Copy
-from outpace.kv.tokens import TokenPool
+from outpace.kv.blocks import BlockPool
 from tests.engine.test_engine import check, plainly, prompt_of
 from tests.fakes import FakeModel, fake_engine, runner_of
 
@@ -103,60 +102,11 @@ class PoolMachineOfFour(PoolMachine):
     block_size = 4
 
 
-class CountingMachine(PoolMachine):
-    """Repeats every operation on a pool of single-token blocks on a token pool."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pool = BothPools(24)
-
-
-class BothPools(BlockPool):
-    def __init__(self, num_tokens: int) -> None:
-        super().__init__(num_tokens, 1)
-        self.counting = TokenPool(num_tokens)
-
-    def open(self, seq: int) -> None:
-        super().open(seq)
-        if seq not in self.counting.sequences:  # not during a fork
-            self.counting.open(seq)
-
-    def fork(self, source: int, target: int, num_tokens: int) -> None:
-        self.counting.fork(source, target, num_tokens)
-        super().fork(source, target, num_tokens)
-
-    def reserve(self, seq: int, num_tokens: int) -> list[Copy] | None:
-        copies = super().reserve(seq, num_tokens)
-        assert self.counting.reserve(seq, num_tokens) == (copies is not None)
-        return copies
-
-    def commit(self, seq: int, num_tokens: int) -> None:
-        super().commit(seq, num_tokens)
-        assert self.counting.commit(seq, num_tokens) == self.length(seq)
-
-    def rewind(self, seq: int, length: int) -> None:
-        super().rewind(seq, length)
-        self.counting.rewind(seq, length)
-
-    def close(self, seq: int) -> None:
-        super().close(seq)
-        self.counting.close(seq)
-
-    def check_integrity(self) -> None:
-        super().check_integrity()
-        self.counting.check_integrity()
-        assert self.counting.num_free == self.num_free_blocks
-        assert self.counting.sequences == self.sequences
-        assert all(self.counting.length(seq) == self.length(seq) for seq in self.sequences)
-
-
 _THOROUGH = settings(max_examples=60, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck))
 TestSingleCells = PoolMachine.TestCase
 TestSingleCells.settings = _THOROUGH
 TestBlocksOfFour = PoolMachineOfFour.TestCase
 TestBlocksOfFour.settings = _THOROUGH
-TestCountedTokens = CountingMachine.TestCase
-TestCountedTokens.settings = _THOROUGH
 
 
 METHODS: tuple[Method, ...] = ("ngram", "suffix", "draft")
