@@ -118,6 +118,15 @@ class SpeculationCounts:
         return self.plain_seconds / self.decode_seconds
 
 
+@dataclass(frozen=True, slots=True)
+class MeasuredAcceptance:
+    """How often a proposer was right on other prompts: for each position of a draft, the chance of its token if all
+    before it were accepted."""
+
+    greedy: tuple[float, ...]
+    sampled: tuple[float, ...]  # at temperature 1
+
+
 @dataclass(slots=True)
 class Draft:
     """Draft tokens. tokens[i] was drawn from exactly the distribution `probs[i]`; None means one-hot."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.core import Case, Request, Row, StepPlan, Verdict
+from outpace.core import Case, MeasuredAcceptance, Request, Row, StepPlan, Verdict
 
 if TYPE_CHECKING:
     from outpace.models.special_tokens import SpecialTokens
@@ -112,13 +112,14 @@ class HeadTask:
 class DraftedTokens:
     tokens: list[int]
     confidence: list[float]  # before each token was picked: the largest probability at temperature 1
-    probs: NDArray[np.float32] | None = None  # [depth, vocab_size]; None if the target's own tokens are compared
+    probs: NDArray[np.float32] | None = None  # [depth, vocab_size], until the next draft; None if `match` verifies it
 
 
 class Head(Protocol):
     """A draft head: it drafts from the target's hidden states, which the target's runner keeps for it."""
 
     size_bytes: int
+    measured: MeasuredAcceptance | None  # when it was trained
 
     def num_uncached(self, seq: int, num_tokens: int) -> int:
         """Tokens of a sequence, of this length with its latest token, that the head has yet to process."""

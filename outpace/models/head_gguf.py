@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from outpace.core import MeasuredAcceptance
 from outpace.errors import ModelError
 from outpace.models.architecture import Architecture
 from outpace.models.gguf_header import GGUFHeader, TensorInfo, read_header
@@ -49,6 +50,7 @@ class HeadDescription:
     head_dim: int
     vocab_size: int
     epsilon: float
+    measured: MeasuredAcceptance | None  # on held-out prompts, if the file has it
     target_ids: NDArray[np.int32]
     tensors: tuple[Tensor, ...]
 
@@ -95,6 +97,7 @@ def describe_head(
         head_dim=head_dim,
         vocab_size=int(target_ids.size),
         epsilon=reader.epsilon(),
+        measured=reader.measured(),
         target_ids=target_ids.copy(),
         tensors=tuple(tensors),
     )
@@ -140,6 +143,20 @@ class _Reader:
         self.check(isinstance(value, float) and 0 < value < 1, f"it has no usable epsilon ({value!r})")
         assert isinstance(value, float)
         return value
+
+    def measured(self) -> MeasuredAcceptance | None:
+        """Written as text, such as "0.65,0.62,0.61"."""
+        if self._values.get(f"{ARCHITECTURE}.acceptance_greedy") is None:
+            return None
+        return MeasuredAcceptance(self._chances("acceptance_greedy"), self._chances("acceptance_sampled"))
+
+    def _chances(self, key: str) -> tuple[float, ...]:
+        try:
+            chances = tuple(float(part) for part in self.text(key).split(","))
+        except ValueError:
+            chances = ()
+        self.check(bool(chances) and all(0 <= chance <= 1 for chance in chances), f"it has no usable {key}")
+        return chances
 
     def taps(self) -> tuple[int, ...]:
         """Written as text, such as "3,15,30"."""

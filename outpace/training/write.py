@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from outpace.core import MeasuredAcceptance
 from outpace.errors import ModelError, OutpaceError, UsageError
 from outpace.models.head_file import HeadConfig, read_head_config, write_config
 from outpace.training.shards import load_sharded, save_sharded
@@ -27,6 +29,7 @@ GGUF_FORMAT = 1
 QUANTISATIONS = ("Q4_0", "Q4_1", "Q8_0")
 _STEM = "checkpoint"
 _KEPT = "kept"
+_MEASURED_POSITIONS = 4
 
 # Names in the native file, by the name in the `speculators` format.
 _GGUF_NAMES = {
@@ -76,7 +79,7 @@ def pack(folder: Path, quantisation: str = "Q4_0") -> list[Path]:
     checkpoint = load_checkpoint(folder)
     written = [_write_safetensors(checkpoint, folder)]
     if checkpoint.config.kind == "eagle3":
-        written.append(_write_gguf(checkpoint, folder / NATIVE_FILE, quantisation))
+        written.append(_write_gguf(checkpoint, measured_in(folder), folder / NATIVE_FILE, quantisation))
     return written
 
 
@@ -90,7 +93,22 @@ def _write_safetensors(checkpoint: Checkpoint, folder: Path) -> Path:
     return path
 
 
-def _write_gguf(checkpoint: Checkpoint, path: Path, quantisation: str) -> Path:
+def measured_in(folder: Path) -> MeasuredAcceptance | None:
+    """What the last evaluation in the training's log found; None if there is none."""
+    try:
+        lines = (folder / "training.jsonl").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    found = [values["evaluation"] for values in map(json.loads, lines) if "evaluation" in values]
+    if not found:
+        return None
+    totals = [1.0, *found[-1]["tokens_a_step"]["all"]]
+    reached = [b - a for a, b in pairwise(totals)]
+    chances = [b / a if a > 0 else 0.0 for a, b in pairwise([1.0, *reached])]
+    return MeasuredAcceptance(tuple(chances[:_MEASURED_POSITIONS]), tuple(found[-1]["overlap"][:_MEASURED_POSITIONS]))
+
+
+def _write_gguf(checkpoint: Checkpoint, measured: MeasuredAcceptance | None, path: Path, quantisation: str) -> Path:
     try:
         import gguf
     except ImportError as error:
@@ -106,6 +124,9 @@ def _write_gguf(checkpoint: Checkpoint, path: Path, quantisation: str) -> Path:
         "taps": ",".join(map(str, c.taps)), "target": str(c.target["fingerprint"]),
         "target_name": str(c.target["name"])[:200],
     }  # fmt: skip
+    if measured is not None:
+        values["acceptance_greedy"] = ",".join(f"{chance:.3f}" for chance in measured.greedy)
+        values["acceptance_sampled"] = ",".join(f"{chance:.3f}" for chance in measured.sampled)
     for key, value in values.items():
         add: Any = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}[type(value)]
         add(f"{GGUF_ARCHITECTURE}.{key}", value)

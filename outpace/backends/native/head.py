@@ -33,6 +33,7 @@ class NativeHead:
     def __init__(self, library: Library, file: HeadFile, target: c.c_void_p, threads: int) -> None:
         """Load the head; `target` keeps the hidden states that it reads. Neither has been started."""
         self._lib = library
+        self.measured = file.description.measured
         self._ids = np.ascontiguousarray(file.description.target_ids, np.int32)
         taps = np.array(file.description.taps, np.int32)
         library.check(library.keep_taps(target, taps.ctypes.data, taps.size))
@@ -47,6 +48,7 @@ class NativeHead:
     def start(self, runner: NativeRunner, num_pages: int) -> None:
         """Allocate the cache. The target must have been started."""
         self._runner = runner
+        self._rooms: list[FloatRows] = []  # by row of a draft; valid until the next draft
         self._lib.check(self._lib.start(self._handle, num_pages, runner.capacity.max_step_tokens))
         self.entries = HeadEntries(runner.capacity.max_sequences)
 
@@ -60,7 +62,6 @@ class NativeHead:
         cases: list[Case] = []
         tokens: list[int] = []
         probs: list[FloatRows | None] = [None] * len(tasks)
-        vocab_size = self._runner.vocab_size
         for i, task in enumerate(tasks):
             request = task.request
             seq, length = request.seq, len(request.tokens)
@@ -71,7 +72,7 @@ class NativeHead:
             tokens += request.tokens[start:]
             pick = _LIKELIEST if request.params.is_greedy else _NOISE if matches_own_tokens(request.params) else _DRAW
             if pick == _DRAW:
-                probs[i] = np.empty((task.depth, vocab_size), np.float32)
+                probs[i] = self._room(i, task.depth)
             cases.append(native_case(request, pick, num_emitted=0, num_drafted=0))
         drafted, confidence = self._draft(rows, tokens, cases, probs)
         found, at = [], 0
@@ -80,6 +81,14 @@ class NativeHead:
             found.append(DraftedTokens(drafted[at:end], confidence[at:end], distributions))
             at = end
         return found
+
+    def _room(self, row: int, depth: int) -> FloatRows:
+        """Zeros for a row's distributions. Every draft uses the same: those of unknown tokens stay zero."""
+        if len(self._rooms) <= row:
+            self._rooms += [np.zeros((0, self._runner.vocab_size), np.float32)] * (row + 1 - len(self._rooms))
+        if len(self._rooms[row]) < depth:
+            self._rooms[row] = np.zeros((depth, self._runner.vocab_size), np.float32)
+        return self._rooms[row][:depth]
 
     def _draft(
         self, rows: NDArray[np.int32], tokens: list[int], cases: list[Case], probs: Sequence[FloatRows | None]

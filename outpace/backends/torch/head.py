@@ -18,7 +18,7 @@ from outpace.backends.torch.execution.graphs import Graphs
 from outpace.backends.torch.execution.step import HostStep, StepShape, views
 from outpace.backends.torch.model.head import HeadLoop, HeadModel
 from outpace.backends.torch.sampling.draws import Mode
-from outpace.core import Row
+from outpace.core import MeasuredAcceptance, Row
 from outpace.kv.entries import HeadEntries
 
 if TYPE_CHECKING:
@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 
 class TorchHead:
-    def __init__(self, model: HeadModel, runner: TorchRunner, graphs: Graphs) -> None:
+    def __init__(
+        self, model: HeadModel, measured: MeasuredAcceptance | None, runner: TorchRunner, graphs: Graphs
+    ) -> None:
+        self.measured = measured
         self._model = model
         self._runner = runner
         self.entries = HeadEntries(runner.capacity.max_sequences)

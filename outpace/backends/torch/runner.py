@@ -181,7 +181,7 @@ class TorchRunner:
         self._head_pages = torch.zeros(shape, dtype=embedding.dtype, device=self.device)
         cache = Cache(self._head_pages[0], self._head_pages[1], first=1)
         head = HeadModel(weights, d.epsilon, model.ops, embedding, taps, cache, model.rope)
-        self._head = TorchHead(head, self, self._graphs)
+        self._head = TorchHead(head, d.measured, self, self._graphs)
         self.capabilities = replace(self.capabilities, head=self._head)
 
     @property

@@ -16,6 +16,7 @@ from time import perf_counter
 import numpy as np
 
 from outpace.backends.base import Head, HeadTask, Runner
+from outpace.config import SamplingParams
 from outpace.core import Request, Row, StepPlan
 from outpace.decoding.verification import executor_of
 from outpace.speculation.costs.curves import Costs, DraftCosts, StepCosts
@@ -76,8 +77,8 @@ def _timed_drafts(
     runner: Runner, head: Head, scratch: Request, rows: int, length: int, depth: int, *, is_cached: bool = True
 ) -> float:
     """The best time of a few drafts for `rows` sequences of `length` tokens, which the head has cached or not."""
-    tokens = _some_tokens(runner, length + 1)
-    requests = [replace(scratch, tokens=tokens, seq=seq, num_computed=length) for seq in range(rows)]
+    tokens, params = _some_tokens(runner, length + 1), SamplingParams(temperature=0.0)
+    requests = [replace(scratch, params=params, tokens=tokens, seq=seq, num_computed=length) for seq in range(rows)]
     tasks = [HeadTask(request, depth) for request in requests]
     best = float("inf")
     for _ in range(1 if is_cached else 2):
@@ -85,6 +86,9 @@ def _timed_drafts(
             for seq in range(rows):
                 _prefill(runner, seq, 0, length, runner.capacity.max_step_tokens)
             for _ in range(1 + _ROUNDS if is_cached else 1):  # the first also catches up
+                _timed(
+                    runner, StepPlan([Row(seq, length, tokens[:1], 1) for seq in range(rows)])
+                )  # the head leaves the CPU cache
                 begin = perf_counter()
                 head.draft(tasks)
                 best = min(best, perf_counter() - begin)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log, sqrt
 
+from outpace.core import MeasuredAcceptance
 from outpace.speculation.policy.tunables import TUNABLES
 
 _TEMPERATURES = (0.0, 0.5, 0.9)  # inclusive upper bounds of the classes; the last class has none
@@ -27,6 +28,7 @@ _LOOKUP_TEMPERATURE_EFFECT = (0.0, -0.3, -0.7, -1.0)  # log-odds by class; a loo
 _CONFIDENCE_SCALE = 0.8  # applied to the log-odds of a confidence: proposers are overconfident
 _SHIFT_DECAY = 0.985  # per step: a request's shift returns to zero, its variance to the prior
 _OPTIMISM = 0.5  # log-odds, for a proposer with few trials
+_MEASURED_TRIALS = 32.0  # weight of a measurement on other prompts, which may differ from these
 _FADE = 0.995  # of the evidence about a model, each time its drafts are not worth their cost
 _TRIAL_INFORMATION = 0.16  # Fisher information of one trial about its log-odds, at a chance of 0.8
 _PRIOR_INFORMATION = _TRIAL_INFORMATION * TUNABLES.prior_weight
@@ -50,7 +52,7 @@ class RequestShift:
 class Acceptance:
     """The acceptance of one proposer's drafts."""
 
-    def __init__(self, *, is_lookup: bool) -> None:
+    def __init__(self, *, is_lookup: bool, measured: MeasuredAcceptance | None = None) -> None:
         temperature_effect = _LOOKUP_TEMPERATURE_EFFECT if is_lookup else _MODEL_TEMPERATURE_EFFECT
         claimed = [(bucket + 0.5) / _NUM_BUCKETS for bucket in range(_NUM_BUCKETS)]
         self._by_confidence = [
@@ -58,8 +60,12 @@ class Acceptance:
             for effect in temperature_effect
         ]
         prior = log(TUNABLES.model_prior / (1.0 - TUNABLES.model_prior))
-        self._by_position = [_Cells([prior + effect] * _NUM_POSITIONS) for effect in temperature_effect]
-        self._num_tried = [0.0] * _NUM_CLASSES  # by temperature class
+        if measured is None:
+            self._by_position = [_Cells([prior + effect] * _NUM_POSITIONS) for effect in temperature_effect]
+            self._num_tried = [0.0] * _NUM_CLASSES  # by temperature class
+        else:
+            self._by_position = [_Cells(each, _MEASURED_TRIALS) for each in _log_odds_by_class(measured)]
+            self._num_tried = [_MEASURED_TRIALS] * _NUM_CLASSES
         self._shift_variance = TUNABLES.shift_variance
         self._forecasts: dict[tuple[int, int, int], list[float]] = {}
 
@@ -217,14 +223,25 @@ class Acceptance:
         self._shift_variance += 0.5 * TUNABLES.smoothing * (seen - self._shift_variance)
 
 
+def _log_odds_by_class(measured: MeasuredAcceptance) -> list[list[float]]:
+    """By temperature class and position; between temperatures 0 and 1 the log-odds are interpolated."""
+    ends = []
+    for chances in (measured.greedy, measured.sampled):
+        known = [min(max(chance, 0.01), 0.99) for chance in chances[:_NUM_POSITIONS]]
+        known += known[-1:] * (_NUM_POSITIONS - len(known))
+        ends.append([log(chance / (1.0 - chance)) for chance in known])
+    shares = [i / (_NUM_CLASSES - 1) for i in range(_NUM_CLASSES)]
+    return [[(1.0 - share) * a + share * b for a, b in zip(*ends, strict=True)] for share in shares]
+
+
 class _Cells:
     """Log-odds of several cells, each learned from its own trials, by one Newton step per trial."""
 
     __slots__ = ("_information", "_log_odds", "_priors", "odds")
 
-    def __init__(self, priors: list[float]) -> None:
+    def __init__(self, priors: list[float], num_trials: float = TUNABLES.prior_weight) -> None:
         self._priors, self._log_odds = priors, list(priors)
-        self._information = [_PRIOR_INFORMATION] * len(priors)
+        self._information = [_TRIAL_INFORMATION * num_trials] * len(priors)
         self.odds = [exp(prior) for prior in priors]
 
     def add(self, cell: int, fate: float, chance: float) -> float:

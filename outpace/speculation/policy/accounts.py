@@ -1,7 +1,9 @@
 """Keeps account of the time that speculation spends and saves, for the engine and for each request.
 
 A step with drafts is booked when it ends: its time against the time of plain decoding for the same tokens. A step
-without drafts loses only the time of deciding; such steps are summed and booked before the next decision.
+without drafts loses only the time of deciding; such steps are summed and booked before the next decision. Idle steps,
+without a decision, are not charged for the few microseconds that `auto` takes even then: no decision could save them,
+and on a fast machine they are more than a budget earns, so that a debt could never be made good.
 """
 
 from __future__ import annotations
@@ -33,30 +35,31 @@ class Accounts:
         """Recent speedup of steps without a model over plain decoding; at least 1."""
         return max(1.0, self._recent_plain / self._recent_spent) if self._recent_spent else 1.0
 
-    def add_plain_step(self, stats: StepStats) -> None:
+    def add_plain_step(self, stats: StepStats, *, is_idle: bool) -> None:
         """Add a step without drafts. Prefill and one-time work are left out: speculation does not cause them."""
         if stats.had_one_time_work:
             return
         deciding = stats.deciding_seconds
         decoding = 0.0 if stats.num_prefill_tokens else stats.total_seconds - deciding
         known = self.plain_time
-        self.plain_time = PlainTime(known.spent + decoding + deciding, known.plain + decoding)
+        excused = known.excused + (deciding if is_idle else 0.0)
+        self.plain_time = PlainTime(known.spent + decoding + deciding, known.plain + decoding, excused)
 
     def settle(self, requests: Sequence[Request], states: Sequence[RequestState], plain_step: float) -> None:
         """Book the steps without drafts, for the engine and for the requests in them."""
         now, booked = self.plain_time, self._booked_plain_time
         if now is not booked:
             spent, plain = now.spent - booked.spent, now.plain - booked.plain
-            self.budget.book(spent, plain, plain_step)
+            self.budget.book(spent, plain, plain_step, excused=now.excused - booked.excused)
             self._add_recent(_RECENT_FADE ** (spent / plain_step), spent, plain)
             self._booked_plain_time = now
         for request, state in zip(requests, states, strict=True):
             if state.plain_time is not now:
                 spent, plain = now.spent - state.plain_time.spent, now.plain - state.plain_time.plain
-                state.plain_time = now
+                excused, state.plain_time = now.excused - state.plain_time.excused, now
                 request.spec.decode_seconds += spent
                 request.spec.plain_seconds += plain
-                state.budget.book(spent, plain, plain_step)
+                state.budget.book(spent, plain, plain_step, excused=excused)
 
     def book(
         self,

@@ -52,7 +52,9 @@ class Policy:
         self._proposers = proposers
         self._can_speculate = can_speculate
         self._begins_ahead = begins_ahead
-        self.acceptances = {name: Acceptance(is_lookup=each.is_lookup) for name, each in proposers.items()}
+        self.acceptances = {
+            name: Acceptance(is_lookup=each.is_lookup, measured=each.measured) for name, each in proposers.items()
+        }
         self._accounts = Accounts(config.allowed_loss)
         self.budget = self._accounts.budget
         self.trace: deque[StepTrace] = deque(maxlen=trace_steps)
@@ -288,7 +290,7 @@ class Policy:
             decision.trace.seconds = stats.total_seconds
         situation = decision.situation
         if not decision.has_drafts:
-            self._accounts.add_plain_step(stats)
+            self._accounts.add_plain_step(stats, is_idle=decision.is_idle)
         if decision.is_idle:
             self._baseline.idle(stats)
         elif situation is not None and self.costs is not None:

@@ -127,6 +127,7 @@ class PlainTime:
 
     spent: float = 0.0
     plain: float = 0.0  # without the time of deciding
+    excused: float = 0.0  # of `spent`, that is not charged
 
 
 @dataclass(slots=True)

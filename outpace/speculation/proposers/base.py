@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
 
-from outpace.core import Draft, Request, Verdict
+from outpace.core import Draft, MeasuredAcceptance, Request, Verdict
 from outpace.speculation.costs.curves import DraftCosts
 from outpace.speculation.costs.timing import DraftTiming
 
@@ -36,6 +36,7 @@ class DraftAsk:
 class Proposer(Protocol):
     name: str
     timing: DraftTiming | None  # of the latest call, if it ran a model
+    measured: MeasuredAcceptance | None  # what the policy may expect before it has seen drafts; None: nothing is known
     is_lookup: bool
     """Drafts take microseconds and no model, so the policy can get them before it decides whether to use them."""
 
@@ -77,6 +78,7 @@ class NoDraft:
 
     name = "none"
     is_lookup = True
+    measured: MeasuredAcceptance | None = None
     timing: DraftTiming | None = None
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:

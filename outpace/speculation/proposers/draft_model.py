@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outpace.backends.base import Drafter, DraftTask, LoadedModel, Verifier
-from outpace.core import Draft, Request, Row, StepPlan, Verdict
+from outpace.core import Draft, MeasuredAcceptance, Request, Row, StepPlan, Verdict
 from outpace.decoding.randomness import Purpose, key, uniform
 from outpace.decoding.verification import HostVerifier, draw_weighted, matches_own_tokens
 from outpace.errors import ModelError
@@ -45,6 +45,7 @@ class _Drafting:
 class DraftModelProposer:
     name = "draft"
     is_lookup = False
+    measured: MeasuredAcceptance | None = None
 
     def __init__(self, model: LoadedModel, target_vocab_size: int, verifier: Verifier | None = None) -> None:
         """`verifier` is the target's, so that both draw in the same way."""

@@ -28,6 +28,7 @@ class HeadProposer:
         """`runner` is the target's."""
         self._runner = runner
         self._head = head
+        self.measured = head.measured
         self.timing: DraftTiming | None = None
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:

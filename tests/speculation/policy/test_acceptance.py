@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outpace.core import Draft, Request, StepStats, Verdict
+from outpace.core import Draft, MeasuredAcceptance, Request, StepStats, Verdict
 from outpace.speculation.policy.acceptance import Acceptance, RequestShift, temperature_class
 from outpace.speculation.policy.state import Choice, Outcome
 from outpace.speculation.proposers.base import DraftAsk
@@ -477,3 +477,24 @@ def test_proposers_are_known_apart():
     driver.run([who], 20)
     after = {name: each.chance(COLD, 0.9, 0.0) for name, each in driver.policy.acceptances.items()}
     assert after["suffix"] < before["suffix"] - 0.2 and after["ngram"] > before["ngram"]
+
+
+def test_a_measurement_on_other_prompts_is_where_forecasts_begin() -> None:
+    measured = MeasuredAcceptance(greedy=(0.6, 0.5), sampled=(0.3,))
+    acceptance = Acceptance(is_lookup=False, measured=measured)
+    greedy, sampled = temperature_class(0.0), temperature_class(1.0)
+    assert acceptance.forecast(greedy, 3, 0.0) == pytest.approx([0.6, 0.6 + 0.3, 0.6 + 0.3 + 0.15])
+    assert acceptance.forecast(sampled, 2, 0.0) == pytest.approx([0.3, 0.3 + 0.09])
+    between = acceptance.forecast(temperature_class(0.7), 1, 0.0)[0]
+    assert 0.3 < between < 0.6
+    unknown = Acceptance(is_lookup=False)
+    shift = RequestShift(0.0, 0.0, 0)
+    assert acceptance.doubt(greedy, shift, 1) < unknown.doubt(greedy, shift, 1)
+    assert acceptance.optimism(greedy) == 0.0 < unknown.optimism(greedy)
+
+
+def test_trials_outweigh_a_measurement() -> None:
+    acceptance = Acceptance(is_lookup=False, measured=MeasuredAcceptance((0.9,), (0.9,)))
+    for _ in range(200):
+        acceptance.learn_positions(0, RequestShift(0.0, 0.01, 0), [0.0], 1)
+    assert acceptance.rate(0) < 0.1

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outpace.core import StepStats
+from outpace.speculation.policy.accounts import Accounts
 from outpace.speculation.policy.budget import Backoff, Budget
 from outpace.speculation.policy.tunables import TUNABLES
 
@@ -238,3 +240,24 @@ def test_what_waits_equally_long_is_tried_in_the_same_step(step, later, num_fail
     if first.due > step + later:  # still waiting when the other starts to wait
         assert first.due == second.due
     assert abs(first.due - second.due) <= later + wait
+
+
+def test_idle_steps_make_a_debt_good_though_they_take_more_than_is_earned() -> None:
+    """A step of a small model on a fast machine is so short that even idling takes a larger share than is earned."""
+    accounts = Accounts(allowed_loss=0.02)
+    accounts.budget.book(3.0, 0.0, 1.0)
+    before = accounts.budget.balance
+    assert before < 0
+    for _ in range(300):
+        accounts.add_plain_step(StepStats(forward_seconds=1.0, policy_seconds=0.01, num_emitted=1), is_idle=True)
+    accounts.settle([], [], 1.0)
+    assert accounts.budget.balance == pytest.approx(before + 300 * TUNABLES.budget_share * 0.02)
+    assert accounts.budget.spent_seconds == pytest.approx(3.0 + 300 * 1.01)  # reported all the same
+
+
+def test_steps_with_a_decision_are_charged_for_it() -> None:
+    accounts = Accounts(allowed_loss=0.02)
+    before = accounts.budget.balance
+    accounts.add_plain_step(StepStats(forward_seconds=1.0, policy_seconds=0.05, num_emitted=1), is_idle=False)
+    accounts.settle([], [], 1.0)
+    assert accounts.budget.balance == pytest.approx(before - 0.05 + TUNABLES.budget_share * 0.02)

@@ -1,7 +1,6 @@
 #include "drafting.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "noise.h"
 
@@ -12,15 +11,13 @@ constexpr float kLog2E = 1.44269504f;
 
 }  // namespace
 
-Drafting::Scratch::Scratch(int64_t vocab_size, int64_t num_ids)
-    : sampler(vocab_size), logits(size_t(vocab_size) * sizeof(float)), powers(size_t(num_ids) * sizeof(float)), sums(size_t(num_ids / 2 + 1) * sizeof(float)) {
-    std::fill_n(logits.as<float>(), vocab_size, -INFINITY);
-}
+Drafting::Scratch::Scratch(int64_t num_ids)
+    : sampler(num_ids), probs(size_t(num_ids) * sizeof(float)), sums(size_t(num_ids / 2 + 1) * sizeof(float)) {}
 
 Drafting::Drafting(Model& head, int64_t target_vocab_size, std::vector<int32_t> ids, int num_threads)
     : head_(head), ids_(std::move(ids)), vocab_size_(target_vocab_size), pool_(ThreadPool::shared(num_threads)),
       likeliest_(size_t(head.max_step_tokens())) {
-    for (int i = 0; i < pool_->size(); i++) scratch_.push_back(std::make_unique<Scratch>(vocab_size_, int64_t(ids_.size())));
+    for (int i = 0; i < pool_->size(); i++) scratch_.push_back(std::make_unique<Scratch>(int64_t(ids_.size())));
 }
 
 void Drafting::draft(const std::vector<DraftRow>& rows, int32_t* tokens, float* confidence) {
@@ -100,26 +97,24 @@ void Drafting::pick_all(const float* logits, int64_t nth) {
 void Drafting::pick(Drafted& drafted, const float* logits, int32_t likeliest, int64_t nth, Scratch& scratch) const {
     const DraftRow& row = *drafted.row;
     drafted.confidence[nth] = largest_share(logits, logits[likeliest], scratch);
-    int64_t token = ids_[size_t(likeliest)];
-    if (row.pick != Pick::kLikeliest) {
-        float* all = scratch.logits.as<float>();
-        for (size_t i = 0; i < ids_.size(); i++) all[ids_[i]] = logits[i];
-        if (row.pick == Pick::kNoise) {
-            token = scratch.sampler.choose(scratch.sampler.shape(all, row.shaping), row.seed, row.position + nth);
-        } else {
-            float* probs = row.probs + nth * vocab_size_;
-            scratch.sampler.probs(all, row.shaping, probs);
-            const uint64_t key = noise_key(row.seed, Purpose::kDraft, {uint64_t(row.position), uint64_t(nth)});
-            token = draw_weighted(probs, vocab_size_, uniform(key, 0));
-        }
+    int64_t picked = likeliest;
+    if (row.pick == Pick::kNoise) {
+        picked = scratch.sampler.choose(scratch.sampler.shape(logits, row.shaping), row.seed, row.position + nth, ids_.data());
+    } else if (row.pick == Pick::kDraw) {
+        const int64_t n = int64_t(ids_.size());
+        float *probs = scratch.probs.as<float>(), *all = row.probs + nth * vocab_size_;
+        scratch.sampler.probs(logits, row.shaping, probs);
+        for (int64_t i = 0; i < n; i++) all[ids_[size_t(i)]] = probs[i];
+        const uint64_t key = noise_key(row.seed, Purpose::kDraft, {uint64_t(row.position), uint64_t(nth)});
+        picked = draw_weighted(probs, n, uniform(key, 0));
     }
-    drafted.tokens[nth] = drafted.latest = int32_t(token);
+    drafted.tokens[nth] = drafted.latest = ids_[size_t(picked)];
 }
 
 float Drafting::largest_share(const float* logits, float largest, Scratch& scratch) const {
     const int64_t n = int64_t(ids_.size());
-    row_ops().powers(logits, n, largest, kLog2E, scratch.powers.as<float>());
-    return 1.0f / row_ops().total(scratch.powers.as<float>(), n, scratch.sums.as<float>());
+    row_ops().powers(logits, n, largest, kLog2E, scratch.probs.as<float>());
+    return 1.0f / row_ops().total(scratch.probs.as<float>(), n, scratch.sums.as<float>());
 }
 
 }  // namespace outpace

@@ -25,7 +25,7 @@ struct DraftRow {
     Shaping shaping;
     uint64_t seed;
     int64_t position;  // of the first drafted token, for its noise
-    float* probs;      // for kDraw: receives the distributions, [depth][vocabulary of the target]
+    float* probs;      // for kDraw: receives the distributions, [depth][vocabulary of the target], where the head knows the token
 };
 
 class Drafting {
@@ -38,11 +38,11 @@ class Drafting {
     void draft(const std::vector<DraftRow>& rows, int32_t* tokens, float* confidence);
 
   private:
+    // Of one thread, over the head's vocabulary.
     struct Scratch {
-        explicit Scratch(int64_t vocab_size, int64_t num_ids);
+        explicit Scratch(int64_t num_ids);
         Sampler sampler;
-        Memory logits;          // of the target's vocabulary; -inf for tokens that the head does not know
-        Memory powers, sums;    // of the head's vocabulary
+        Memory probs, sums;
     };
     struct Drafted {
         const DraftRow* row;

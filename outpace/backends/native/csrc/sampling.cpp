@@ -26,8 +26,8 @@ struct Race {
     double score = -1;
     int64_t winner = -1;
 
-    void enter(int64_t token, double p) {
-        const double u = uniform(key, token);
+    void enter(int64_t token, int64_t id, double p) {
+        const double u = uniform(key, id);
         if (p < score * (1.0 - u) * 0.999999) return;
         const double mine = p / minus_log(u);
         if (mine > score) {
@@ -133,7 +133,7 @@ int64_t Sampler::keep_top_p(float sum, double top_p) {
     }
 }
 
-int64_t Sampler::choose(const Distribution& probs, uint64_t seed, int64_t position) {
+int64_t Sampler::choose(const Distribution& probs, uint64_t seed, int64_t position, const int32_t* ids) {
     int32_t* places = places_.as<int32_t>();
     double* head = doubles_.as<double>();
     const float cut = probs.peak * kHeadRatio;
@@ -144,21 +144,21 @@ int64_t Sampler::choose(const Distribution& probs, uint64_t seed, int64_t positi
         const float p = probs[places[i]];
         if (p < cut) continue;
         head[count++] = p;
-        race.enter(places[i], p);
+        race.enter(places[i], ids ? ids[places[i]] : places[i], p);
     }
     if (race.winner < 0) return 0;  // only if the logits contain a NaN
     const double tail_mass = 1.0 - total(head, count, head + n_);
     if (tail_mass / minus_log(uniform(race.key, kTailIndex)) > race.score) {
-        return choose_from_tail(probs, cut, noise_key(seed, Purpose::kTail, {uint64_t(position)}), race.winner);
+        return choose_from_tail(probs, cut, noise_key(seed, Purpose::kTail, {uint64_t(position)}), race.winner, ids);
     }
     return race.winner;
 }
 
-int64_t Sampler::choose_from_tail(const Distribution& probs, float cut, uint64_t key, int64_t otherwise) const {
+int64_t Sampler::choose_from_tail(const Distribution& probs, float cut, uint64_t key, int64_t otherwise, const int32_t* ids) const {
     Race race{key};
     for (int64_t i = 0; i < n_; i++) {
         const float p = probs[i];
-        if (p > 0.0f && p < cut) race.enter(i, p);
+        if (p > 0.0f && p < cut) race.enter(i, ids ? ids[i] : i, p);
     }
     return race.winner < 0 ? otherwise : race.winner;
 }

@@ -37,13 +37,14 @@ class Sampler {
     Distribution shape(const float* logits, const Shaping& shaping);
     // The same, written to `out`.
     void probs(const float* logits, const Shaping& shaping, float* out);
-    int64_t choose(const Distribution& probs, uint64_t seed, int64_t position);
+    // With `ids`, token i has the noise of token ids[i]; the result is i.
+    int64_t choose(const Distribution& probs, uint64_t seed, int64_t position, const int32_t* ids = nullptr);
 
   private:
     void keep_top_k(int64_t k);
     int64_t keep_top_p(float sum, double top_p);
     void keep_only(int64_t count, const float* values);
-    int64_t choose_from_tail(const Distribution& probs, float cut, uint64_t key, int64_t otherwise) const;
+    int64_t choose_from_tail(const Distribution& probs, float cut, uint64_t key, int64_t otherwise, const int32_t* ids) const;
 
     const RowOps& ops_;
     int64_t n_;
