@@ -497,4 +497,4 @@ def test_trials_outweigh_a_measurement() -> None:
     acceptance = Acceptance(is_lookup=False, measured=MeasuredAcceptance((0.9,), (0.9,)))
     for _ in range(200):
         acceptance.learn_positions(0, RequestShift(0.0, 0.01, 0), [0.0], 1)
-    assert acceptance.rate(0) < 0.1
+    assert acceptance.rate(0) < 0.15
