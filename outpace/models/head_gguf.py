@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.core import MeasuredAcceptance
 from outpace.errors import ModelError
 from outpace.models.architecture import Architecture
 from outpace.models.gguf_header import GGUFHeader, TensorInfo, read_header
 from outpace.models.gguf_model import F32, OUTSIDE, Tensor, read_vector
 
+Chances = tuple[float, ...]
 FILE = "head.gguf"  # in a head's folder
 ARCHITECTURE = "outpace-head"
 FORMAT = 1
@@ -50,7 +50,7 @@ class HeadDescription:
     head_dim: int
     vocab_size: int
     epsilon: float
-    measured: MeasuredAcceptance | None  # on held-out prompts, if the file has it
+    measured: tuple[Chances, Chances] | None  # how often each token was right on held-out prompts: greedy, sampled
     target_ids: NDArray[np.int32]
     tensors: tuple[Tensor, ...]
 
@@ -144,13 +144,13 @@ class _Reader:
         assert isinstance(value, float)
         return value
 
-    def measured(self) -> MeasuredAcceptance | None:
+    def measured(self) -> tuple[Chances, Chances] | None:
         """Written as text, such as "0.65,0.62,0.61"."""
         if self._values.get(f"{ARCHITECTURE}.acceptance_greedy") is None:
             return None
-        return MeasuredAcceptance(self._chances("acceptance_greedy"), self._chances("acceptance_sampled"))
+        return self._chances("acceptance_greedy"), self._chances("acceptance_sampled")
 
-    def _chances(self, key: str) -> tuple[float, ...]:
+    def _chances(self, key: str) -> Chances:
         try:
             chances = tuple(float(part) for part in self.text(key).split(","))
         except ValueError:

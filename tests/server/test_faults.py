@@ -433,9 +433,9 @@ from tests.server.test_faults import make, on_forward
 from tests.fakes import ByteTokenizer, fake_config
 
 class SlowTokenizer(ByteTokenizer):
-    def encode(self, text, **options):
+    def pieces(self, text, **options):
         time.sleep(3 if "~" in text else 0)
-        return super().encode(text, **options)
+        yield from super().pieces(text, **options)
 
 class Fake:
     engine = make(step_seconds=0.01)

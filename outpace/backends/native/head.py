@@ -18,6 +18,7 @@ from outpace.backends.base import DraftedTokens, HeadTask
 from outpace.backends.native.library import Case, Library
 from outpace.backends.native.model_file import HeadFile
 from outpace.backends.native.verifier import native_case
+from outpace.core import MeasuredAcceptance
 from outpace.decoding.verification import matches_own_tokens
 from outpace.errors import BackendError
 from outpace.kv.entries import HeadEntries
@@ -33,7 +34,8 @@ class NativeHead:
     def __init__(self, library: Library, file: HeadFile, target: c.c_void_p, threads: int) -> None:
         """Load the head; `target` keeps the hidden states that it reads. Neither has been started."""
         self._lib = library
-        self.measured = file.description.measured
+        measured = file.description.measured
+        self.measured = None if measured is None else MeasuredAcceptance(*measured)
         self._ids = np.ascontiguousarray(file.description.target_ids, np.int32)
         taps = np.array(file.description.taps, np.int32)
         library.check(library.keep_taps(target, taps.ctypes.data, taps.size))

@@ -41,7 +41,7 @@ from outpace.backends.torch.model.loader import load_weights, open_checkpoint, w
 from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.model.taps import TapStore
 from outpace.backends.torch.sampling.draws import Draws, Mode
-from outpace.core import Row, StepPlan
+from outpace.core import MeasuredAcceptance, Row, StepPlan
 from outpace.errors import BackendError
 from outpace.kv.blocks import BlockPool
 from outpace.models.head_gguf import HeadDescription
@@ -181,7 +181,8 @@ class TorchRunner:
         self._head_pages = torch.zeros(shape, dtype=embedding.dtype, device=self.device)
         cache = Cache(self._head_pages[0], self._head_pages[1], first=1)
         head = HeadModel(weights, d.epsilon, model.ops, embedding, taps, cache, model.rope)
-        self._head = TorchHead(head, d.measured, self, self._graphs)
+        measured = None if d.measured is None else MeasuredAcceptance(*d.measured)
+        self._head = TorchHead(head, measured, self, self._graphs)
         self.capabilities = replace(self.capabilities, head=self._head)
 
     @property

@@ -1,9 +1,9 @@
 """Keeps account of the time that speculation spends and saves, for the engine and for each request.
 
 A step with drafts is booked when it ends: its time against the time of plain decoding for the same tokens. A step
-without drafts loses only the time of deciding; such steps are summed and booked before the next decision. Idle steps,
-without a decision, are not charged for the few microseconds that `auto` takes even then: no decision could save them,
-and on a fast machine they are more than a budget earns, so that a debt could never be made good.
+without drafts loses only the time of deciding; such steps are summed and booked before the next decision. An idle step,
+without a decision, is charged at most half of what it earns for the few microseconds that `auto` takes even then: on a
+fast machine they are more than a budget earns, so that a debt could never be made good.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class Accounts:
         deciding = stats.deciding_seconds
         decoding = 0.0 if stats.num_prefill_tokens else stats.total_seconds - deciding
         known = self.plain_time
-        excused = known.excused + (deciding if is_idle else 0.0)
+        excused = known.excused
+        if is_idle:
+            excused += max(0.0, deciding - 0.5 * self.budget.earned(decoding))
         self.plain_time = PlainTime(known.spent + decoding + deciding, known.plain + decoding, excused)
 
     def settle(self, requests: Sequence[Request], states: Sequence[RequestState], plain_step: float) -> None:

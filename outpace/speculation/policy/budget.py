@@ -30,6 +30,10 @@ class Budget:
         if self._allowed_share:
             self.balance = min(self.balance + plain_steps, TUNABLES.most_balance)
 
+    def earned(self, plain: float) -> float:
+        """Seconds that may be lost for this much plain time."""
+        return self._allowed_share * plain
+
     def steps_to_earn(self, plain_steps: float) -> int:
         """The number of plain steps in which the budget earns `plain_steps`."""
         return 1 + int(max(0.0, plain_steps) / self._allowed_share) if self._allowed_share else 1 << 60

@@ -251,7 +251,7 @@ def test_idle_steps_make_a_debt_good_though_they_take_more_than_is_earned() -> N
     for _ in range(300):
         accounts.add_plain_step(StepStats(forward_seconds=1.0, policy_seconds=0.01, num_emitted=1), is_idle=True)
     accounts.settle([], [], 1.0)
-    assert accounts.budget.balance == pytest.approx(before + 300 * TUNABLES.budget_share * 0.02)
+    assert accounts.budget.balance == pytest.approx(before + 300 * 0.5 * TUNABLES.budget_share * 0.02)
     assert accounts.budget.spent_seconds == pytest.approx(3.0 + 300 * 1.01)  # reported all the same
 
 
