@@ -13,7 +13,8 @@ speculation (the rows `none` show how often without). Each difference is listed 
 A shift counts as rounding if it is at most the largest shift that speculation did not cause: at positions where both
 runs agree (between the best two tokens), or between two plain runs. A larger shift is a bug, and the command fails.
 
-Without --draft, the first layers of the model are the draft (written to a temporary file).
+Without --draft, the first layers of the model are the draft (written to a temporary file); with the method `head`, the
+model's own head is.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from outpace.models.resolve import resolve_model
 NUM_TOP = 100
 Numbered = tuple[int, list[int]]
 CellMethod = Literal[Method, "auto"]
-METHODS: tuple[CellMethod, ...] = ("none", "ngram", "suffix", "draft", "auto")
+METHODS: tuple[CellMethod, ...] = ("none", "ngram", "suffix", "draft", "head", "auto")
 
 
 @dataclass
@@ -84,7 +85,9 @@ def main() -> int:
     parser.add_argument("--temperature", type=float, default=0.0, help="(default: %(default)s)")
     parser.add_argument("--depths", type=int, nargs="+", default=[1, 4, 8], help="(default: 1 4 8)")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8], help="(default: 1 8)")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument(
+        "--methods", nargs="+", choices=METHODS, default=[method for method in METHODS if method != "head"]
+    )
     parser.add_argument("--backend", default="llamacpp", help="(default: %(default)s)")
     parser.add_argument("--threads", type=int, help="(default: all usable cores)")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -93,7 +96,9 @@ def main() -> int:
     model = resolve_model(options.model)
     prompts = load_prompts(options.prompts, None if options.max_prompt_tokens else options.count)
     with tempfile.TemporaryDirectory() as folder:
-        draft = Path(options.draft or shallow_draft(model, Path(folder) / "shallow.gguf", options.draft_layers))
+        draft: Path | None = Path(options.draft) if options.draft else None
+        if draft is None and "head" not in options.methods:
+            draft = shallow_draft(model, Path(folder) / "shallow.gguf", options.draft_layers)
         cells = run(options, model, draft, prompts)
     bound = rounding_bound(cells)
     is_clean = report(cells, bound)
@@ -105,7 +110,7 @@ def main() -> int:
     return 0 if is_clean else 1
 
 
-def run(options: argparse.Namespace, model: Path, draft: Path, prompts: list[str]) -> list[Cell]:
+def run(options: argparse.Namespace, model: Path, draft: Path | None, prompts: list[str]) -> list[Cell]:
     """Run all cells group by group. Each prompt is prefilled once; all its runs start from the same cached prefix."""
     cells = [Cell("none", 0, batch) for batch in options.batches] if "none" in options.methods else []
     cells += [Cell(method, depth, batch) for method in options.methods if method not in ("none", "auto")
@@ -114,7 +119,7 @@ def run(options: argparse.Namespace, model: Path, draft: Path, prompts: list[str
         [Cell("auto", max(options.depths), batch) for batch in options.batches] if "auto" in options.methods else []
     )
     llm_options = {"cache_tokens": 16384, "threads": options.threads, "backend": options.backend}
-    with LLM(str(model), draft=str(draft), speculation="on", **llm_options) as llm:
+    with LLM(str(model), draft=str(draft) if draft else None, speculation="on", **llm_options) as llm:
         tokens = [_chat_tokens(llm, prompt) for prompt in prompts]
         if options.max_prompt_tokens:
             tokens = evenly([each for each in tokens if len(each) <= options.max_prompt_tokens], options.count)
