@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("models")
     group.add_argument("--model", metavar="FILE", help="a GGUF file, a Hugging Face folder or a name on its hub "
                        "(default: the embedded SmolLM2-135M-Instruct)")  # fmt: skip
-    group.add_argument("--draft", metavar="FILE", help="a smaller GGUF with the same vocabulary, to draft with")
+    group.add_argument("--draft", metavar="FILE", help="to draft with: a smaller GGUF of the same vocabulary, or a head (outpace distill)")
     group.add_argument("--backend", choices=get_args(BackendName), default=engine.backend,
                        help="what runs the model (default: %(default)s)")  # fmt: skip
     group.add_argument("--device", choices=get_args(DeviceName), default=engine.device,
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--speculation", choices=get_args(SpeculationMode), default=engine.speculation,
                        help="auto: where it pays; on: always; off: plain decoding (default: %(default)s)")  # fmt: skip
     group.add_argument("--method", choices=get_args(Method),
-                       help="how to draft (default: draft if --draft is given, else suffix)")  # fmt: skip
+                       help="how to draft (default: head or draft where there is one, else suffix)")  # fmt: skip
     group.add_argument("--depth", type=int, metavar="K",
                        help=f"draft tokens per step (default: {DEFAULT_DEPTH}; "
                        f"with auto: up to {DEFAULT_AUTO_DEPTH})")  # fmt: skip
