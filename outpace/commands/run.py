@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("models")
     group.add_argument("--model", metavar="FILE", help="a GGUF file, a Hugging Face folder or a name on its hub "
                        "(default: the embedded SmolLM2-135M-Instruct)")  # fmt: skip
-    group.add_argument("--draft", metavar="FILE", help="to draft with: a smaller GGUF of the same vocabulary, or a head (outpace distill)")
+    group.add_argument("--draft", metavar="FILE", help="a smaller GGUF of the same vocabulary, or a head")
     group.add_argument("--backend", choices=get_args(BackendName), default=engine.backend,
                        help="what runs the model (default: %(default)s)")  # fmt: skip
     group.add_argument("--device", choices=get_args(DeviceName), default=engine.device,
