@@ -8,9 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from outpace.config import SamplingParams
+from outpace.core import Request
+from outpace.decoding.sampling import Shaper
 from outpace.models.fingerprint import gguf_fingerprint
 from outpace.models.gguf_header import read_header
 from tests.numpy_reference import Floats, ReferenceModel
+from tests.requests_helper import make_request
 from tests.tiny_gguf import VOCAB_SIZE
 
 IDS = tuple(range(3, VOCAB_SIZE, 2))  # the tokens it can draft
@@ -79,6 +83,17 @@ def write_head(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def request_of(length: int, seq: int = 0, text: int = 0, **params: Any) -> Request:
+    """A request with a random text, which `text` numbers. Greedy if nothing else is given."""
+    rng = np.random.default_rng(text)
+    request = make_request([int(token) for token in rng.integers(0, VOCAB_SIZE, length)])
+    request.params = SamplingParams(**({"temperature": 0.0} | params))
+    request.shaper = Shaper(request.params, request.prompt, frozenset())
+    request.seed = request.params.seed or 0
+    request.seq = seq
+    return request
 
 
 class ReferenceHead:

@@ -54,6 +54,11 @@ class HeadDescription:
     target_ids: NDArray[np.int32]
     tensors: tuple[Tensor, ...]
 
+    @property
+    def cache_elements_per_token(self) -> int:
+        """Keys and values of an entry, and the hidden states that the target keeps."""
+        return 2 * self.num_kv_heads * self.head_dim + len(self.taps) * self.width
+
 
 def find_head(draft: Path) -> Path | None:
     """The head's file if `draft` is one or a folder that holds one; None for a draft model."""

@@ -19,13 +19,11 @@ from torch import Tensor
 
 from outpace.core import MeasuredAcceptance
 from outpace.errors import ModelError, OutpaceError, UsageError
+from outpace.models import head_gguf
 from outpace.models.head_file import HeadConfig, read_head_config, write_config
 from outpace.training.shards import load_sharded, save_sharded
 from outpace.training.train import Progress
 
-NATIVE_FILE = "head.gguf"
-GGUF_ARCHITECTURE = "outpace-head"
-GGUF_FORMAT = 1
 QUANTISATIONS = ("Q4_0", "Q4_1", "Q8_0")
 _STEM = "checkpoint"
 _KEPT = "kept"
@@ -79,7 +77,7 @@ def pack(folder: Path, quantisation: str = "Q4_0") -> list[Path]:
     checkpoint = load_checkpoint(folder)
     written = [_write_safetensors(checkpoint, folder)]
     if checkpoint.config.kind == "eagle3":
-        written.append(_write_gguf(checkpoint, measured_in(folder), folder / NATIVE_FILE, quantisation))
+        written.append(_write_gguf(checkpoint, measured_in(folder), folder / head_gguf.FILE, quantisation))
     return written
 
 
@@ -117,9 +115,9 @@ def _write_gguf(checkpoint: Checkpoint, measured: MeasuredAcceptance | None, pat
             f"{path.parent}` (the rest of the head is written)"
         ) from error
     c = checkpoint.config
-    writer = gguf.GGUFWriter(path, GGUF_ARCHITECTURE)
+    writer = gguf.GGUFWriter(path, head_gguf.ARCHITECTURE)
     values: dict[str, Any] = {
-        "format": GGUF_FORMAT, "width": c.width, "hidden": c.hidden, "num_heads": c.num_heads,
+        "format": head_gguf.FORMAT, "width": c.width, "hidden": c.hidden, "num_heads": c.num_heads,
         "num_kv_heads": c.num_kv_heads, "head_dim": c.head_dim, "epsilon": float(c.epsilon),
         "taps": ",".join(map(str, c.taps)), "target": str(c.target["fingerprint"]),
         "target_name": str(c.target["name"])[:200],
@@ -129,7 +127,7 @@ def _write_gguf(checkpoint: Checkpoint, measured: MeasuredAcceptance | None, pat
         values["acceptance_sampled"] = ",".join(f"{chance:.3f}" for chance in measured.sampled)
     for key, value in values.items():
         add: Any = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}[type(value)]
-        add(f"{GGUF_ARCHITECTURE}.{key}", value)
+        add(f"{head_gguf.ARCHITECTURE}.{key}", value)
     kind = getattr(gguf.GGMLQuantizationType, quantisation)
     for name, array in gguf_tensors(checkpoint.parameters, len(c.taps)).items():
         if array.ndim == 1:

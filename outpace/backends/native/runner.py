@@ -72,9 +72,8 @@ class NativeModel:
         a = self.file.description.architecture
         weights, token_bytes = self.file.packed_bytes, 2 * a.cache_elements_per_token
         if self._head_file is not None:
-            d = self._head_file.description
             weights += self._head_file.packed_bytes
-            token_bytes += 2 * (2 * d.num_kv_heads * d.head_dim + len(d.taps) * d.width)
+            token_bytes += 2 * self._head_file.description.cache_elements_per_token
         cache = num_pages * self.library.page_tokens() * token_bytes
         available = available_bytes()
         if available is not None and weights + cache > available:

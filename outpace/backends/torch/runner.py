@@ -98,7 +98,7 @@ class TorchModel:
         num_tokens = (2 if captured else 1) * capacity.max_step_tokens  # graphs have their own activations
         workspace = num_tokens * widest * size + num_logits * c.vocab_size * 4
         head_weights = self._head.num_parameters if self._head is not None else 0
-        head_cache = self._head.cache_elements_per_token if self._head is not None else 0
+        head_cache = self._head.description.cache_elements_per_token if self._head is not None else 0
         return MemoryPlan(
             name=self._checkpoint.name,
             weights=weight_bytes(self._checkpoint, self.dtype) + head_weights * size,

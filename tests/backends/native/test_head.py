@@ -14,12 +14,10 @@ from outpace.backends.native.library import load_library
 from outpace.backends.native.runner import NativeModel, NativeRunner
 from outpace.config import SamplingParams
 from outpace.core import Request, Row, StepPlan
-from outpace.decoding.sampling import Shaper
 from outpace.errors import BackendError, ModelError, UsageError
 from outpace.models.llama_library import load_library as load_llama
-from tests.requests_helper import make_request
 from tests.tiny_gguf import FAMILIES, VOCAB_SIZE, write_model
-from tests.tiny_head import IDS, ReferenceHead, write_head
+from tests.tiny_head import IDS, ReferenceHead, request_of, write_head
 
 try:
     load_library()
@@ -56,17 +54,6 @@ def drafting(tmp_path: Path):
     made = Drafting(tmp_path)
     yield made
     made.runner.close()
-
-
-def request_of(length: int, seq: int = 0, text: int = 0, **params: Any) -> Request:
-    """A request with a random text, which `text` numbers. Greedy if nothing else is given."""
-    rng = np.random.default_rng(text)
-    request = make_request([int(token) for token in rng.integers(0, VOCAB_SIZE, length)])
-    request.params = SamplingParams(**({"temperature": 0.0} | params))
-    request.shaper = Shaper(request.params, request.prompt, frozenset())
-    request.seed = request.params.seed or 0
-    request.seq = seq
-    return request
 
 
 def same(a: DraftedTokens, b: DraftedTokens) -> bool:

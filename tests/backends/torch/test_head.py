@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -18,11 +17,9 @@ from outpace.backends.base import Capacity, DraftedTokens, HeadTask
 from outpace.backends.torch.device import TorchOptions
 from outpace.backends.torch.runner import TorchModel, TorchRunner
 from outpace.core import Request, Row, StepPlan
-from outpace.decoding.sampling import Shaper
 from outpace.errors import BackendError, ModelError
-from tests.requests_helper import make_request
-from tests.tiny_gguf import FAMILIES, VOCAB_SIZE, write_model
-from tests.tiny_head import ReferenceHead, write_head
+from tests.tiny_gguf import FAMILIES, write_model
+from tests.tiny_head import ReferenceHead, request_of, write_head
 
 CAPACITY = Capacity(max_sequences=8, cache_tokens=1024, max_context=512, max_step_tokens=64)
 OPTIONS = TorchOptions("cpu", "float32", 0.9)
@@ -52,16 +49,6 @@ def drafting(tmp_path: Path) -> Iterator[Drafting]:
     made = Drafting(tmp_path)
     yield made
     made.runner.close()
-
-
-def request_of(length: int, seq: int = 0, text: int = 0, **params: Any) -> Request:
-    rng = np.random.default_rng(text)
-    request = make_request([int(token) for token in rng.integers(0, VOCAB_SIZE, length)])
-    request.params = SamplingParams(**({"temperature": 0.0} | params))
-    request.shaper = Shaper(request.params, request.prompt, frozenset())
-    request.seed = request.params.seed or 0
-    request.seq = seq
-    return request
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -20,13 +20,12 @@ from outpace.backends.torch.model.weights import Layer
 @dataclass(slots=True)
 class HeadWeights:
     fuse: Tensor  # [width, taps * target's width]
-    tap_norms: Tensor | None  # [taps, target's width]: each tap is normed before they are fused
+    tap_norms: Tensor  # [taps, target's width]: each tap is normed before they are fused
     token_norm: Tensor
     layer: Layer  # qkv is [q + 2 kv, 2 width]: token, then state
     final_norm: Tensor
     head: Tensor  # [draft vocabulary, width]
     ids: Tensor  # int64 [draft vocabulary]: the target's tokens
-    normed_residual: bool = False  # the residual stream begins with the normed state
 
     @property
     def num_bytes(self) -> int:
@@ -58,12 +57,9 @@ class HeadModel:
     @torch.inference_mode()
     def fuse(self, step: StepInputs) -> Tensor:
         """The states that a first pass begins with, [tokens, width]."""
-        taps = self._taps.read_before(step)
-        if self.weights.tap_norms is not None:
-            norms = self.weights.tap_norms
-            parts = [self._ops.norm(taps[:, i].contiguous(), norms[i], self._epsilon) for i in range(taps.shape[1])]
-            taps = torch.stack(parts, 1)
-        return self._ops.linear(taps.flatten(1), self.weights.fuse)
+        taps, norms = self._taps.read_before(step), self.weights.tap_norms
+        parts = [self._ops.norm(taps[:, i].contiguous(), norm, self._epsilon) for i, norm in enumerate(norms)]
+        return self._ops.linear(torch.cat(parts, 1), self.weights.fuse)
 
     @torch.inference_mode()
     def forward(self, step: StepInputs, states: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,8 +70,7 @@ class HeadModel:
         qkv = ops.linear(torch.cat([token, state], -1), layer.qkv)
         mixed = ops.attend(qkv, self._cache, step, self._rope, layer.q_norm, layer.k_norm, epsilon)
         # Cloned, because products may be added in place.
-        residual = state if w.normed_residual else states.clone()
-        h = ops.linear_add(mixed, layer.out, None, Hidden(residual), layer.mlp_norm)
+        h = ops.linear_add(mixed, layer.out, None, Hidden(states.clone()), layer.mlp_norm)
         x = ops.norm_swiglu(h, layer.mlp_norm, epsilon, layer.gate_up, None)
         h = ops.linear_add(x, layer.down, None, h, w.final_norm)
         if step.shape.num_outputs != len(h.residual):

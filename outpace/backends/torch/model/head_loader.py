@@ -33,12 +33,6 @@ class HeadCheckpoint:
     def num_parameters(self) -> int:
         return sum(tensor.rows * tensor.cols for tensor in self.description.tensors if tensor.is_matrix)
 
-    @property
-    def cache_elements_per_token(self) -> int:
-        """Keys and values of an entry, and the hidden states that the target keeps."""
-        d = self.description
-        return 2 * d.num_kv_heads * d.head_dim + len(d.taps) * d.width
-
     def load(self, dtype: torch.dtype, device: torch.device) -> HeadWeights:
         d = self.description
         by_name: dict[str, Tensor] = {}

@@ -23,10 +23,6 @@ class TapStore:
         # The last place is for tokens in gaps.
         self._states = like.new_zeros((num_pages * page_tokens + 1, len(self.layers), width))
 
-    @property
-    def num_bytes(self) -> int:
-        return self._states.nbytes
-
     def places(self, step: StepInputs, before: int = 0) -> Tensor:
         """Where the states of the step's tokens are stored, or of the tokens `before` positions earlier."""
         positions = step.positions - before
