@@ -57,6 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                       help="drop prompts that share 13 words in a row with these or with --held-out")  # fmt: skip
     data.add_argument("--own-prompts", type=int, default=0, metavar="N",
                       help="let the target write up to N more prompts itself, for when there are few")  # fmt: skip
+    data.add_argument("--documents", type=float, default=0.2, metavar="S",
+                      help="share of tasks about long texts, made of the target's answers, among the prompts; they "
+                           "teach the head to follow long prompts (default: %(default)g)")  # fmt: skip
     data.add_argument("--prepared", type=Path, metavar="FILE", help=f"the prepared file (default: DIR/{PREPARED})")
     data.add_argument("--answers", type=Path, metavar="DIR",
                       help="keeps the target's answers, or holds earlier ones (default: --out)")  # fmt: skip
@@ -153,7 +156,8 @@ def _settings(options: argparse.Namespace) -> DistillSettings:
 
     return DistillSettings(
         kind=options.kind, minutes=options.minutes, call_minutes=options.call_minutes,
-        answer_minutes=options.answer_minutes, num_own_prompts=options.own_prompts, max_answer=options.max_answer,
+        answer_minutes=options.answer_minutes, num_own_prompts=options.own_prompts,
+        document_share=options.documents, max_answer=options.max_answer,
         draft_vocab_size=options.vocab, hidden=options.hidden, num_steps=options.steps,
         learning_rate=options.learning_rate, batch_tokens=options.batch_tokens, seed=options.seed,
         compile=not options.no_compile,

@@ -21,6 +21,7 @@ class Facts:
     num_answer_tokens: int
     answer_seconds: float
     num_own_prompts: int
+    num_documents: int
     num_parameters: int
     device: str
 
@@ -46,6 +47,8 @@ def card(facts: Facts) -> str:
     ]
     if facts.num_own_prompts:
         lines.append(f"- {facts.num_own_prompts:,} more prompts were written by the target itself")
+    if facts.num_documents:
+        lines.append(f"- {facts.num_documents:,} more prompts are tasks about long texts made of the target's answers")
     lines += ["", "## Prompts", "", *_sources(p.sources), ""]
     dropped, kept = sum(each.num_overlapping for each in p.sources), sum(each.num_prompts for each in p.sources)
     against = ", ".join([*(each.file for each in p.held_sources), *p.excluded])

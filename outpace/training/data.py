@@ -17,6 +17,7 @@ from outpace.training.answers import Answer, Answerer, Ask, Prompt, until
 from outpace.training.batches import Texts, join
 from outpace.training.contamination import overlaps
 from outpace.training.display import Display
+from outpace.training.documents import LONGEST, document_prompts
 from outpace.training.prepared import Prepared
 from outpace.training.shards import load_sharded, save_sharded
 from outpace.training.target import Target
@@ -24,6 +25,7 @@ from outpace.training.target import Target
 MIN_ANSWER = 5  # shorter ones teach nothing: a draft needs tokens to hit
 HELD_ANSWER = 200  # tokens of a held-out answer, at most
 _NGRAM = 13  # tokens; more than a chat template repeats
+_FOR_TEXTS = 0.3  # of the time: answers to the prompts alone, from which texts are then made
 _STEM = "answers"
 _PARTS = ("train", "held_greedy", "held_sampled")
 _KEYS = ("prompts", "answers", "prompt_lengths", "answer_lengths", "prompt_numbers")
@@ -36,6 +38,7 @@ class Answers:
     held_sampled: Texts  # at temperature 1
     seconds: float  # that the target took
     num_own_prompts: int  # written by the target itself
+    num_documents: int = 0  # prompts about texts of the target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,8 @@ class AnswerSettings:
     max_answer: int = 256
     max_rounds: int = 8  # answers per prompt, at most
     num_own_prompts: int = 0
+    document_share: float = 0.0  # of the prompts: tasks about a text
+    max_text: int = 2048  # tokens of such a prompt with its answer, at most
     seed: int = 0
 
 
@@ -94,22 +99,39 @@ def write_answers(
     train_begin = time.monotonic()
     deadline = train_begin + settings.seconds
     longest = max((len(prompt) for prompt in prepared.train), default=1)
+    longest_document = min(LONGEST, settings.max_text - settings.max_answer)
+    has_documents = settings.document_share > 0 and longest_document > longest
+    if has_documents:
+        longest = longest_document
     answerer = Answerer(
         target, max_prompt=max(longest, settings.max_answer + 64), max_answer=settings.max_answer,
         end_ids=prepared.end_ids, most_rows=max(len(prepared.train) * settings.max_rounds, settings.num_own_prompts),
     )  # fmt: skip
     own = _own_prompts(answerer, prepared, settings.num_own_prompts, deadline)
+    prompts: list[Prompt] = [*prepared.train, *own]
+    documents: list[NDArray[np.int64]] = []
     found = list[Answer]()
-    try:
-        num_tokens = 0
-        for answer in answerer.answer(until(_rounds([*prepared.train, *own], settings), deadline)):
+
+    num_tokens = 0
+
+    def write(asks: Iterator[Ask], end: float) -> None:
+        nonlocal num_tokens
+        for answer in answerer.answer(until(asks, end)):
             if len(answer.tokens) >= MIN_ANSWER:
                 found.append(answer)
                 num_tokens += len(answer.tokens)
             report("answers", num_tokens, min((time.monotonic() - train_begin) / max(settings.seconds, 1e-9), 1.0))
+
+    try:
+        if has_documents:
+            write(_rounds(prompts, settings), train_begin + _FOR_TEXTS * settings.seconds)
+            documents = _documents(prepared, found, len(prompts), longest, settings)
+        write(_rounds([*prompts, *documents], settings, first=int(has_documents)), deadline)
     finally:
         half = len(prepared.held)
-        answers = Answers(_texts(found), _texts(held[:half]), _texts(held[half:]), time.monotonic() - begin, len(own))
+        answers = Answers(
+            _texts(found), _texts(held[:half]), _texts(held[half:]), time.monotonic() - begin, len(own), len(documents)
+        )
         if found:
             keep(answers)
     if not found:
@@ -131,10 +153,10 @@ def _answer_held(target: Target, prepared: Prepared, max_answer: int) -> list[An
     return sorted(answerer.answer(asks), key=lambda answer: answer.key)
 
 
-def _rounds(prompts: Sequence[Prompt], settings: AnswerSettings) -> Iterator[Ask]:
+def _rounds(prompts: Sequence[Prompt], settings: AnswerSettings, first: int = 0) -> Iterator[Ask]:
     """Half of the answers greedy, half at temperature 1. Greedy ones repeat themselves: from the third round on, a low
     temperature stands for them."""
-    for round_number in range(settings.max_rounds):
+    for round_number in range(first, settings.max_rounds):
         calm = 0.0 if round_number < 2 else 0.5
         order = np.random.default_rng((settings.seed, round_number)).permutation(len(prompts))
         for i in order:
@@ -157,6 +179,21 @@ def _own_prompts(answerer: Answerer, prepared: Prepared, count: int, deadline: f
     inner = [prompt[len(prepared.user_begin) : len(prompt) - len(prepared.user_end)] for prompt in prompts]
     tainted = overlaps([each.tolist() for each in inner], [each.tolist() for each in held], _NGRAM)
     return [prompt for prompt, is_tainted in zip(prompts, tainted, strict=True) if not is_tainted]
+
+
+def _documents(
+    prepared: Prepared, answers: Sequence[Answer], num_prompts: int, longest: int, settings: AnswerSettings
+) -> list[NDArray[np.int64]]:
+    """Tasks about texts made of answers, as many as their share beside the other prompts."""
+    count = round(num_prompts * settings.document_share / (1 - settings.document_share))
+    random = np.random.default_rng(settings.seed)
+    chosen = random.permutation(len(answers))[: 4 * count]  # a text is a few answers long
+    ends = set(prepared.end_ids)
+    texts = [answers[i].tokens[: -1 if answers[i].tokens[-1] in ends else None] for i in chosen]
+    held = [np.asarray(prompt).tolist() for prompt in prepared.held]
+    tainted = overlaps([text.tolist() for text in texts], held, _NGRAM)
+    clean = [text for text, is_tainted in zip(texts, tainted, strict=True) if not is_tainted]
+    return document_prompts(prepared.frames, clean, count, longest, settings.seed)
 
 
 def _texts(answers: Sequence[Answer]) -> Texts:
@@ -184,7 +221,8 @@ def save_answers(answers: Answers, folder: Path, fingerprint: str, vocab_size: i
         for key, array in arrays.items():
             tensor = torch.from_numpy(array)
             tensors[f"{name}.{key}"] = tensor.to(kind) if tensor.dtype == torch.int64 else tensor
-    about = {"fingerprint": fingerprint, "seconds": answers.seconds, "num_own_prompts": answers.num_own_prompts}
+    about = {"fingerprint": fingerprint, "seconds": answers.seconds, "num_own_prompts": answers.num_own_prompts,
+             "num_documents": answers.num_documents}  # fmt: skip
     save_sharded(tensors, folder, _STEM, metadata={"about": json.dumps(about)})
 
 
@@ -198,7 +236,8 @@ def load_answers(folder: Path, fingerprint: str) -> Answers | None:
     if about["fingerprint"] != fingerprint:
         raise UsageError(f"the answers in {folder} are another target's; delete {folder}/{_STEM}* to write new ones")
     texts = {name: _joined({key: tensors[f"{name}.{key}"] for key in _KEYS}) for name in _PARTS}
-    return Answers(**texts, seconds=about["seconds"], num_own_prompts=about["num_own_prompts"])
+    return Answers(**texts, seconds=about["seconds"], num_own_prompts=about["num_own_prompts"],
+                   num_documents=about.get("num_documents", 0))  # fmt: skip
 
 
 def _joined(tensors: dict[str, torch.Tensor]) -> Texts:

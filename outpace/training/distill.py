@@ -53,7 +53,8 @@ def distill(
             display.say(f"without a GPU, only {_HELD_ON_A_CPU} held-out prompts are used")
         # A resumed call that does not find the earlier answers lets the target write other ones.
         seed = settings.seed + (checkpoint.progress.steps if checkpoint is not None else 0)
-        wanted = _answer_settings(settings, seed, deadline)
+        shape = _batch_shape(settings, on_gpu=device.type == "cuda")
+        wanted = _answer_settings(settings, seed, deadline, max_text=min(shape.num_tokens, target.config.context))
         answers = find_or_write(target, prepared, wanted, answers_folder or out, display)
         return _Call(target, prepared, answers, out, settings, compile, deadline, display).run(checkpoint)
     except torch.OutOfMemoryError as error:
@@ -76,13 +77,24 @@ def _check_same_target(target: Target, prepared: Prepared, checkpoint: Checkpoin
         )
 
 
-def _answer_settings(settings: DistillSettings, seed: int, deadline: float | None) -> AnswerSettings:
+def _batch_shape(settings: DistillSettings, *, on_gpu: bool) -> BatchShape:
+    return BatchShape(
+        num_tokens=settings.batch_tokens or (32 * 720 if on_gpu else 32 * 60),
+        chunk=2048 if on_gpu else 256,
+        num_steps=settings.num_steps or KINDS[settings.kind].num_steps,
+    )
+
+
+def _answer_settings(
+    settings: DistillSettings, seed: int, deadline: float | None, *, max_text: int
+) -> AnswerSettings:  # fmt: skip
     seconds = 60 * (settings.answer_minutes or settings.minutes / 4)
     if deadline is not None:
         seconds = min(seconds, max(deadline - time.monotonic() - 2 * _FOR_THE_END, 1.0))
     return AnswerSettings(
-        seconds=seconds, max_answer=settings.max_answer, num_own_prompts=settings.num_own_prompts, seed=seed
-    )
+        seconds=seconds, max_answer=settings.max_answer, num_own_prompts=settings.num_own_prompts,
+        document_share=settings.document_share, max_text=max_text, seed=seed,
+    )  # fmt: skip
 
 
 class _Call:
@@ -93,11 +105,7 @@ class _Call:
         self._target, self._prepared, self._answers, self._out = target, prepared, answers, out
         self._settings, self._compile, self._deadline, self._display = settings, compile, deadline, display
         on_gpu = target.device.type == "cuda"
-        self._shape = BatchShape(
-            num_tokens=settings.batch_tokens or (32 * 720 if on_gpu else 32 * 60),
-            chunk=2048 if on_gpu else 256,
-            num_steps=settings.num_steps or KINDS[settings.kind].num_steps,
-        )
+        self._shape = _batch_shape(settings, on_gpu=on_gpu)
         self._quick_texts = spread(answers.held_greedy, QUICK_TEXTS if on_gpu else 8)
 
     def run(self, checkpoint: Checkpoint | None) -> Evaluation | None:
@@ -222,6 +230,7 @@ class _Call:
             num_answer_tokens=answers.train.num_answer_tokens,
             answer_seconds=answers.seconds,
             num_own_prompts=answers.num_own_prompts,
+            num_documents=answers.num_documents,
             num_parameters=sum(p.numel() for p in head.parameters.values()),
             device=_name(target.device),
         )

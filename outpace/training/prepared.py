@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outpace.errors import UsageError
+from outpace.training.documents import Frame
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Prepared:
     vocab_size: int
     target: str  # the file's name
     fingerprint: str
+    frames: list[Frame] = field(default_factory=list)  # tasks about a text; none if the template is unknown
     sources: list[Source] = field(default_factory=list)
     held_sources: list[Source] = field(default_factory=list)
     excluded: list[str] = field(default_factory=list)  # files whose prompts must not be trained on
@@ -76,6 +78,7 @@ def load_prepared(path: Path) -> Prepared:
         ) from error
     for name in ("sources", "held_sources"):
         values[name] = [Source(**each) for each in values[name]]
+    values["frames"] = [Frame(**each) for each in values["frames"]]
     return Prepared(train=train, held=held, **values)
 
 

@@ -14,6 +14,7 @@ from outpace.errors import UsageError
 from outpace.models.fingerprint import fingerprint
 from outpace.models.prompts import ChatPrompt, encode, render
 from outpace.training.contamination import overlaps, words
+from outpace.training.documents import TASKS, Frame
 from outpace.training.prepared import Prepared, Source
 
 MAX_PROMPT = 512  # tokens of a training prompt
@@ -56,6 +57,7 @@ def prepare(
         end_ids=sorted(tokenizer.end_ids),
         user_begin=begin,
         user_end=end,
+        frames=_frames(tokenizer, begin, end),
         vocab_size=tokenizer.vocab_size,
         target=target.name,
         fingerprint=fingerprint(target),
@@ -104,6 +106,17 @@ def _template_around_user(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     if not mark:
         return [], []
     return encode(tokenizer, ChatPrompt(before, before)), tokenizer.encode(after, add_special=False)
+
+
+def _frames(tokenizer: Tokenizer, begin: list[int], end: list[int]) -> list[Frame]:
+    """The tasks about a text, in the chat template."""
+    if not begin:
+        return []
+
+    def tokens(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special=False, parse_special=False)
+
+    return [Frame([*begin, *tokens(before)], [*tokens(after), *end]) for before, after in TASKS]
 
 
 def licence_of(path: Path) -> str:

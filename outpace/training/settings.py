@@ -17,6 +17,7 @@ class DistillSettings:
     call_minutes: float | None = None
     answer_minutes: float | None = None  # None: a quarter of `minutes`
     num_own_prompts: int = 0
+    document_share: float = 0.2
     max_answer: int = 256
     draft_vocab_size: int = 16384
     hidden: int | None = None  # None: the target's
@@ -32,6 +33,8 @@ class DistillSettings:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise UsageError(f"{name.replace('_', ' ')} must be above 0; got {value:g}")
+        if not 0 <= self.document_share < 1:
+            raise UsageError(f"the share of documents must be at least 0 and below 1; got {self.document_share:g}")
         for name in ("hidden", "batch_tokens"):  # quantised by blocks; padded to multiples
             value = getattr(self, name)
             if value is not None and value % _MULTIPLE:

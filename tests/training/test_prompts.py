@@ -10,6 +10,7 @@ import pytest
 
 from outpace.errors import UsageError
 from outpace.training.contamination import overlaps, words
+from outpace.training.documents import TASKS
 from outpace.training.prepared import load_prepared, save_prepared
 from outpace.training.prompts import licence_of, prepare
 from tests.fakes import ByteTokenizer
@@ -117,11 +118,33 @@ def test_the_prepared_file_comes_back_whole(target, tmp_path):
     after = load_prepared(tmp_path / "out" / "prepared.npz")
     assert after.sources == before.sources and after.sources[0].licence == "MIT"
     assert after.held_sources == before.held_sources
-    for name in ("categories", "end_ids", "user_begin", "user_end", "vocab_size", "target", "fingerprint", "excluded"):
+    names = (
+        "categories",
+        "end_ids",
+        "user_begin",
+        "user_end",
+        "frames",
+        "vocab_size",
+        "target",
+        "fingerprint",
+        "excluded",
+    )
+    assert before.frames
+    for name in names:
         assert getattr(after, name) == getattr(before, name)
     for name in ("train", "held"):
         ours, theirs = getattr(before, name), getattr(after, name)
         assert len(ours) == len(theirs) and all(map(np.array_equal, ours, theirs))
+
+
+def test_tasks_about_a_text_are_ordinary_prompts_once_the_text_is_in(target, tmp_path):
+    found = prepared(target, [write(tmp_path / "train.jsonl", [{"prompt": "One."}, {"prompt": "Two."}])])
+    document = [ord(letter) for letter in "Bees dance."]
+    assert len(found.frames) == len(TASKS)
+    for (before, after), frame in zip(TASKS, found.frames, strict=True):
+        asked = write(tmp_path / "asked.jsonl", [{"prompt": f"{before}Bees dance.{after}"}, {"prompt": "x"}])
+        whole = next(each for each in prepared(target, [asked]).held if len(each) > 20)
+        assert [*frame.before, *document, *frame.after] == whole.tolist()
 
 
 def test_what_is_no_prepared_file_is_said_in_a_sentence(tmp_path):

@@ -23,6 +23,7 @@ from outpace.training.batches import Texts, epochs, join, make_batch, plan_batch
 from outpace.training.data import Answers, AnswerSettings, draft_vocabulary, load_answers, save_answers, write_answers
 from outpace.training.display import Display
 from outpace.training.distill import distill
+from outpace.training.documents import Frame
 from outpace.training.evaluate import evaluate, mean_overlaps, num_hits, tokens_a_step
 from outpace.training.loss import DraftLoss
 from outpace.training.settings import DistillSettings
@@ -263,6 +264,24 @@ def test_prompts_of_the_targets_own_making_stand_in_its_template(target):
     own = [prompt for prompt in prompts if prompt[:2] == prepared.user_begin]
     assert 0 < len(own) <= found.num_own_prompts < 200
     assert all(prompt[-1:] == prepared.user_end and 256 not in prompt for prompt in own)
+
+
+def test_texts_of_its_own_answers_become_long_prompts(target):
+    frames = [Frame([257, 258, 7], [259]), Frame([257, 258], [8, 259])]
+    prepared = replace(tiny_prepared(target), frames=frames)
+    settings = AnswerSettings(seconds=4.0, max_answer=24, max_rounds=4, document_share=0.5, max_text=124)
+    found = write_answers(target, prepared, settings, lambda *_: None, lambda _: None)
+    assert found.num_documents == len(prepared.train)
+    texts = found.train
+    prompts = [texts.tokens[texts.offsets[i] :][: texts.prompt_lengths[i]].tolist() for i in range(len(texts))]
+    long = [prompt for prompt in prompts if prompt[:2] == [257, 258]]
+    assert long and all(len(prompt) <= 100 and prompt[-1] == 259 and 256 not in prompt for prompt in long)
+    assert {prompt[2] == 7 for prompt in long} == {True, False}
+    answers = [texts.answer(i).tolist() for i in range(len(texts))]
+    text = long[0][3:11] if long[0][2] == 7 else long[0][2:10]
+    assert any(text == answer[: len(text)] for answer in answers)  # it begins with an answer
+    none = replace(settings, document_share=0.5, max_text=24 + max(len(prompt) for prompt in prepared.train))
+    assert write_answers(target, prepared, none, lambda *_: None, lambda _: None).num_documents == 0  # no room
 
 
 # The whole of a call.
