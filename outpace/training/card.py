@@ -28,7 +28,6 @@ class Facts:
 
 def card(facts: Facts) -> str:
     c, p, progress = facts.config, facts.prepared, facts.progress
-    passes = progress.tokens / max(facts.num_answer_tokens, 1)
     lines = [
         f"# A draft head for {c.target.get('name')}",
         "",
@@ -40,10 +39,10 @@ def card(facts: Facts) -> str:
         "## Training",
         "",
         f"- Device: {facts.device}",
-        f"- {progress.seconds / 60:.1f} minutes, {progress.steps:,} steps, {progress.tokens:,} token passes "
-        f"({passes:.1f} per answer token)",
+        f"- {progress.seconds / 60:.1f} minutes, {progress.steps:,} steps, {progress.tokens:,} token passes",
         f"- {facts.num_answer_tokens:,} answer tokens in {facts.num_texts:,} answers, written by the target itself in "
-        f"{facts.answer_seconds / 60:.1f} minutes, half greedy and half sampled",
+        f"{facts.answer_seconds / 60:.1f} minutes, half greedy and half sampled; those of the last call, if the call "
+        "resumed a training with other answers",
     ]
     if facts.num_own_prompts:
         lines.append(f"- {facts.num_own_prompts:,} more prompts were written by the target itself")
