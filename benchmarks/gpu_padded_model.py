@@ -130,7 +130,9 @@ def converted(weights: Any, dtype: torch.dtype) -> Any:
             return done.setdefault(id(value), value.to(dtype) if value.is_floating_point() else value)
         if isinstance(value, list):
             return [each(part) for part in value]
-        return value if value is None else replace(value, **{f.name: each(getattr(value, f.name)) for f in fields(value)})
+        return (
+            value if value is None else replace(value, **{f.name: each(getattr(value, f.name)) for f in fields(value)})
+        )
 
     return each(weights)
 

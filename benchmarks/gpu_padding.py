@@ -2,7 +2,7 @@
 
 Every tensor is copied into the larger one, and the rest is zero where it would change the result. Norm weights are
 scaled because the mean runs over more elements. Queries are scaled because the attention scale changes. Rotary pairs
-keep their frequencies. Weights that are only multiplied with zeros are random, because a GPU computes faster with zeros.
+keep their frequencies. Weights that only meet zeros are random, because a GPU computes faster with zeros.
 
 Tokens beyond the small vocabulary must never be emitted: one more element of the embedding is constant, and their rows
 of the output matrix give it a large negative weight. In a head the same element is not constant: it is positive, too
@@ -154,7 +154,7 @@ def _epsilon(epsilon: float, width: int, larger: int) -> float:
 
 
 def _norm_scale(sizes: Sizes, shape: Architecture) -> float:
-    return (sizes.width / shape.width) ** 0.5
+    return float((sizes.width / shape.width) ** 0.5)
 
 
 def _fill(*unused: Tensor) -> None:

@@ -30,7 +30,7 @@ CONTEXT = 1408
 STEP_TOKENS = 4096
 WARM_UP_TOKENS = 16
 ALONE = 4  # prompts of a block at concurrency 1
-COMPARED_DEPTH = 4  # of the drafts that are compared with the small head's
+COMPARED_PROMPTS, COMPARED_DEPTH = 12, 4  # of the logits and drafts that are compared with the small ones
 CONCURRENCY = (1, 8, 32, 128)
 SETTINGS = ("plain", "head:2", "head:3", "head:5", "head:7", "auto")
 # Other depths that `auto` may choose. Their graphs are captured before the measurement, as for fixed settings.
@@ -101,17 +101,18 @@ class Experiment:
     def attempt(self, concurrency: int, temperature: float, block: int, seconds: float) -> None:
         """Run a block, unless `seconds` are over. If it fails, report the error; the others still run."""
         cell = f"block {block}, concurrency {concurrency}, temperature {temperature:.0f}"
-        try:
-            if self.elapsed <= seconds:
-                return self.block(concurrency, temperature, block)
-            reason = "the time is over"
-        except Exception as error:
-            traceback.print_exc()
-            reason = f"FAILED: {error!r:.300}"
-            self._drop_engines()
-        self.report.figures["missing"].append(f"{cell}: {reason}")
-        self.report.say(f"  missing: {cell}: {reason}")
-        self.report.save()
+        reason = "the time is over" if self.elapsed > seconds else None
+        if reason is None:
+            try:
+                self.block(concurrency, temperature, block)
+            except Exception as error:
+                traceback.print_exc()
+                reason = f"FAILED: {error!r:.300}"
+                self._drop_engines()
+        if reason is not None:
+            self.report.figures["missing"].append(f"{cell}: {reason}")
+            self.report.say(f"  missing: {cell}: {reason}")
+            self.report.save()
 
     def _drop_engines(self) -> None:
         """After an error: its requests still hold sequences of the runner, which all engines share."""
@@ -122,7 +123,7 @@ class Experiment:
 
     def check_padding(self) -> None:
         engine = self.pair.engine(1, self.costs)
-        found = self.models.compare(engine, self.prompts[:6], COMPARED_DEPTH)
+        found = self.models.compare(engine, self.prompts[:COMPARED_PROMPTS], COMPARED_DEPTH)
         self.report.figures["padding"] = found
         self.report.say(
             f"logits of {found['tokens']} tokens against the small model in float32: relative error of the small "

@@ -13,8 +13,8 @@ def summary(rows: Rows, required: Mapping[tuple[int, float], float]) -> dict[str
     """The table of cells, the cost of a pass of the head, and the speedups of `auto` beside the required ones."""
     cells = [_cell(list(mine)) for mine in _grouped(rows)]
     lines = [
-        f"{'at once':>8}{'T':>4}{'setting':>10}{'tokens/s':>10}{'x':>7}{'(least-most)':>14}{'ms/step':>9}{'drafting':>10}"
-        f"{'tokens':>8}{'like plain':>12}  accepted of each position"
+        f"{'at once':>8}{'T':>4}{'setting':>10}{'tokens/s':>10}{'x':>7}{'(least-most)':>14}{'ms/step':>9}"
+        f"{'drafting':>10}{'tokens':>8}{'like plain':>12}  accepted of each position"
     ]
     lines += [_line(cell) for cell in cells]
     passes = _passes(cells)
@@ -47,7 +47,7 @@ def summary(rows: Rows, required: Mapping[tuple[int, float], float]) -> dict[str
 
 
 def _passes(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What one more pass of the head takes: the drafting time of the deepest fixed draft less that of the shallowest."""
+    """What one more pass of the head takes: from the drafting times of the shallowest and the deepest fixed draft."""
     found = []
     for plain in (cell for cell in cells if cell["setting"] == "plain"):
         place = {name: plain[name] for name in ("concurrency", "temperature")}
