@@ -14,10 +14,10 @@ pytest.importorskip("safetensors", reason="safetensors is not installed; pip ins
 
 import torch
 
-from benchmarks import gpu_models, gpu_padded_model, gpu_speculation
+from benchmarks import gpu_experiment, gpu_models, gpu_padded_model, gpu_speculation
 from benchmarks.gpu_cells import first_difference, run
+from benchmarks.gpu_experiment import Experiment, Report
 from benchmarks.gpu_padded_model import PaddedModel, Small
-from benchmarks.gpu_speculation import Experiment, Report
 from benchmarks.gpu_summary import summary
 from outpace.backends.base import Capacity
 from outpace.core import StepStats
@@ -92,7 +92,7 @@ def test_the_whole_command_runs_on_a_cpu(files, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gpu_padded_model, "DRAFT_VOCABULARY", DRAFT_VOCABULARY)
     monkeypatch.setattr(gpu_speculation, "CONTEXT", 96)
     monkeypatch.setattr(gpu_speculation, "STEP_TOKENS", 64)
-    monkeypatch.setattr(gpu_speculation, "PREPARED", ("head:1",))  # a CPU captures no graphs
+    monkeypatch.setattr(gpu_experiment, "PREPARED", ("head:1",))  # a CPU captures no graphs
     model, head = files
     tokens, out = tmp_path / "tokens.json", tmp_path / "out"
     tokens.write_text(json.dumps({"prompts": random_prompts(7, 12), "source": "random"}))
@@ -102,7 +102,7 @@ def test_the_whole_command_runs_on_a_cpu(files, tmp_path, monkeypatch, capsys):
     figures = json.loads((out / "gpu_speculation.json").read_text())
     assert not figures["missing"]
     cells = {(c["concurrency"], c["temperature"], c["setting"]): c for c in figures["summary"]["cells"]}
-    assert cells.keys() == {(n, t, s) for n in (1, 2) for t in (0.0, 1.0) for s in gpu_speculation.SETTINGS}
+    assert cells.keys() == {(n, t, s) for n in (1, 2) for t in (0.0, 1.0) for s in gpu_experiment.SETTINGS}
     assert all(cell["blocks"] == 1 and cell["num_equal"] == cell["num_texts"] for cell in cells.values())
     assert all(cells[2, 1.0, f"head:{depth}"]["tokens_per_step_and_request"] > 1 for depth in (2, 3, 5, 7))
     assert len(figures["summary"]["passes"]) == 4
