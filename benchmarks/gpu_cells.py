@@ -1,9 +1,9 @@
 """Runs one cell of the GPU experiment: a speculation setting, a number of concurrent requests, a temperature.
 
 All requests are prefilled and then decode together until they have emitted a given number of tokens on average. The
-time of decode steps counts, with all work of the engine and the policy. The draft model's prefill counts too, also
-in steps where the target still prefills. The target's prefill does not count, nor do steps that captured a graph or
-compiled a kernel, because a server does that once.
+time of decode steps counts, with all work of the engine and the policy. The prefill of a draft model or a head counts
+too, also in steps where the target still prefills. The target's prefill does not count, nor do steps that captured a
+graph or compiled a kernel, because a server does that once.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from outpace.engine.engine import Engine
 from outpace.speculation.costs.curves import Costs
 from outpace.speculation.proposers.base import NoDraft, Proposer
 from outpace.speculation.proposers.draft_model import DraftModelProposer
+from outpace.speculation.proposers.head import HeadProposer
 from outpace.speculation.proposers.ngram import NgramProposer
 from outpace.speculation.proposers.suffix import SuffixProposer
 
@@ -32,14 +33,14 @@ MAX_TOKENS_FACTOR = 3
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A loaded target and its loaded draft."""
+    """A loaded target and what drafts for it: another loaded model, or without one its own head."""
 
     target: LoadedModel
-    draft: LoadedModel
+    draft: LoadedModel | None = None
 
     @property
     def runners(self) -> list[TorchRunner]:
-        return [cast(TorchRunner, model.runner) for model in (self.target, self.draft)]
+        return [cast(TorchRunner, model.runner) for model in (self.target, self.draft) if model is not None]
 
     @property
     def num_prepared(self) -> int:
@@ -49,17 +50,18 @@ class Pair:
         """A new engine with the same models. Its policy knows only the costs; None: they are measured now."""
         room = self.target.runner.capacity
         config = EngineConfig(
-            draft=self.draft.description, max_sequences=concurrency, max_context=room.max_context,
-            max_step_tokens=room.max_step_tokens, cache_tokens=room.cache_tokens, prefix_reuse=False,
+            max_sequences=concurrency, max_context=room.max_context, max_step_tokens=room.max_step_tokens,
+            cache_tokens=room.cache_tokens, prefix_reuse=False,
         ).resolve(
-            model_context=room.max_context, model_path=self.target.description, draft_path=self.draft.description,
+            model_context=room.max_context, model_path=self.target.description,
+            draft_path="head" if self.draft is None else self.draft.description, is_head=self.draft is None,
             backend="torch",
         )  # fmt: skip
         proposers: list[Proposer] = [
             NoDraft(),
             NgramProposer(config.ngram_min, config.ngram_max),
             SuffixProposer(config.suffix_store_tokens),
-            DraftModelProposer(self.draft, self.target.runner.vocab_size),
+            self._drafting(),
         ]
         engine = Engine(self.target, {each.name: each for each in proposers}, config, draft=self.draft)
         if costs is None:
@@ -68,9 +70,16 @@ class Pair:
             engine.policy.use_costs(Costs.from_dict(costs.as_dict()))
         return engine
 
+    def _drafting(self) -> Proposer:
+        runner = self.target.runner
+        if self.draft is not None:
+            return DraftModelProposer(self.draft, runner.vocab_size)
+        assert runner.capabilities.head is not None, "the target has neither a draft model nor a head"
+        return HeadProposer(runner, runner.capabilities.head)
+
 
 def speculation_params(setting: str) -> SpeculationParams:
-    """`setting`: 'plain', 'auto', or a proposer and its fixed depth, as in 'draft:4'."""
+    """`setting`: 'plain', 'auto', or a proposer and its fixed depth, as in 'head:4'."""
     if setting in ("plain", "auto"):
         return SpeculationParams(mode="off" if setting == "plain" else "auto")
     method, _, depth = setting.partition(":")

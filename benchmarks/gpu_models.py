@@ -31,12 +31,6 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
         "rope_theta": 500000.0, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
     },
-    # A billion parameters with SmolLM2's number of layers: the shape that its draft is padded to.
-    "1B-deep": {
-        "architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "hidden_size": 1024, "intermediate_size": 6144,
-        "num_hidden_layers": 30, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
-        "rope_theta": 500000.0, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
-    },
 }  # fmt: skip
 
 

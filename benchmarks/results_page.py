@@ -146,7 +146,7 @@ def gpu_speculation_table(name: str) -> list[str]:
     for concurrency in sorted({concurrency for concurrency, _, _ in cells}):
         for temperature in (0.0, 1.0):
             of = {s: c for (n, t, s), c in cells.items() if (n, t) == (concurrency, temperature)}
-            drafts = {s: c for s, c in of.items() if s.startswith("draft:")}
+            drafts = {s: c for s, c in of.items() if s.startswith(("draft:", "head:"))}
             best = max(drafts, key=lambda s: drafts[s]["speedup"])
             auto = of["auto"]
             low, high = auto["speedup_range"]
