@@ -76,17 +76,35 @@ class TorchHead:
         """Compute the rows' entries; the logits and states after their last tokens start the loop."""
         logits = self._loops.first_logits(len(rows), self._runner.device)
         logits.fill_(-torch.inf)
-        limit = self._runner.capacity.max_step_tokens
-        for i, row in enumerate(rows):  # one by one, because a batch falls behind together seldom
-            for at in range(0, len(row.tokens), limit):
-                part = Row(row.seq, row.start + at, row.tokens[at : at + limit], 1)
-                found, state = self._pass(part)
-            logits[i].index_copy_(0, self._model.weights.ids, found[0])
-            loop.states[i] = state[0]
+        ids = self._model.weights.ids
+        for part in passes(rows, self._runner.capacity.max_step_tokens):
+            found, states = self._pass([row for _, row in part])
+            # A row that goes on in the next pass is overwritten there.
+            places = torch.tensor([i for i, _ in part], device=self._runner.device)
+            logits[places[:, None], ids] = found
+            loop.states[places] = states
 
-    def _pass(self, row: Row) -> tuple[torch.Tensor, torch.Tensor]:
-        shape = StepShape(len(row.tokens), 1, 1, len(row.tokens), self._runner.tables.shape[1])
+    def _pass(self, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+        counts = [len(row.tokens) for row in rows]
+        shape = StepShape(sum(counts), len(rows), len(rows), max(counts), self._runner.tables.shape[1])
         host = HostStep(shape, pinned=self._runner.device.type == "cuda")
-        staging.fill(host, [row], self._runner.tables)
+        staging.fill(host, rows, self._runner.tables)
         step = views(host.buffer.to(self._runner.device), shape)
         return self._model.forward(step, self._model.fuse(step))
+
+
+def passes(rows: Sequence[Row], limit: int) -> list[list[tuple[int, Row]]]:
+    """The rows, by index, in as few passes of at most `limit` tokens as possible; a long row goes on in the next."""
+    found: list[list[tuple[int, Row]]] = []
+    room = 0
+    for i, row in enumerate(rows):
+        at = 0
+        while at < len(row.tokens):
+            if not room:
+                found.append([])
+                room = limit
+            tokens = row.tokens[at : at + room]
+            found[-1].append((i, Row(row.seq, row.start + at, tokens, 1)))
+            at += len(tokens)
+            room -= len(tokens)
+    return found

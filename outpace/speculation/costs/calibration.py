@@ -41,7 +41,7 @@ _PARALLEL_ROWS = (8, 0.4)  # rows count as parallel from 8 on, if they cost less
 _SEVERAL = 8  # tokens of one row, for measuring the cost per token
 
 _HEAD_ROWS, _HEAD_CONTEXT, _HEAD_DEPTH = 16, 32, 4  # most rows, tokens per row and depth, for timing a draft head
-_HEAD_CATCH_UP = 256  # tokens
+_HEAD_CATCH_UP = 0.3  # seconds; after a size that took longer, no larger one is measured
 
 _Observation = tuple[int, int, int, float]  # rows, tokens, context, and the seconds that the context added
 
@@ -68,8 +68,11 @@ def measure_head(runner: Runner, head: Head, scratch: Request) -> DraftCosts:
     points = {size: _timed_drafts(runner, head, scratch, size, length, _HEAD_DEPTH) / _HEAD_DEPTH for size in rows}
     catch_up = {1: points[1]}
     for size in CATCH_UP_SIZES:
-        if size <= min(_HEAD_CATCH_UP, room.max_context - 2, room.cache_tokens - 1):
+        begin = perf_counter()
+        if size <= min(room.max_context - 2, room.cache_tokens - 1):
             catch_up[size] = _timed_drafts(runner, head, scratch, 1, size, 1, is_cached=False)
+        if perf_counter() - begin > _HEAD_CATCH_UP:
+            break
     return DraftCosts(StepCosts(points), StepCosts(catch_up) if len(catch_up) > 1 else None)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ pytest.importorskip("torch")
 from outpace import LLM, SamplingParams
 from outpace.backends.base import Capacity, DraftedTokens, HeadTask
 from outpace.backends.torch.device import TorchOptions
+from outpace.backends.torch.head import TorchHead
 from outpace.backends.torch.runner import TorchModel, TorchRunner
 from outpace.core import Request, Row, StepPlan
 from outpace.errors import BackendError, ModelError
@@ -81,6 +82,26 @@ def test_batches_forks_and_rewinds_draft_as_alone(drafting: Drafting) -> None:
     texts = [first.tokens, request_of(9, text=1).tokens, fork.tokens, second.tokens, first.tokens]
     for found, tokens in zip(drafted, texts, strict=True):
         assert found.tokens == reference.draft(tokens, 4)[0]
+
+
+def test_rows_that_are_behind_catch_up_together(drafting: Drafting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In passes of at most 64 tokens; rows begin and end anywhere in a pass."""
+    reference = ReferenceHead(drafting.path, drafting.target, rounds_taps=False)
+    requests = [request_of(length, seq=seq, text=seq) for seq, length in enumerate((40, 90, 9, 3, 70))]
+    for request in requests:
+        drafting.feed(request)
+    passes = []
+    original = TorchHead._pass
+
+    def counting(head: TorchHead, rows: Sequence[Row]) -> Any:
+        passes.append(len(rows))
+        return original(head, rows)
+
+    monkeypatch.setattr(TorchHead, "_pass", counting)
+    drafted = drafting.draft(*requests)
+    for request, one in zip(requests, drafted, strict=True):
+        assert one.tokens == reference.draft(request.tokens, 4)[0]
+    assert passes == [2, 1, 3, 1]  # 207 entries: 39 + 25, 64, 8 + 2 + 54, 15
 
 
 def test_steps_that_emit_several_tokens_are_followed(drafting: Drafting) -> None:
