@@ -41,7 +41,7 @@ _PARALLEL_ROWS = (8, 0.4)  # rows count as parallel from 8 on, if they cost less
 _SEVERAL = 8  # tokens of one row, for measuring the cost per token
 
 _HEAD_ROWS, _HEAD_CONTEXT, _HEAD_DEPTH = 16, 32, 4  # most rows, tokens per row and depth, for timing a draft head
-_HEAD_CATCH_UP = 0.3  # seconds; after a size that took longer, no larger one is measured
+_HEAD_CATCH_UP = 0.1  # seconds; if a size took longer with its prefill, no larger one is measured
 
 _Observation = tuple[int, int, int, float]  # rows, tokens, context, and the seconds that the context added
 
@@ -65,40 +65,42 @@ def measure_head(runner: Runner, head: Head, scratch: Request) -> DraftCosts:
     room = runner.capacity
     rows = [size for size in SIZES if size <= min(_most_rows(runner), _HEAD_ROWS)]
     length = min(_HEAD_CONTEXT, room.max_context - _HEAD_DEPTH - 1, room.cache_tokens // rows[-1] - _HEAD_DEPTH)
-    points = {size: _timed_drafts(runner, head, scratch, size, length, _HEAD_DEPTH) / _HEAD_DEPTH for size in rows}
+    points = {size: _timed_drafts(runner, head, scratch, size, length, _HEAD_DEPTH)[0] / _HEAD_DEPTH for size in rows}
     catch_up = {1: points[1]}
     for size in CATCH_UP_SIZES:
-        begin = perf_counter()
-        if size <= min(room.max_context - 2, room.cache_tokens - 1):
-            catch_up[size] = _timed_drafts(runner, head, scratch, 1, size, 1, is_cached=False)
-        if perf_counter() - begin > _HEAD_CATCH_UP:
+        if size > min(room.max_context - 2, room.cache_tokens - 1):
+            break
+        catch_up[size], seconds = _timed_drafts(runner, head, scratch, 1, size, 1, is_cached=False)
+        if seconds > _HEAD_CATCH_UP:
             break
     return DraftCosts(StepCosts(points), StepCosts(catch_up) if len(catch_up) > 1 else None)
 
 
 def _timed_drafts(
     runner: Runner, head: Head, scratch: Request, rows: int, length: int, depth: int, *, is_cached: bool = True
-) -> float:
-    """The best time of a few drafts for `rows` sequences of `length` tokens, which the head has cached or not."""
+) -> tuple[float, float]:
+    """The best time of a few drafts for `rows` sequences of `length` tokens, which the head has cached or not; and
+    the best time of all that a draft needed. The first round may include one-time work, such as a capture."""
     tokens, params = _some_tokens(runner, length + 1), SamplingParams(temperature=0.0)
     requests = [replace(scratch, params=params, tokens=tokens, seq=seq, num_computed=length) for seq in range(rows)]
     tasks = [HeadTask(request, depth) for request in requests]
-    best = float("inf")
+    best = best_round = float("inf")
     for _ in range(1 if is_cached else 2):
+        begin_round = perf_counter()
         try:
             for seq in range(rows):
                 _prefill(runner, seq, 0, length, runner.capacity.max_step_tokens)
             for _ in range(1 + _ROUNDS if is_cached else 1):  # the first also catches up
-                _timed(
-                    runner, StepPlan([Row(seq, length, tokens[:1], 1) for seq in range(rows)])
-                )  # the head leaves the CPU cache
+                plan = StepPlan([Row(seq, length, tokens[:1], 1) for seq in range(rows)])
+                _timed(runner, plan)  # the head leaves the CPU cache
                 begin = perf_counter()
                 head.draft(tasks)
                 best = min(best, perf_counter() - begin)
         finally:
             for seq in range(rows):
                 runner.free(seq)
-    return best
+        best_round = min(best_round, perf_counter() - begin_round)
+    return best, best_round
 
 
 def warm_up(runner: Runner) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from outpace.backends.base import Capacity, LoadedModel
+from outpace.backends.base import Capacity, DraftedTokens, HeadTask, LoadedModel
 from outpace.config import SamplingParams, SpeculationParams
-from outpace.core import Row, StepPlan
+from outpace.core import MeasuredAcceptance, Row, StepPlan
 from outpace.engine.engine import Engine
 from outpace.speculation.costs import calibration
 from outpace.speculation.costs import file as kept
-from outpace.speculation.costs.calibration import SIZES, measure, measure_steps
+from outpace.speculation.costs.calibration import SIZES, measure, measure_head, measure_steps
 from outpace.speculation.costs.curves import Costs, DraftCosts, StepCosts
 from outpace.speculation.costs.file import CostFile
 from outpace.speculation.proposers.base import DraftAsk
@@ -267,6 +267,43 @@ def test_measuring_leaves_no_trace():
     for runner in (target, draft):
         assert runner.num_forwards > 0
         assert runner.sequences == {} and runner.num_cells == 0
+
+
+class TimedHead:
+    """A head on the runner's clock: `pass_seconds` per draft token, `token_seconds` per uncached token, and `capture`
+    once for every number of rows and depth."""
+
+    size_bytes = 0
+    measured: MeasuredAcceptance | None = None
+
+    def __init__(self, runner: TimedRunner, pass_seconds: float, token_seconds: float, capture: float) -> None:
+        self._runner, self._seconds, self._token, self._capture = runner, pass_seconds, token_seconds, capture
+        self._captured: set[tuple[int, int]] = set()
+        self._lengths: dict[int, int] = {}
+
+    def num_uncached(self, seq: int, num_tokens: int) -> int:
+        return num_tokens - self._lengths.get(seq, 0)
+
+    def draft(self, tasks: Sequence[HeadTask]) -> list[DraftedTokens]:
+        shape = len(tasks), tasks[0].depth
+        self._runner.now += 0.0 if shape in self._captured else self._capture
+        self._captured.add(shape)
+        for task in tasks:
+            self._runner.now += self._token * len(task.request.tokens) * (tasks[0].depth == 1)  # nothing is cached
+        self._runner.now += tasks[0].depth * self._seconds
+        return [DraftedTokens([0] * task.depth, [0.5] * task.depth) for task in tasks]
+
+
+@pytest.mark.parametrize(
+    ("seconds_per_token", "sizes"), [(1e-6, {1, 16, 64, 128, 256, 512, 1024}), (3e-4, {1, 16, 64, 128, 256, 512})]
+)
+def test_a_heads_catching_up_is_measured_as_far_as_it_is_quick(monkeypatch, seconds_per_token, sizes):
+    """One-time work of the first draft of a kind must not look like slow catching up."""
+    runner = TimedRunner(monkeypatch, lambda rows, tokens, context: seconds_per_token * tokens)
+    costs = measure_head(runner, TimedHead(runner, 1e-4, 1e-6, capture=2.0), make_request([0]))
+    assert costs.passes is not None and costs.passes.seconds(4, 4) == pytest.approx(1e-4)
+    assert costs.catch_up is not None and set(costs.catch_up.points) == sizes
+    assert costs.catch_up_seconds(200) == pytest.approx(2e-4, rel=0.1)
 
 
 @pytest.mark.parametrize("number", [0, 1, 30, 56, 58, 59, 62, 66, 72, 80, 90, 105])
