@@ -12,6 +12,7 @@ that contain a NaN are the only exception.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -175,13 +176,24 @@ def choose(probs: FloatRow, seed: int, position: int) -> int:
 
 def token_logprob(logits: FloatRow, token: int, num_top: int) -> TokenLogprob:
     """Log-probability under the model's distribution, before temperature and filters."""
-    x = logits.astype(np.float64)
-    x -= x.max()
-    x -= np.log(np.exp(x).sum())
-    top: list[tuple[int, float]] = []
-    if num_top:
-        num_top = min(num_top, x.size)
-        ids = np.argpartition(-x, num_top - 1)[:num_top]
-        ids = ids[np.lexsort((ids, -x[ids]))]
-        top = [(int(i), float(x[i])) for i in ids]
-    return TokenLogprob(token_id=token, logprob=float(x[token]), top=top)
+    largest = logits.max()
+    log_total = float(largest) + math.log(float(np.exp(logits - largest).sum(dtype=np.float64)))
+    top = [(int(i), float(logits[i]) - log_total) for i in _likeliest(logits, num_top)] if num_top else []
+    return TokenLogprob(token_id=token, logprob=float(logits[token]) - log_total, top=top)
+
+
+def _likeliest(logits: FloatRow, count: int) -> NDArray[np.int64]:
+    """The `count` likeliest tokens, best first; the lower id among equals.
+
+    Sorting the vocabulary would take longer than many a step. Instead it is cut into parts; the `count` largest maxima
+    of parts are `count` tokens, so no token below the smallest of them is needed.
+    """
+    num_parts = 1024
+    whole = logits.size // num_parts * num_parts
+    candidates = np.arange(logits.size)
+    if count < num_parts and whole:
+        maxima = logits[:whole].reshape(-1, num_parts).max(axis=0)
+        candidates = np.flatnonzero(logits >= np.partition(maxima, -count)[-count])
+    order = np.lexsort((candidates, -logits[candidates]))
+    found: NDArray[np.int64] = candidates[order[:count]]
+    return found
