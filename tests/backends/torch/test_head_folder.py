@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from outpace import LLM, SamplingParams
 from outpace.backends.base import Capacity, HeadTask
@@ -25,6 +28,7 @@ from outpace.backends.torch.model.head_folder import HeadFolder
 from outpace.backends.torch.model.taps import TapStore
 from outpace.backends.torch.runner import TorchModel
 from outpace.core import Row, StepPlan
+from outpace.errors import ModelError, UsageError
 from outpace.models.architecture import Architecture
 from outpace.models.rope import Rope, unscaled
 from tests.head_folders import DullHead, Options, drafted, random_tensors, write_head_folder
@@ -157,25 +161,153 @@ def test_a_runner_drafts_from_the_targets_own_hidden_states(tmp_path: Path, name
     runner.close()
 
 
-GREEDY, SEEDED = {"temperature": 0.0}, {"temperature": 4.0, "seed": 11}
+SAMPLING = {"greedy": {"temperature": 0.0}, "seeded": {"temperature": 4.0, "seed": 11}}
+TEXTS = [[5] * 40 + [i, 7, i] for i in range(2)] + [[9 + i] * (3 + 40 * i) for i in range(2)]
+SMALL = {"cache_tokens": 96, "max_context": 80, "max_step_tokens": 24, "max_sequences": 3}
 
 
-@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def answers(target: Path, draft: Path | None, **options: Any) -> tuple[dict[str, list[list[int]]], int]:
+    """The tokens of all texts in one batch, greedy and seeded, and the number of accepted ones."""
+    found, num_accepted = {}, 0
+    with LLM(
+        str(target), str(draft) if draft else None, backend="torch", device="cpu", dtype="float32", threads=1, **options
+    ) as llm:
+        for name, params in SAMPLING.items():
+            done = llm.generate(TEXTS, SamplingParams(max_tokens=12, ignore_eos=True, **params), progress=False)
+            found[name] = [d.outputs[0].token_ids for d in done]
+            num_accepted += sum(d.outputs[0].speculation.num_accepted for d in done)
+    return found, num_accepted
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[list[int]]]]:
+    """A target, and what it answers without drafts."""
+    target = write_model(tmp_path_factory.mktemp("plain") / "target.gguf", num_layers=8)
+    return target, answers(target, None, speculation="off")[0]
+
+
 @pytest.mark.parametrize("name", ["safeailab, own embedding", "speculators", "speculators, qwen3"])
-def test_speculation_with_such_a_head_changes_nothing(tmp_path: Path, name: str, params: dict[str, Any]) -> None:
+def test_speculation_with_such_a_head_changes_nothing(
+    tmp_path: Path, name: str, plain: tuple[Path, dict[str, list[list[int]]]]
+) -> None:
     """In batches, with prompts that share a prefix, and with a cache so small that requests are preempted."""
-    texts = [[5] * 40 + [i, 7, i] for i in range(2)] + [[9 + i] * (3 + 40 * i) for i in range(2)]
-    target = write_model(tmp_path / "target.gguf", num_layers=8)
+    target, expected = plain
     folder = write_head_folder(tmp_path / "head", FORMS[name])
-    options: dict[str, Any] = {"backend": "torch", "device": "cpu", "dtype": "float32", "threads": 1}
+    found, num_accepted = answers(target, folder, speculation="on", method="head", depth=3)
+    assert found == expected and num_accepted > 0
+    assert answers(target, folder, speculation="on", method="head", depth=3, **SMALL)[0] == expected
 
-    def outputs(**more: Any) -> tuple[list[list[int]], int]:
-        with LLM(str(target), str(folder), **options, **more) as llm:
-            done = llm.generate(texts, SamplingParams(max_tokens=12, ignore_eos=True, **params), progress=False)
-        return [d.outputs[0].token_ids for d in done], sum(d.outputs[0].speculation.num_drafted for d in done)
 
-    plain, _ = outputs(speculation="off")
-    tokens, num_drafted = outputs(speculation="on", method="head", depth=3)
-    assert tokens == plain and num_drafted > 40
-    small = {"cache_tokens": 96, "max_context": 80, "max_step_tokens": 24, "max_sequences": 3}
-    assert outputs(speculation="on", method="head", depth=3, **small)[0] == plain
+def test_weights_of_torch_save_are_read_without_running_what_is_in_them(tmp_path: Path) -> None:
+    folder = write_head_folder(tmp_path / "head", Options())
+    expected = opened(folder, architecture(Options())).load(torch.float32, CPU)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(tensors, folder / "pytorch_model.bin")
+    found = opened(folder, architecture(Options())).load(torch.float32, CPU)
+    assert torch.equal(found.layer.qkv, expected.layer.qkv) and torch.equal(found.ids, expected.ids)
+    torch.save({"fc.weight": _Hostile(tmp_path / "ran")}, folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"pytorch_model.bin is not a file of tensors alone \(UnpicklingError\)"):
+        opened(folder, architecture(Options()))
+    assert not (tmp_path / "ran").exists()
+
+
+class _Hostile:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return os.mkdir, (str(self._path),)
+
+
+def test_a_head_with_the_whole_vocabulary_needs_no_mapping(tmp_path: Path) -> None:
+    options = Options(draft_vocab_size=280)
+    folder = write_head_folder(tmp_path / "head", options)
+    change_tensors(folder, lambda t: t.update(d2t=None, t2d=None))
+    assert opened(folder, architecture(options)).load(torch.float32, CPU).ids.tolist() == list(range(280))
+
+
+Tensors = dict[str, Any]
+
+
+def change_tensors(folder: Path, change: Callable[[Tensors], Any]) -> None:
+    """Tensors that `change` sets to None are dropped."""
+    tensors: Tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / "model.safetensors")
+
+
+def change_config(folder: Path, change: dict[str, Any]) -> None:
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | change))
+
+
+def cut(path: Path, share: float) -> None:
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+
+
+def replace_weights(folder: Path, content: bytes) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(content)
+
+
+def out_of_range(tensors: Tensors) -> None:
+    tensors["d2t"][-1] += 280
+
+
+def repeated(tensors: Tensors) -> None:
+    tensors["d2t"][1] = tensors["d2t"][0] - 1
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "missing tensor": (
+        lambda f: change_tensors(f, lambda t: t.update({"midlayer.hidden_norm.weight": None})),
+        "has no tensor layers.0.hidden_norm.weight; it is damaged",
+    ),
+    "missing vocabulary": (lambda f: change_tensors(f, lambda t: t.update(d2t=None)), "has no tensor d2t"),
+    "another shape": (
+        lambda f: change_tensors(f, lambda t: t.update({"fc.weight": torch.zeros(64, 100)})),
+        r"holds fc.weight of shape \[64, 100\] and its config.json asks for \[64, 192\]",
+    ),
+    "unknown tensor": (
+        lambda f: change_tensors(f, lambda t: t.update(mask_hidden=torch.zeros(1, 64))),
+        "has an unknown tensor mask_hidden",
+    ),
+    "token out of range": (lambda f: change_tensors(f, out_of_range), "has tokens in d2t outside the target's 280"),
+    "token twice": (lambda f: change_tensors(f, repeated), "has tokens in d2t outside the target's 280, or twice"),
+    "fractional tokens": (
+        lambda f: change_tensors(f, lambda t: t.update(d2t=t["d2t"].float())), "holds d2t as float32, which is not read"
+    ),
+    "8-bit weights": (
+        lambda f: change_tensors(f, lambda t: t.update({"fc.weight": t["fc.weight"].to(torch.float8_e4m3fn)})),
+        "holds fc.weight as float8_e4m3fn, which is not read; get the head in bfloat16",
+    ),
+    "not finite": (
+        lambda f: change_tensors(f, lambda t: t["lm_head.weight"].fill_(torch.nan)),
+        "has values in lm_head.weight that are not finite",
+    ),
+    "truncated": (lambda f: cut(f / "model.safetensors", 0.7), "model.safetensors is damaged .* download it again"),
+    "empty": (lambda f: cut(f / "model.safetensors", 0), "model.safetensors is damaged"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "holds no .safetensors file"),
+    "pickle cut": (lambda f: replace_weights(f, b"\x80\x02}q"), "pytorch_model.bin is not a file of tensors alone"),
+    "config not JSON": (lambda f: cut(f / "config.json", 0.5), "config.json is not JSON"),
+    "no config": (lambda f: (f / "config.json").unlink(), "has no readable config.json"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_head_is_refused_in_one_sentence(tmp_path: Path, damage: str) -> None:
+    folder = write_head_folder(tmp_path / "head", Options())
+    change, sentence = DAMAGES[damage]
+    change(folder)
+    with pytest.raises(ModelError, match=sentence) as error:
+        opened(folder, architecture(Options())).load(torch.float32, CPU)
+    assert str(folder) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_other_backends_refuse_such_a_head(tmp_path: Path) -> None:
+    target = write_model(tmp_path / "target.gguf", num_layers=8)
+    folder = write_head_folder(tmp_path / "head", Options())
+    for backend in ("auto", "native", "llamacpp"):
+        with pytest.raises(UsageError, match="only the torch backend reads; use backend 'torch'"):
+            LLM(str(target), str(folder), backend=backend)
