@@ -17,6 +17,7 @@ from outpace.models.head_file import HeadConfig
 from outpace.models.head_formats import canonical, find_head, read_head
 from outpace.models.head_formats.fit import check_fits
 from outpace.models.rope import Rope, unscaled
+from tests.fuzz.folders import VALUES
 from tests.head_folders import Options, head_config
 
 SPECULATORS = Options(form="speculators", taps=(3, 1, 8))
@@ -151,6 +152,24 @@ def test_what_is_not_read_is_refused_in_one_sentence_with_the_folder(tmp_path: P
     with pytest.raises(ModelError, match=sentence) as error:
         read(tmp_path, options)
     assert str(tmp_path / "head") in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("options", [Options(), SPECULATORS], ids=["safeailab", "speculators"])
+def test_no_value_of_any_key_is_worse_than_refused(tmp_path: Path, options: Options) -> None:
+    values = head_config(options) | {"eagle_config": {}, "outpace": {"format": 1}, "rope_parameters": None}
+    layer = values.get("transformer_layer_config", {}) | {"layer_types": None}
+    num_refused = 0
+    for bad in VALUES:
+        changed = [values | {key: bad} for key in values]
+        if options.form == "speculators":
+            changed += [values | {"transformer_layer_config": layer | {key: bad}} for key in layer]
+        for each in changed:
+            try:
+                read_head(folder_of(tmp_path / "head", each), (), 32)
+            except ModelError as error:
+                num_refused += 1
+                assert str(tmp_path / "head") in str(error) and "\n" not in str(error)
+    assert num_refused > 300
 
 
 def test_folders_are_told_apart(tmp_path: Path) -> None:

@@ -39,6 +39,12 @@ class HeadKeys(JsonFile):
     norm_output: bool | None = None
 
 
+class LayerKeys(Config):
+    """Keys of the head's layer."""
+
+    layer_types: list[str] | None = None
+
+
 def describe(
     layer_values: Mapping[str, Any], keys: HeadKeys, around: Surroundings, *, taps: tuple[int, ...], **more: Any
 ) -> HeadConfig:
@@ -48,10 +54,10 @@ def describe(
     """
     source = around.source
     check_arithmetic(layer_values, source)
-    layer = validate(Config, layer_values, source)
+    layer = validate(LayerKeys, layer_values, source)
     if layer.num_hidden_layers != 1:
         raise ModelError(f"{source} has {layer.num_hidden_layers} layers, but draft heads are read with one layer")
-    if "sliding_attention" in (layer_values.get("layer_types") or ()):
+    if "sliding_attention" in (layer.layer_types or ()):
         raise ModelError(f"{source} asks for sliding-window attention, which draft heads do not support here")
     head_dim = layer.head_dim or max(layer.hidden_size // layer.num_attention_heads, 1)
     if head_dim % 2:
