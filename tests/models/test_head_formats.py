@@ -135,14 +135,14 @@ REFUSED: dict[str, tuple[Options, str]] = {
     "newer": (replace(SPECULATORS, config={"outpace": {"format": 2}}), "has format 2, newer than this version's 1"),
     "dflash": (
         replace(SPECULATORS, config={"speculators_model_type": "dflash"}),
-        "is a dflash, which is not read; what is read are EAGLE-3 heads in SafeAILab's or speculators' format",
+        "is of kind dflash, which is not read; what is read are EAGLE-3 heads in SafeAILab's or speculators' format",
     ),
-    "our one-pass": (replace(SPECULATORS, config={"speculators_model_type": "onepass"}), "is a onepass, which is not"),
+    "our one-pass": (replace(SPECULATORS, config={"speculators_model_type": "onepass"}), "is of kind onepass, which"),
     "z-lab's dflash": (
         Options(config={"draft_vocab_size": None, "dflash_config": {}, "architectures": ["DFlashDraftModel"]}),
-        "is a DFlashDraftModel, which is not read",
+        "is of kind DFlashDraftModel, which is not read",
     ),
-    "dspark": (Options(config={"markov_rank": 64, "architectures": ["DSpark"]}), "is a DSpark, which is not read"),
+    "dspark": (Options(config={"markov_rank": 64, "architectures": ["DSpark"]}), "is of kind DSpark, which"),
 }  # fmt: skip
 
 

@@ -101,9 +101,11 @@ def test_packing_writes_a_speculators_folder(checkpoint, tmp_path):
 def test_the_torch_backend_reads_a_packed_folder(checkpoint, tmp_path):
     """Both forms of it describe the same head; the folder's other safetensors are not weights of the head."""
     save_checkpoint(checkpoint, tmp_path)
-    pack(tmp_path, "Q8_0")
     path = tmp_path / "tiny.gguf"
     target = open_checkpoint(path).config
+    with pytest.raises(ModelError, match="is a checkpoint of training; write its weights first: outpace distill pack"):
+        open_head(tmp_path, path, target, "tiny")
+    pack(tmp_path, "Q8_0")
     forms = [open_head(each, path, target, "tiny") for each in (tmp_path, tmp_path / "head.gguf")]
     config = checkpoint.config
     for form in forms:

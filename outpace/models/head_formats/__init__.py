@@ -71,4 +71,4 @@ def _refuse_other_kinds(values: Mapping[str, Any], folder: Path) -> None:
         architectures = values.get("architectures")
         kind = architectures[0] if isinstance(architectures, list) and architectures else "one-pass drafter"
     if kind not in (None, "eagle3"):
-        raise ModelError(f"the draft head {folder} is a {kind!s:.80}, which is not read; what is read are {READ}")
+        raise ModelError(f"the draft head {folder} is of kind {kind!s:.80}, which is not read; what is read are {READ}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from outpace.models.head_formats import canonical, read_head
 from outpace.models.head_formats.fit import check_fits
 
 _SAFETENSORS, _PICKLED = "model.safetensors", "pytorch_model.bin"
+_CHECKPOINT = "checkpoint*.safetensors"  # what `outpace distill train` leaves
 _OFFSETS = "d2t"  # of draft token i: the target's token is i + d2t[i]
 # t2d says the same as d2t; the verifier's tensors are parts of the target, needed for training only.
 _IGNORED = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight", "layers.0.self_attn.rotary_emb.inv_freq")
@@ -36,15 +38,16 @@ class HeadFolder:
         self._names = {canonical(name): name for name in self._file.shapes}
         self.config: HeadConfig = read_head(folder, self._names.keys(), target.num_layers)
         check_fits(folder, self.config, target, target_name, target_path)
+        places = named_head_tensors(allocate_head(self.config, torch.float16, torch.device("meta")), self.config)
+        self._shapes = {name: tuple(place.shape) for name, place in places.items()}
         self._check_tensors()
 
     @property
     def num_parameters(self) -> int:
-        places = named_head_tensors(self._allocate(torch.float16, torch.device("meta")), self.config)
-        return sum(place.numel() for place in places.values())
+        return sum(math.prod(shape) for shape in self._shapes.values())
 
     def load(self, dtype: torch.dtype, device: torch.device) -> HeadWeights:
-        weights = self._allocate(dtype, device)
+        weights = allocate_head(self.config, dtype, device)
         for name, place in named_head_tensors(weights, self.config).items():
             tensor = self._read(name, _FLOATS)
             if not tensor.isfinite().all():
@@ -53,15 +56,10 @@ class HeadFolder:
         weights.ids.copy_(self._target_ids())
         return weights
 
-    def _allocate(self, dtype: torch.dtype, device: torch.device) -> HeadWeights:
-        return allocate_head(self.config, dtype, device)
-
     def _check_tensors(self) -> None:
         """Compare the tensors with the config before any memory is allocated for them."""
-        places = named_head_tensors(self._allocate(torch.float16, torch.device("meta")), self.config)
-        expected = {name: tuple(place.shape) for name, place in places.items()}
-        if self._has_own_vocabulary:
-            expected[_OFFSETS] = (self.config.draft_vocab_size,)
+        vocabulary = {_OFFSETS: (self.config.draft_vocab_size,)} if self._has_own_vocabulary else {}
+        expected = self._shapes | vocabulary
         missing = [name for name in expected if name not in self._names]
         if missing:
             raise ModelError(f"{self._source} has no tensor {missing[0]}; it is damaged, so download it again")
@@ -129,7 +127,7 @@ class _PickledTensors:
                 f"{path} is not a file of tensors alone ({type(error).__name__}); download it again, or convert it to "
                 "safetensors"
             ) from error
-        if not isinstance(found, dict) or not all(type(t) is Tensor for t in found.values()):
+        if not isinstance(found, dict) or not all(_is_dense(value) for value in found.values()):
             raise ModelError(f"{path} holds something else than named tensors; convert it to safetensors")
         self._tensors: dict[str, Tensor] = {str(name): tensor for name, tensor in found.items()}
         self.shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
@@ -138,10 +136,19 @@ class _PickledTensors:
         return self._tensors[name]
 
 
+def _is_dense(value: object) -> bool:
+    return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_quantized
+
+
 def _open_file(folder: Path) -> _File:
     """`outpace distill` keeps other safetensors in the same folder, so the usual names come first."""
     if (folder / _SAFETENSORS).is_file():
         return _Safetensors([folder / _SAFETENSORS])
     if not (folder / INDEX).is_file() and (folder / _PICKLED).is_file():
         return _PickledTensors(folder / _PICKLED)
+    if any(folder.glob(_CHECKPOINT)):
+        raise ModelError(
+            f"the draft head {folder} is a checkpoint of training; write its weights first: "
+            f"outpace distill pack {folder}"
+        )
     return _Safetensors(find_shards(folder))
