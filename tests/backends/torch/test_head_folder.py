@@ -161,9 +161,9 @@ def test_a_runner_drafts_from_the_targets_own_hidden_states(tmp_path: Path, name
     runner.close()
 
 
-SAMPLING = {"greedy": {"temperature": 0.0}, "seeded": {"temperature": 4.0, "seed": 11}}
+SAMPLING: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0}, "seeded": {"temperature": 4.0, "seed": 11}}
 TEXTS = [[5] * 40 + [i, 7, i] for i in range(2)] + [[9 + i] * (3 + 40 * i) for i in range(2)]
-SMALL = {"cache_tokens": 96, "max_context": 80, "max_step_tokens": 24, "max_sequences": 3}
+SMALL: dict[str, Any] = {"cache_tokens": 96, "max_context": 80, "max_step_tokens": 24, "max_sequences": 3}
 
 
 def answers(target: Path, draft: Path | None, **options: Any) -> tuple[dict[str, list[list[int]]], int]:
