@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from outpace.config import SpeculationParams as SpeculationParams
     from outpace.errors import OutpaceError as OutpaceError
     from outpace.llm import LLM as LLM
+    from outpace.structured import StructuredOutput as StructuredOutput
 
 __version__ = "0.1.0"
 
@@ -20,10 +21,11 @@ _MODULES = {
     "LLM": "outpace.llm",
     "SamplingParams": "outpace.config",
     "SpeculationParams": "outpace.config",
+    "StructuredOutput": "outpace.structured",
     "OutpaceError": "outpace.errors",
 }
 
-__all__ = ["LLM", "OutpaceError", "SamplingParams", "SpeculationParams", "__version__"]
+__all__ = ["LLM", "OutpaceError", "SamplingParams", "SpeculationParams", "StructuredOutput", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 from outpace.errors import UsageError
+from outpace.structured import StructuredOutput
 
 SpeculationMode = Literal["auto", "off", "on"]
 Method = Literal["none", "ngram", "suffix", "draft", "head"]
@@ -156,6 +157,7 @@ class SamplingParams:
     min_tokens: int = 0
     ignore_eos: bool = False
     logprobs: int | None = None  # how many alternatives to report per token; None: no logprobs
+    structured: StructuredOutput | None = None  # the form that the output must have
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
 
     def __post_init__(self) -> None:
@@ -192,6 +194,8 @@ class SamplingParams:
             f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})",
         )
         _check_kind("ignore_eos", self.ignore_eos, bool, "True or False")
+        if self.structured is not None:
+            _check_kind("structured", self.structured, StructuredOutput, "a StructuredOutput")
         _check_kind("speculation", self.speculation, SpeculationParams, "a SpeculationParams")
         if self.logprobs is not None:
             _check_int("logprobs", self.logprobs, 0, 100, meaning=" alternatives")

@@ -11,8 +11,7 @@ import numpy as np
 from outpace.config import SamplingParams
 from outpace.core import Request
 from outpace.decoding.sampling import Shaper
-from outpace.models.fingerprint import gguf_fingerprint
-from outpace.models.gguf_header import read_header
+from outpace.models.fingerprint import fingerprint
 from tests.numpy_reference import Floats, ReferenceModel
 from tests.requests_helper import make_request
 from tests.tiny_gguf import VOCAB_SIZE
@@ -43,7 +42,7 @@ def write_head(
     keys: dict[str, Any] = {
         "format": 1, "width": width, "hidden": hidden, "num_heads": num_heads, "num_kv_heads": num_kv_heads,
         "head_dim": head_dim, "epsilon": 1e-5, "taps": taps, "target_name": "tiny",
-        "target": gguf_fingerprint(target, read_header(target)),
+        "target": fingerprint(target),
     }  # fmt: skip
     for key, value in (keys | (metadata or {})).items():
         add: Any = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}[type(value)]

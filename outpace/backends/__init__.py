@@ -11,7 +11,7 @@ from outpace.backends.base import Capacity, LoadedModel, OpenModel
 from outpace.config import BackendName, EngineConfig, ResolvedConfig
 from outpace.errors import BackendError, ModelError, UsageError
 from outpace.models.embedded import own_head
-from outpace.models.head_gguf import find_head
+from outpace.models.head_formats import find_head
 from outpace.models.llama_library import MAX_SEQUENCES
 from outpace.models.vocabulary import check_same_vocabulary
 
@@ -100,6 +100,11 @@ def _open(
         return _open_torch(config, path, head), "torch"
     if path.is_dir():
         raise ModelError(f"the {wanted} backend runs GGUF files and {path} is a folder; use backend 'torch'")
+    if head is not None and head.is_dir():
+        raise UsageError(
+            f"the draft head {head} is in a format that only the torch backend reads; use backend 'torch', or train a "
+            "head for this backend: outpace distill"
+        )
     from outpace.backends.llamacpp.runner import LlamaModel
     from outpace.models.llama_library import load_library
 

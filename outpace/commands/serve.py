@@ -11,6 +11,7 @@ from typing import Any
 
 from outpace.config import EngineConfig, SpeculationParams
 from outpace.errors import UsageError
+from outpace.server import speculative_config
 from outpace.server.config import ServerConfig
 from outpace.server.flags import ACCEPTANCE, ENGINE_FIELDS, LACKING, SERVER_FIELDS, WITHOUT_EFFECT, add_flags
 from outpace.server.settings import gather
@@ -58,6 +59,7 @@ def execute(options: argparse.Namespace) -> int:
 
 def configure(settings: Mapping[str, Any]) -> tuple[dict[str, Any], ServerConfig]:
     """Split the settings into the engine's and the server's. Reports wrong usage before a model is loaded."""
+    settings = speculative_config.expand(settings)
     for name, lacking in LACKING.items():
         if name in settings and settings[name] not in lacking.harmless:
             raise UsageError(lacking.sentence)

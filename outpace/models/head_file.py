@@ -13,16 +13,20 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from outpace.errors import ModelError
+from outpace.models.rope import Rope
 
 FORMAT = 1  # of the values under `outpace`; readers refuse a higher one
 Kind = Literal["eagle3", "onepass"]
+TapNorm = Literal["each", "joint", "none"]  # one norm per tap, one norm over all of them, or no norm before fusing
 _SIZES = ("width", "hidden", "num_heads", "num_kv_heads", "head_dim", "num_layers", "vocab_size", "draft_vocab_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadConfig:
+    """What a head computes, whatever file it is in. The defaults are those of heads that `outpace distill` trains."""
+
     kind: Kind
-    width: int  # of the target and of the head
+    width: int  # of the head
     hidden: int  # of the head's MLP
     num_heads: int
     num_kv_heads: int
@@ -32,15 +36,25 @@ class HeadConfig:
     draft_vocab_size: int
     taps: tuple[int, ...]  # the target's residual after this many layers
     epsilon: float
-    rope_theta: float
-    num_steps: int  # tokens per draft that it was trained for
+    rope_theta: float | None = None  # written for other programs; drafting uses `rope`
+    num_steps: int = 1  # tokens per draft that it was trained for
     markov_rank: int = 0  # onepass only
     target: Mapping[str, Any] = field(default_factory=dict)  # name, fingerprint, architectures
+    target_width: int | None = None  # None: the head's
+    rope: Rope | None = None  # None: the target's
+    tap_norm: TapNorm = "each"
+    norm_before_residual: bool = False  # the residual begins with the normed state, not with the state
+    norm_output: bool = False  # a later pass takes the state after the final norm
+    has_embedding: bool = False  # of its own; else it uses the target's
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    has_qk_norm: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise ModelError(f"the head is of kind {self.kind!r}; known kinds are {', '.join(get_args(Kind))}")
-        for name in (*_SIZES, "num_steps"):
+        for name in (*_SIZES, "num_steps", "tap_width"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ModelError(f"the head's {name} must be a whole number of at least 1; got {value!r}")
@@ -57,6 +71,15 @@ class HeadConfig:
     @property
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
+
+    @property
+    def tap_width(self) -> int:
+        return self.width if self.target_width is None else self.target_width
+
+    @property
+    def cache_elements_per_token(self) -> int:
+        """Keys and values of an entry, and the hidden states that the target keeps."""
+        return 2 * self.kv_size + len(self.taps) * self.tap_width
 
 
 def write_config(config: HeadConfig, folder: Path) -> None:
@@ -89,15 +112,16 @@ def as_json(c: HeadConfig) -> dict[str, Any]:
             "rms_norm_eps": c.epsilon,
             "rope_theta": c.rope_theta,
             "vocab_size": c.vocab_size,
-            "attention_bias": False,
-            "mlp_bias": False,
+            "attention_bias": c.qkv_bias,
+            "mlp_bias": c.mlp_bias,
         },
         "draft_vocab_size": c.draft_vocab_size,
-        "target_hidden_size": c.width,
+        "target_hidden_size": c.tap_width,
         "eagle_aux_hidden_state_layer_ids": list(c.taps),
-        "norm_before_residual": False,  # always written: readers disagree about a missing one
-        "norm_before_fc": False,
-        "fc_norm": True,
+        "norm_before_residual": c.norm_before_residual,  # always written: readers disagree about a missing one
+        "norm_before_fc": c.tap_norm == "joint",
+        "fc_norm": c.tap_norm == "each",
+        "norm_output": c.norm_output,
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
         "outpace": {

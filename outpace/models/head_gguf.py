@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from outpace.errors import ModelError
 from outpace.models.architecture import Architecture
-from outpace.models.gguf_header import GGUFHeader, TensorInfo, read_header
+from outpace.models.gguf_header import GGUFHeader, TensorInfo
 from outpace.models.gguf_model import F32, OUTSIDE, Tensor, read_vector
 
 Chances = tuple[float, ...]
@@ -58,13 +58,6 @@ class HeadDescription:
     def cache_elements_per_token(self) -> int:
         """Keys and values of an entry, and the hidden states that the target keeps."""
         return 2 * self.num_kv_heads * self.head_dim + len(self.taps) * self.width
-
-
-def find_head(draft: Path) -> Path | None:
-    """The head's file if `draft` is one or a folder that holds one; None for a draft model."""
-    if draft.is_dir():
-        return draft / FILE if (draft / FILE).is_file() else None
-    return draft if read_header(draft).architecture == ARCHITECTURE else None
 
 
 def describe_head(

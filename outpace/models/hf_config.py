@@ -39,11 +39,7 @@ def parse_config(values: Mapping[str, Any]) -> Architecture:
         raise ModelError(
             f"the model is a {class_name:.80}, which the torch backend does not run; it runs {', '.join(BY_CLASS_NAME)}"
         )
-    for key, neutral in _NEUTRAL.items():
-        if values.get(key, neutral[0]) not in neutral:
-            raise ModelError(
-                f"{_NAME} sets {key} to {reprlib.repr(values[key])}, which the torch backend does not support"
-            )
+    check_arithmetic(values, _NAME)
     config = validate(Config, values, _NAME)
     width, num_heads = config.hidden_size, config.num_attention_heads
     num_kv_heads = config.num_key_value_heads or num_heads
@@ -74,6 +70,15 @@ def parse_config(values: Mapping[str, Any]) -> Architecture:
         mlp_bias=bool(config.mlp_bias),
         has_qk_norm=family.has_qk_norm,
     )
+
+
+def check_arithmetic(values: Mapping[str, Any], name: str) -> None:
+    """Raise ModelError for a key that changes the arithmetic. `name` says which file this is."""
+    for key, neutral in _NEUTRAL.items():
+        if values.get(key, neutral[0]) not in neutral:
+            raise ModelError(
+                f"{name} sets {key} to {reprlib.repr(values[key])}, which the torch backend does not support"
+            )
 
 
 def _window(config: Config) -> int | None:

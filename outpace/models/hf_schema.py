@@ -36,11 +36,11 @@ Positive = Annotated[float, BeforeValidator(_no_text), Field(gt=0, allow_inf_nan
 Schema = TypeVar("Schema", bound=BaseModel)
 
 
-class _File(BaseModel):
+class JsonFile(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class RopeSettings(_File):
+class RopeSettings(JsonFile):
     rope_theta: Annotated[Positive, Field(gt=1)] | None = None
     rope_type: str | None = None
     type: str | None = None
@@ -54,13 +54,13 @@ class RopeSettings(_File):
     truncate: bool = True
 
 
-class Kind(_File):
+class Kind(JsonFile):
     """The part of config.json that says what the rest of it means."""
 
     architectures: list[str] | None = None
 
 
-class Config(_File):
+class Config(JsonFile):
     hidden_size: Size
     intermediate_size: Size
     num_hidden_layers: Annotated[Size, Field(le=MAX_LAYERS)]
@@ -81,7 +81,7 @@ class Config(_File):
     original_max_position_embeddings: Size | None = None
 
 
-class EndTokens(_File):
+class EndTokens(JsonFile):
     """The part of config.json and generation_config.json that the tokenizer reads."""
 
     eos_token_id: list[Annotated[int, Field(strict=True, ge=0)]] | Annotated[int, Field(strict=True, ge=0)] | None = (
@@ -94,16 +94,16 @@ class EndTokens(_File):
         return frozenset([value] if isinstance(value, int) else value or ())
 
 
-class TokenText(_File):
+class TokenText(JsonFile):
     content: str | None = None
 
 
-class NamedTemplate(_File):
+class NamedTemplate(JsonFile):
     name: str | None = None
     template: str | None = None
 
 
-class TokenizerSettings(_File):
+class TokenizerSettings(JsonFile):
     """tokenizer_config.json and chat_template.json."""
 
     bos_token: str | TokenText | None = None
@@ -111,7 +111,7 @@ class TokenizerSettings(_File):
     chat_template: str | list[NamedTemplate] | None = None
 
 
-class ShardIndex(_File):
+class ShardIndex(JsonFile):
     weight_map: Annotated[dict[str, Annotated[str, Field(min_length=1, max_length=255)]], Field(min_length=1)]
 
 

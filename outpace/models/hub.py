@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from outpace.errors import ModelError
@@ -19,6 +20,7 @@ _NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(\w[\w./-]*))?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LONGEST_NAME = 96  # the hub's limit
 _WANTED = ("config.json", "generation_config.json", "tokenizer*.json", "chat_template*", "*.safetensors*")
+_PICKLED = "pytorch_model.bin"  # of a draft head only: many are published in this form alone
 _UNWANTED = ("*/*", "consolidated*")  # other formats of the same weights
 _INSTEAD = "download it by other means and give its folder, or give a GGUF file"
 
@@ -31,6 +33,34 @@ def is_name(reference: str) -> bool:
 def fetch(reference: str) -> Path:
     """The folder of the model's files."""
     name, _, revision = reference.partition("@")
+    folder = _download(name, revision, _WANTED)
+    found = _has_weights(folder, "*.safetensors")
+    if not found and _is_head(folder):
+        folder = _download(name, revision, (*_WANTED, _PICKLED))
+        found = _has_weights(folder, _PICKLED)
+    if not found:
+        raise ModelError(
+            f"{name} on the hub has no config.json with .safetensors weights, which the torch backend reads; {_INSTEAD}"
+        )
+    check_files(folder)
+    _log_commit(name, revision, folder.name)
+    return folder
+
+
+def _has_weights(folder: Path, pattern: str) -> bool:
+    return (folder / "config.json").is_file() and any(folder.glob(pattern))
+
+
+def _is_head(folder: Path) -> bool:
+    from outpace.models.head_formats import find_head  # numpy
+
+    try:
+        return find_head(folder) is not None
+    except ModelError:
+        return False
+
+
+def _download(name: str, revision: str, wanted: Sequence[str]) -> Path:
     try:
         from huggingface_hub import errors, snapshot_download
     except ImportError as error:
@@ -39,9 +69,9 @@ def fetch(reference: str) -> Path:
             f"fetch it, or {_INSTEAD}"
         ) from error
     try:
-        wanted, unwanted = list(_WANTED), list(_UNWANTED)
-        folder = Path(
-            snapshot_download(name, revision=revision or None, allow_patterns=wanted, ignore_patterns=unwanted)
+        allowed, unwanted = list(wanted), list(_UNWANTED)
+        return Path(
+            snapshot_download(name, revision=revision or None, allow_patterns=allowed, ignore_patterns=unwanted)
         )
     except errors.GatedRepoError as error:
         raise ModelError(
@@ -59,13 +89,6 @@ def fetch(reference: str) -> Path:
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(f"{name} could not be fetched from the hub ({reason}); try again, or {_INSTEAD}") from error
-    if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
-        raise ModelError(
-            f"{name} on the hub has no config.json with .safetensors weights, which the torch backend reads; {_INSTEAD}"
-        )
-    check_files(folder)
-    _log_commit(name, revision, folder.name)
-    return folder
 
 
 def _log_commit(name: str, revision: str, commit: str) -> None:

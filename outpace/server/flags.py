@@ -133,10 +133,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flags = group("speculation")
     flags.add("--speculation", "auto: when it is faster; on: always; off: plain decoding", engine.speculation,
               choices=get_args(SpeculationMode))  # fmt: skip
-    flags.add("--method", "the proposer (default: draft if there is a draft model, else suffix)",
+    flags.add("--method", "the proposer (default: head or draft where there is one, else suffix)",
               choices=get_args(Method))  # fmt: skip
-    flags.add("--speculative-model", "a smaller draft model with the same vocabulary; '[ngram]' stands for "
-              "--method ngram", metavar="FILE")  # fmt: skip
+    flags.add("--speculative-model", "a smaller draft model with the same vocabulary, or a draft head; '[ngram]' "
+              "stands for --method ngram", metavar="FILE")  # fmt: skip
+    flags.add("--speculative-config", "the same in vLLM's JSON, such as {\"method\": \"eagle3\", \"model\": \"DIR\", "
+              "\"num_speculative_tokens\": 3}", metavar="JSON")  # fmt: skip
     flags.add("--num-speculative-tokens", "draft tokens per step, with auto at most (default: "
               f"{DEFAULT_DEPTH}, with auto {DEFAULT_AUTO_DEPTH})", metavar="K", type=int)  # fmt: skip
     flags.add("--speculative-disable-by-batch-size", "no drafts while this many requests or more run (default: "

@@ -7,6 +7,7 @@ OUTPACE_SERVE_MAX_NUM_SEQS=16. The command line's parser reads them too, so mean
 from __future__ import annotations
 
 import argparse
+import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -104,4 +105,4 @@ def _words(name: str, action: argparse.Action, value: Any, *, split: bool) -> li
         many = [part.strip() for part in str(value).split(",")] if split else many
         if action.nargs == "+":
             return [name, *map(str, many)]
-    return [f"{name}={each}" for each in many]
+    return [f"{name}={json.dumps(each) if isinstance(each, dict) else each}" for each in many]

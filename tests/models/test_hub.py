@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import hashlib
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,23 @@ def test_a_name_becomes_the_folder_of_its_files(use, tmp_path):
     patterns = {key: options[key] for key in ("allow_patterns", "ignore_patterns")}
     kept = huggingface_hub.utils.filter_repo_objects(files, **patterns)
     assert list(kept) == files[:7]
+
+
+@pytest.mark.parametrize("is_head", [True, False])
+def test_a_pickle_is_asked_for_only_if_a_draft_head_has_no_other_weights(use, tmp_path, is_head):
+    folder = tmp_path / "snapshot"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"draft_vocab_size": 5} if is_head else {"vocab_size": 5}))
+    stand_in = use(folder)
+    assert "has no config.json with .safetensors weights" in refusal()
+    assert ["pytorch_model.bin" in options["allow_patterns"] for _, options in stand_in.asked] == [False, True][
+        : 1 + is_head
+    ]
+    (folder / "pytorch_model.bin").touch()
+    if is_head:
+        assert resolve_model(NAME) == folder
+    else:
+        assert "has no config.json with .safetensors weights" in refusal()
 
 
 def snapshot(tmp_path: Path, commit: str) -> Path:

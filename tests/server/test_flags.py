@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from outpace.cli import main
 from outpace.commands.serve import configure
@@ -82,6 +84,26 @@ def test_ngram_is_spelt_as_vllm_did():
 
 
 @pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"method": "eagle3", "model": "DIR", "num_speculative_tokens": 3}, {"draft": "DIR", "depth": 3}),
+        ({"model": "draft.gguf", "draft_tensor_parallel_size": 1}, {"draft": "draft.gguf"}),
+        ({"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2},
+         {"method": "ngram", "ngram_max": 4, "ngram_min": 2}),
+        ({"method": "suffix", "model": None, "disable_by_batch_size": 8},
+         {"method": "suffix", "disable_by_batch_size": 8}),
+    ],
+)  # fmt: skip
+def test_vllms_object_for_speculation_means_the_flags(tmp_path, values, expected):
+    """On the command line, in the environment, and as a mapping in a file."""
+    assert configured("--speculative-config", json.dumps(values))[0] == expected
+    assert configured(environment={"OUTPACE_SERVE_SPECULATIVE_CONFIG": json.dumps(values)})[0] == expected
+    file = tmp_path / "serve.yaml"
+    file.write_text(yaml.safe_dump({"speculative-config": values}))
+    assert configured("--config", str(file))[0] == expected
+
+
+@pytest.mark.parametrize(
     ("words", "says"),
     [
         (["--tensor-parallel-size", "2"], "without tensor parallelism"),
@@ -103,6 +125,20 @@ def test_ngram_is_spelt_as_vllm_did():
         (["--api-key-file", "missing.txt"], "check --api-key-file"),
         (["--config", "missing.yaml"], "check --config"),
         (["--api-key", ""], "must not be empty"),
+        (["--speculative-config", "{"], "--speculative-config is not JSON"),
+        (["--speculative-config", "[" * 100_000], "--speculative-config is not JSON"),
+        (["--speculative-config", "3"], "is not a JSON object"),
+        (
+            ["--speculative-config", '{"method": "mtp", "model": "x"}'],
+            "has the method 'mtp', but this build has eagle3",
+        ),
+        (["--speculative-config", '{"method": []}'], "has the method []"),
+        (["--speculative-config", '{"method": "eagle3"}'], "names no model, which eagle3 needs"),
+        (["--speculative-config", '{"model": "x", "revision": "y"}'], "has the key 'revision', but this build reads"),
+        (["--speculative-config", '{"model": 3}'], "has 3 as model, which must be a string"),
+        (["--speculative-config", '{"model": "x", "num_speculative_tokens": true}'], "must be a whole number"),
+        (["--speculative-config", '{"model": "x", "draft_tensor_parallel_size": 2}'], "without tensor parallelism"),
+        (["--speculative-config", '{"model": "x"}', "--speculative-model", "y"], "the same as --speculative-model;"),
     ],
 )
 def test_what_cannot_be_is_one_sentence_and_status_2(capsys, words, says):
@@ -123,7 +159,7 @@ def test_every_flag_goes_somewhere():
     add_flags(parser)
     names = {action.dest for action in parser._actions} - {"help"}
     by_name = {"model_argument", "served_model_name", "api_key", "api_key_file", "allowed_origins", "config"}
-    by_name |= {"spec_decoding_acceptance_method", "use_v2_block_manager"}
+    by_name |= {"spec_decoding_acceptance_method", "use_v2_block_manager", "speculative_config"}
     by_name |= {f"typical_acceptance_sampler_posterior_{what}" for what in ("threshold", "alpha")}
     assert names == by_name | set(ENGINE_FIELDS) | set(SERVER_FIELDS) | set(LACKING)
     assert set(SERVER_FIELDS.values()) <= set(ServerConfig.__dataclass_fields__)

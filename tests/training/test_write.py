@@ -14,6 +14,8 @@ import gguf
 import torch
 from safetensors.torch import load_file
 
+from outpace.backends.torch.model.head_loader import open_head
+from outpace.backends.torch.model.loader import open_checkpoint
 from outpace.errors import ModelError, UsageError
 from outpace.models.gguf_header import read_header
 from outpace.models.head_file import as_json, read_head_config, write_config
@@ -94,6 +96,28 @@ def test_packing_writes_a_speculators_folder(checkpoint, tmp_path):
     assert values["norm_before_residual"] is False
     assert values["speculators_config"]["verifier"]["name_or_path"] == "tiny"
     assert values["eagle_aux_hidden_state_layer_ids"] == list(checkpoint.config.taps)
+
+
+def test_the_torch_backend_reads_a_packed_folder(checkpoint, tmp_path):
+    """Both forms of it describe the same head; the folder's other safetensors are not weights of the head."""
+    save_checkpoint(checkpoint, tmp_path)
+    path = tmp_path / "tiny.gguf"
+    target = open_checkpoint(path).config
+    with pytest.raises(ModelError, match="is a checkpoint of training; write its weights first: outpace distill pack"):
+        open_head(tmp_path, path, target, "tiny")
+    pack(tmp_path, "Q8_0")
+    forms = [open_head(each, path, target, "tiny") for each in (tmp_path, tmp_path / "head.gguf")]
+    config = checkpoint.config
+    for form in forms:
+        found = form.config
+        assert (found.taps, found.hidden, found.rope, found.tap_norm) == (config.taps, config.hidden, None, "each")
+        assert found.cache_elements_per_token == config.cache_elements_per_token
+    one, other = (form.load(torch.float32, torch.device("cpu")) for form in forms)
+    assert torch.equal(one.ids, checkpoint.kept) and torch.equal(other.ids, checkpoint.kept)
+    torch.testing.assert_close(one.layer.qkv, other.layer.qkv, rtol=0, atol=0.01)
+    torch.testing.assert_close(one.token_norm, other.token_norm)
+    assert one.tap_norm is not None and other.tap_norm is not None
+    torch.testing.assert_close(one.tap_norm, other.tap_norm)
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])

@@ -35,16 +35,16 @@ from outpace.backends.torch.head import TorchHead
 from outpace.backends.torch.kernels import ops_for
 from outpace.backends.torch.kernels.base import Cache
 from outpace.backends.torch.kernels.compiling import num_compiled
-from outpace.backends.torch.model.head import HeadModel, HeadWeights
-from outpace.backends.torch.model.head_loader import HeadCheckpoint
+from outpace.backends.torch.model.head import HeadModel
+from outpace.backends.torch.model.head_loader import HeadCheckpoint, open_head
+from outpace.backends.torch.model.head_weights import HeadWeights
 from outpace.backends.torch.model.loader import load_weights, open_checkpoint, weight_bytes
 from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.model.taps import TapStore
 from outpace.backends.torch.sampling.draws import Draws, Mode
-from outpace.core import MeasuredAcceptance, Row, StepPlan
+from outpace.core import Row, StepPlan
 from outpace.errors import BackendError
 from outpace.kv.blocks import BlockPool
-from outpace.models.head_gguf import HeadDescription
 
 PAGE_TOKENS = 32
 Follower = Callable[[Sequence[DraftTask], Tensor], Ahead | None]
@@ -56,14 +56,14 @@ class TorchModel:
     def __init__(
         self, path: Path, options: TorchOptions, tokenizer: Tokenizer | None = None, head: Path | None = None
     ) -> None:
-        """`head`: the file of a draft head for this model."""
+        """`head`: the file or folder of a draft head for this model."""
         self.device = choose_device(options.device)
         self.dtype = choose_dtype(options.dtype, self.device)
         self._options = options
         self._checkpoint = open_checkpoint(path)
         self.config = self._checkpoint.config
         self.has_head = head is not None
-        self._head = HeadCheckpoint(head, path, self.config, self._checkpoint.name) if head is not None else None
+        self._head = open_head(head, path, self.config, self._checkpoint.name) if head is not None else None
         self.tokenizer = tokenizer or open_tokenizer(path, self.config.vocab_size)
         self.train_context = self.config.context
 
@@ -78,7 +78,7 @@ class TorchModel:
             head = None if self._head is None else self._head.load(self.dtype, self.device)
             runner = TorchRunner(model, capacity)
             if self._head is not None and head is not None:
-                runner.attach(self._head.description, head)
+                runner.attach(self._head, head)
         except torch.OutOfMemoryError as error:
             raise out_of_memory(error, plan, self.device) from error
         return LoadedModel(
@@ -98,7 +98,7 @@ class TorchModel:
         num_tokens = (2 if captured else 1) * capacity.max_step_tokens  # graphs have their own activations
         workspace = num_tokens * widest * size + num_logits * c.vocab_size * 4
         head_weights = self._head.num_parameters if self._head is not None else 0
-        head_cache = self._head.description.cache_elements_per_token if self._head is not None else 0
+        head_cache = self._head.config.cache_elements_per_token if self._head is not None else 0
         return MemoryPlan(
             name=self._checkpoint.name,
             weights=weight_bytes(self._checkpoint, self.dtype) + head_weights * size,
@@ -171,18 +171,17 @@ class TorchRunner:
         self._taps: TapStore | None = None
         self._head_pages: Tensor | None = None
 
-    def attach(self, description: HeadDescription, weights: HeadWeights) -> None:
+    def attach(self, checkpoint: HeadCheckpoint, weights: HeadWeights) -> None:
         """Draft with a head. Called before the first step."""
         assert self._graphs is not None
-        d, model = description, self.model
+        c, model = checkpoint.config, self.model
         embedding = model.weights.embedding
-        taps = model.taps = self._taps = TapStore(d.taps, self.pool.num_blocks, PAGE_TOKENS, d.width, embedding)
-        shape = (2, self.pool.num_blocks, d.num_kv_heads, PAGE_TOKENS, d.head_dim)
+        taps = model.taps = self._taps = TapStore(c.taps, self.pool.num_blocks, PAGE_TOKENS, c.tap_width, embedding)
+        shape = (2, self.pool.num_blocks, c.num_kv_heads, PAGE_TOKENS, c.head_dim)
         self._head_pages = torch.zeros(shape, dtype=embedding.dtype, device=self.device)
         cache = Cache(self._head_pages[0], self._head_pages[1], first=1)
-        head = HeadModel(weights, d.epsilon, model.ops, embedding, taps, cache, model.rope)
-        measured = None if d.measured is None else MeasuredAcceptance(*d.measured)
-        self._head = TorchHead(head, measured, self, self._graphs)
+        head = HeadModel(c, weights, model.ops, embedding, taps, cache, model.rope)
+        self._head = TorchHead(head, checkpoint.measured, self, self._graphs)
         self.capabilities = replace(self.capabilities, head=self._head)
 
     @property

@@ -19,6 +19,7 @@ from outpace.backends.torch.head import TorchHead
 from outpace.backends.torch.runner import TorchModel, TorchRunner
 from outpace.core import Request, Row, StepPlan
 from outpace.errors import BackendError, ModelError
+from tests.tiny_folder import write_folder
 from tests.tiny_gguf import FAMILIES, write_model
 from tests.tiny_head import ReferenceHead, request_of, write_head
 
@@ -144,6 +145,19 @@ def test_a_head_of_another_model_is_refused(tmp_path: Path) -> None:
     head = write_head(tmp_path / "head.gguf", other)
     with pytest.raises(ModelError, match="was trained for tiny"):
         TorchModel(target, OPTIONS, head=head)
+
+
+def test_a_head_in_a_gguf_file_drafts_for_a_folder(tmp_path: Path) -> None:
+    target = write_folder(tmp_path)
+    head = write_head(tmp_path / "head.gguf", target, width=32, head_dim=8)
+    runner = TorchModel(target, OPTIONS, head=head).start(CAPACITY, 1).runner
+    request = request_of(9)
+    runner.forward(StepPlan([Row(0, 0, request.tokens[:-1], 0)]))
+    request.num_computed = 8
+    assert runner.capabilities.head is not None
+    (drafted,) = runner.capabilities.head.draft([HeadTask(request, 3)])
+    assert len(drafted.tokens) == 3
+    runner.close()
 
 
 def test_a_closed_model_does_not_draft(drafting: Drafting) -> None:

@@ -1,4 +1,4 @@
-"""A draft head (EAGLE-3): one layer that drafts from its target's hidden states.
+"""A draft head (EAGLE-3): one layer that drafts from its target's hidden states, with options from its config.
 
 The entry of position p joins the token at p with the target's taps at p - 1. Later passes take the head's own output in
 place of taps. An entry lies at the slot of its token and has the RoPE angle of the position before; slot 0 is unused.
@@ -6,39 +6,21 @@ place of taps. An entry lies at the slot of its token and has the RoPE angle of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from outpace.backends.torch.execution.step import StepInputs
 from outpace.backends.torch.kernels.base import Cache, Hidden, Ops
+from outpace.backends.torch.model.head_weights import HeadWeights
 from outpace.backends.torch.model.taps import TapStore
-from outpace.backends.torch.model.weights import Layer
-
-
-@dataclass(slots=True)
-class HeadWeights:
-    fuse: Tensor  # [width, taps * target's width]
-    tap_norms: Tensor  # [taps, target's width]: each tap is normed before they are fused
-    token_norm: Tensor
-    layer: Layer  # qkv is [q + 2 kv, 2 width]: token, then state
-    final_norm: Tensor
-    head: Tensor  # [draft vocabulary, width]
-    ids: Tensor  # int64 [draft vocabulary]: the target's tokens
-
-    @property
-    def num_bytes(self) -> int:
-        named = [getattr(self.layer, name) for name in Layer.__dataclass_fields__]
-        mine = [self.fuse, self.tap_norms, self.token_norm, self.final_norm, self.head, self.ids]
-        return sum(tensor.nbytes for tensor in [*mine, *named] if tensor is not None)
+from outpace.models.head_file import HeadConfig
 
 
 class HeadModel:
     def __init__(
         self,
+        config: HeadConfig,
         weights: HeadWeights,
-        epsilon: float,
         ops: Ops,
         embedding: Tensor,
         taps: TapStore,
@@ -46,36 +28,50 @@ class HeadModel:
         rope: Tensor,
     ) -> None:
         """`embedding`, `taps` and `rope` are the target's; `cache` has its pages."""
+        self.config = config
         self.weights = weights
-        self._epsilon = epsilon
         self._ops = ops
-        self._embedding = embedding
+        self._embedding = embedding if weights.embedding is None else weights.embedding
         self._taps = taps
         self._cache = cache
+        if config.rope is not None:
+            rope = torch.from_numpy(config.rope.table(len(rope))).to(rope.device)
         self._rope = torch.cat([rope[:1], rope[:-1]])  # the angle of the position before
 
     @torch.inference_mode()
     def fuse(self, step: StepInputs) -> Tensor:
         """The states that a first pass begins with, [tokens, width]."""
-        taps, norms = self._taps.read_before(step), self.weights.tap_norms
-        parts = [self._ops.norm(taps[:, i].contiguous(), norm, self._epsilon) for i, norm in enumerate(norms)]
-        return self._ops.linear(torch.cat(parts, 1), self.weights.fuse)
+        return self._ops.linear(self._normed(self._taps.read_before(step)), self.weights.fuse)
+
+    def _normed(self, taps: Tensor) -> Tensor:
+        """[tokens, taps, width] to [tokens, taps * width]."""
+        norm, epsilon = self.weights.tap_norm, self.config.epsilon
+        if norm is None:
+            return taps.flatten(1)
+        if self.config.tap_norm == "joint":
+            return self._ops.norm(taps.flatten(1), norm, epsilon)
+        parts = [self._ops.norm(taps[:, i].contiguous(), each, epsilon) for i, each in enumerate(norm)]
+        return torch.cat(parts, 1)
 
     @torch.inference_mode()
     def forward(self, step: StepInputs, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits over the draft vocabulary and the states, both of the requested tokens."""
-        ops, w, layer, epsilon = self._ops, self.weights, self.weights.layer, self._epsilon
-        token = ops.norm(ops.embed(step.tokens, self._embedding).residual, w.token_norm, epsilon)
-        state = ops.norm(states, layer.attention_norm, epsilon)
+        """Logits over the draft vocabulary and the states for the next pass, both of the requested tokens."""
+        ops, w, layer, c = self._ops, self.weights, self.weights.layer, self.config
+        token = ops.norm(ops.embed(step.tokens, self._embedding).residual, w.token_norm, c.epsilon)
+        state = ops.norm(states, layer.attention_norm, c.epsilon)
         qkv = ops.linear(torch.cat([token, state], -1), layer.qkv)
-        mixed = ops.attend(qkv, self._cache, step, self._rope, layer.q_norm, layer.k_norm, epsilon)
+        if layer.qkv_bias is not None:
+            qkv = qkv + layer.qkv_bias
+        mixed = ops.attend(qkv, self._cache, step, self._rope, layer.q_norm, layer.k_norm, c.epsilon)
         # Cloned, because products may be added in place.
-        h = ops.linear_add(mixed, layer.out, None, Hidden(states.clone()), layer.mlp_norm)
-        x = ops.norm_swiglu(h, layer.mlp_norm, epsilon, layer.gate_up, None)
-        h = ops.linear_add(x, layer.down, None, h, w.final_norm)
+        h = Hidden(state if c.norm_before_residual else states.clone())
+        h = ops.linear_add(mixed, layer.out, layer.out_bias, h, layer.mlp_norm)
+        x = ops.norm_swiglu(h, layer.mlp_norm, c.epsilon, layer.gate_up, layer.gate_up_bias)
+        h = ops.linear_add(x, layer.down, layer.down_bias, h, w.final_norm)
         if step.shape.num_outputs != len(h.residual):
             h = Hidden(h.residual.index_select(0, step.outputs))
-        return ops.norm_logits(h, w.final_norm, epsilon, w.head), h.residual
+        logits = ops.norm_logits(h, w.final_norm, c.epsilon, w.head)
+        return logits, ops.norm(h.residual, w.final_norm, c.epsilon) if c.norm_output else h.residual
 
 
 class HeadLoop:
@@ -86,7 +82,7 @@ class HeadLoop:
         self.device = logits.device
         self._model = model
         self._logits = logits[:num_rows]
-        self.states = logits.new_zeros((num_rows, model.weights.fuse.shape[0]), dtype=model.weights.fuse.dtype)
+        self.states = logits.new_zeros((num_rows, model.config.width), dtype=model.weights.fuse.dtype)
 
     def begin(self, step: StepInputs) -> Tensor:
         return self._run(step, self._model.fuse(step))

@@ -21,23 +21,18 @@ class SafetensorsFolder:
     def __init__(self, folder: Path) -> None:
         self.name = folder.name
         self.config = read_config(folder)
-        self._shards = _find_shards(folder)
-        shapes = {name: shape for shard in self._shards for name, shape in _shapes(shard).items()}
+        self._shards = find_shards(folder)
+        shapes = {name: shape for shard in self._shards for name, shape in tensor_shapes(shard).items()}
         self.tied = HEAD not in shapes if self.config.tied is None else self.config.tied
         check_shapes(shapes, self.config, tied=self.tied, source=self.name)
 
     def tensors(self, device: torch.device) -> Iterator[tuple[str, Tensor]]:
         for shard in self._shards:
-            for name in _shapes(shard):
-                try:
-                    with safe_open(shard, framework="pt", device=str(device)) as file:
-                        tensor = file.get_tensor(name)
-                except (SafetensorError, OSError, ValueError) as error:
-                    raise ModelError(f"{shard} cannot be read at {name} ({error}); download it again") from error
-                yield name, tensor
+            for name in tensor_shapes(shard):
+                yield name, read_tensor(shard, name, device)
 
 
-def _find_shards(folder: Path) -> list[Path]:
+def find_shards(folder: Path) -> list[Path]:
     index = folder / INDEX
     try:
         values = read_json(index)
@@ -57,9 +52,18 @@ def _find_shards(folder: Path) -> list[Path]:
     return [folder / name for name in listed]
 
 
-def _shapes(shard: Path) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(shard: Path) -> dict[str, tuple[int, ...]]:
     try:
         with safe_open(shard, framework="pt") as file:
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(f"{shard} is damaged ({error}); download it again") from error
+
+
+def read_tensor(shard: Path, name: str, device: torch.device) -> Tensor:
+    try:
+        with safe_open(shard, framework="pt", device=str(device)) as file:
+            tensor: Tensor = file.get_tensor(name)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ModelError(f"{shard} cannot be read at {name} ({error}); download it again") from error
+    return tensor

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,10 +20,33 @@ HEAD = "lm_head.weight"
 _IGNORED_ENDINGS = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias")  # buffers that old checkpoints carry
 
 
+class LayerConfig(Protocol):
+    """What `allocate_layer` reads: the sizes and options of a model's layers, or of a draft head's."""
+
+    @property
+    def width(self) -> int: ...
+    @property
+    def hidden(self) -> int: ...
+    @property
+    def q_size(self) -> int: ...
+    @property
+    def kv_size(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def qkv_bias(self) -> bool: ...
+    @property
+    def out_bias(self) -> bool: ...
+    @property
+    def mlp_bias(self) -> bool: ...
+    @property
+    def has_qk_norm(self) -> bool: ...
+
+
 @dataclass(slots=True)
 class Layer:
     attention_norm: Tensor  # [width]
-    qkv: Tensor  # [q + 2 kv, width]
+    qkv: Tensor  # [q + 2 kv, inputs]; the inputs are the width, in a draft head twice that
     qkv_bias: Tensor | None
     q_norm: Tensor | None  # [head_dim]
     k_norm: Tensor | None
@@ -63,30 +87,37 @@ def allocate(config: Architecture, *, tied: bool, dtype: torch.dtype, device: to
     def room(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
+    c = config
+    layers = [allocate_layer(c, inputs=c.width, dtype=dtype, device=device) for _ in range(c.num_layers)]
+    embedding = room(c.vocab_size, c.width)
+    head = embedding if tied else room(c.vocab_size, c.width)
+    return Weights(embedding, head, room(c.width), layers)
+
+
+def allocate_layer(config: LayerConfig, *, inputs: int, dtype: torch.dtype, device: torch.device) -> Layer:
+    """Uninitialised tensors for one layer; `inputs`: the width of what queries, keys and values are computed from."""
+
+    def room(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
     def maybe(wanted: bool, *shape: int) -> Tensor | None:
         return room(*shape) if wanted else None
 
     c = config
-    layers = [
-        Layer(
-            attention_norm=room(c.width),
-            qkv=room(c.q_size + 2 * c.kv_size, c.width),
-            qkv_bias=maybe(c.qkv_bias, c.q_size + 2 * c.kv_size),
-            q_norm=maybe(c.has_qk_norm, c.head_dim),
-            k_norm=maybe(c.has_qk_norm, c.head_dim),
-            out=room(c.width, c.q_size),
-            out_bias=maybe(c.out_bias, c.width),
-            mlp_norm=room(c.width),
-            gate_up=room(2 * c.hidden, c.width),
-            gate_up_bias=maybe(c.mlp_bias, 2 * c.hidden),
-            down=room(c.width, c.hidden),
-            down_bias=maybe(c.mlp_bias, c.width),
-        )
-        for _ in range(c.num_layers)
-    ]
-    embedding = room(c.vocab_size, c.width)
-    head = embedding if tied else room(c.vocab_size, c.width)
-    return Weights(embedding, head, room(c.width), layers)
+    return Layer(
+        attention_norm=room(c.width),
+        qkv=room(c.q_size + 2 * c.kv_size, inputs),
+        qkv_bias=maybe(c.qkv_bias, c.q_size + 2 * c.kv_size),
+        q_norm=maybe(c.has_qk_norm, c.head_dim),
+        k_norm=maybe(c.has_qk_norm, c.head_dim),
+        out=room(c.width, c.q_size),
+        out_bias=maybe(c.out_bias, c.width),
+        mlp_norm=room(c.width),
+        gate_up=room(2 * c.hidden, c.width),
+        gate_up_bias=maybe(c.mlp_bias, 2 * c.hidden),
+        down=room(c.width, c.hidden),
+        down_bias=maybe(c.mlp_bias, c.width),
+    )
 
 
 def num_weight_bytes(config: Architecture, *, tied: bool, dtype: torch.dtype) -> int:
@@ -140,24 +171,29 @@ def named_tensors(weights: Weights, config: Architecture) -> dict[str, Tensor]:
     if weights.head is not weights.embedding:
         found[HEAD] = weights.head
     for i, layer in enumerate(weights.layers):
-        placed: dict[str, Tensor | None] = {
-            "input_layernorm.weight": layer.attention_norm,
-            "post_attention_layernorm.weight": layer.mlp_norm,
-            "self_attn.q_norm.weight": layer.q_norm,
-            "self_attn.k_norm.weight": layer.k_norm,
-            "self_attn.o_proj.weight": layer.out,
-            "self_attn.o_proj.bias": layer.out_bias,
-            "mlp.down_proj.weight": layer.down,
-            "mlp.down_proj.bias": layer.down_bias,
-        }
-        qkv = [config.q_size, config.kv_size, config.kv_size]
-        for end, fused in (("weight", layer.qkv), ("bias", layer.qkv_bias)):
-            if fused is not None:
-                names = [f"self_attn.{x}_proj.{end}" for x in "qkv"]
-                placed |= dict(zip(names, fused.split(qkv), strict=True))
-        for end, fused in (("weight", layer.gate_up), ("bias", layer.gate_up_bias)):
-            if fused is not None:
-                names = [f"mlp.{x}_proj.{end}" for x in ("gate", "up")]
-                placed |= dict(zip(names, fused.chunk(2), strict=True))
-        found |= {f"model.layers.{i}.{name}": place for name, place in placed.items() if place is not None}
+        found |= {f"model.layers.{i}.{name}": place for name, place in named_layer_tensors(layer, config).items()}
     return found
+
+
+def named_layer_tensors(layer: Layer, config: LayerConfig) -> dict[str, Tensor]:
+    """The same for one layer, by the names inside it."""
+    placed: dict[str, Tensor | None] = {
+        "input_layernorm.weight": layer.attention_norm,
+        "post_attention_layernorm.weight": layer.mlp_norm,
+        "self_attn.q_norm.weight": layer.q_norm,
+        "self_attn.k_norm.weight": layer.k_norm,
+        "self_attn.o_proj.weight": layer.out,
+        "self_attn.o_proj.bias": layer.out_bias,
+        "mlp.down_proj.weight": layer.down,
+        "mlp.down_proj.bias": layer.down_bias,
+    }
+    qkv = [config.q_size, config.kv_size, config.kv_size]
+    for end, fused in (("weight", layer.qkv), ("bias", layer.qkv_bias)):
+        if fused is not None:
+            names = [f"self_attn.{x}_proj.{end}" for x in "qkv"]
+            placed |= dict(zip(names, fused.split(qkv), strict=True))
+    for end, fused in (("weight", layer.gate_up), ("bias", layer.gate_up_bias)):
+        if fused is not None:
+            names = [f"mlp.{x}_proj.{end}" for x in ("gate", "up")]
+            placed |= dict(zip(names, fused.chunk(2), strict=True))
+    return {name: place for name, place in placed.items() if place is not None}
