@@ -17,8 +17,8 @@ from benchmarks.gpu_padding import padded, padded_head
 from outpace.backends.base import Capacity, HeadTask, LoadedModel
 from outpace.backends.torch.device import choose_device, choose_dtype
 from outpace.backends.torch.kernels import ops_for
-from outpace.backends.torch.model.head import HeadWeights
-from outpace.backends.torch.model.head_loader import HeadCheckpoint
+from outpace.backends.torch.model.head_loader import open_head
+from outpace.backends.torch.model.head_weights import HeadWeights
 from outpace.backends.torch.model.loader import load_weights, open_checkpoint
 from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.model.weights import Weights
@@ -27,7 +27,7 @@ from outpace.config import DeviceName, SamplingParams
 from outpace.core import Request, Row, StepPlan
 from outpace.engine.engine import Engine
 from outpace.models.architecture import Architecture
-from outpace.models.head_gguf import HeadDescription
+from outpace.models.head_file import HeadConfig
 
 SHAPE = "8B"
 DRAFT_VOCABULARY = 32_000  # of EAGLE-3's head for Llama 3 8B
@@ -39,16 +39,16 @@ class Small:
 
     config: Architecture
     weights: Weights
-    head: HeadDescription
+    head: HeadConfig
     head_weights: HeadWeights
 
     @classmethod
     def load(cls, model: Path, head: Path, device: torch.device) -> Small:
         checkpoint = open_checkpoint(model)
         config = checkpoint.config
-        opened = HeadCheckpoint(head, model, config, checkpoint.name)
+        opened = open_head(head, model, config, checkpoint.name)
         weights = load_weights(checkpoint, torch.float32, device)
-        return cls(config, weights, opened.description, opened.load(torch.float32, device))
+        return cls(config, weights, opened.config, opened.load(torch.float32, device))
 
     def runner(self, dtype: torch.dtype, room: Capacity) -> TorchRunner:
         return _runner(
@@ -138,7 +138,7 @@ def converted(weights: Any, dtype: torch.dtype) -> Any:
 
 
 def _runner(
-    config: Architecture, weights: Weights, head: HeadDescription, head_weights: HeadWeights, room: Capacity
+    config: Architecture, weights: Weights, head: HeadConfig, head_weights: HeadWeights, room: Capacity
 ) -> TorchRunner:
     runner = TorchRunner(Model(config, weights, ops_for(weights.embedding.device), room.max_context), room)
     runner.attach(head, head_weights)

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.backends.torch.model.head import HeadWeights
+from outpace.backends.torch.model.head_weights import HeadWeights
 from outpace.backends.torch.model.weights import Layer, Weights, allocate
 from outpace.models.architecture import Architecture
-from outpace.models.head_gguf import HeadDescription
+from outpace.models.head_file import HeadConfig
 from outpace.models.rope import Rope
 
 _CONSTANT = 1 / 16  # its square is below what epsilon adds to the mean, and is subtracted there
@@ -71,15 +71,16 @@ def padded(config: Architecture, weights: Weights, shape: Architecture) -> tuple
 
 
 def padded_head(
-    head: HeadDescription, weights: HeadWeights, config: Architecture, shape: Architecture, vocab_size: int,
+    head: HeadConfig, weights: HeadWeights, config: Architecture, shape: Architecture, vocab_size: int,
     dtype: torch.dtype,
-) -> tuple[HeadDescription, HeadWeights]:  # fmt: skip
+) -> tuple[HeadConfig, HeadWeights]:  # fmt: skip
     """Pad a head of the model `config`, which is padded to `shape`, to `vocab_size` tokens that it can draft.
 
     Its layer gets the sizes of the model's layers. `weights` are best in float32, so that they are rounded once.
     """
-    extra = vocab_size - head.vocab_size
+    extra = vocab_size - head.draft_vocab_size
     assert 0 <= extra <= shape.vocab_size - config.vocab_size and head.width == config.width
+    assert weights.tap_norm is not None and head.tap_norm == "each"
     width, larger, num_taps = head.width, shape.width, len(head.taps)
     # The states lack the constant whose square `_epsilon` subtracts. So they are all scaled down as much as epsilon is.
     epsilon = _epsilon(head.epsilon, width, larger)
@@ -95,26 +96,25 @@ def padded_head(
         gate_up=room(2 * shape.hidden, larger), gate_up_bias=None, down=room(larger, shape.hidden), down_bias=None,
     )  # fmt: skip
     into = HeadWeights(
-        fuse=room(larger, num_taps * larger), tap_norms=room(num_taps, larger), token_norm=room(larger), layer=layer,
-        final_norm=room(larger), head=room(vocab_size, larger),
+        fuse=room(larger, num_taps * larger), tap_norm=(tap_norm := room(num_taps, larger)),
+        token_norm=room(larger), layer=layer, final_norm=room(larger), head=room(vocab_size, larger),
         ids=torch.cat([weights.ids, config.vocab_size + torch.arange(extra, device=weights.ids.device)]),
     )  # fmt: skip
     _pad_layer(weights.layer, layer, head, shape, num_inputs=2, out_scale=state_scale)
     _fill(*(part[:, width + 1 :] for part in into.fuse.chunk(num_taps, dim=1)))
     columns = _columns(width, larger, num_taps).to(into.fuse.device)
     into.fuse[:width, columns] = (weights.fuse * state_scale).to(dtype)
-    into.tap_norms[:, :width] = weights.tap_norms * norm_scale
+    tap_norm[:, :width] = weights.tap_norm * norm_scale
     into.token_norm[:width] = weights.token_norm * norm_scale
     into.final_norm[:width] = weights.final_norm * norm_scale
     _fill(into.head[:, width + 1 :])
-    into.head[: head.vocab_size, :width] = weights.head
+    into.head[: head.draft_vocab_size, :width] = weights.head
     # The extra element begins as the constant of the first tap, which its norm scales, so it is positive.
-    into.tap_norms[0, width], into.fuse[width, width] = _SMALL, 1.0
-    into.final_norm[width], into.head[head.vocab_size :, width] = _LARGE, _EXCLUDED
+    tap_norm[0, width], into.fuse[width, width] = _SMALL, 1.0
+    into.final_norm[width], into.head[head.draft_vocab_size :, width] = _LARGE, _EXCLUDED
     described = replace(
         head, width=larger, hidden=shape.hidden, num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim, vocab_size=vocab_size, epsilon=epsilon, tensors=(),
-        target_ids=into.ids.cpu().numpy().astype(np.int32),
+        head_dim=shape.head_dim, vocab_size=shape.vocab_size, draft_vocab_size=vocab_size, epsilon=epsilon,
     )  # fmt: skip
     return described, into
 

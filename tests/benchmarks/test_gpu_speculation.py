@@ -46,7 +46,8 @@ def files(tmp_path_factory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def small(files) -> Small:
-    return Small.load(*files, torch.device("cpu"))
+    model, head = files
+    return Small.load(model, head, torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")

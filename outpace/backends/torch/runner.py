@@ -36,15 +36,16 @@ from outpace.backends.torch.kernels import ops_for
 from outpace.backends.torch.kernels.base import Cache
 from outpace.backends.torch.kernels.compiling import num_compiled
 from outpace.backends.torch.model.head import HeadModel
-from outpace.backends.torch.model.head_loader import HeadCheckpoint, open_head
+from outpace.backends.torch.model.head_loader import open_head
 from outpace.backends.torch.model.head_weights import HeadWeights
 from outpace.backends.torch.model.loader import load_weights, open_checkpoint, weight_bytes
 from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.model.taps import TapStore
 from outpace.backends.torch.sampling.draws import Draws, Mode
-from outpace.core import Row, StepPlan
+from outpace.core import MeasuredAcceptance, Row, StepPlan
 from outpace.errors import BackendError
 from outpace.kv.blocks import BlockPool
+from outpace.models.head_file import HeadConfig
 
 PAGE_TOKENS = 32
 Follower = Callable[[Sequence[DraftTask], Tensor], Ahead | None]
@@ -78,7 +79,7 @@ class TorchModel:
             head = None if self._head is None else self._head.load(self.dtype, self.device)
             runner = TorchRunner(model, capacity)
             if self._head is not None and head is not None:
-                runner.attach(self._head, head)
+                runner.attach(self._head.config, head, self._head.measured)
         except torch.OutOfMemoryError as error:
             raise out_of_memory(error, plan, self.device) from error
         return LoadedModel(
@@ -171,17 +172,17 @@ class TorchRunner:
         self._taps: TapStore | None = None
         self._head_pages: Tensor | None = None
 
-    def attach(self, checkpoint: HeadCheckpoint, weights: HeadWeights) -> None:
+    def attach(self, config: HeadConfig, weights: HeadWeights, measured: MeasuredAcceptance | None = None) -> None:
         """Draft with a head. Called before the first step."""
         assert self._graphs is not None
-        c, model = checkpoint.config, self.model
+        c, model = config, self.model
         embedding = model.weights.embedding
         taps = model.taps = self._taps = TapStore(c.taps, self.pool.num_blocks, PAGE_TOKENS, c.tap_width, embedding)
         shape = (2, self.pool.num_blocks, c.num_kv_heads, PAGE_TOKENS, c.head_dim)
         self._head_pages = torch.zeros(shape, dtype=embedding.dtype, device=self.device)
         cache = Cache(self._head_pages[0], self._head_pages[1], first=1)
         head = HeadModel(c, weights, model.ops, embedding, taps, cache, model.rope)
-        self._head = TorchHead(head, checkpoint.measured, self, self._graphs)
+        self._head = TorchHead(head, measured, self, self._graphs)
         self.capabilities = replace(self.capabilities, head=self._head)
 
     @property
