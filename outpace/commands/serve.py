@@ -6,11 +6,13 @@ import argparse
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from outpace.config import EngineConfig, SpeculationParams
 from outpace.errors import UsageError
+from outpace.models.generation_config import GenerationChoice
 from outpace.server.config import ServerConfig
 from outpace.server.flags import ACCEPTANCE, ENGINE_FIELDS, LACKING, SERVER_FIELDS, WITHOUT_EFFECT, add_flags
 from outpace.server.settings import gather
@@ -38,6 +40,7 @@ def execute(options: argparse.Namespace) -> int:
     given = {name: value for name, value in vars(options).items() if name != "command"}
     settings = gather(given, os.environ)
     engine, server = configure(settings)
+    generation = GenerationChoice.of(settings.get("generation_config"), settings.get("override_generation_config"))
 
     from outpace.llm import LLM
     from outpace.server import logs
@@ -49,6 +52,9 @@ def execute(options: argparse.Namespace) -> int:
         if settings.get(name):
             log.warning("--%s has no effect here: it selects a component of vLLM", name.replace("_", "-"))
     with LLM(**engine) as llm:
+        defaults = generation.settle(Path(llm.config.model))
+        server = replace(server, default_sampling=defaults.values)
+        log.info("sampling defaults: %s; the values of a request come first", defaults)
         llm.engine.calibrate()  # now, while nothing runs: under load the engine might never be idle
         log.info("configuration", extra={"facts": {**llm.config.as_dict(), **server.as_dict()}})
         if not server.api_keys and server.host not in ("127.0.0.1", "::1", "localhost"):

@@ -105,8 +105,10 @@ def _fit_to_context(state: ServerState, body: SamplingFields, tokens: list[int])
             "were requested; shorten the prompt or request fewer"
         )
         raise ApiError(400, message, param="messages", code="context_length_exceeded")
-    max_tokens = wanted or min(room, limit or room, body.default_tokens or room)
-    params = body.params(state.config.default_speculation, max_tokens)
+    defaults = dict(state.config.default_sampling)
+    recommended = int(defaults.pop("max_tokens", room))
+    max_tokens = wanted or min(room, limit or room, body.default_tokens or recommended)
+    params = body.params(state.config.default_speculation, max_tokens, defaults)
     state.engine.engine.check(tokens, params)
     return _Encoded(tokens, params)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -31,6 +32,7 @@ class ServerConfig:
     default_speculation: SpeculationParams = field(
         default_factory=SpeculationParams
     )  # for requests without a speculation field
+    default_sampling: Mapping[str, int | float] = field(default_factory=dict)  # for requests that do not set them
     allow_control_tokens: bool = False  # in messages; then any role is accepted too
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"

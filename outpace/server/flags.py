@@ -129,6 +129,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flags.add("--enable-prefix-caching", "compute a shared prefix once", engine.prefix_reuse,
               action=argparse.BooleanOptionalAction)  # fmt: skip
     flags.add("--llama-library", "a libllama to use instead of the installed one", metavar="FILE")
+    flags.add("--generation-config", "sampling settings for requests without their own: auto (the model's), vllm "
+              "(neutral ones) or a folder with generation_config.json", "auto", metavar="WHICH")  # fmt: skip
+    flags.add("--override-generation-config", "replace some of these settings, as in '{\"temperature\": 0.5}'",
+              metavar="JSON")  # fmt: skip
 
     flags = group("speculation")
     flags.add("--speculation", "auto: when it is faster; on: always; off: plain decoding", engine.speculation,

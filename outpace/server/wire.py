@@ -11,6 +11,7 @@ first mistake. Describing each of a million took eight seconds.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
@@ -77,8 +78,8 @@ class SamplingFields(_Body):
     stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOP_STRINGS)] | None = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     max_tokens: int | None = Field(None, ge=1)
-    temperature: float | None = Field(1.0, ge=0, le=2)
-    top_p: float | None = Field(1.0, gt=0, le=1)
+    temperature: float | None = Field(None, ge=0, le=2, description="Default: the model's, else 1; so for top_p.")
+    top_p: float | None = Field(None, gt=0, le=1)
     presence_penalty: float | None = Field(0.0, ge=-2, le=2)
     frequency_penalty: float | None = Field(0.0, ge=-2, le=2)
     logit_bias: Biases | None = None
@@ -108,8 +109,10 @@ class SamplingFields(_Body):
     def num_logprobs(self) -> int | None:
         raise NotImplementedError
 
-    def params(self, defaults: SpeculationParams, max_tokens: int) -> SamplingParams:
-        """The SamplingParams. Raises UsageError for fields that contradict each other."""
+    def params(
+        self, defaults: SpeculationParams, max_tokens: int, sampling: Mapping[str, Any] | None = None
+    ) -> SamplingParams:
+        """The SamplingParams. Raises UsageError for fields that contradict each other. `sampling`: for missing ones."""
         given: dict[str, Any] = {
             "n": self.n,
             "temperature": self.temperature,
@@ -127,7 +130,7 @@ class SamplingFields(_Body):
             "ignore_eos": self.ignore_eos,
             "logprobs": self.num_logprobs(),
         }
-        known = {name: value for name, value in given.items() if value is not None}
+        known = dict(sampling or ()) | {name: value for name, value in given.items() if value is not None}
         return SamplingParams(max_tokens=max_tokens, speculation=_speculation(self.speculation, defaults), **known)
 
 

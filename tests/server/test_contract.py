@@ -214,6 +214,30 @@ def test_parameters_reach_the_sampler(client):
         assert got.choices[0].text == offline(prompt, max_tokens=30, seed=4, **params), params
 
 
+def test_without_its_own_values_a_request_gets_the_models():
+    """The values of `--generation-config`; a request's own come first, also the neutral ones."""
+    recommended = {"temperature": 0.3, "top_k": 5, "max_tokens": 9}
+    engine = fake_engine(max_context=256, cache_tokens=2048)
+    with live(engine, ByteTokenizer(), 256, default_sampling=recommended) as server:
+        client = server.client()
+
+        def chat(**body: Any) -> str:
+            reply = client.chat.completions.create(model="fake", messages=HELLO, seed=5, **body)
+            return str(reply.choices[0].message.content)
+
+        def wanted(**params: Any) -> str:
+            return offline(chat_tokens(HELLO), seed=5, **params)
+
+        texts = [chat(), chat(max_tokens=30), chat(max_tokens=30, temperature=1, extra_body={"top_k": -1})]
+        assert texts == [
+            wanted(temperature=0.3, top_k=5, max_tokens=9),
+            wanted(temperature=0.3, top_k=5, max_tokens=30),
+            wanted(max_tokens=30),
+        ]
+        assert len(set(texts)) == 3
+        assert client.completions.create(model="fake", prompt="ab").usage.completion_tokens <= 16
+
+
 def test_limits_of_the_server_hold_without_and_against_a_number():
     with live(fake_engine(speculation="off"), ByteTokenizer(), 256, max_output_tokens=8) as server:
         body = {"prompt": "ab", "ignore_eos": True}
