@@ -45,6 +45,7 @@ class Request:
     num_shared: int = 0  # leading prompt tokens taken from another sequence's cache
     spec: SpeculationCounts = field(default_factory=lambda: SpeculationCounts())
     submitted_at: float = 0.0
+    admitted_at: float | None = None  # when its first step began
     first_token_at: float | None = None
     finished_at: float | None = None
 

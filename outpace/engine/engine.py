@@ -111,6 +111,10 @@ class Engine:
         return self.policy.budget
 
     @property
+    def config(self) -> ResolvedConfig:
+        return self._config
+
+    @property
     def capacity(self) -> Capacity:
         return self._runner.capacity
 

@@ -79,6 +79,11 @@ class Ticket:
     num_segments: int = 0  # segments of text sent to the reader
 
     @property
+    def group(self) -> tuple[int, int]:
+        """The same for the n completions of one prompt, and for no others that run."""
+        return id(self.generation), self.index // self.order.params.n
+
+    @property
     def has_news(self) -> bool:
         return self.request is not None and self.request.num_output > self.num_sent
 

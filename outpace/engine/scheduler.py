@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 from outpace.core import Request
 from outpace.kv.cache import SequenceCache
@@ -164,6 +165,8 @@ class Scheduler:
         else:
             request.seq = self._cache.open()
         request.num_computed = request.num_shared = num_shared
+        if request.admitted_at is None:
+            request.admitted_at = perf_counter()
         self.waiting.remove(request)
         self.running.append(request)
         return True
