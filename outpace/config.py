@@ -27,6 +27,7 @@ DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
 LOSSY: frozenset[str] = frozenset({"typical", "threshold"})
 LOOKUPS: tuple[Method, ...] = ("suffix", "ngram")
 MAX_DEPTH = 64
+MAX_BAD_WORDS = 1000  # far fewer than a vocabulary has tokens, so some token is always possible
 DEFAULT_DEPTH = 4  # for speculation `on`
 DEFAULT_AUTO_DEPTH = 16  # the limit for `auto` where no depth is given
 
@@ -67,6 +68,17 @@ def _check_consistent(mode: str | None, method: str | None, depth: int | None) -
         not (mode == "on" and (depth == 0 or method == "none")),
         "speculation is on but depth 0 or method 'none' means plain decoding; set speculation to 'off'",
     )
+
+
+def _bad_word(word: object) -> str | tuple[int, ...]:
+    _check_kind("a bad word", word, (str, list, tuple), "a string or a list of token ids")
+    assert isinstance(word, str | list | tuple)
+    _check(len(word) > 0, "a bad word must not be empty; leave it out")
+    if isinstance(word, str):
+        return word
+    for token in word:
+        _check_int("a token id of a bad word", token, 0)
+    return tuple(word)
 
 
 def _check_int(name: str, value: object, low: int, high: int | None = None, *, meaning: str = "") -> None:
@@ -155,6 +167,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     max_tokens: int = 256
     min_tokens: int = 0
+    bad_words: Sequence[str | Sequence[int]] = ()  # never produced: texts, or token ids
     ignore_eos: bool = False
     logprobs: int | None = None  # how many alternatives to report per token; None: no logprobs
     structured: StructuredOutput | None = None  # the form that the output must have
@@ -193,6 +206,11 @@ class SamplingParams:
             self.min_tokens <= self.max_tokens,
             f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})",
         )
+        _check_kind("bad_words", self.bad_words, (list, tuple), "a list of strings or of lists of token ids")
+        # A text becomes two sequences of token ids.
+        num_sequences = sum(2 if isinstance(word, str) else 1 for word in self.bad_words)
+        _check(num_sequences <= 2 * MAX_BAD_WORDS, f"there are too many bad words; give at most {MAX_BAD_WORDS}")
+        object.__setattr__(self, "bad_words", tuple(_bad_word(word) for word in self.bad_words))
         _check_kind("ignore_eos", self.ignore_eos, bool, "True or False")
         if self.structured is not None:
             _check_kind("structured", self.structured, StructuredOutput, "a StructuredOutput")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from time import perf_counter
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from outpace.backends.base import Capacity, LoadedModel, StepResult
 from outpace.config import ResolvedConfig, SamplingParams
 from outpace.core import Case, Delta, Draft, Request, Row, StepPlan, StepStats, Verdict
+from outpace.decoding.bad_words import as_token_ids
 from outpace.decoding.sampling import Shaper, token_logprob
 from outpace.decoding.verification import executor_of
 from outpace.engine.collection import PausedCollection
@@ -144,6 +145,8 @@ class Engine:
         return request
 
     def _request(self, prompt: list[int], params: SamplingParams, seed: int) -> Request:
+        if params.bad_words:
+            params = replace(params, bad_words=as_token_ids(params.bad_words, self._tokenizer))
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._tokenizer.end_ids)
         return Request(
             id=next(self._ids),
@@ -411,6 +414,7 @@ class Engine:
             ("prompt", prompt),
             ("logit_bias", params.logit_bias),
             ("stop_token_ids", params.stop_token_ids),
+            ("bad_words", [token for word in params.bad_words if not isinstance(word, str) for token in word]),
         ):
             for token in ids:
                 if not 0 <= token < vocab_size:

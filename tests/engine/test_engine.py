@@ -75,8 +75,10 @@ def prompt_of(rng: random.Random, length: int) -> list[int]:
         SamplingParams(
             temperature=0.9, seed=5, presence_penalty=0.7, logit_bias={97: 2.0}, min_tokens=9, max_tokens=40
         ),
+        SamplingParams(temperature=0.0, bad_words=[[97], [98, 99], [99, 100, 101]], max_tokens=40),
+        SamplingParams(temperature=0.9, seed=7, bad_words=[[a, b] for a in range(97, 100) for b in (97, 98)]),
     ],
-    ids=["greedy", "seeded", "filters", "penalties", "bias"],
+    ids=["greedy", "seeded", "filters", "penalties", "bias", "bad words", "seeded bad words"],
 )
 def test_speculation_never_changes_greedy_or_seeded_output(method, depth, params):
     model = FakeModel()
