@@ -76,8 +76,8 @@ def _bad_word(word: object) -> str | tuple[int, ...]:
     _check(len(word) > 0, "a bad word must not be empty; leave it out")
     if isinstance(word, str):
         return word
-    for token in word:
-        _check_int("a token id of a bad word", token, 0)
+    if not all(type(token) is int and token >= 0 for token in word):
+        _check(False, f"a bad word must be a string or a list of token ids; got {word!r:.100}")
     return tuple(word)
 
 
@@ -169,6 +169,8 @@ class SamplingParams:
     min_tokens: int = 0
     bad_words: Sequence[str | Sequence[int]] = ()  # never produced: texts, or token ids
     ignore_eos: bool = False
+    skip_special_tokens: bool = True  # the text has no control tokens
+    include_stop_str_in_output: bool = False  # the text ends with the stop string or stop token
     logprobs: int | None = None  # how many alternatives to report per token; None: no logprobs
     structured: StructuredOutput | None = None  # the form that the output must have
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
@@ -211,7 +213,8 @@ class SamplingParams:
         num_sequences = sum(2 if isinstance(word, str) else 1 for word in self.bad_words)
         _check(num_sequences <= 2 * MAX_BAD_WORDS, f"there are too many bad words; give at most {MAX_BAD_WORDS}")
         object.__setattr__(self, "bad_words", tuple(_bad_word(word) for word in self.bad_words))
-        _check_kind("ignore_eos", self.ignore_eos, bool, "True or False")
+        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
+            _check_kind(name, getattr(self, name), bool, "True or False")
         if self.structured is not None:
             _check_kind("structured", self.structured, StructuredOutput, "a StructuredOutput")
         _check_kind("speculation", self.speculation, SpeculationParams, "a SpeculationParams")

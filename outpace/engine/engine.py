@@ -128,10 +128,17 @@ class Engine:
         return self.scheduler.has_requests
 
     def submit(
-        self, prompt: Sequence[int], params: SamplingParams, *, seed: int | None = None, cache_salt: str = ""
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        seed: int | None = None,
+        cache_salt: str = "",
+        priority: int = 0,
     ) -> Request:
         """Queue a request. `seed` replaces `params.seed`, for the n completions of one prompt.
 
+        Of the waiting requests, those with a lower `priority` start first, and equal ones in the order of submission.
         Only requests with the same `cache_salt` share prefixes and what was learned from outputs: what one request
         left behind can be noticed by how fast another one is.
         """
@@ -140,12 +147,12 @@ class Engine:
         if seed is None:
             seed = params.seed if params.seed is not None else secrets.randbits(64)
         request = self._request(prompt, params, seed)
-        request.cache_salt = cache_salt
+        request.cache_salt, request.priority = cache_salt, priority
         self.scheduler.add(request)
         return request
 
     def _request(self, prompt: list[int], params: SamplingParams, seed: int) -> Request:
-        if params.bad_words:
+        if any(isinstance(word, str) for word in params.bad_words):
             params = replace(params, bad_words=as_token_ids(params.bad_words, self._tokenizer))
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._tokenizer.end_ids)
         return Request(

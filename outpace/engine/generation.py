@@ -34,12 +34,13 @@ class Overloaded(OutpaceError):
 
 @dataclass(slots=True)
 class Order:
-    """One requested completion. `seed` replaces `params.seed`; `cache_salt` is as in `Engine.submit`."""
+    """One requested completion. `seed` replaces `params.seed`; the rest is as in `Engine.submit`."""
 
     prompt: Sequence[int]
     params: SamplingParams
     seed: int | None = None
     cache_salt: str = ""
+    priority: int = 0
 
 
 @dataclass(slots=True)

@@ -97,7 +97,7 @@ class Worker:
             order = ticket.order
             try:
                 ticket.request = self._engine.submit(
-                    order.prompt, order.params, seed=order.seed, cache_salt=order.cache_salt
+                    order.prompt, order.params, seed=order.seed, cache_salt=order.cache_salt, priority=order.priority
                 )
                 self.tickets[ticket.request.id] = ticket
             except OutpaceError as error:

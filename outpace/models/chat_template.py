@@ -20,11 +20,16 @@ if TYPE_CHECKING:
     from jinja2.parser import Parser
 
 MAX_TEMPLATE = 1 << 17  # characters; long templates have 30,000
+# Variables that a caller sets by other means than by `extra`
+RESERVED_VARIABLES = frozenset(
+    {"messages", "tools", "documents", "bos_token", "eos_token", "add_generation_prompt", "continue_final_message"}
+)
 
 
 def render_chat(
     template: str,
     messages: Sequence[Mapping[str, Any]],
+    /,  # a variable may have these names
     *,
     bos_token: str,
     eos_token: str,
