@@ -255,9 +255,13 @@ class EngineConfig:
     device: DeviceName = "auto"  # of the torch backend
     dtype: DtypeName = "auto"  # of the torch backend's weights and cache
     gpu_memory_utilization: float = 0.9  # the share of a GPU's memory that Outpace may fill
+    chat_template: str | None = None  # a file or the template itself, instead of the model's
+    default_seed: int | None = None  # of requests without a seed; each gets another one derived from it
 
     def __post_init__(self) -> None:
-        for name in ("model", "draft", "llama_library"):
+        if self.default_seed is not None:
+            _check_int("default_seed", self.default_seed, 0, 2**64 - 1)
+        for name in ("model", "draft", "llama_library", "chat_template"):
             _check_kind(name, getattr(self, name), (str, os.PathLike, type(None)), "the path of a file")
         _check_kind("prefix_reuse", self.prefix_reuse, bool, "True or False")
         _check_choice("backend", self.backend, BackendName)
@@ -366,6 +370,8 @@ class ResolvedConfig:
     device: DeviceName
     dtype: DtypeName
     gpu_memory_utilization: float
+    chat_template: str | None
+    default_seed: int | None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -292,7 +292,7 @@ def resolved(*, model_context: int = 2048, **options: Any) -> ResolvedConfig:
 def test_nothing_is_left_open_and_paths_are_the_files_found():
     config = resolved(draft="d.gguf")
     assert (config.model, config.draft, config.backend) == ("/m.gguf", "d.gguf", "llamacpp")
-    may_be_none = {"draft", "llama_library", "disable_by_batch_size"}
+    may_be_none = {"draft", "llama_library", "disable_by_batch_size", "chat_template", "default_seed"}
     assert [name for name, value in config.as_dict().items() if value is None and name not in may_be_none] == []
     assert set(config.as_dict()) == set(EngineConfig.__dataclass_fields__) | {"methods", "auto_depth"}
 

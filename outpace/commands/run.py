@@ -24,6 +24,7 @@ from outpace.config import (
     SpeculationParams,
 )
 from outpace.errors import UsageError
+from outpace.server.flags import method_name, spellings
 
 if TYPE_CHECKING:
     from outpace.core import CompletionOutput, Request
@@ -55,7 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("models")
     group.add_argument("--model", metavar="FILE", help="a GGUF file, a Hugging Face folder or a name on its hub "
                        "(default: the embedded SmolLM2-135M-Instruct)")  # fmt: skip
-    group.add_argument("--draft", metavar="FILE", help="a smaller GGUF of the same vocabulary, or a head")
+    group.add_argument(*spellings("--speculative-model"), dest="draft", metavar="FILE",
+                       help="a smaller GGUF of the same vocabulary, or a head")  # fmt: skip
     group.add_argument("--backend", choices=get_args(BackendName), default=engine.backend,
                        help="what runs the model (default: %(default)s)")  # fmt: skip
     group.add_argument("--device", choices=get_args(DeviceName), default=engine.device,
@@ -63,15 +65,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--dtype", choices=get_args(DtypeName), default=engine.dtype,
                        help="the torch backend's number format (default: %(default)s)")  # fmt: skip
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all usable cores)")
-    group.add_argument("--max-context", type=int, metavar="N",
+    group.add_argument(*spellings("--max-model-len"), dest="max_context", type=int, metavar="N",
                        help=f"most tokens, prompt + output (default: model's, up to {DEFAULT_CONTEXT})")  # fmt: skip
+    group.add_argument("--chat-template", metavar="FILE",
+                       help="a file with a Jinja template, or the template itself, instead of the model's")  # fmt: skip
     group.add_argument("--llama-library", metavar="FILE", help="a libllama to use instead of the installed one")
     group = parser.add_argument_group("speculation")
     group.add_argument("--speculation", choices=get_args(SpeculationMode), default=engine.speculation,
                        help="auto: where it pays; on: always; off: plain decoding (default: %(default)s)")  # fmt: skip
-    group.add_argument("--method", choices=get_args(Method),
+    group.add_argument(*spellings("--method"), choices=get_args(Method), type=method_name,
                        help="how to draft (default: head or draft where there is one, else suffix)")  # fmt: skip
-    group.add_argument("--depth", type=int, metavar="K",
+    group.add_argument(*spellings("--num-speculative-tokens"), dest="depth", type=int, metavar="K",
                        help=f"draft tokens per step (default: {DEFAULT_DEPTH}; "
                        f"with auto: up to {DEFAULT_AUTO_DEPTH})")  # fmt: skip
     group.add_argument("--acceptance", choices=get_args(Acceptance), default="exact",

@@ -48,9 +48,9 @@ def execute(options: argparse.Namespace) -> int:
 
     logs.configure(server.log_level, server.log_format)
     log = logging.getLogger("outpace.server")
-    for name in WITHOUT_EFFECT:
-        if settings.get(name):
-            log.warning("--%s has no effect here: it selects a component of vLLM", name.replace("_", "-"))
+    for name, reason in WITHOUT_EFFECT.items():
+        if name in settings:
+            log.warning("--%s has no effect here: %s", name.replace("_", "-"), reason)
     with LLM(**engine) as llm:
         defaults = generation.settle(Path(llm.config.model))
         server = replace(server, default_sampling=defaults.values)

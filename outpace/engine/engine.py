@@ -20,6 +20,7 @@ from outpace.backends.base import Capacity, LoadedModel, StepResult
 from outpace.config import ResolvedConfig, SamplingParams
 from outpace.core import Case, Delta, Draft, Request, Row, StepPlan, StepStats, Verdict
 from outpace.decoding.bad_words import as_token_ids
+from outpace.decoding.randomness import child_seed
 from outpace.decoding.sampling import Shaper, token_logprob
 from outpace.decoding.verification import executor_of
 from outpace.engine.collection import PausedCollection
@@ -79,6 +80,7 @@ class Engine:
         self._config = config
         self._cost_file = cost_file
         self._ids = count()
+        self._num_submitted = count()
         self.stats = StepStats()  # of the latest step
         self._start()
         self.policy = Policy(
@@ -144,6 +146,8 @@ class Engine:
         """
         prompt = list(prompt)
         self.check(prompt, params)
+        if params.seed is None and self._config.default_seed is not None:
+            params = replace(params, seed=child_seed(self._config.default_seed, next(self._num_submitted)))
         if seed is None:
             seed = params.seed if params.seed is not None else secrets.randbits(64)
         request = self._request(prompt, params, seed)

@@ -20,6 +20,7 @@ MAX_STOP_LENGTH = 1000
 class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000
+    root_path: str = ""  # under which a proxy offers this server
     model_names: tuple[str, ...] = ("default",)  # replies carry the first
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     max_queued: int = 256  # completions that may wait in addition to those that run
@@ -44,6 +45,9 @@ class ServerConfig:
         _check(0 <= self.port <= 65535, f"--port must be between 0 and 65535; got {self.port}")
         _check(all(self.model_names) and bool(self.model_names), "a served model name must not be empty")
         _check(all(self.api_keys), "an API key must not be empty")
+        if self.root_path:
+            right = self.root_path.startswith("/") and not self.root_path.endswith("/")
+            _check(right, f"--root-path begins with a slash and does not end with one; got {self.root_path!r}")
         for name in ("max_connections", "max_request_bytes"):
             _check(getattr(self, name) >= 1, f"--{_flag(name)} must be at least 1; got {getattr(self, name)}")
         _check(self.max_queued >= 0, f"--max-queued-requests must be at least 0; got {self.max_queued}")

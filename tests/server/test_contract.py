@@ -327,6 +327,19 @@ def test_models_tokens_health_version(server, client):
     assert server.get("/docs")[0] == 200
 
 
+def test_a_proxy_may_offer_the_server_under_a_path_of_its_own():
+    """It may remove its part of the path or leave it; monitoring needs no key in either case."""
+    with live(fake_engine(), ByteTokenizer(), 256, root_path="/llm", api_keys=("secret",)) as server:
+        for root in ("", "/llm"):
+            assert server.get(f"{root}/health")[0] == 200
+            assert server.get(f"{root}/v1/models")[0] == 401
+            assert server.get(f"{root}/v1/models", {"authorization": "Bearer secret"})[0] == 200
+            assert "/llm/openapi.json" in server.get(f"{root}/docs")[1]
+        assert server.get("/llmhealth", {"authorization": "Bearer secret"})[0] == 404
+        assert server.get("/llmhealth")[0] == 401
+        assert server.get("/openapi.json")[1]["servers"] == [{"url": "/llm"}]
+
+
 def test_a_request_id_is_given_back_or_made(server):
     body = {"prompt": "ab", "max_tokens": 1}
     _, reply, headers = server.post("/v1/completions", body, {"x-request-id": "mine-1.2"})
