@@ -54,8 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = _DESCRIPTION if _has_colour(sys.stdout) else _uncoloured(_DESCRIPTION)
     parser.add_argument("prompt", nargs="?", default="-", metavar="PROMPT", help="the prompt; '-' or absent: stdin")
     group = parser.add_argument_group("models")
-    group.add_argument("--model", metavar="FILE", help="a GGUF file, a Hugging Face folder or a name on its hub "
-                       "(default: the embedded SmolLM2-135M-Instruct)")  # fmt: skip
+    group.add_argument("--model", metavar="FILE", help="a GGUF file, a Hugging Face folder, or a name on its hub: "
+                       "owner/name, or owner/name:Q4_K_M for a GGUF file (default: the embedded "
+                       "SmolLM2-135M-Instruct)")  # fmt: skip
     group.add_argument(*spellings("--speculative-model"), dest="draft", metavar="FILE",
                        help="a smaller GGUF of the same vocabulary, or a head")  # fmt: skip
     group.add_argument("--backend", choices=get_args(BackendName), default=engine.backend,

@@ -136,8 +136,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         return _Group(parser.add_argument_group(title))
 
     parser.add_argument("model_argument", nargs="?", metavar="MODEL", default=argparse.SUPPRESS,
-                        help="a GGUF file, a Hugging Face folder or a name on its hub (default: the embedded "
-                        "SmolLM2-135M-Instruct)")  # fmt: skip
+                        help="a GGUF file, a Hugging Face folder, or a name on its hub: owner/name, or "
+                        "owner/name:Q4_K_M for a GGUF file (default: the embedded SmolLM2-135M-Instruct)")  # fmt: skip
     flags = group("models")
     flags.add("--model", "the same as MODEL", metavar="FILE")
     flags.add("--served-model-name", "the name that clients send; several may be given (default: the file's name)",
