@@ -12,6 +12,7 @@ from typing import Any
 
 from outpace.config import EngineConfig, SpeculationParams
 from outpace.errors import UsageError
+from outpace.models.chat_template import read_template
 from outpace.models.generation_config import GenerationChoice
 from outpace.server.config import ServerConfig
 from outpace.server.flags import ACCEPTANCE, ENGINE_FIELDS, LACKING, SERVER_FIELDS, WITHOUT_EFFECT, add_flags
@@ -72,6 +73,8 @@ def configure(settings: Mapping[str, Any]) -> tuple[dict[str, Any], ServerConfig
         del engine["draft"]
         engine.setdefault("method", "ngram")
     EngineConfig(**engine)
+    if "chat_template" in engine:
+        read_template(engine["chat_template"])
     server = {field: settings[name] for name, field in SERVER_FIELDS.items() if name in settings}
     return engine, ServerConfig(
         model_names=_names(settings),
