@@ -217,6 +217,10 @@ class SamplingParams:
             _check_kind(name, getattr(self, name), bool, "True or False")
         if self.structured is not None:
             _check_kind("structured", self.structured, StructuredOutput, "a StructuredOutput")
+            _check(
+                not self.bad_words,
+                "structured output and bad_words together may leave no token to choose; leave out one",
+            )
         _check_kind("speculation", self.speculation, SpeculationParams, "a SpeculationParams")
         if self.logprobs is not None:
             _check_int("logprobs", self.logprobs, 0, 100, meaning=" alternatives")

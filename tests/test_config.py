@@ -21,6 +21,7 @@ from outpace.config import (
     usable_cores,
 )
 from outpace.errors import OutpaceError, UsageError
+from outpace.structured import StructuredOutput
 
 NAN, INF = math.nan, math.inf
 
@@ -84,6 +85,10 @@ def test_a_wrong_sampling_parameter_is_named_with_its_value(field, value):
         ({"stop_token_ids": [2.0]}, "a stop token id must be a whole number at least 0; got 2.0"),
         ({"bad_words": ["a", ""]}, "a bad word must not be empty; leave it out"),
         ({"bad_words": [[]]}, "a bad word must not be empty; leave it out"),
+        (
+            {"bad_words": ["a"], "structured": StructuredOutput(regex="a")},
+            "structured output .*; leave out one",
+        ),
         ({"bad_words": [5]}, "a bad word must be a string or a list of token ids; got 5"),
         ({"bad_words": [[5, -1]]}, r"a bad word must be a string or a list of token ids; got \[5, -1\]"),
         ({"bad_words": [[True]]}, r"a bad word must be a string or a list of token ids; got \[True\]"),
