@@ -67,7 +67,12 @@ def test_a_template_may_be_given_as_a_file_or_as_text(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("given", "says"),
-    [("nowhere.jinja", "there is no chat template 'nowhere.jinja'"), ("{% if %}", "does not compile")],
+    [
+        ("nowhere.jinja", "there is no chat template 'nowhere.jinja'"),
+        ("", "there is no chat template ''"),
+        ("/", "there is no chat template '/'"),
+        ("{% if %}", "does not compile"),
+    ],
 )
 def test_a_template_that_cannot_be_used_is_refused_before_a_model_is_loaded(monkeypatch, given, says):
     monkeypatch.setattr(outpace.llm, "resolve_model", lambda name: pytest.fail("a model was looked for"))

@@ -33,10 +33,10 @@ def read_template(given: str | os.PathLike[str]) -> str:
     """The template in a file, or the given text if it is a template. Raises UsageError if it cannot be used."""
     text = os.fspath(given)
     if not any(character in text for character in "{}\n"):
-        try:
-            text = read_text(Path(text).expanduser(), MAX_TEMPLATE_BYTES)
-        except FileNotFoundError:
-            raise UsageError(f"there is no chat template {text!r}; name a file, or give the template itself") from None
+        path = Path(text).expanduser()
+        if not path.is_file():
+            raise UsageError(f"there is no chat template {text!r}; name a file, or give the template itself")
+        text = read_text(path, MAX_TEMPLATE_BYTES)
     _compile(text)
     return text
 
