@@ -148,8 +148,9 @@ def _answer(
     num_each = encoded[0].params.n
     # Clients with different keys, or with salts of their own, share no caches.
     salt = f"{request.scope.get('outpace.tenant', '')}:{body.cache_salt or ''}"
+    priority = body.priority or 0 if state.config.scheduling_policy == "priority" else 0
     orders = [
-        Order(each.tokens, each.params, _seed_of(each.params, index), salt, body.priority or 0)
+        Order(each.tokens, each.params, _seed_of(each.params, index), salt, priority)
         for each in encoded
         for index in range(num_each)
     ]

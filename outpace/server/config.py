@@ -10,6 +10,7 @@ from outpace.config import SpeculationParams
 from outpace.errors import UsageError
 
 LogFormat = Literal["text", "json"]
+SchedulingPolicy = Literal["priority", "fcfs"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 MAX_STOP_STRINGS = 16
@@ -24,6 +25,7 @@ class ServerConfig:
     model_names: tuple[str, ...] = ("default",)  # replies carry the first
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     max_queued: int = 256  # completions that may wait in addition to those that run
+    scheduling_policy: SchedulingPolicy = "priority"  # fcfs: the priority that a request gives is ignored
     max_connections: int = 1024
     max_output_tokens: int | None = None  # per completion; None: the rest of the context
     max_request_bytes: int = 1 << 20

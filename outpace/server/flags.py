@@ -25,7 +25,7 @@ from outpace.config import (
     SpeculationMode,
 )
 from outpace.config import SpeculationParams as Speculation
-from outpace.server.config import LogFormat, LogLevel, ServerConfig
+from outpace.server.config import LogFormat, LogLevel, SchedulingPolicy, ServerConfig
 
 ENGINE_FIELDS = {
     "model": "model",
@@ -68,6 +68,7 @@ SERVER_FIELDS = {
     "log_interval": "log_interval",
     "log_prompts": "log_prompts",
     "root_path": "root_path",
+    "scheduling_policy": "scheduling_policy",
 }
 
 # vLLM's short names, and those that `outpace run` had first
@@ -201,6 +202,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
               metavar="ORIGIN", nargs="+")  # fmt: skip
     flags.add("--max-queued-requests", "completions that may wait; one more is refused with status 429",
               server.max_queued, metavar="N", type=int)  # fmt: skip
+    flags.add("--scheduling-policy", "which waiting request starts first: by the request's priority, then by arrival; "
+              "fcfs: by arrival alone", server.scheduling_policy, choices=get_args(SchedulingPolicy))  # fmt: skip
     flags.add("--max-connections", "requests answered at once; one more is refused with status 503",
               server.max_connections, metavar="N", type=int)  # fmt: skip
     flags.add("--max-output-tokens", "most tokens of one completion (default: the rest of the context)",

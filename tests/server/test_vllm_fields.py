@@ -215,7 +215,8 @@ def test_logprobs_of_zero_are_those_of_the_tokens_themselves(client):
 # ---- priority
 
 
-def test_priority_reaches_the_scheduler():
+@pytest.mark.parametrize(("policy", "priorities"), [("priority", [3, -2, 0]), ("fcfs", [0, 0, 0])])
+def test_priority_reaches_the_scheduler_unless_the_policy_is_fcfs(policy, priorities):
     """tests/engine/test_engine.py shows what it does there."""
     engine = fake_engine()
     order: list[int] = []
@@ -227,11 +228,11 @@ def test_priority_reaches_the_scheduler():
         return request
 
     engine.submit = noting  # type: ignore[method-assign]
-    with live(engine, ByteTokenizer(), 256) as server:
+    with live(engine, ByteTokenizer(), 256, scheduling_policy=policy) as server:
         for priority in (3, -2, None):
             body = {"prompt": "ab", "max_tokens": 2, "priority": priority}
             assert server.post("/v1/completions", body)[0] == 200
-    assert order == [3, -2, 0]
+    assert order == priorities
 
 
 def test_bad_words_are_tokenised_once_for_all_prompts():
