@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 import outpace
-from outpace.errors import OutpaceError, UsageError
+from outpace.errors import OutpaceError, UsageError, suggestion
 
 COMMANDS = {
     "run": "generate text from one prompt",
@@ -40,7 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         if name in arguments:
             importlib.import_module(f"outpace.commands.{name}").add_arguments(subparser)
-    options = parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        known = subparsers.choices[options.command]._option_string_actions
+        hints = [suggestion(word, known) for word in unknown if word.startswith("-")]
+        hint = "".join(f"; {hint}" for hint in hints if hint)
+        subparsers.choices[options.command].error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # print a question mark for characters the terminal cannot show
     try:

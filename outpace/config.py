@@ -27,6 +27,7 @@ DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
 LOSSY: frozenset[str] = frozenset({"typical", "threshold"})
 LOOKUPS: tuple[Method, ...] = ("suffix", "ngram")
 MAX_DEPTH = 64
+MAX_BAD_WORDS = 1000  # far fewer than a vocabulary has tokens, so some token is always possible
 DEFAULT_DEPTH = 4  # for speculation `on`
 DEFAULT_AUTO_DEPTH = 16  # the limit for `auto` where no depth is given
 
@@ -67,6 +68,17 @@ def _check_consistent(mode: str | None, method: str | None, depth: int | None) -
         not (mode == "on" and (depth == 0 or method == "none")),
         "speculation is on but depth 0 or method 'none' means plain decoding; set speculation to 'off'",
     )
+
+
+def _bad_word(word: object) -> str | tuple[int, ...]:
+    _check_kind("a bad word", word, (str, list, tuple), "a string or a list of token ids")
+    assert isinstance(word, str | list | tuple)
+    _check(len(word) > 0, "a bad word must not be empty; leave it out")
+    if isinstance(word, str):
+        return word
+    if not all(type(token) is int and token >= 0 for token in word):
+        _check(False, f"a bad word must be a string or a list of token ids; got {word!r:.100}")
+    return tuple(word)
 
 
 def _check_int(name: str, value: object, low: int, high: int | None = None, *, meaning: str = "") -> None:
@@ -155,7 +167,10 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     max_tokens: int = 256
     min_tokens: int = 0
+    bad_words: Sequence[str | Sequence[int]] = ()  # never produced: texts, or token ids
     ignore_eos: bool = False
+    skip_special_tokens: bool = True  # the text has no control tokens
+    include_stop_str_in_output: bool = False  # the text ends with the stop string or stop token
     logprobs: int | None = None  # how many alternatives to report per token; None: no logprobs
     structured: StructuredOutput | None = None  # the form that the output must have
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
@@ -193,9 +208,19 @@ class SamplingParams:
             self.min_tokens <= self.max_tokens,
             f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})",
         )
-        _check_kind("ignore_eos", self.ignore_eos, bool, "True or False")
+        _check_kind("bad_words", self.bad_words, (list, tuple), "a list of strings or of lists of token ids")
+        # A text becomes two sequences of token ids.
+        num_sequences = sum(2 if isinstance(word, str) else 1 for word in self.bad_words)
+        _check(num_sequences <= 2 * MAX_BAD_WORDS, f"there are too many bad words; give at most {MAX_BAD_WORDS}")
+        object.__setattr__(self, "bad_words", tuple(_bad_word(word) for word in self.bad_words))
+        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
+            _check_kind(name, getattr(self, name), bool, "True or False")
         if self.structured is not None:
             _check_kind("structured", self.structured, StructuredOutput, "a StructuredOutput")
+            _check(
+                not self.bad_words,
+                "structured output and bad_words together may leave no token to choose; leave out one",
+            )
         _check_kind("speculation", self.speculation, SpeculationParams, "a SpeculationParams")
         if self.logprobs is not None:
             _check_int("logprobs", self.logprobs, 0, 100, meaning=" alternatives")
@@ -234,9 +259,13 @@ class EngineConfig:
     device: DeviceName = "auto"  # of the torch backend
     dtype: DtypeName = "auto"  # of the torch backend's weights and cache
     gpu_memory_utilization: float = 0.9  # the share of a GPU's memory that Outpace may fill
+    chat_template: str | None = None  # a file or the template itself, instead of the model's
+    default_seed: int | None = None  # of requests without a seed; each gets another one derived from it
 
     def __post_init__(self) -> None:
-        for name in ("model", "draft", "llama_library"):
+        if self.default_seed is not None:
+            _check_int("default_seed", self.default_seed, 0, 2**64 - 1)
+        for name in ("model", "draft", "llama_library", "chat_template"):
             _check_kind(name, getattr(self, name), (str, os.PathLike, type(None)), "the path of a file")
         _check_kind("prefix_reuse", self.prefix_reuse, bool, "True or False")
         _check_choice("backend", self.backend, BackendName)
@@ -345,6 +374,8 @@ class ResolvedConfig:
     device: DeviceName
     dtype: DtypeName
     gpu_memory_utilization: float
+    chat_template: str | None
+    default_seed: int | None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

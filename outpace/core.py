@@ -36,6 +36,7 @@ class Request:
     writer: OutputWriter
     max_length: int  # prompt and output together never exceed this
     cache_salt: str = ""  # only requests with the same salt share cached prefixes and stored output
+    priority: int = 0  # a waiting request of a lower number starts first
     may_speculate: bool = True  # by the request's own setting, or else the engine's
     tokens: list[int] = field(default_factory=list)
     seq: int | None = None  # the cache sequence held while running
@@ -45,6 +46,7 @@ class Request:
     num_shared: int = 0  # leading prompt tokens taken from another sequence's cache
     spec: SpeculationCounts = field(default_factory=lambda: SpeculationCounts())
     submitted_at: float = 0.0
+    admitted_at: float | None = None  # when its first step began
     first_token_at: float | None = None
     finished_at: float | None = None
 

@@ -5,6 +5,8 @@ Every error a user can meet is an OutpaceError; its class decides the exit statu
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 _LONGEST = 1200  # characters of a message that a person would still read
 
 
@@ -36,3 +38,13 @@ class ModelError(OutpaceError):
 
 class BackendError(OutpaceError):
     """A backend's library is missing, has the wrong version, or reported an error."""
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """A question that follows a misspelt flag, with the flag that was probably meant; empty if none is similar."""
+    from difflib import get_close_matches
+
+    name, names = word.partition("=")[0].replace("_", "-").lower(), sorted(known)
+    begun = [each for each in names if each.startswith(name)] if len(name) > 3 else []
+    similar = begun or get_close_matches(name, names, n=1, cutoff=0.7)
+    return f"did you mean {similar[0]}?" if similar else ""

@@ -15,6 +15,7 @@ from outpace.decoding.randomness import child_seed
 from outpace.engine.driver import Driver, Stream
 from outpace.engine.engine import Engine
 from outpace.errors import UsageError
+from outpace.models.chat_template import read_template
 from outpace.models.embedded import cache_dir
 from outpace.models.prompts import ChatPrompt, encode, render
 from outpace.models.resolve import resolve_model
@@ -57,12 +58,15 @@ class LLM:
             raise UsageError(f"LLM does not know the option {unknown[0]!r}; see outpace.config.EngineConfig")
         wanted = EngineConfig(model=model, draft=draft, speculation=speculation, method=method, depth=depth, **options)
         self._allow_control_tokens = allow_control_tokens
+        template = read_template(wanted.chat_template) if wanted.chat_template is not None else None
         model_path = resolve_model(model)
         draft_path = resolve_model(draft) if draft is not None else None
         loaded = backends.load(wanted, model_path, draft_path)
         self.config = loaded.config
         self._target, self._draft = loaded.target, loaded.draft
         self.tokenizer = loaded.target.tokenizer
+        if template is not None:
+            self.tokenizer.chat_template = template
         self.description = loaded.target.description
         cost_file = CostFile.for_config(loaded.config, cache_dir())
         self.engine = Engine(loaded.target, self._proposers(), loaded.config, draft=loaded.draft, cost_file=cost_file)

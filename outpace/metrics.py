@@ -1,32 +1,31 @@
 """Totals of what the engine did. Only the engine's thread writes them; exporters only read.
 
-`EngineMetrics` holds plain numbers. `Exporter` shows them in Prometheus' format, under the names that vLLM's dashboards
-use and some of our own; `summary` gives them as one JSON object, `log_line` as a log line. HTTP is left to the server.
+`EngineMetrics` holds plain numbers. `summary` gives them as one JSON object, `log_line` as a log line;
+`server/exporter.py` shows them in Prometheus' format. A step updates counters only; what is known of a request is
+counted once, when it ends.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.registry import Collector
 
 from outpace.core import MethodCounts, Request, StepStats
 
 if TYPE_CHECKING:
-    from prometheus_client import Metric
-
     from outpace.engine.engine import Engine
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _TOKEN_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
 _RATES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-_PARTS = ("schedule", "policy", "draft", "forward", "verify")
+PARTS = ("schedule", "policy", "draft", "forward", "verify")  # of a step
 _DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
+_LENGTHS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))  # tokens of a request
+_STEP_TOKENS = tuple(2**power for power in (0, *range(3, 15)))
+_NUMBERS = (1, 2, 5, 10, 20, 50, 100)
 
 
 class Histogram:
@@ -71,7 +70,7 @@ class EngineMetrics:
     num_running: int = 0
     num_waiting: int = 0
     cache_usage: float = 0.0
-    step_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_PARTS, 0.0))
+    step_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     spent_seconds: float = 0.0
     plain_seconds: float = 0.0
     time_to_first_token: Histogram = field(default_factory=lambda: Histogram(_SECONDS))
@@ -79,11 +78,25 @@ class EngineMetrics:
     latency: Histogram = field(default_factory=lambda: Histogram(_SECONDS))
     depth: Histogram = field(default_factory=lambda: Histogram(_DEPTHS))
     acceptance: dict[str, Histogram] = field(default_factory=dict)  # per request, by method
+    step_tokens: Histogram = field(default_factory=lambda: Histogram(_STEP_TOKENS))
+    num_prefix_hits: int = 0  # prompt tokens taken from another sequence's cache
+    # Of each request that emitted a token. Its phases are one after the other: in the queue, prefill, decode.
+    queue_time: Histogram = field(default_factory=lambda: Histogram(_SECONDS))
+    prefill_time: Histogram = field(default_factory=lambda: Histogram(_SECONDS))
+    decode_time: Histogram = field(default_factory=lambda: Histogram(_SECONDS))
+    inference_time: Histogram = field(default_factory=lambda: Histogram(_SECONDS))
+    prompt_length: Histogram = field(default_factory=lambda: Histogram(_LENGTHS))
+    output_length: Histogram = field(default_factory=lambda: Histogram(_LENGTHS))
+    output_limit: Histogram = field(default_factory=lambda: Histogram(_LENGTHS))  # max_tokens
+    longest_output: Histogram = field(default_factory=lambda: Histogram(_LENGTHS))  # of a request's n completions
+    num_completions: Histogram = field(default_factory=lambda: Histogram(_NUMBERS))  # n
+    _unfinished: dict[Hashable, list[int]] = field(default_factory=dict)  # lengths, of requests with several
 
     def step_done(self, stats: StepStats) -> None:
         self.num_steps += 1
         self.num_preemptions += stats.num_preempted
         self.num_plain_rows += stats.num_plain_rows
+        self.step_tokens.observe(stats.num_prefill_tokens + stats.num_emitted)
         if stats.num_plain_rows:
             self.depth.observe(0, stats.num_plain_rows)
         for depth, num_rows in Counter(stats.depths).items():
@@ -108,11 +121,13 @@ class EngineMetrics:
         self.num_generated_tokens += num_new
         if last_at is None:
             self.num_prompt_tokens += len(request.prompt)
+            self.num_prefix_hits += request.num_shared
             self.time_to_first_token.observe(now - request.submitted_at)
         elif num_new:
             self.time_per_output_token.observe((now - last_at) / num_new, num_new)
 
-    def ended(self, request: Request, reason: str) -> None:
+    def ended(self, request: Request, reason: str, group: Hashable = None) -> None:
+        """A completion ended. The `n` completions of one prompt share a group."""
         spec = request.spec
         self.finished[reason] += 1
         self.latency.observe((request.finished_at or request.submitted_at) - request.submitted_at)
@@ -122,6 +137,31 @@ class EngineMetrics:
             method = "+".join(sorted(spec.proposers))
             histogram = self.acceptance.setdefault(method, Histogram(_RATES))
             histogram.observe(spec.num_accepted / spec.num_drafted)
+        self._measure_phases(request)
+        self._measure_lengths(request, group)
+
+    def _measure_phases(self, request: Request) -> None:
+        admitted, first, last = request.admitted_at, request.first_token_at, request.finished_at
+        if admitted is not None and first is not None and last is not None:
+            self.queue_time.observe(admitted - request.submitted_at)
+            self.prefill_time.observe(first - admitted)
+            self.decode_time.observe(last - first)
+            self.inference_time.observe(last - admitted)
+
+    def _measure_lengths(self, request: Request, group: Hashable) -> None:
+        if request.first_token_at is not None:
+            self.prompt_length.observe(len(request.prompt))
+            self.output_length.observe(request.num_output)
+            self.output_limit.observe(request.params.max_tokens)
+        n = request.params.n
+        lengths = [request.num_output] if n == 1 else self._unfinished.setdefault(group, [])
+        if n > 1:
+            lengths.append(request.num_output)
+        if len(lengths) == n:
+            self._unfinished.pop(group, None)
+            if any(lengths):
+                self.longest_output.observe(max(lengths))
+                self.num_completions.observe(n)
 
     def look_at(self, engine: Engine) -> None:
         """Update the gauges. Kept prefixes of finished requests do not count as used: they are evicted on demand."""
@@ -184,112 +224,3 @@ def log_line(before: dict[str, Any], now: dict[str, Any], seconds: float) -> str
     if now["estimated_speedup"] is not None:
         parts.append(f"about {now['estimated_speedup']:.2f}x plain since the start")
     return "; ".join(parts)
-
-
-class Exporter(Collector):
-    """Reads the metrics when Prometheus collects. Several may exist, each with its own registry."""
-
-    def __init__(self, metrics: EngineMetrics, model_name: str) -> None:
-        self._metrics = metrics
-        self._model = model_name
-
-    def collect(self) -> Iterator[Metric]:
-        m = self._metrics
-        counter, gauge, histogram = self._counter, self._gauge, self._histogram
-        yield counter("vllm:spec_decode_num_drafts", "Drafts verified in speculative decoding.", m.num_drafts)
-        yield counter("vllm:spec_decode_num_draft_tokens", "Draft tokens in speculative decoding.", m.num_drafted)
-        yield counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted by the target.", m.num_accepted)
-        per_position = CounterMetricFamily(
-            "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "Draft tokens accepted, by position in the draft.",
-            labels=["model_name", "position"],
-        )
-        for position, count in sorted(dict(m.accepted_per_position).items()):
-            per_position.add_metric([self._model, str(position)], count)
-        yield per_position
-        yield gauge(
-            "vllm:spec_decode_draft_acceptance_rate",
-            "Speculative decoding draft acceptance rate since the start.",
-            m.acceptance_rate,
-        )
-        yield histogram("vllm:time_to_first_token_seconds", "From submission to first token.", m.time_to_first_token)
-        yield histogram("vllm:time_per_output_token_seconds", "Between output tokens.", m.time_per_output_token)
-        yield histogram("vllm:e2e_request_latency_seconds", "From submission to the last token.", m.latency)
-        yield gauge("vllm:num_requests_running", "Requests that run now.", m.num_running)
-        yield gauge("vllm:num_requests_waiting", "Requests that wait in the queue.", m.num_waiting)
-        usage = "Share of the KV cache that running requests hold; 1 is all of it."
-        yield gauge("vllm:kv_cache_usage_perc", usage, m.cache_usage)
-        yield gauge("vllm:gpu_cache_usage_perc", f"{usage} Older name of vllm:kv_cache_usage_perc.", m.cache_usage)
-        yield counter("vllm:num_preemptions", "Requests preempted, to be computed again later.", m.num_preemptions)
-        yield counter("vllm:prompt_tokens", "Prompt tokens of requests that emitted a token.", m.num_prompt_tokens)
-        yield counter("vllm:generation_tokens", "Tokens generated.", m.num_generated_tokens)
-        yield self._labelled("vllm:request_success", "Requests ended, by reason.", "finished_reason", dict(m.finished))
-        yield from self._own(m)
-
-    def _own(self, m: EngineMetrics) -> Iterator[Metric]:
-        counter, gauge = self._counter, self._gauge
-        acceptance = HistogramMetricFamily(
-            "outpace_acceptance_rate_per_request",
-            "Share of a request's draft tokens that were accepted, by drafting method.",
-            labels=["model_name", "method"],
-        )
-        for method, values in sorted(dict(m.acceptance).items()):
-            acceptance.add_metric([self._model, method], values.buckets(), values.total)
-        yield acceptance
-        for what in ("drafted", "accepted"):
-            tokens = {method: getattr(counts, f"num_{what}") for method, counts in dict(m.by_method).items()}
-            yield self._labelled(
-                f"outpace_{what}_tokens", f"Draft tokens {what}, by drafting method.", "method", tokens
-            )
-        speedup = m.estimated_speedup or 1.0
-        yield gauge(
-            "outpace_estimated_speedup_ratio",
-            "Estimated time of plain decoding of the same tokens / time taken; 1: no gain.",
-            speedup,
-        )
-        yield self._histogram(
-            "outpace_speculation_depth", "Draft tokens verified for one request in one step; 0: plain.", m.depth
-        )
-        yield counter("outpace_plain_steps", "Steps of a decoding request that verified no draft.", m.num_plain_rows)
-        yield self._labelled(
-            "outpace_ledger_seconds",
-            "Seconds that decoding took, and the estimate for plain decoding of the same tokens.",
-            "kind",
-            {"spent": m.spent_seconds, "plain": m.plain_seconds},
-            family=GaugeMetricFamily,
-        )
-        yield counter("outpace_lossy_requests", "Requests that asked for lossy acceptance.", m.num_lossy_requests)
-        yield counter("outpace_lossy_tokens", "Tokens accepted only by a lossy rule.", m.num_lenient)
-        yield counter("outpace_engine_steps", "Forward passes of the target.", m.num_steps)
-        yield counter("outpace_engine_faults", "Steps that failed.", m.num_faults)
-        yield self._labelled(
-            "outpace_step_seconds", "Time of steps, by part.", "part", {k: m.step_seconds[k] for k in _PARTS}
-        )
-
-    def _counter(self, name: str, what: str, value: float) -> CounterMetricFamily:
-        family = CounterMetricFamily(name, what, labels=["model_name"])
-        family.add_metric([self._model], value)
-        return family
-
-    def _gauge(self, name: str, what: str, value: float) -> GaugeMetricFamily:
-        family = GaugeMetricFamily(name, what, labels=["model_name"])
-        family.add_metric([self._model], value)
-        return family
-
-    def _histogram(self, name: str, what: str, values: Histogram) -> HistogramMetricFamily:
-        family = HistogramMetricFamily(name, what, labels=["model_name"])
-        family.add_metric([self._model], values.buckets(), values.total)
-        return family
-
-    def _labelled(
-        self,
-        name: str,
-        what: str,
-        label: str,
-        values: dict[str, Any],
-        family: type[CounterMetricFamily] | type[GaugeMetricFamily] = CounterMetricFamily,
-    ) -> CounterMetricFamily | GaugeMetricFamily:
-        result = family(name, what, labels=["model_name", label])
-        for value, count in sorted(values.items()):
-            result.add_metric([self._model, value], count)
-        return result

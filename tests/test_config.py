@@ -21,6 +21,7 @@ from outpace.config import (
     usable_cores,
 )
 from outpace.errors import OutpaceError, UsageError
+from outpace.structured import StructuredOutput
 
 NAN, INF = math.nan, math.inf
 
@@ -82,6 +83,16 @@ def test_a_wrong_sampling_parameter_is_named_with_its_value(field, value):
         ({"stop_token_ids": [3, -1]}, "a stop token id must be a whole number at least 0; got -1"),
         ({"stop_token_ids": [True]}, "a stop token id must be a whole number at least 0; got True"),
         ({"stop_token_ids": [2.0]}, "a stop token id must be a whole number at least 0; got 2.0"),
+        ({"bad_words": ["a", ""]}, "a bad word must not be empty; leave it out"),
+        ({"bad_words": [[]]}, "a bad word must not be empty; leave it out"),
+        (
+            {"bad_words": ["a"], "structured": StructuredOutput(regex="a")},
+            "structured output .*; leave out one",
+        ),
+        ({"bad_words": [5]}, "a bad word must be a string or a list of token ids; got 5"),
+        ({"bad_words": [[5, -1]]}, r"a bad word must be a string or a list of token ids; got \[5, -1\]"),
+        ({"bad_words": [[True]]}, r"a bad word must be a string or a list of token ids; got \[True\]"),
+        ({"bad_words": ["a"] * 1001}, "there are too many bad words; give at most 1000"),
         ({"min_tokens": 5, "max_tokens": 4}, r"min_tokens \(5\) is larger than max_tokens \(4\)"),
     ],
     ids=lambda value: repr(value) if isinstance(value, dict) else "",
@@ -286,7 +297,7 @@ def resolved(*, model_context: int = 2048, **options: Any) -> ResolvedConfig:
 def test_nothing_is_left_open_and_paths_are_the_files_found():
     config = resolved(draft="d.gguf")
     assert (config.model, config.draft, config.backend) == ("/m.gguf", "d.gguf", "llamacpp")
-    may_be_none = {"draft", "llama_library", "disable_by_batch_size"}
+    may_be_none = {"draft", "llama_library", "disable_by_batch_size", "chat_template", "default_seed"}
     assert [name for name, value in config.as_dict().items() if value is None and name not in may_be_none] == []
     assert set(config.as_dict()) == set(EngineConfig.__dataclass_fields__) | {"methods", "auto_depth"}
 
@@ -356,6 +367,8 @@ def test_an_int_too_large_for_a_float_is_refused_in_a_sentence(field):
         (SamplingParams, "stop", 5),
         (SamplingParams, "stop", None),
         (SamplingParams, "stop_token_ids", 5),
+        (SamplingParams, "bad_words", "a"),
+        (SamplingParams, "bad_words", None),
         (SamplingParams, "logit_bias", [5]),
         (SamplingParams, "logit_bias", None),
         (SamplingParams, "speculation", "on"),

@@ -13,7 +13,7 @@ import outpace.llm
 from outpace.backends import Loaded
 from outpace.config import EngineConfig, SamplingParams
 from outpace.core import StepPlan
-from outpace.errors import UsageError
+from outpace.errors import OutpaceError, UsageError
 from outpace.llm import LLM
 from tests.fakes import BOS, EOS, FakeModel, FakeRunner, fake_loaded, runner_of
 
@@ -49,6 +49,52 @@ def is_clean(llm: LLM) -> bool:
     """Whether no request runs or waits; also checks that only kept prefixes hold cache."""
     llm.engine.scheduler.check_integrity()
     return not llm.engine.has_requests
+
+
+# ---- options of the engine
+
+
+def test_a_template_may_be_given_as_a_file_or_as_text(monkeypatch, tmp_path):
+    use_fakes(monkeypatch)
+    file = tmp_path / "template.jinja"
+    file.write_text("<{{ messages[0].content }}>")
+    for given in (str(file), "<{{ messages[0].content }}>"):
+        with LLM(chat_template=given) as llm:
+            assert llm.render_chat([{"role": "user", "content": "hi"}]) == "<hi>"
+    with LLM() as llm:
+        assert llm.render_chat([{"role": "user", "content": "hi"}]) == "user: hi\nassistant:"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("nowhere.jinja", "there is no chat template 'nowhere.jinja'"),
+        ("", "there is no chat template ''"),
+        ("/", "there is no chat template '/'"),
+        ("{% if %}", "does not compile"),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_refused_before_a_model_is_loaded(monkeypatch, given, says):
+    monkeypatch.setattr(outpace.llm, "resolve_model", lambda name: pytest.fail("a model was looked for"))
+    with pytest.raises(OutpaceError, match=says):
+        LLM(chat_template=given)
+
+
+@pytest.mark.parametrize("speculation", [{"speculation": "off"}, {"speculation": "on", "method": "suffix"}])
+def test_an_engines_seed_makes_its_unseeded_requests_replay(monkeypatch, speculation):
+    use_fakes(monkeypatch)
+    params = SamplingParams(max_tokens=12, ignore_eos=True, n=2)
+
+    def texts(seed: int | None, **options: Any) -> list[list[int]]:
+        with LLM(default_seed=seed, **options) as llm:
+            outputs = [*llm.generate(["ab", "ab"], params), *llm.generate("ab", SEEDED)]
+            return [each.token_ids for output in outputs for each in output.outputs]
+
+    first = texts(7, speculation="off")
+    assert texts(7, **speculation) == first  # the same requests in the same order
+    assert len({tuple(ids) for ids in first}) == 5  # each has a seed of its own
+    assert texts(8, **speculation)[:4] != first[:4]
+    assert texts(8)[4] == first[4]  # a seed of the request's own comes first
 
 
 # ---- generate

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, get_args
 
 from outpace.config import (
@@ -23,6 +24,7 @@ from outpace.config import (
     SpeculationParams,
 )
 from outpace.errors import UsageError
+from outpace.server.flags import method_name, spellings
 
 if TYPE_CHECKING:
     from outpace.core import CompletionOutput, Request
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 _ACCEPTED = "\033[36m"
 _DIM = "\033[2m"
 _PLAIN = "\033[0m"
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "max_tokens")  # options of SamplingParams
 
 _DESCRIPTION = f"""\
 Generate text from one prompt. Without --model, the embedded SmolLM2-135M-Instruct answers. It needs no GPU and no
@@ -51,9 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = _DESCRIPTION if _has_colour(sys.stdout) else _uncoloured(_DESCRIPTION)
     parser.add_argument("prompt", nargs="?", default="-", metavar="PROMPT", help="the prompt; '-' or absent: stdin")
     group = parser.add_argument_group("models")
-    group.add_argument("--model", metavar="FILE", help="a GGUF file, a Hugging Face folder or a name on its hub "
-                       "(default: the embedded SmolLM2-135M-Instruct)")  # fmt: skip
-    group.add_argument("--draft", metavar="FILE", help="a smaller GGUF of the same vocabulary, or a head")
+    group.add_argument("--model", metavar="FILE", help="a GGUF file, a Hugging Face folder, or a name on its hub: "
+                       "owner/name, or owner/name:Q4_K_M for a GGUF file (default: the embedded "
+                       "SmolLM2-135M-Instruct)")  # fmt: skip
+    group.add_argument(*spellings("--speculative-model"), dest="draft", metavar="FILE",
+                       help="a smaller GGUF of the same vocabulary, or a head")  # fmt: skip
     group.add_argument("--backend", choices=get_args(BackendName), default=engine.backend,
                        help="what runs the model (default: %(default)s)")  # fmt: skip
     group.add_argument("--device", choices=get_args(DeviceName), default=engine.device,
@@ -61,33 +66,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--dtype", choices=get_args(DtypeName), default=engine.dtype,
                        help="the torch backend's number format (default: %(default)s)")  # fmt: skip
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all usable cores)")
-    group.add_argument("--max-context", type=int, metavar="N",
+    group.add_argument(*spellings("--max-model-len"), dest="max_context", type=int, metavar="N",
                        help=f"most tokens, prompt + output (default: model's, up to {DEFAULT_CONTEXT})")  # fmt: skip
+    group.add_argument("--chat-template", metavar="FILE",
+                       help="a file with a Jinja template, or the template itself, instead of the model's")  # fmt: skip
     group.add_argument("--llama-library", metavar="FILE", help="a libllama to use instead of the installed one")
     group = parser.add_argument_group("speculation")
     group.add_argument("--speculation", choices=get_args(SpeculationMode), default=engine.speculation,
                        help="auto: where it pays; on: always; off: plain decoding (default: %(default)s)")  # fmt: skip
-    group.add_argument("--method", choices=get_args(Method),
+    group.add_argument(*spellings("--method"), choices=get_args(Method), type=method_name,
                        help="how to draft (default: head or draft where there is one, else suffix)")  # fmt: skip
-    group.add_argument("--depth", type=int, metavar="K",
+    group.add_argument(*spellings("--num-speculative-tokens"), dest="depth", type=int, metavar="K",
                        help=f"draft tokens per step (default: {DEFAULT_DEPTH}; "
                        f"with auto: up to {DEFAULT_AUTO_DEPTH})")  # fmt: skip
     group.add_argument("--acceptance", choices=get_args(Acceptance), default="exact",
                        help="typical and threshold are LOSSY: they change the output (default: exact)")  # fmt: skip
     group.add_argument("--threshold", type=float, metavar="P", help="for --acceptance threshold")
     group = parser.add_argument_group("sampling")
-    group.add_argument("--temperature", type=float, default=0.0, metavar="T",
-                       help="0 is greedy: the same answer every time (default: %(default)s)")  # fmt: skip
-    group.add_argument("--top-p", type=float, default=sampling.top_p, metavar="P",
-                       help="sample from the likeliest tokens that sum to P (default: %(default)s)")  # fmt: skip
-    group.add_argument("--top-k", type=int, default=sampling.top_k, metavar="K",
-                       help="sample from the K likeliest tokens; 0: from all (default: %(default)s)")  # fmt: skip
-    group.add_argument("--min-p", type=float, default=sampling.min_p, metavar="P",
-                       help="drop tokens less likely than P times the likeliest (default: %(default)s)")  # fmt: skip
+    group.add_argument("--temperature", type=float, metavar="T",
+                       help="0 is greedy: the same answer every time (default: the model's, "
+                       f"else {sampling.temperature:g})")  # fmt: skip
+    group.add_argument("--top-p", type=float, metavar="P",
+                       help="sample from the likeliest tokens that sum to P (default: the model's, "
+                       f"else {sampling.top_p:g})")  # fmt: skip
+    group.add_argument("--top-k", type=int, metavar="K",
+                       help="sample from the K likeliest tokens; 0: from all (default: the model's, "
+                       f"else {sampling.top_k})")  # fmt: skip
+    group.add_argument("--min-p", type=float, metavar="P",
+                       help="drop tokens less likely than P times the likeliest (default: the model's, "
+                       f"else {sampling.min_p:g})")  # fmt: skip
+    group.add_argument("--generation-config", metavar="WHICH",
+                       help="where the model's sampling settings come from: auto, vllm (none of them) or a folder "
+                       "(default: auto)")  # fmt: skip
+    group.add_argument("--override-generation-config", metavar="JSON",
+                       help="replace some of them, as in '{\"temperature\": 0.5}'")  # fmt: skip
     group.add_argument("--seed", type=int, metavar="S",
                        help="the same seed gives the same tokens, with speculation on or off")  # fmt: skip
-    group.add_argument("--max-tokens", type=int, default=sampling.max_tokens, metavar="N",
-                       help="most tokens to generate (default: %(default)s)")  # fmt: skip
+    group.add_argument("--max-tokens", type=int, metavar="N",
+                       help=f"most tokens to generate (default: {sampling.max_tokens})")  # fmt: skip
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before this text; repeatable")
     group.add_argument("--system", metavar="TEXT", help="a system message before the prompt")
     group.add_argument("--raw", action="store_true", help="continue the prompt as it is, without the chat template")
@@ -100,30 +116,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    params = SamplingParams(
-        temperature=options.temperature,
-        top_p=options.top_p,
-        top_k=options.top_k,
-        min_p=options.min_p,
-        seed=options.seed,
-        stop=tuple(options.stop),
-        max_tokens=options.max_tokens,
-        speculation=SpeculationParams(acceptance=options.acceptance, threshold=options.threshold),
-    )
+    given: dict[str, Any] = {
+        name: getattr(options, name) for name in _SAMPLING if getattr(options, name) is not None
+    } | {"speculation": SpeculationParams(acceptance=options.acceptance, threshold=options.threshold)}
+    SamplingParams(**given)  # report wrong usage before a model is loaded
     engine = {name: getattr(options, name) for name in EngineConfig.__dataclass_fields__ if hasattr(options, name)}
-    EngineConfig(**engine)  # report wrong usage before a model is loaded
+    EngineConfig(**engine)
     if options.raw and options.system is not None:
         raise UsageError("--system needs the chat template and --raw leaves it out; use one of them")
+    from outpace.models.generation_config import GenerationChoice
+
+    choice = GenerationChoice.of(options.generation_config, options.override_generation_config)
     prompt = _read_prompt(options.prompt)
 
     from outpace.llm import LLM, completion
 
     with LLM(**engine) as llm:
+        defaults = choice.settle(Path(llm.config.model))
+        params = SamplingParams(**(dict(defaults.values) | given))
         if options.trace:
-            llm.engine.policy.keep_trace(options.max_tokens)
+            llm.engine.policy.keep_trace(params.max_tokens)
         if llm.config.speculation != "off":
             llm.engine.calibrate()  # before streaming, so an interrupt here finds no output on the screen
         if options.verbose:
+            print(f"sampling defaults: {defaults}", file=sys.stderr)
             _print_costs(llm)
         request, interrupted = _stream(llm, prompt, options, params)
         output = completion(request)
@@ -240,6 +256,7 @@ def _as_json(llm: LLM, request: Request, output: CompletionOutput) -> dict[str, 
             "acceptance": params.speculation.acceptance,
             "lossy": params.speculation.is_lossy,
         },
+        "sampling": {name: getattr(params, name) for name in ("temperature", "top_p", "top_k", "min_p")},
         "seed": params.seed,
         "config": llm.config.as_dict(),
     }

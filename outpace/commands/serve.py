@@ -6,11 +6,14 @@ import argparse
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from outpace.config import EngineConfig, SpeculationParams
 from outpace.errors import UsageError
+from outpace.models.chat_template import read_template
+from outpace.models.generation_config import GenerationChoice
 from outpace.server import speculative_config
 from outpace.server.config import ServerConfig
 from outpace.server.flags import ACCEPTANCE, ENGINE_FIELDS, LACKING, SERVER_FIELDS, WITHOUT_EFFECT, add_flags
@@ -39,6 +42,7 @@ def execute(options: argparse.Namespace) -> int:
     given = {name: value for name, value in vars(options).items() if name != "command"}
     settings = gather(given, os.environ)
     engine, server = configure(settings)
+    generation = GenerationChoice.of(settings.get("generation_config"), settings.get("override_generation_config"))
 
     from outpace.llm import LLM
     from outpace.server import logs
@@ -46,10 +50,13 @@ def execute(options: argparse.Namespace) -> int:
 
     logs.configure(server.log_level, server.log_format)
     log = logging.getLogger("outpace.server")
-    for name in WITHOUT_EFFECT:
-        if settings.get(name):
-            log.warning("--%s has no effect here: it selects a component of vLLM", name.replace("_", "-"))
+    for name, reason in WITHOUT_EFFECT.items():
+        if name in settings:
+            log.warning("--%s has no effect here: %s", name.replace("_", "-"), reason)
     with LLM(**engine) as llm:
+        defaults = generation.settle(Path(llm.config.model))
+        server = replace(server, default_sampling=defaults.values)
+        log.info("sampling defaults: %s; the values of a request come first", defaults)
         llm.engine.calibrate()  # now, while nothing runs: under load the engine might never be idle
         log.info("configuration", extra={"facts": {**llm.config.as_dict(), **server.as_dict()}})
         if not server.api_keys and server.host not in ("127.0.0.1", "::1", "localhost"):
@@ -68,6 +75,8 @@ def configure(settings: Mapping[str, Any]) -> tuple[dict[str, Any], ServerConfig
         del engine["draft"]
         engine.setdefault("method", "ngram")
     EngineConfig(**engine)
+    if "chat_template" in engine:
+        read_template(engine["chat_template"])
     server = {field: settings[name] for name, field in SERVER_FIELDS.items() if name in settings}
     return engine, ServerConfig(
         model_names=_names(settings),

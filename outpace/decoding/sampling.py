@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from outpace.config import SamplingParams
 from outpace.core import TokenLogprob
+from outpace.decoding.bad_words import BadWords
 from outpace.decoding.numerics import LOG2_E, powers_of_two, total
 from outpace.decoding.randomness import Purpose, exponentials, key
 
@@ -41,9 +42,9 @@ def sharpness(temperature: float) -> np.float32:
 class Shaper:
     """Turns one request's logits into the distribution its next token is drawn from.
 
-    `prefix` is always the draft tokens before the row. State that depends on earlier tokens (penalties, min_tokens)
-    counts them as emitted, so that a row inside a draft gets exactly what it would get if those tokens had been emitted
-    one at a time.
+    `prefix` is always the draft tokens before the row. State that depends on earlier tokens (penalties, min_tokens, bad
+    words) counts them as emitted, so that a row inside a draft gets exactly what it would get if those tokens had been
+    emitted one at a time. The params' bad words must be token ids.
     """
 
     def __init__(self, params: SamplingParams, prompt: Sequence[int], stop_ids: frozenset[int]) -> None:
@@ -52,7 +53,10 @@ class Shaper:
         self._bias_ids = np.fromiter(params.logit_bias.keys(), dtype=np.int64)
         self._bias = np.fromiter(params.logit_bias.values(), dtype=np.float32)
         self.sharpness = sharpness(params.temperature)
-        self.may_adjust = bool(params.logit_bias or params.has_penalties or (params.min_tokens and stop_ids))
+        self._bad_words = BadWords([word for word in params.bad_words if not isinstance(word, str)])
+        self.may_adjust = bool(
+            params.logit_bias or params.has_penalties or (params.min_tokens and stop_ids) or params.bad_words
+        )
         self.num_output = 0
         self._prompt_ids = frozenset(prompt) if params.repetition_penalty != 1.0 else frozenset()
         self._output_counts: Counter[int] = Counter()
@@ -62,6 +66,12 @@ class Shaper:
         self.num_output += len(tokens)
         if self.may_adjust and self.params.has_penalties:
             self._output_counts.update(tokens)
+        if self.params.bad_words:
+            self._bad_words.advance(tokens)
+
+    def forbidden(self, prefix: Sequence[int]) -> list[int]:
+        """Tokens that would complete a bad word after `prefix`."""
+        return self._bad_words.after(prefix) if self.params.bad_words else []
 
     @property
     def token_counts(self) -> dict[int, int]:
@@ -99,7 +109,8 @@ class Shaper:
     def adjusted(self, logits: FloatRow, prefix: Sequence[int]) -> FloatRow:
         """Apply bias, penalties and masks. Returns `logits` itself, not a copy, if none applies; see `may_adjust`."""
         masks_stops = self.num_output + len(prefix) < self.params.min_tokens and self.stop_ids.size > 0
-        if not (self._bias_ids.size or masks_stops or self.params.has_penalties):
+        forbidden = self.forbidden(prefix)
+        if not (self._bias_ids.size or masks_stops or self.params.has_penalties or forbidden):
             return logits
         x = logits.copy()
         if self._bias_ids.size:
@@ -108,6 +119,8 @@ class Shaper:
             self._penalise(x, prefix)
         if masks_stops:
             x[self.stop_ids] = -np.inf
+        if forbidden:
+            x[forbidden] = -np.inf
         return x
 
     def _penalise(self, x: FloatRow, prefix: Sequence[int]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from time import perf_counter
@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from outpace.backends.base import Capacity, LoadedModel, StepResult
 from outpace.config import ResolvedConfig, SamplingParams
 from outpace.core import Case, Delta, Draft, Request, Row, StepPlan, StepStats, Verdict
+from outpace.decoding.bad_words import as_token_ids
+from outpace.decoding.randomness import child_seed
 from outpace.decoding.sampling import Shaper, token_logprob
 from outpace.decoding.verification import executor_of
 from outpace.engine.collection import PausedCollection
@@ -78,6 +80,7 @@ class Engine:
         self._config = config
         self._cost_file = cost_file
         self._ids = count()
+        self._num_submitted = count()
         self.stats = StepStats()  # of the latest step
         self._start()
         self.policy = Policy(
@@ -111,6 +114,10 @@ class Engine:
         return self.policy.budget
 
     @property
+    def config(self) -> ResolvedConfig:
+        return self._config
+
+    @property
     def capacity(self) -> Capacity:
         return self._runner.capacity
 
@@ -123,23 +130,34 @@ class Engine:
         return self.scheduler.has_requests
 
     def submit(
-        self, prompt: Sequence[int], params: SamplingParams, *, seed: int | None = None, cache_salt: str = ""
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        seed: int | None = None,
+        cache_salt: str = "",
+        priority: int = 0,
     ) -> Request:
         """Queue a request. `seed` replaces `params.seed`, for the n completions of one prompt.
 
+        Of the waiting requests, those with a lower `priority` start first, and equal ones in the order of submission.
         Only requests with the same `cache_salt` share prefixes and what was learned from outputs: what one request
         left behind can be noticed by how fast another one is.
         """
         prompt = list(prompt)
         self.check(prompt, params)
+        if params.seed is None and self._config.default_seed is not None:
+            params = replace(params, seed=child_seed(self._config.default_seed, next(self._num_submitted)))
         if seed is None:
             seed = params.seed if params.seed is not None else secrets.randbits(64)
         request = self._request(prompt, params, seed)
-        request.cache_salt = cache_salt
+        request.cache_salt, request.priority = cache_salt, priority
         self.scheduler.add(request)
         return request
 
     def _request(self, prompt: list[int], params: SamplingParams, seed: int) -> Request:
+        if any(isinstance(word, str) for word in params.bad_words):
+            params = replace(params, bad_words=as_token_ids(params.bad_words, self._tokenizer))
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._tokenizer.end_ids)
         return Request(
             id=next(self._ids),
@@ -407,6 +425,7 @@ class Engine:
             ("prompt", prompt),
             ("logit_bias", params.logit_bias),
             ("stop_token_ids", params.stop_token_ids),
+            ("bad_words", [token for word in params.bad_words if not isinstance(word, str) for token in word]),
         ):
             for token in ids:
                 if not 0 <= token < vocab_size:

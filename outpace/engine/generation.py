@@ -34,12 +34,13 @@ class Overloaded(OutpaceError):
 
 @dataclass(slots=True)
 class Order:
-    """One requested completion. `seed` replaces `params.seed`; `cache_salt` is as in `Engine.submit`."""
+    """One requested completion. `seed` replaces `params.seed`; the rest is as in `Engine.submit`."""
 
     prompt: Sequence[int]
     params: SamplingParams
     seed: int | None = None
     cache_salt: str = ""
+    priority: int = 0
 
 
 @dataclass(slots=True)
@@ -77,6 +78,11 @@ class Ticket:
     counted_at: float | None = None
     num_sent: int = 0  # tokens sent to the reader
     num_segments: int = 0  # segments of text sent to the reader
+
+    @property
+    def group(self) -> tuple[int, int]:
+        """The same for the n completions of one prompt, and for no others that run."""
+        return id(self.generation), self.index // self.order.params.n
 
     @property
     def has_news(self) -> bool:

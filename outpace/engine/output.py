@@ -28,6 +28,9 @@ class OutputWriter:
         self.num_tokens = 0
         self.logprobs: list[TokenLogprob] = []
         self._finished = False
+        # Control tokens have no bytes; their names are their text.
+        shown = () if params.skip_special_tokens else tokenizer.specials.controls.tokens
+        self._names = {token.id: token.text.encode(errors="replace") for token in shown}
 
     @property
     def text(self) -> str:
@@ -47,6 +50,8 @@ class OutputWriter:
         """Add the next token; returns why the request ends, if it does. `room_left`: tokens that may still follow."""
         self.num_tokens += 1
         if token in self._stop_ids and self.num_tokens >= self._params.min_tokens:
+            if self._params.include_stop_str_in_output:
+                self._undecoded.append((token, from_draft))
             self.finish()
             return "stop"
         self._undecoded.append((token, from_draft))
@@ -78,7 +83,7 @@ class OutputWriter:
         """Decode the stored tokens; whether a stop string was found."""
         undecoded, self._undecoded = self._undecoded, []
         for token, from_draft in undecoded:
-            piece = self._decoder.decode(self._tokenizer.token_bytes(token))
+            piece = self._decoder.decode(self._names.get(token) or self._tokenizer.token_bytes(token))
             if piece and not self._longest_stop:
                 self._show(Segment(piece, from_draft))
             elif piece:
@@ -95,11 +100,13 @@ class OutputWriter:
         """Whether a stop string ends in the last num_new characters. Earlier text was checked or is exempt."""
         text = self._held_text()
         old = len(text) - num_new
-        finds = (text.find(stop, max(0, old - len(stop) + 1)) for stop in self._params.stop)
-        places = [place for place in finds if place >= 0]
+        finds = ((text.find(stop, max(0, old - len(stop) + 1)), len(stop)) for stop in self._params.stop)
+        places = [found for found in finds if found[0] >= 0]
         if not places:
             return False
-        self._release(keep=len(text) - min(places))
+        place, length = min(places)
+        end = place + length if self._params.include_stop_str_in_output else place
+        self._release(keep=len(text) - end)
         self._held.clear()
         self._finished = True
         return True

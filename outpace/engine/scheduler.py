@@ -2,15 +2,17 @@
 
 Running requests are served in the order of admission: decodes first, one token each, then prompt chunks with the rest
 of the token budget, then admissions. When the cache is full, kept prefixes of finished requests are evicted, least
-recently used first. Then the youngest running request is preempted: it returns to the head of the queue with its tokens
-and is computed again later. A request never waits for a younger one, and a single request always fits.
+recently used first. Then the youngest running request is preempted: it returns to the queue with its tokens, before
+all of its priority, and is computed again later. A request never waits for a younger one of its priority, and a single
+request always fits.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 from outpace.core import Request
 from outpace.kv.cache import SequenceCache
@@ -53,7 +55,15 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def add(self, request: Request) -> None:
-        self.waiting.append(request)
+        """Queue a request after those of the same or a lower number of priority."""
+        if not self.waiting or self.waiting[-1].priority <= request.priority:
+            self.waiting.append(request)
+        else:
+            self._insert(request, before=lambda other: other.priority > request.priority)
+
+    def _insert(self, request: Request, before: Callable[[Request], bool]) -> None:
+        place = next((i for i, other in enumerate(self.waiting) if before(other)), len(self.waiting))
+        self.waiting.insert(place, request)
 
     def remove(self, request: Request, *, keep_prefix: bool) -> None:
         """Remove a request that has ended. With `keep_prefix`, others may share its cache until the room is needed."""
@@ -140,7 +150,7 @@ class Scheduler:
         request.seq, request.num_computed = None, 0
         request.num_preemptions += 1
         self.running.remove(request)
-        self.waiting.appendleft(request)
+        self._insert(request, before=lambda other: other.priority >= request.priority)
         self._preempted.append(request)
 
     def _admit(self, request: Request) -> bool:
@@ -164,6 +174,8 @@ class Scheduler:
         else:
             request.seq = self._cache.open()
         request.num_computed = request.num_shared = num_shared
+        if request.admitted_at is None:
+            request.admitted_at = perf_counter()
         self.waiting.remove(request)
         self.running.append(request)
         return True

@@ -97,7 +97,7 @@ class Worker:
             order = ticket.order
             try:
                 ticket.request = self._engine.submit(
-                    order.prompt, order.params, seed=order.seed, cache_salt=order.cache_salt
+                    order.prompt, order.params, seed=order.seed, cache_salt=order.cache_salt, priority=order.priority
                 )
                 self.tickets[ticket.request.id] = ticket
             except OutpaceError as error:
@@ -108,7 +108,7 @@ class Worker:
             request = ticket.request
             if request is not None and self.tickets.pop(request.id, None) is not None:
                 self._engine.abort(request)
-                self._metrics.ended(request, "abort")
+                self._metrics.ended(request, "abort", ticket.group)
 
     def _step(self) -> None:
         try:
@@ -153,7 +153,7 @@ class Worker:
         """End a request that failed; its reader gets a short error, the log has the details."""
         ticket = self.tickets.pop(request.id)
         self._engine.abort(request)
-        self._metrics.ended(request, "error")
+        self._metrics.ended(request, "error", ticket.group)
         fault = EngineFault(
             f"the engine failed on this request ({type(error).__name__}); the server's log has the details"
         )
@@ -164,4 +164,4 @@ class Worker:
         ticket.num_counted, ticket.counted_at = request.num_output, now
         if request.finish_reason is not None:
             del self.tickets[request.id]
-            self._metrics.ended(request, request.finish_reason)
+            self._metrics.ended(request, request.finish_reason, ticket.group)

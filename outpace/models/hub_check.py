@@ -22,8 +22,13 @@ _CHUNK = 1 << 20
 def check_files(folder: Path) -> None:
     """Raise ModelError for a file that is not what the hub has. Every file is read once, at its first use."""
     for path in sorted(folder.iterdir()):
-        if path.is_symlink() and path.is_file():
-            _check(path, Path(os.readlink(path)).name)
+        check_file(path)
+
+
+def check_file(path: Path) -> None:
+    """The same for one file."""
+    if path.is_symlink() and path.is_file():
+        _check(path, Path(os.readlink(path)).name)
 
 
 def _check(path: Path, promised: str) -> None:

@@ -31,23 +31,47 @@ def render(
     messages: Sequence[Mapping[str, Any]],
     *,
     add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    variables: Mapping[str, Any] | None = None,
     allow_control_tokens: bool = False,
 ) -> ChatPrompt:
-    """Render a conversation. Control tokens in its messages are plain text, unless they are allowed."""
+    """Render a conversation. Control tokens in its messages are plain text, unless they are allowed.
+
+    `variables` are for the template, such as enable_thinking; control tokens in them are plain text too. With
+    `continue_final_message` the prompt ends where the text of the last message does.
+    """
     if tokenizer.chat_template is None:
         raise UsageError(_WITHOUT_TEMPLATE)
-    written, stand_ins = check_messages(messages), dict[int, str]()
+    written, stand_ins, extra = check_messages(messages), dict[int, str](), dict(variables or {})
     if not allow_control_tokens:
         check_roles(written)
-        written, stand_ins = hide_controls(written, tokenizer.specials.controls, tokenizer.chat_template)
+        # Another message with the variables, for this step only
+        hiding = [*written, {"role": "", "variables": extra}] if extra else written
+        hidden_all, stand_ins = hide_controls(hiding, tokenizer.specials.controls, tokenizer.chat_template)
+        written = hidden_all[: len(written)]
+        extra = hidden_all[-1]["variables"] if extra else {}
+    mark = _end_mark(tokenizer.chat_template, written) if continue_final_message else ""
+    if mark:
+        written = [*written[:-1], {**written[-1], "content": written[-1]["content"] + mark}]
     hidden = render_chat(
         tokenizer.chat_template,
         written,
         bos_token=tokenizer.bos_text,
         eos_token=tokenizer.eos_text,
         add_generation_prompt=add_generation_prompt,
+        **extra,
     )
+    if mark:
+        hidden, found, _ = hidden.rpartition(mark)
+        if not found:
+            raise UsageError("the chat template does not show the last message, so it cannot be continued")
     return ChatPrompt(hidden.translate(stand_ins), hidden, stand_ins)
+
+
+def _end_mark(template: str, messages: Sequence[Mapping[str, Any]]) -> str:
+    """A character that is used nowhere, to find the end of the last message in the prompt."""
+    used = set(template).union(*(message["content"] for message in messages))
+    return next(chr(code) for code in range(0x10FFFD, 0x100000, -1) if chr(code) not in used)
 
 
 def prepare(tokenizer: Tokenizer) -> None:

@@ -31,7 +31,8 @@ def resolve_model(reference: str | os.PathLike[str] | None, *, progress: bool = 
         mode = 0
     if not mode:
         if hub.is_name(name) and not os.path.isdir(path.parent):
-            return hub.fetch(name)
+            found = hub.fetch(name)
+            return found if found.is_dir() else _checked(found)
         raise ModelError(_missing(name))
     if stat.S_ISDIR(mode):
         if (path / "config.json").is_file():  # a Hugging Face model, for the torch backend
@@ -42,6 +43,11 @@ def resolve_model(reference: str | os.PathLike[str] | None, *, progress: bool = 
         )
     if not stat.S_ISREG(mode):  # opening a pipe would wait for a writer
         raise ModelError(f"{path} is not a regular file; name a GGUF file on disk")
+    return _checked(path)
+
+
+def _checked(path: Path) -> Path:
+    """A GGUF file that holds a model."""
     header = read_header(path)
     kind = header.metadata.get("general.type", "model")
     if kind != "model":

@@ -51,6 +51,7 @@ def create_app(engine: AsyncEngine, tokenizer: Tokenizer, config: ServerConfig, 
         swagger_ui_parameters={"defaultModelsExpandDepth": 0},
     )
     app.state.outpace = state
+    app.root_path = config.root_path  # as uvicorn's, it would not work where the proxy leaves it in the path
     errors.install(app)
     app.include_router(completions.router)
     app.include_router(info.router)

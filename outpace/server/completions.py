@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import time
 from typing import Any
 
@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from outpace.config import SamplingParams
+from outpace.decoding.bad_words import as_token_ids
 from outpace.decoding.randomness import child_seed
 from outpace.engine.generation import Order
 from outpace.models import prompts
@@ -53,8 +54,10 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     state.check_model(body.model)
     with state.engine.reserve(body.n or 1):
         messages = [message.as_dict() for message in body.messages]
-        encoded = await state.offload(request, lambda check: _encode_chat(state, body, messages, check))
-    return _answer(state, body, request, [encoded], ChatAnswer, "chatcmpl-")
+        encoded = await state.offload(
+            request, lambda check: _spell_bad_words(state, [_encode_chat(state, body, messages, check)])
+        )
+    return _answer(state, body, request, encoded, ChatAnswer, "chatcmpl-")
 
 
 @router.post("/v1/completions", response_model=TextReply, responses=ERRORS | _STREAM, tags=["generate"])
@@ -65,17 +68,24 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     given = body.prompts()
     with state.engine.reserve(len(given) * (body.n or 1)):  # before anything is made of them
         encoded = await state.offload(
-            request, lambda check: [_encode_prompt(state, body, prompt, check) for prompt in given]
+            request,
+            lambda check: _spell_bad_words(state, [_encode_prompt(state, body, prompt, check) for prompt in given]),
         )
     return _answer(state, body, request, encoded, TextAnswer, "cmpl-")
 
 
 def _encode_chat(state: ServerState, body: ChatRequest, messages: Sequence[dict[str, Any]], check: Check) -> _Encoded:
-    prompt = prompts.render(state.tokenizer, messages, allow_control_tokens=state.config.allow_control_tokens)
+    allowed, options = state.config.allow_control_tokens, body.template_options()
+    prompt = prompts.render(state.tokenizer, messages, allow_control_tokens=allowed, **options)
     if state.config.log_prompts:
         log.info("prompt: %r", prompt.text)
-    tokens = prompts.encode(state.tokenizer, prompt, max_tokens=state.max_context, check=check)
+    tokens = prompts.encode(state.tokenizer, prompt, max_tokens=_most_tokens(state, body), check=check)
     return _fit_to_context(state, body, tokens)
+
+
+def _most_tokens(state: ServerState, body: SamplingFields) -> int | None:
+    """A longer prompt is refused, unless its beginning is dropped."""
+    return state.max_context if body.truncate_prompt_tokens is None else None
 
 
 def _encode_prompt(state: ServerState, body: CompletionRequest, prompt: str | list[int], check: Check) -> _Encoded:
@@ -83,17 +93,19 @@ def _encode_prompt(state: ServerState, body: CompletionRequest, prompt: str | li
         log.info("prompt: %r", prompt)
     check()
     if isinstance(prompt, str):
-        tokens = prompts.encode(state.tokenizer, prompt, max_tokens=state.max_context, check=check)
+        tokens = prompts.encode(state.tokenizer, prompt, max_tokens=_most_tokens(state, body), check=check)
     else:
         tokens = prompt
     encoded = _fit_to_context(state, body, tokens)
     if body.echo:
-        encoded.echo = prompt if isinstance(prompt, str) else text_of(state, prompt)
+        is_cut = len(encoded.tokens) < len(tokens)
+        encoded.echo = text_of(state, encoded.tokens) if is_cut or not isinstance(prompt, str) else prompt
     return encoded
 
 
 def _fit_to_context(state: ServerState, body: SamplingFields, tokens: list[int]) -> _Encoded:
     """Settle max_tokens, check that prompt and completion fit into the context, and build the parameters."""
+    tokens = body.truncated(tokens, state.max_context, body.wanted_tokens() or 1)
     room = state.max_context - len(tokens)
     limit = state.config.max_output_tokens
     wanted = body.wanted_tokens()
@@ -105,10 +117,22 @@ def _fit_to_context(state: ServerState, body: SamplingFields, tokens: list[int])
             "were requested; shorten the prompt or request fewer"
         )
         raise ApiError(400, message, param="messages", code="context_length_exceeded")
-    max_tokens = wanted or min(room, limit or room, body.default_tokens or room)
-    params = body.params(state.config.default_speculation, max_tokens)
+    defaults = dict(state.config.default_sampling)
+    recommended = int(defaults.pop("max_tokens", room))
+    max_tokens = wanted or min(room, limit or room, body.default_tokens or recommended)
+    params = body.params(state.config.default_speculation, max_tokens, defaults)
     state.engine.engine.check(tokens, params)
     return _Encoded(tokens, params)
+
+
+def _spell_bad_words(state: ServerState, encoded: list[_Encoded]) -> list[_Encoded]:
+    """Tokenise the bad words once for all prompts, and here, where it does not delay a step."""
+    words = encoded[0].params.bad_words
+    if words:
+        ids = as_token_ids(words, state.tokenizer)
+        for each in encoded:
+            each.params = replace(each.params, bad_words=ids)
+    return encoded
 
 
 def _answer(
@@ -124,8 +148,9 @@ def _answer(
     num_each = encoded[0].params.n
     # Clients with different keys, or with salts of their own, share no caches.
     salt = f"{request.scope.get('outpace.tenant', '')}:{body.cache_salt or ''}"
+    priority = body.priority or 0 if state.config.scheduling_policy == "priority" else 0
     orders = [
-        Order(each.tokens, each.params, None if each.params.seed is None else child_seed(each.params.seed, index), salt)
+        Order(each.tokens, each.params, _seed_of(each.params, index), salt, priority)
         for each in encoded
         for index in range(num_each)
     ]
@@ -137,6 +162,8 @@ def _answer(
         completions_per_prompt=num_each,
         with_logprobs=encoded[0].params.logprobs is not None,
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
+        continuous_usage=body.stream_options is not None and body.stream_options.continuous_usage_stats,
+        prompt_token_ids=[each.tokens for each in encoded] if body.return_token_ids else None,
         echoes=[each.echo for each in encoded for _ in range(num_each)],
     )
     answer = kind(heading, state.texts)
@@ -144,6 +171,10 @@ def _answer(
     generation = state.engine.submit(orders, stream=bool(body.stream))
     response = EventStream if body.stream else WholeReply
     return response(generation, answer, state.config.request_timeout)
+
+
+def _seed_of(params: SamplingParams, index: int) -> int | None:
+    return None if params.seed is None else child_seed(params.seed, index)
 
 
 def text_of(state: ServerState, tokens: Sequence[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -9,6 +10,7 @@ from outpace.config import SpeculationParams
 from outpace.errors import UsageError
 
 LogFormat = Literal["text", "json"]
+SchedulingPolicy = Literal["priority", "fcfs"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 MAX_STOP_STRINGS = 16
@@ -19,9 +21,11 @@ MAX_STOP_LENGTH = 1000
 class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000
+    root_path: str = ""  # under which a proxy offers this server
     model_names: tuple[str, ...] = ("default",)  # replies carry the first
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     max_queued: int = 256  # completions that may wait in addition to those that run
+    scheduling_policy: SchedulingPolicy = "priority"  # fcfs: the priority that a request gives is ignored
     max_connections: int = 1024
     max_output_tokens: int | None = None  # per completion; None: the rest of the context
     max_request_bytes: int = 1 << 20
@@ -31,6 +35,7 @@ class ServerConfig:
     default_speculation: SpeculationParams = field(
         default_factory=SpeculationParams
     )  # for requests without a speculation field
+    default_sampling: Mapping[str, int | float] = field(default_factory=dict)  # for requests that do not set them
     allow_control_tokens: bool = False  # in messages; then any role is accepted too
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"
@@ -42,6 +47,9 @@ class ServerConfig:
         _check(0 <= self.port <= 65535, f"--port must be between 0 and 65535; got {self.port}")
         _check(all(self.model_names) and bool(self.model_names), "a served model name must not be empty")
         _check(all(self.api_keys), "an API key must not be empty")
+        if self.root_path:
+            right = self.root_path.startswith("/") and not self.root_path.endswith("/")
+            _check(right, f"--root-path begins with a slash and does not end with one; got {self.root_path!r}")
         for name in ("max_connections", "max_request_bytes"):
             _check(getattr(self, name) >= 1, f"--{_flag(name)} must be at least 1; got {getattr(self, name)}")
         _check(self.max_queued >= 0, f"--max-queued-requests must be at least 0; got {self.max_queued}")

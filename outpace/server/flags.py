@@ -1,8 +1,9 @@
 """The flags of `outpace serve`, with vLLM's names and meanings, and the setting that each one changes.
 
-Three tables: flags for the engine's configuration, flags for the server's, and flags whose feature this build lacks,
-which stop with an error. No flag has an argparse default, so that a flag that was given differs from one that was not;
-the defaults are in `EngineConfig` and `ServerConfig`.
+Tables: flags for the engine's configuration, flags for the server's, flags whose feature this build lacks, which stop
+with an error, flags without effect here, and other names of flags, which `outpace run` has too. No flag has an argparse
+default, so that a flag that was given differs from one that was not; the defaults are in `EngineConfig` and
+`ServerConfig`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from outpace.config import (
     SpeculationMode,
 )
 from outpace.config import SpeculationParams as Speculation
-from outpace.server.config import LogFormat, LogLevel, ServerConfig
+from outpace.server.config import LogFormat, LogLevel, SchedulingPolicy, ServerConfig
 
 ENGINE_FIELDS = {
     "model": "model",
@@ -48,6 +49,8 @@ ENGINE_FIELDS = {
     "suffix_store_tokens": "suffix_store_tokens",
     "ngram_prompt_lookup_min": "ngram_min",
     "ngram_prompt_lookup_max": "ngram_max",
+    "chat_template": "chat_template",
+    "seed": "default_seed",
 }
 
 SERVER_FIELDS = {
@@ -64,6 +67,16 @@ SERVER_FIELDS = {
     "log_format": "log_format",
     "log_interval": "log_interval",
     "log_prompts": "log_prompts",
+    "root_path": "root_path",
+    "scheduling_policy": "scheduling_policy",
+}
+
+# vLLM's short names, and those that `outpace run` had first
+ALIASES = {
+    "--speculative-model": ("--spec-model", "--draft"),
+    "--num-speculative-tokens": ("--spec-tokens", "--depth"),
+    "--method": ("--spec-method",),
+    "--max-model-len": ("--max-context",),
 }
 
 
@@ -94,10 +107,27 @@ LACKING = {
     ),
 }  # fmt: skip
 
-# Flags that choose between implementations inside vLLM. They are accepted because vLLM command lines contain them.
-WITHOUT_EFFECT = ("use_v2_block_manager",)
+# Flags that vLLM command lines contain, and why they change nothing here. A log line says so.
+WITHOUT_EFFECT = {
+    "use_v2_block_manager": "it selects a component of vLLM",
+    "enforce_eager": "it turns off CUDA graphs in vLLM",
+    "enable_chunked_prefill": "prompts are always computed in chunks",
+    "trust_remote_code": "no code from a model's folder is ever run",
+    "disable_log_requests": "prompts are not logged unless --log-prompts is set",
+    "disable_log_stats": "set --log-interval 0 to log nothing about the engine",
+}
 
 ACCEPTANCE: dict[str, Acceptance] = {"rejection_sampler": "exact", "typical_acceptance_sampler": "typical"}
+
+
+def spellings(flag: str) -> tuple[str, ...]:
+    """The flag and its other names."""
+    return flag, *ALIASES.get(flag, ())
+
+
+def method_name(given: str) -> str:
+    """Our name of a method that vLLM names differently."""
+    return {"draft_model": "draft"}.get(given, given)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -107,8 +137,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         return _Group(parser.add_argument_group(title))
 
     parser.add_argument("model_argument", nargs="?", metavar="MODEL", default=argparse.SUPPRESS,
-                        help="a GGUF file, a Hugging Face folder or a name on its hub (default: the embedded "
-                        "SmolLM2-135M-Instruct)")  # fmt: skip
+                        help="a GGUF file, a Hugging Face folder, or a name on its hub: owner/name, or "
+                        "owner/name:Q4_K_M for a GGUF file (default: the embedded SmolLM2-135M-Instruct)")  # fmt: skip
     flags = group("models")
     flags.add("--model", "the same as MODEL", metavar="FILE")
     flags.add("--served-model-name", "the name that clients send; several may be given (default: the file's name)",
@@ -129,12 +159,18 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flags.add("--enable-prefix-caching", "compute a shared prefix once", engine.prefix_reuse,
               action=argparse.BooleanOptionalAction)  # fmt: skip
     flags.add("--llama-library", "a libllama to use instead of the installed one", metavar="FILE")
+    flags.add("--chat-template", "a file with a Jinja template, or the template itself, instead of the model's",
+              metavar="FILE")  # fmt: skip
+    flags.add("--generation-config", "sampling settings for requests without their own: auto (the model's), vllm "
+              "(neutral ones) or a folder with generation_config.json", "auto", metavar="WHICH")  # fmt: skip
+    flags.add("--override-generation-config", "replace some of these settings, as in '{\"temperature\": 0.5}'",
+              metavar="JSON")  # fmt: skip
 
     flags = group("speculation")
     flags.add("--speculation", "auto: when it is faster; on: always; off: plain decoding", engine.speculation,
               choices=get_args(SpeculationMode))  # fmt: skip
     flags.add("--method", "the proposer (default: head or draft where there is one, else suffix)",
-              choices=get_args(Method))  # fmt: skip
+              choices=get_args(Method), type=method_name)  # fmt: skip
     flags.add("--speculative-model", "a smaller draft model with the same vocabulary, or a draft head; '[ngram]' "
               "stands for --method ngram", metavar="FILE")  # fmt: skip
     flags.add("--speculative-config", "the same in vLLM's JSON, such as {\"method\": \"eagle3\", \"model\": \"DIR\", "
@@ -161,17 +197,22 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flags = group("network and limits")
     flags.add("--host", "the address to listen on; 0.0.0.0 for all", server.host, metavar="H")
     flags.add("--port", "the port to listen on; 0 for any free one", server.port, metavar="P", type=int)
+    flags.add("--root-path", "the path under which a proxy offers this server, such as /llm", metavar="PATH")
     flags.add("--api-key", "a key clients must send; repeatable (default: none needed)", metavar="KEY", action="append")
     flags.add("--api-key-file", "a file with one key per line, so that the process list shows none", metavar="FILE")
     flags.add("--allowed-origins", "origins whose pages may call the server; * for all (default: none)",
               metavar="ORIGIN", nargs="+")  # fmt: skip
     flags.add("--max-queued-requests", "completions that may wait; one more is refused with status 429",
               server.max_queued, metavar="N", type=int)  # fmt: skip
+    flags.add("--scheduling-policy", "which waiting request starts first: by the request's priority, then by arrival; "
+              "fcfs: by arrival alone", server.scheduling_policy, choices=get_args(SchedulingPolicy))  # fmt: skip
     flags.add("--max-connections", "requests answered at once; one more is refused with status 503",
               server.max_connections, metavar="N", type=int)  # fmt: skip
     flags.add("--max-output-tokens", "most tokens of one completion (default: the rest of the context)",
               metavar="N", type=int)  # fmt: skip
     flags.add("--max-request-bytes", "largest request body", server.max_request_bytes, metavar="N", type=int)
+    flags.add("--seed", "a seed for requests that have none: after a restart, the same requests in the same order get "
+              "the same answers (default: random)", metavar="S", type=int)  # fmt: skip
     flags.add("--allow-control-tokens", "control tokens in messages have their effect, and any role is accepted "
               "(default: they are plain text)", action="store_true")  # fmt: skip
     flags.add("--request-timeout", "seconds an answer may take", server.request_timeout, metavar="S", type=float)
@@ -189,8 +230,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flags = group("vLLM flags, accepted only with values that need no missing feature")
     for name, lacking in LACKING.items():
         flags.add(_flag(name), f"only {' or '.join(lacking.harmless)}", metavar="X")
-    for name in WITHOUT_EFFECT:
-        flags.add(_flag(name), "has no effect", action="store_true")
+    for name, reason in WITHOUT_EFFECT.items():
+        switch = argparse.BooleanOptionalAction if name.startswith("enable_") else "store_true"
+        flags.add(_flag(name), f"has no effect: {reason}", action=switch)
 
 
 class _Group:
@@ -199,7 +241,7 @@ class _Group:
 
     def add(self, flag: str, meaning: str, default: object = None, **options: object) -> None:
         shown = "" if default is None else f" (default: {_shown(default)})"
-        self._group.add_argument(flag, default=argparse.SUPPRESS, help=meaning + shown, **options)  # type: ignore[arg-type]
+        self._group.add_argument(*spellings(flag), default=argparse.SUPPRESS, help=meaning + shown, **options)  # type: ignore[arg-type]
 
 
 def _shown(default: object) -> object:

@@ -96,7 +96,7 @@ class Gate:
 
         False if the client has left before that.
         """
-        if self._num_requests >= self._max_requests and scope["path"] not in _QUIET_PATHS:
+        if self._num_requests >= self._max_requests and _path(scope) not in _QUIET_PATHS:
             message = f"{self._num_requests} requests are being answered, as many as allowed; try again later"
             raise ApiError(503, message, type="service_unavailable_error", code="too_many_connections",
                            headers=_CLOSE | {"Retry-After": "1"})  # fmt: skip
@@ -120,7 +120,7 @@ class Gate:
             return True
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
-        if not self._keys or scope["path"] in _OPEN_PATHS or scope["method"] == "OPTIONS":
+        if not self._keys or _path(scope) in _OPEN_PATHS or scope["method"] == "OPTIONS":
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
         # Constant time: digests have equal length, and every key is compared.
@@ -174,7 +174,7 @@ class Gate:
         return ApiError(413, message, code="request_too_large", headers=_CLOSE)
 
     def _log_request(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
-        path = scope["path"]
+        path = _path(scope)
         route = getattr(scope.get("route"), "path", None) or "other"
         self._metrics.responses[route, status] += 1
         facts = {"request_id": request_id, "method": scope["method"], "path": path, "status": status}
@@ -238,3 +238,10 @@ def _is_own(origin: str, host: str) -> bool:
 
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
+
+
+def _path(scope: Scope) -> str:
+    """The path of the route. A proxy may leave its own part (--root-path) at the front."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    return path.removeprefix(root) if root and path.startswith(f"{root}/") else path

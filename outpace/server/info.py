@@ -97,8 +97,8 @@ def _tokens(state: ServerState, body: TokenizeRequest, check: Check) -> list[int
     rendered = prompts.render(
         state.tokenizer,
         [message.as_dict() for message in body.messages],
-        add_generation_prompt=body.add_generation_prompt,
         allow_control_tokens=state.config.allow_control_tokens,
+        **body.template_options(),
     )
     return prompts.encode(state.tokenizer, rendered, check=check)
 

@@ -50,6 +50,8 @@ class Heading:
     with_logprobs: bool
     include_usage: bool
     echoes: list[str]  # per completion: the prompt's text that precedes it, or empty
+    continuous_usage: bool = False  # with include_usage: every chunk has usage
+    prompt_token_ids: list[list[int]] | None = None  # per prompt, if the reply has token ids
 
 
 class Answer:
@@ -63,7 +65,7 @@ class Answer:
         self._opened: set[int] = set()
         self._folded: dict[int, Piece] = {}
         self._chunk_begin = "data: " + _to_json(self._object(self.chunk_name))[:-1] + ',"choices":['
-        self._chunk_end = (',"usage":null}' if heading.include_usage else "}") + "\n\n"
+        self._no_usage = ',"usage":null' if heading.include_usage else ""
 
     @property
     def is_complete(self) -> bool:
@@ -78,16 +80,28 @@ class Answer:
 
     def reply(self) -> dict[str, Any]:
         choices = [self.choice(self._folded[index]) for index in sorted(self._folded)]
-        return self._object(self.name) | {"choices": choices, "usage": self.usage()}
+        return self._object(self.name) | {"choices": choices, "usage": self.usage()} | self.about_prompts()
 
     def events(self, piece: Piece) -> bytes:
         """The chunks of one piece, as server-sent events."""
+        events = [] if piece.index in self._opened else self._first_events(piece.index)
         self._record(piece)
-        deltas = [] if piece.index in self._opened else self.opening(piece.index)
-        self._opened.add(piece.index)
-        if piece.text or piece.is_last or (self.heading.with_logprobs and piece.logprobs):
-            deltas.append(self.delta(piece))
-        return "".join([f"{self._chunk_begin}{_to_json(delta)}]{self._chunk_end}" for delta in deltas]).encode()
+        heading = self.heading
+        has_details = (heading.with_logprobs and piece.logprobs) or (heading.prompt_token_ids and piece.token_ids)
+        if piece.text or piece.is_last or has_details:
+            events.append(self._chunk(self.delta(piece)))
+        return "".join(events).encode()
+
+    def _first_events(self, index: int) -> list[str]:
+        about = "" if self._opened else _members(self.about_prompts())
+        self._opened.add(index)
+        return [self._chunk(delta, about) for delta in self.opening(index)]
+
+    def _chunk(self, choice: dict[str, Any], about: str = "") -> str:
+        usage = self._no_usage
+        if self.heading.include_usage and self.heading.continuous_usage:
+            usage = _members({"usage": self._counts()})
+        return f"{self._chunk_begin}{_to_json(choice)}]{usage}{about}}}\n\n"
 
     def closing(self) -> bytes:
         """The end of the stream: the usage chunk, if requested, and [DONE]."""
@@ -102,10 +116,7 @@ class Answer:
         spent, plain = sum(spec.decode_seconds for spec in specs), sum(spec.plain_seconds for spec in specs)
         # A prompt counts once, however many completions it has: its first one counts the cached tokens.
         firsts = [r for index, r in self.finished.items() if index % heading.completions_per_prompt == 0]
-        return {
-            "prompt_tokens": heading.num_prompt_tokens,
-            "completion_tokens": self.num_completion_tokens,
-            "total_tokens": heading.num_prompt_tokens + self.num_completion_tokens,
+        return self._counts() | {
             "prompt_tokens_details": {"cached_tokens": sum(request.num_shared for request in firsts)},
             "speculation": {
                 "drafted": drafted,
@@ -113,6 +124,14 @@ class Answer:
                 "lossy": any(request.params.speculation.is_lossy for request in requests),
                 "estimated_speedup": round(plain / spent, 3) if drafted and spent and plain else None,
             },
+        }
+
+    def _counts(self) -> dict[str, Any]:
+        num_prompt, num_completion = self.heading.num_prompt_tokens, self.num_completion_tokens
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_completion,
+            "total_tokens": num_prompt + num_completion,
         }
 
     # ---- for subclasses
@@ -127,6 +146,14 @@ class Answer:
 
     def choice(self, piece: Piece) -> dict[str, Any]:
         raise NotImplementedError
+
+    def about_prompts(self) -> dict[str, Any]:
+        """Fields beside the choices that a reply has once, a stream in its first chunk."""
+        return {}
+
+    def token_ids(self, piece: Piece) -> dict[str, Any]:
+        """Those of a choice, if they were asked for."""
+        return {} if self.heading.prompt_token_ids is None else {"token_ids": piece.token_ids}
 
     def _record(self, piece: Piece) -> None:
         self.num_completion_tokens += len(piece.token_ids)
@@ -145,6 +172,10 @@ class ChatAnswer(Answer):
         delta = {"role": "assistant", "content": ""}
         return [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}]
 
+    def about_prompts(self) -> dict[str, Any]:
+        ids = self.heading.prompt_token_ids
+        return {} if ids is None else {"prompt_token_ids": ids[0]}
+
     def delta(self, piece: Piece) -> dict[str, Any]:
         delta = {"content": piece.text} if piece.text else {}
         return self._choice_fields(piece) | {"delta": delta}
@@ -161,7 +192,8 @@ class ChatAnswer(Answer):
                 for one in piece.logprobs
             ]
             logprobs = {"content": entries, "refusal": None}
-        return {"index": piece.index, "logprobs": logprobs, "finish_reason": piece.finish_reason}
+        fields = {"index": piece.index, "logprobs": logprobs, "finish_reason": piece.finish_reason}
+        return fields | self.token_ids(piece)
 
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
         raw = self.texts.bytes(token)
@@ -176,16 +208,22 @@ class TextAnswer(Answer):
         self._offsets = [len(echo) for echo in heading.echoes]  # where the next token of each completion begins
 
     def opening(self, index: int) -> list[dict[str, Any]]:
-        echo = self.heading.echoes[index]
-        return [{"index": index, "text": echo, "logprobs": None, "finish_reason": None}] if echo else []
+        echo, ids = self.heading.echoes[index], self._prompt_token_ids(index)
+        first = {"index": index, "text": echo, "logprobs": None, "finish_reason": None} | ids
+        return [first] if echo or ids else []
+
+    def _prompt_token_ids(self, index: int) -> dict[str, Any]:
+        ids = self.heading.prompt_token_ids
+        return {} if ids is None else {"prompt_token_ids": ids[index // self.heading.completions_per_prompt]}
 
     def delta(self, piece: Piece) -> dict[str, Any]:
         logprobs = self._logprobs(piece.index, piece.logprobs) if self.heading.with_logprobs else None
-        return {"index": piece.index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish_reason}
+        fields = {"index": piece.index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish_reason}
+        return fields | self.token_ids(piece)
 
     def choice(self, piece: Piece) -> dict[str, Any]:
-        delta = self.delta(piece)
-        return delta | {"text": self.heading.echoes[piece.index] + piece.text}
+        text = self.heading.echoes[piece.index] + piece.text
+        return self.delta(piece) | {"text": text} | self._prompt_token_ids(piece.index)
 
     def _logprobs(self, index: int, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
         tokens = [self.texts.text(entry.token_id) for entry in entries]
@@ -196,12 +234,21 @@ class TextAnswer(Answer):
         return {
             "tokens": tokens,
             "token_logprobs": [max(entry.logprob, _LEAST_LOGPROB) for entry in entries],
+            # The token itself is always there, as with OpenAI, also with logprobs=0.
             "top_logprobs": [
-                {self.texts.text(token): max(logprob, _LEAST_LOGPROB) for token, logprob in entry.top}
+                {
+                    self.texts.text(token): max(logprob, _LEAST_LOGPROB)
+                    for token, logprob in [(entry.token_id, entry.logprob), *entry.top]
+                }
                 for entry in entries
             ],
             "text_offset": offsets,
         }
+
+
+def _members(fields: dict[str, Any]) -> str:
+    """JSON members to put before the end of an object."""
+    return "," + _to_json(fields)[1:-1] if fields else ""
 
 
 def event(body: dict[str, Any]) -> bytes:

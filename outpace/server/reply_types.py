@@ -54,6 +54,7 @@ class ChatChoice(BaseModel):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length"]
+    token_ids: list[int] | None = None  # with return_token_ids
 
 
 class ChatReply(BaseModel):
@@ -63,6 +64,7 @@ class ChatReply(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: list[int] | None = None  # with return_token_ids
 
 
 class TextLogprobs(BaseModel):
@@ -77,6 +79,8 @@ class TextChoice(BaseModel):
     text: str
     logprobs: TextLogprobs | None
     finish_reason: Literal["stop", "length"]
+    token_ids: list[int] | None = None  # with return_token_ids
+    prompt_token_ids: list[int] | None = None
 
 
 class TextReply(BaseModel):

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from outpace.errors import UsageError
+from outpace.errors import UsageError, suggestion
 from outpace.server.flags import add_flags
 
 ENVIRONMENT_PREFIX = "OUTPACE_SERVE_"
@@ -88,7 +88,10 @@ def _read(source: str, given: Mapping[str, Any], *, spell: Any, split: bool) -> 
         name = "--" + key.replace("_", "-")
         action = parser._option_string_actions.get(name)
         if action is None:
-            raise UsageError(f"in {source}: there is no flag for {spell(key)}; `outpace serve --help` lists them")
+            similar = suggestion(name, parser._option_string_actions)
+            raise UsageError(
+                f"in {source}: there is no flag for {spell(key)}; {similar or '`outpace serve --help` lists them'}"
+            )
         if value is not None:
             words += _words(name, action, value, split=split)
     return vars(parser.parse_args(words))

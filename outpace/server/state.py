@@ -18,9 +18,11 @@ from prometheus_client.registry import Collector
 
 from outpace.backends.base import Tokenizer
 from outpace.engine.async_engine import AsyncEngine
-from outpace.metrics import Exporter, Histogram
+from outpace.engine.engine import Engine
+from outpace.metrics import Histogram
 from outpace.server.config import ServerConfig
 from outpace.server.errors import CLIENT_LEFT, ApiError
+from outpace.server.exporter import Exporter
 from outpace.server.replies import TokenTexts
 
 if TYPE_CHECKING:
@@ -74,7 +76,7 @@ class ServerState:
 
     def __post_init__(self) -> None:
         self.texts = TokenTexts(self.tokenizer)
-        self.registry.register(Exporter(self.engine.metrics, self.model_name))
+        self.registry.register(Exporter(self.engine.metrics, self.model_name, _cache_facts(self.engine.engine)))
         self.registry.register(self.http)
 
     @property
@@ -111,6 +113,18 @@ class ServerState:
             has_left.set()
             watcher.cancel()
             running.cancel()
+
+
+def _cache_facts(engine: Engine) -> dict[str, str]:
+    """The labels that vLLM gives its cache. Cache is counted in tokens here, so a block has one."""
+    config = engine.config
+    return {
+        "block_size": "1",
+        "num_gpu_blocks": str(engine.capacity.cache_tokens),
+        "cache_dtype": config.dtype,
+        "enable_prefix_caching": str(config.prefix_reuse),
+        "gpu_memory_utilization": f"{config.gpu_memory_utilization:g}",
+    }
 
 
 async def _disconnected(request: Request) -> None:

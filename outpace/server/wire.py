@@ -11,6 +11,7 @@ first mistake. Describing each of a million took eight seconds.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
@@ -19,6 +20,7 @@ from outpace.config import Acceptance, Method, SamplingParams, SpeculationMode, 
 from outpace.models.control_text import ROLES
 from outpace.server.config import MAX_STOP_LENGTH, MAX_STOP_STRINGS
 from outpace.server.errors import ApiError
+from outpace.server.vllm_fields import TemplateFields, VllmFields
 
 MAX_FIELDS = 100  # of an object with known fields
 _FAIL_FAST = Field(fail_fast=True)
@@ -66,10 +68,11 @@ class SpeculationFields(_Body):
 
 class StreamOptions(_Body):
     include_usage: bool = False
+    continuous_usage_stats: bool = Field(False, description="As in vLLM: with include_usage, every chunk has usage.")
     include_obfuscation: Literal[False] | None = None
 
 
-class SamplingFields(_Body):
+class SamplingFields(VllmFields, _Body):
     model: str | None = Field(None, description="A name from /v1/models; may be left out.")
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -77,8 +80,8 @@ class SamplingFields(_Body):
     stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOP_STRINGS)] | None = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     max_tokens: int | None = Field(None, ge=1)
-    temperature: float | None = Field(1.0, ge=0, le=2)
-    top_p: float | None = Field(1.0, gt=0, le=1)
+    temperature: float | None = Field(None, ge=0, le=2, description="Default: the model's, else 1; so for top_p.")
+    top_p: float | None = Field(None, gt=0, le=1)
     presence_penalty: float | None = Field(0.0, ge=-2, le=2)
     frequency_penalty: float | None = Field(0.0, ge=-2, le=2)
     logit_bias: Biases | None = None
@@ -108,8 +111,10 @@ class SamplingFields(_Body):
     def num_logprobs(self) -> int | None:
         raise NotImplementedError
 
-    def params(self, defaults: SpeculationParams, max_tokens: int) -> SamplingParams:
-        """The SamplingParams. Raises UsageError for fields that contradict each other."""
+    def params(
+        self, defaults: SpeculationParams, max_tokens: int, sampling: Mapping[str, Any] | None = None
+    ) -> SamplingParams:
+        """The SamplingParams. Raises UsageError for fields that contradict each other. `sampling`: for missing ones."""
         given: dict[str, Any] = {
             "n": self.n,
             "temperature": self.temperature,
@@ -126,8 +131,9 @@ class SamplingFields(_Body):
             "min_tokens": self.min_tokens,
             "ignore_eos": self.ignore_eos,
             "logprobs": self.num_logprobs(),
+            **self.writing(),
         }
-        known = {name: value for name, value in given.items() if value is not None}
+        known = dict(sampling or ()) | {name: value for name, value in given.items() if value is not None}
         return SamplingParams(max_tokens=max_tokens, speculation=_speculation(self.speculation, defaults), **known)
 
 
@@ -146,18 +152,19 @@ class Message(BaseModel):
 
     def as_dict(self) -> dict[str, Any]:
         extra = {name: value for name, value in (self.model_extra or {}).items() if value not in (None, [], {})}
-        unknown = sorted(set(extra) - {"name"})
-        if unknown:
-            raise ApiError(400, f"messages with {unknown[0]} are not supported; send text only", param="messages")
+        unsupported = sorted(set(extra) & {"tool_calls", "function_call"})
+        if unsupported:
+            raise ApiError(400, f"messages with {unsupported[0]} are not supported; send text only", param="messages")
         if not isinstance(extra.get("name", ""), str):
             raise ApiError(400, "the name of a message must be a string", param="messages", code="invalid_value")
-        return {"role": self.role, "content": self.content, **extra}
+        known = {name: value for name, value in extra.items() if name == "name"}  # others are ignored
+        return {"role": self.role, "content": self.content, **known}
 
 
 Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1)]
 
 
-class ChatRequest(SamplingFields):
+class ChatRequest(TemplateFields, SamplingFields):
     messages: Messages
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = False
@@ -211,14 +218,13 @@ class CompletionRequest(SamplingFields):
             raise ApiError(400, f"{message}; leave it out", param="best_of", code="unsupported_parameter")
 
 
-class TokenizeRequest(_Body):
+class TokenizeRequest(TemplateFields, _Body):
     """A prompt, or messages to be rendered with the model's chat template."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool = True
-    add_generation_prompt: bool = True
     return_token_strs: bool = False
 
 

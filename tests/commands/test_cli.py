@@ -25,7 +25,8 @@ from tests.test_llm import use_fakes
 OUTPACE = [sys.executable, "-m", "outpace"]
 CYAN, PLAIN = "\033[36m", "\033[0m"
 # One thread: llama.cpp's threads spin while waiting, which takes minutes instead of seconds on busy cores.
-REAL = ["--threads", "1", "--max-context", "512"]
+REAL = ["--threads", "1", "--max-context", "512", "--temperature", "0"]
+GREEDY = ["--temperature", "0"]  # the same text every time, without an early end
 
 
 def outpace_run(*arguments: str, stdin: bytes | None = b"", **options: Any) -> subprocess.CompletedProcess[bytes]:
@@ -122,7 +123,9 @@ def test_help_names_every_flag_of_the_design(capsys):
         ([], "COMMAND"),
         (["fly"], "'fly'"),
         (["run", "--fast", "hi"], "--fast"),
-        (["run", "--temp", "1", "hi"], "--temp"),
+        (["run", "--temp", "1", "hi"], "--temp hi; did you mean --temperature?"),
+        (["run", "--top_p", "1", "hi"], "did you mean --top-p?"),
+        (["bench", "--concurency=8"], "did you mean --concurrency?"),
         (["run", "hi", "there"], "there"),
         (["run", "--max-tokens", "many", "hi"], "'many'"),
         (["run", "--method", "eagle", "hi"], "'eagle'"),
@@ -232,7 +235,7 @@ def _resolving_embedded(folder: Path) -> Any:
 
 
 def test_text_goes_to_stdout_and_the_summary_to_stderr(fakes, capsys):
-    assert main(["run", "abc", "--max-tokens", "8"]) == 0
+    assert main(["run", "abc", *GREEDY, "--max-tokens", "8"]) == 0
     out, err = capsys.readouterr()
     assert out.endswith("\n") and len(out) > 1
     assert err.startswith("[8 tokens") and err.endswith("]\n") and err.count("\n") == 1
@@ -242,14 +245,14 @@ def test_dash_and_nothing_read_the_prompt_from_stdin(fakes, capsys, stdin):
     texts = []
     for arguments in (["user says\n"], ["-"], []):
         stdin("user says\n")
-        assert main(["run", "--json", "--max-tokens", "8", *arguments]) == 0
+        assert main(["run", *GREEDY, "--json", "--max-tokens", "8", *arguments]) == 0
         found = json.loads(capsys.readouterr().out)
         texts.append((found["text"], found["usage"]))
     assert texts[0] == texts[1] == texts[2]
 
 
 def test_json_is_the_only_line_on_stdout(fakes, capsys):
-    assert main(["run", "abc", "--json", "--max-tokens", "8", "--speculation", "on", "--depth", "3"]) == 0
+    assert main(["run", "abc", *GREEDY, "--json", "--max-tokens", "8", "--speculation", "on", "--depth", "3"]) == 0
     out, err = capsys.readouterr()
     assert out.count("\n") == 1 and err == ""
     found = json.loads(out)
@@ -259,7 +262,7 @@ def test_json_is_the_only_line_on_stdout(fakes, capsys):
 
 def test_raw_leaves_the_chat_template_out_and_system_comes_first(fakes, capsys):
     def num_prompt_tokens(*arguments: str) -> int:
-        assert main(["run", "abc", "--json", "--max-tokens", "1", *arguments]) == 0
+        assert main(["run", "abc", *GREEDY, "--json", "--max-tokens", "1", *arguments]) == 0
         return int(json.loads(capsys.readouterr().out)["usage"]["prompt_tokens"])
 
     assert num_prompt_tokens("--raw") == 1 + len("abc")
@@ -267,12 +270,51 @@ def test_raw_leaves_the_chat_template_out_and_system_comes_first(fakes, capsys):
     assert num_prompt_tokens("--system", "hm") == 1 + len("system: hm\nuser: abc\nassistant:")
 
 
+def sampling_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, float]:
+    assert main(["run", "abc", "--json", "--max-tokens", "1", *arguments]) == 0
+    found: dict[str, float] = json.loads(capsys.readouterr().out)["sampling"]
+    return found
+
+
+def test_run_and_serve_take_the_models_own_sampling_settings(fakes, capsys, monkeypatch, tmp_path, caplog):
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20, "max_new_tokens": 5}')
+    neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    assert sampling_of(capsys) == neutral
+    model = ["--model", str(tmp_path)]
+    assert sampling_of(capsys, *model) == neutral | {"temperature": 0.6, "top_k": 20}
+    assert sampling_of(capsys, *model, "--temperature", "0") == neutral | {"temperature": 0.0, "top_k": 20}
+    assert sampling_of(capsys, *model, "--generation-config", "vllm") == neutral
+    changed = ["--override-generation-config", '{"top_p": 0.5}']
+    assert sampling_of(capsys, *model, *changed) == neutral | {"temperature": 0.6, "top_k": 20, "top_p": 0.5}
+    assert main(["run", "abc", "--json", *model]) == 0
+    assert json.loads(capsys.readouterr().out)["usage"]["completion_tokens"] <= 5
+
+    served: list[Any] = []
+
+    def serve(llm: Any, config: Any) -> int:
+        served.append(config)
+        return 0
+
+    monkeypatch.setattr("outpace.server.logs.configure", lambda *_: None)  # pytest owns the log of this process
+    monkeypatch.setattr("outpace.server.launch.serve", serve)
+    with caplog.at_level("INFO", logger="outpace.server"):
+        assert main(["serve", *model, *changed]) == 0
+    assert served[0].default_sampling == {"temperature": 0.6, "top_k": 20, "top_p": 0.5, "max_tokens": 5}
+    assert "sampling defaults: temperature 0.6, top_k 20, max_tokens 5, top_p 0.5 (from generation_conf" in caplog.text
+
+
+def test_a_wrong_choice_of_sampling_settings_is_found_before_the_model(capsys):
+    for command in ("run", "serve"):
+        status, err = refused(capsys, command, "--model", "/no/such.gguf", "--override-generation-config", "{")
+        assert status == 2 and err.startswith("outpace: --override-generation-config is not JSON")
+
+
 def test_a_lossy_rule_is_called_lossy(fakes, capsys):
     assert main(["run", "abc", "--acceptance", "typical", "--temperature", "1", "--max-tokens", "4"]) == 0
     assert "LOSSY (typical)" in capsys.readouterr().err
-    assert main(["run", "abc", "--acceptance", "typical", "--json", "--max-tokens", "4"]) == 0
+    assert main(["run", "abc", *GREEDY, "--acceptance", "typical", "--json", "--max-tokens", "4"]) == 0
     assert json.loads(capsys.readouterr().out)["speculation"]["lossy"] is True
-    assert main(["run", "abc", "--json", "--max-tokens", "4"]) == 0
+    assert main(["run", "abc", *GREEDY, "--json", "--max-tokens", "4"]) == 0
     assert json.loads(capsys.readouterr().out)["speculation"]["lossy"] is False
 
 
@@ -292,7 +334,7 @@ def test_accepted_text_is_coloured_on_a_terminal_only(fakes, monkeypatch, termin
         monkeypatch.setenv("NO_COLOR", no_color)
     screen = Terminal() if terminal else io.StringIO()
     monkeypatch.setattr("sys.stdout", screen)
-    assert main(["run", "abc", "--speculation", "on", "--draft", "d.gguf", "--max-tokens", "40"]) == 0
+    assert main(["run", "abc", *GREEDY, "--speculation", "on", "--draft", "d.gguf", "--max-tokens", "40"]) == 0
     text = screen.getvalue()
     assert (CYAN in text) == coloured
     assert ("\033" in text) == coloured
@@ -302,7 +344,7 @@ def test_accepted_text_is_coloured_on_a_terminal_only(fakes, monkeypatch, termin
 def test_the_targets_own_text_has_no_colour_on_a_terminal_either(fakes, monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr("sys.stdout", screen := Terminal())
-    assert main(["run", "abc", "--speculation", "off", "--max-tokens", "40"]) == 0
+    assert main(["run", "abc", *GREEDY, "--speculation", "off", "--max-tokens", "40"]) == 0
     assert "\033" not in screen.getvalue()
 
 
@@ -318,10 +360,10 @@ def interrupted_at(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
 
 
 def test_ctrl_c_keeps_the_text_and_fails_in_a_sentence(fakes, monkeypatch, capsys):
-    assert main(["run", "abc", "--speculation", "off", "--max-tokens", "30"]) == 0
+    assert main(["run", "abc", *GREEDY, "--speculation", "off", "--max-tokens", "30"]) == 0
     whole = capsys.readouterr().out
     interrupted_at(monkeypatch, 10)
-    assert main(["run", "abc", "--speculation", "off", "--max-tokens", "30"]) == 1
+    assert main(["run", "abc", *GREEDY, "--speculation", "off", "--max-tokens", "30"]) == 1
     out, err = capsys.readouterr()
     assert len(out) > 1 and whole.startswith(out.rstrip("\n"))
     assert "outpace: interrupted after 9 tokens; the text so far is above\n" in err
@@ -329,7 +371,7 @@ def test_ctrl_c_keeps_the_text_and_fails_in_a_sentence(fakes, monkeypatch, capsy
 
 def test_ctrl_c_with_json_still_gives_an_object(fakes, monkeypatch, capsys):
     interrupted_at(monkeypatch, 10)
-    assert main(["run", "abc", "--json", "--speculation", "off", "--max-tokens", "30"]) == 1
+    assert main(["run", "abc", *GREEDY, "--json", "--speculation", "off", "--max-tokens", "30"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["finish_reason"] == "abort" and len(found["token_ids"]) == 9
 
@@ -348,7 +390,7 @@ def test_ctrl_c_between_two_steps_is_an_abort_too(fakes, monkeypatch, capsys):
     seen = []
     monkeypatch.setattr(run, "_print_summary", lambda output, params: seen.append(output))
     monkeypatch.setattr("sys.stdout", Interrupting())
-    assert main(["run", "abc", "--max-tokens", "30"]) == 1
+    assert main(["run", "abc", *GREEDY, "--max-tokens", "30"]) == 1
     assert [output.finish_reason for output in seen] == ["abort"]
 
 
@@ -514,7 +556,7 @@ def test_when_the_reader_goes_away_nothing_is_asked_of_a_closed_model(fakes, mon
 
     with open(tmp_path / "out", "wb") as file:
         monkeypatch.setattr("sys.stdout", Leaving(file, encoding="utf-8"))
-        assert main(["run", "abc", "--max-tokens", "30"]) == 1
+        assert main(["run", "abc", *GREEDY, "--max-tokens", "30"]) == 1
         monkeypatch.undo()
     assert asked_too_late == []
 
@@ -553,15 +595,15 @@ def test_text_that_the_terminal_cannot_encode_is_replaced(monkeypatch):
     use_fakes(monkeypatch, Accents())
     screen = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr("sys.stdout", screen)
-    assert main(["run", "abc", "--max-tokens", "8"]) == 0
+    assert main(["run", "abc", *GREEDY, "--max-tokens", "8"]) == 0
 
 
 def test_plain_decoding_claims_no_speedup(fakes, capsys):
-    assert main(["run", "abc", "--json", "--method", "none", "--max-tokens", "30"]) == 0
+    assert main(["run", "abc", *GREEDY, "--json", "--method", "none", "--max-tokens", "30"]) == 0
     assert json.loads(capsys.readouterr().out)["speculation"]["estimated_speedup"] in (None, 1.0)
 
 
 def test_an_interrupted_request_says_how_long_it_took(fakes, monkeypatch, capsys):
     interrupted_at(monkeypatch, 10)
-    assert main(["run", "abc", "--json", "--speculation", "off", "--max-tokens", "30"]) == 1
+    assert main(["run", "abc", *GREEDY, "--json", "--speculation", "off", "--max-tokens", "30"]) == 1
     assert json.loads(capsys.readouterr().out)["timing"]["total"] is not None

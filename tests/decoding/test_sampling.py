@@ -145,6 +145,10 @@ def reference_probs(
     for token in stop_ids:
         if len(output) < params.min_tokens:
             x[token] = -np.inf
+    for word in params.bad_words:
+        ids = [int(token) for token in word]
+        if output[len(output) - len(ids) + 1 :] == ids[:-1]:
+            x[ids[-1]] = -np.inf
     if params.is_greedy:
         one_hot = np.zeros(len(x))
         one_hot[by_likelihood(x)[0]] = 1
@@ -186,6 +190,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "frequency_penalty": {"frequency_penalty": -0.7},
     "logit_bias": {"logit_bias": {1: 4.0, 3: -100.0}},
     "min_tokens": {"min_tokens": 7},
+    "bad_words": {"bad_words": [[3], [4, 4], [4, 4, 1, 2], [1, 0], [9, 9]]},
     "filters": {"temperature": 0.8, "top_k": 30, "top_p": 0.9, "min_p": 0.02},
     "everything": {
         "temperature": 1.3,
@@ -197,6 +202,7 @@ FEATURES: dict[str, dict[str, Any]] = {
         "frequency_penalty": 0.3,
         "logit_bias": {0: 2.0, 2: -1.5},
         "min_tokens": 7,
+        "bad_words": [[2], [4, 4, 1], [4, 1]],
     },
 }
 each_feature = pytest.mark.parametrize("features", FEATURES.values(), ids=FEATURES.keys())
@@ -244,7 +250,7 @@ def test_a_prefix_counts_exactly_as_if_it_had_been_said(features: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    "name", ["repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens", "everything"]
+    "name", ["repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens", "bad_words", "everything"]
 )
 def test_the_prefix_matters_to_whatever_depends_on_earlier_tokens(name: str) -> None:
     subject = Shaper(SamplingParams(**FEATURES[name]), PROMPT, STOP_IDS)

@@ -75,8 +75,10 @@ def prompt_of(rng: random.Random, length: int) -> list[int]:
         SamplingParams(
             temperature=0.9, seed=5, presence_penalty=0.7, logit_bias={97: 2.0}, min_tokens=9, max_tokens=40
         ),
+        SamplingParams(temperature=0.0, bad_words=[[97], [98, 99], [99, 100, 101]], max_tokens=40),
+        SamplingParams(temperature=0.9, seed=7, bad_words=[[a, b] for a in range(97, 100) for b in (97, 98)]),
     ],
-    ids=["greedy", "seeded", "filters", "penalties", "bias"],
+    ids=["greedy", "seeded", "filters", "penalties", "bias", "bad words", "seeded bad words"],
 )
 def test_speculation_never_changes_greedy_or_seeded_output(method, depth, params):
     model = FakeModel()
@@ -192,6 +194,28 @@ def test_a_long_prompt_is_read_in_chunks_while_others_decode():
         check(engine)
     assert short.num_output - num_before >= 6, "decoding continued during the prefill"
     assert max(sum(step) for step in runner_of(engine).steps) <= 16
+
+
+def test_waiting_requests_start_in_the_order_of_priority_and_then_of_submission():
+    engine = fake_engine(max_sequences=1, max_step_tokens=16, prefix_reuse=False)
+    params = SamplingParams(temperature=0.0, max_tokens=3)
+    numbers = [0, 2, 1, 0, -1, 2, 0, 1]
+    requests = [engine.submit([97 + i], params, priority=number) for i, number in enumerate(numbers)]
+    emitted = run(engine, requests)
+    begun = sorted(range(len(numbers)), key=lambda i: requests[i].admitted_at or 0.0)
+    assert begun == sorted(range(len(numbers)), key=lambda i: numbers[i])  # sorted is stable
+    assert emitted == [plainly(FakeModel(), list(r.prompt), params, 0) for r in requests]
+
+
+def test_a_preempted_request_returns_before_others_of_its_priority_only():
+    engine = fake_engine(max_sequences=1, prefix_reuse=False)
+    first, low, equal, high = (engine.submit([97], SamplingParams(max_tokens=9), priority=n) for n in (0, 5, 0, -1))
+    engine.scheduler.waiting.remove(high)
+    engine.step()
+    engine.scheduler.add(high)
+    assert engine.scheduler.running == [first] and list(engine.scheduler.waiting) == [high, equal, low]
+    engine.scheduler._preempt(first)
+    assert list(engine.scheduler.waiting) == [high, first, equal, low]
 
 
 def test_memory_running_out_preempts_and_loses_nothing():

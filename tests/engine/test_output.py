@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -183,6 +184,38 @@ def test_a_stop_string_begun_before_min_tokens_counts_when_completed_after():
     out = writer("END", min_tokens=3)
     assert feed(out, b"END") == (["", "", ""], "stop")
     assert out.text == ""
+
+
+@pytest.mark.parametrize("stop", [("END",), ("END", "ENDS", "D")])
+def test_the_stop_string_stays_in_the_text_if_asked(stop):
+    params = SamplingParams(stop=stop, include_stop_str_in_output=True)
+    out = OutputWriter(ByteTokenizer(), params, frozenset({EOS}))
+    assert feed(out, b"abENDS") == (["a", "b", "", "", "END"], "stop")
+    assert out.text == "abEND"
+
+
+def test_of_a_token_with_more_text_only_the_part_up_to_the_stop_string_stays():
+    class Pairs(ByteTokenizer):
+        def token_bytes(self, token: int) -> bytes:
+            return bytes([token, token])
+
+    params = SamplingParams(stop=["bbc"], include_stop_str_in_output=True)
+    out = OutputWriter(Pairs(), params, frozenset())
+    assert feed(out, b"abcd") == (["aa", "", "bbc"], "stop")
+
+
+@pytest.mark.parametrize(("skip", "text"), [(True, "a"), (False, "a<s>")])
+def test_control_tokens_are_text_if_asked_and_the_end_token_only_with_its_stop_string(skip, text):
+    for include, end in ((False, ""), (True, "" if skip else "</s>")):
+        params = SamplingParams(skip_special_tokens=skip, include_stop_str_in_output=include)
+        out = OutputWriter(ByteTokenizer(), params, frozenset({EOS}))
+        assert feed(out, [ord("a"), BOS, EOS])[1] == "stop"
+        assert out.text == text + end
+
+
+def test_a_stop_token_of_the_requests_own_is_shown_if_asked():
+    params = SamplingParams(include_stop_str_in_output=True)
+    assert feed(OutputWriter(ByteTokenizer(), params, frozenset({33})), b"hi!") == (["h", "i", "!"], "stop")
 
 
 # ---- from a draft or not

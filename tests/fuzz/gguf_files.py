@@ -61,6 +61,7 @@ KEYS = (
 )  # fmt: skip
 GLOBAL_KEYS = (
     "general.architecture", "general.alignment", "general.type", "general.file_type", "split.count", "split.no",
+    "general.sampling.temp", "general.sampling.top_k", "general.sampling.top_p",
     "tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id",
     "tokenizer.ggml.eot_token_id", "tokenizer.ggml.unknown_token_id", "tokenizer.ggml.padding_token_id",
     "tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_eos_token", "tokenizer.ggml.add_space_prefix",

@@ -11,6 +11,7 @@ from typing import Any
 from outpace import LLM, SamplingParams
 from outpace.errors import OutpaceError
 from outpace.models.chat_template import render_chat
+from outpace.models.generation_config import recommended
 
 LONGEST = 1500  # characters of a sentence that a person can read
 MESSAGES = [
@@ -20,9 +21,10 @@ MESSAGES = [
 
 
 def try_model(path: str, backend: Any) -> None:
-    params = SamplingParams(max_tokens=3, temperature=0.0)
     options: dict[str, Any] = {"device": "cpu"} if backend == "torch" else {}
     with LLM(path, backend=backend, speculation="off", threads=1, max_context=256, **options) as llm:
+        sampling: dict[str, Any] = dict(recommended(Path(path)).values) | {"max_tokens": 3, "seed": 1}
+        params = SamplingParams(**sampling)
         llm.generate("Hello \u4f60", params)
         if llm.tokenizer.chat_template is not None:
             llm.chat(MESSAGES, params)

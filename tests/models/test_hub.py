@@ -14,6 +14,7 @@ import pytest
 from outpace.errors import ModelError
 from outpace.models import hub, hub_check
 from outpace.models.resolve import resolve_model
+from tests.tiny_gguf import write_model
 
 huggingface_hub = pytest.importorskip("huggingface_hub", reason="huggingface_hub comes with outpace[torch]")
 NAME = "owner/some-model"
@@ -209,7 +210,17 @@ def test_without_the_client_its_package_is_named(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["no/such/model", "owner/model.gguf", "owner/model:Q4_K_M", "https://a.b/c", "/a/b", "a/b@", "a/b@c@d"]
+    "name",
+    [
+        "no/such/model",
+        "owner/model.gguf",
+        "owner/model:Q4:K",
+        "owner/model:",
+        "https://a.b/c",
+        "/a/b",
+        "a/b@",
+        "a/b@c@d",
+    ],
 )
 def test_nothing_else_is_looked_for_there(use, name):
     stand_in = use(ModelError("asked"))
@@ -217,6 +228,86 @@ def test_nothing_else_is_looked_for_there(use, name):
         resolve_model(name)
     assert not stand_in.asked
     assert not hub.is_name(name)
+
+
+# ---- GGUF files by their quantisation
+
+FILES = [
+    "README.md", "config.json", "model-Q4_K_M.gguf", "model-Q8_0.gguf", "model-UD-Q4_K_M.gguf",
+    "mmproj-model-f16.gguf", "model.q5_k_s.gguf", "BF16/model-BF16.gguf", "model-IQ4_K_M.gguf", "f32.gguf",
+    "Q6_K/model-Q6_K-00001-of-00002.gguf",
+]  # fmt: skip
+
+
+class Repository(Hub):
+    """Downloads what the patterns select, as the client does."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.folder = folder
+
+    def __call__(self, name: str, **options: Any) -> str:
+        patterns = {key: options[key] for key in ("allow_patterns", "ignore_patterns")}
+        for file in huggingface_hub.utils.filter_repo_objects(FILES, **patterns):
+            (self.folder / file).parent.mkdir(exist_ok=True)
+            write_model(self.folder / file)
+        return super().__call__(name, **options)
+
+
+@pytest.fixture
+def repository(monkeypatch, tmp_path) -> Repository:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / ("c" * 40)
+    folder.mkdir()
+    stand_in = Repository(folder)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", stand_in)
+    return stand_in
+
+
+@pytest.mark.parametrize(
+    ("tag", "file"),
+    [
+        ("Q4_K_M", "model-Q4_K_M.gguf"),
+        ("q4_k_m", "model-Q4_K_M.gguf"),
+        ("UD-Q4_K_M", "model-UD-Q4_K_M.gguf"),
+        ("Q5_K_S", "model.q5_k_s.gguf"),
+        ("BF16", "BF16/model-BF16.gguf"),
+        ("F32", "f32.gguf"),
+    ],
+)
+def test_a_quantisation_names_one_gguf_file_and_only_that_is_downloaded(repository, tag, file):
+    assert resolve_model(f"{NAME}:{tag}") == repository.folder / file
+    downloaded = [path.relative_to(repository.folder).as_posix() for path in repository.folder.rglob("*.gguf")]
+    assert downloaded == [file]
+    assert [(name, options["revision"]) for name, options in repository.asked] == [(NAME, None)]
+
+
+def test_a_file_of_an_earlier_download_is_not_mistaken_for_another(repository, caplog):
+    caplog.set_level("INFO", "outpace.models")
+    for tag, file in (("UD-Q4_K_M", "model-UD-Q4_K_M.gguf"), ("Q4_K_M", "model-Q4_K_M.gguf")):
+        assert resolve_model(f"{NAME}:{tag}@main") == repository.folder / file
+    assert f"name it {NAME}:Q4_K_M@{'c' * 40} to load the same files every time" in caplog.text
+    assert repository.asked[-1][1]["revision"] == "main"
+
+
+@pytest.mark.parametrize("tag", ["Q3_K", "Q6_K", "K_M", "f16"])
+def test_a_quantisation_that_is_not_there_or_in_parts_is_refused(repository, tag):
+    with pytest.raises(ModelError, match=f"{NAME} on the hub has no GGUF file for {tag} in one piece"):
+        resolve_model(f"{NAME}:{tag}")
+
+
+def test_a_gguf_file_from_the_hub_is_checked_like_any_other(repository, monkeypatch, tmp_path):
+    monkeypatch.setenv("OUTPACE_CACHE_DIR", str(tmp_path / "cache"))
+    path = resolve_model(f"{NAME}:Q8_0")
+    path.write_bytes(path.read_bytes()[:-100])
+    monkeypatch.setattr("tests.models.test_hub.FILES", [])
+    with pytest.raises(ModelError, match="is truncated"):
+        resolve_model(f"{NAME}:Q8_0")
+    path.unlink()
+    (tmp_path / ("0" * 64)).write_bytes(b"something else")
+    path.symlink_to(tmp_path / ("0" * 64))
+    with pytest.raises(ModelError, match="is not the file that the hub has"):
+        resolve_model(f"{NAME}:Q8_0")
 
 
 def test_a_folder_that_is_here_is_meant_before_the_hub(use, tmp_path):

@@ -74,7 +74,8 @@ def deep(rng: Random) -> tuple[str, bytes]:
     levels = rng.choice((10, 900, 1100, 20_000))
     opening, closing = rng.choice((("[", "]"), ('{"a":', "}")))
     nested = opening * levels + "1" + closing * rng.choice((levels, 0, levels - 1))
-    return path, json.dumps(valid)[:-1].encode() + b', "metadata": ' + nested.encode() + b"}"
+    field = rng.choice(("metadata", "chat_template_kwargs"))
+    return path, json.dumps(valid)[:-1].encode() + f', "{field}": '.encode() + nested.encode() + b"}"
 
 
 def huge(rng: Random) -> tuple[str, bytes]:
@@ -92,7 +93,8 @@ def huge(rng: Random) -> tuple[str, bytes]:
             "{" + ",".join(f'"{i}":1' for i in range(size // 10)) + "}",
         )
     )
-    field = rng.choice(("prompt", "messages", "tokens", "stop", "seed", "logit_bias", "stop_token_ids", "n", "user"))
+    field = rng.choice(("prompt", "messages", "tokens", "stop", "seed", "logit_bias", "stop_token_ids", "n", "user",
+                        "bad_words", "chat_template_kwargs"))  # fmt: skip
     body = {name: kept for name, kept in valid.items() if name != field}
     return path, json.dumps(body)[:-1].encode() + b"," * bool(body) + f'"{field}": {value}}}'.encode()
 

@@ -214,6 +214,30 @@ def test_parameters_reach_the_sampler(client):
         assert got.choices[0].text == offline(prompt, max_tokens=30, seed=4, **params), params
 
 
+def test_without_its_own_values_a_request_gets_the_models():
+    """The values of `--generation-config`; a request's own come first, also the neutral ones."""
+    recommended = {"temperature": 0.3, "top_k": 5, "max_tokens": 9}
+    engine = fake_engine(max_context=256, cache_tokens=2048)
+    with live(engine, ByteTokenizer(), 256, default_sampling=recommended) as server:
+        client = server.client()
+
+        def chat(**body: Any) -> str:
+            reply = client.chat.completions.create(model="fake", messages=HELLO, seed=5, **body)
+            return str(reply.choices[0].message.content)
+
+        def wanted(**params: Any) -> str:
+            return offline(chat_tokens(HELLO), seed=5, **params)
+
+        texts = [chat(), chat(max_tokens=30), chat(max_tokens=30, temperature=1, extra_body={"top_k": -1})]
+        assert texts == [
+            wanted(temperature=0.3, top_k=5, max_tokens=9),
+            wanted(temperature=0.3, top_k=5, max_tokens=30),
+            wanted(max_tokens=30),
+        ]
+        assert len(set(texts)) == 3
+        assert client.completions.create(model="fake", prompt="ab").usage.completion_tokens <= 16
+
+
 def test_limits_of_the_server_hold_without_and_against_a_number():
     with live(fake_engine(speculation="off"), ByteTokenizer(), 256, max_output_tokens=8) as server:
         body = {"prompt": "ab", "ignore_eos": True}
@@ -301,6 +325,19 @@ def test_models_tokens_health_version(server, client):
     assert server.get("/version")[1]["version"]
     assert "/v1/chat/completions" in server.get("/openapi.json")[1]["paths"]
     assert server.get("/docs")[0] == 200
+
+
+def test_a_proxy_may_offer_the_server_under_a_path_of_its_own():
+    """It may remove its part of the path or leave it; monitoring needs no key in either case."""
+    with live(fake_engine(), ByteTokenizer(), 256, root_path="/llm", api_keys=("secret",)) as server:
+        for root in ("", "/llm"):
+            assert server.get(f"{root}/health")[0] == 200
+            assert server.get(f"{root}/v1/models")[0] == 401
+            assert server.get(f"{root}/v1/models", {"authorization": "Bearer secret"})[0] == 200
+            assert "/llm/openapi.json" in server.get(f"{root}/docs")[1]
+        assert server.get("/llmhealth", {"authorization": "Bearer secret"})[0] == 404
+        assert server.get("/llmhealth")[0] == 401
+        assert server.get("/openapi.json")[1]["servers"] == [{"url": "/llm"}]
 
 
 def test_a_request_id_is_given_back_or_made(server):

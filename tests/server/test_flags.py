@@ -16,7 +16,7 @@ from outpace.commands.serve import configure
 from outpace.config import EngineConfig
 from outpace.errors import UsageError
 from outpace.server.config import ServerConfig
-from outpace.server.flags import ENGINE_FIELDS, LACKING, SERVER_FIELDS, add_flags
+from outpace.server.flags import ALIASES, ENGINE_FIELDS, LACKING, SERVER_FIELDS, WITHOUT_EFFECT, add_flags
 from outpace.server.settings import gather
 
 
@@ -63,6 +63,48 @@ def test_the_command_lines_of_the_articles():
         0.2,
     )
     assert server.model_names == ("target", "target.gguf")
+
+
+def test_the_command_line_of_todays_vllm():
+    engine, server = configured(
+        "target.gguf", "--spec-method", "draft_model", "--spec-model", "draft.gguf", "--spec-tokens", "5",
+        "--max-model-len", "2048", "--chat-template", "{{ messages[0].content }}", "--seed", "7", "--root-path", "/llm",
+        "--enforce-eager", "--no-enable-chunked-prefill", "--trust-remote-code", "--disable-log-requests",
+    )  # fmt: skip
+    assert engine == {
+        "model": "target.gguf", "method": "draft", "draft": "draft.gguf", "depth": 5, "max_context": 2048,
+        "chat_template": "{{ messages[0].content }}", "default_seed": 7,
+    }  # fmt: skip
+    assert server.root_path == "/llm"
+
+
+def test_run_and_serve_have_the_same_names_of_the_same_settings():
+    from outpace.commands import run, serve
+
+    found: list[dict[str, str]] = []
+    for command in (run, serve):
+        parser = argparse.ArgumentParser(conflict_handler="resolve")
+        command.add_arguments(parser)
+        options = parser._option_string_actions
+        field_of = {spelling: options[spelling].dest for spelling in options if spelling.startswith("--")}
+        found.append({spelling: ENGINE_FIELDS.get(name, name) for spelling, name in field_of.items()})
+    for flag, others in ALIASES.items():
+        assert {found[0][flag], *(found[0][other] for other in others)} == {found[1][flag]}
+        assert all(found[1][other] == found[1][flag] for other in others)
+    shared = set(found[0]) & set(found[1])
+    assert len(shared) > 20
+    assert [flag for flag in shared - {"--seed"} if found[0][flag] != found[1][flag]] == []
+
+
+def test_a_flag_without_effect_is_noticed_in_the_log(capsys, monkeypatch, caplog):
+    monkeypatch.setattr("outpace.server.logs.configure", lambda *_: None)  # pytest owns the log of this process
+    with caplog.at_level("WARNING", logger="outpace.server"):
+        refusal(capsys, "no/such/model.gguf", "--enforce-eager", "--no-enable-chunked-prefill")
+    notices = [record.message for record in caplog.records]
+    assert notices == [
+        "--enforce-eager has no effect here: it turns off CUDA graphs in vLLM",
+        "--enable-chunked-prefill has no effect here: prompts are always computed in chunks",
+    ]
 
 
 def test_a_gpus_settings_go_to_the_engine():
@@ -121,6 +163,11 @@ def test_vllms_object_for_speculation_means_the_flags(tmp_path, values, expected
         (["--speculation", "off", "--num-speculative-tokens", "4"], "speculation is off"),
         (["--typical-acceptance-sampler-posterior-alpha", "0.3"], "which is lossy"),
         (["--no-such-flag"], "unrecognized arguments"),
+        (["--max-num-sequences", "4"], "did you mean --max-num-seqs?"),
+        (["--speculative-modle=x"], "did you mean --speculative-model?"),
+        (["--chat-template", "no/such/file"], "there is no chat template 'no/such/file'"),
+        (["--root-path", "llm/"], "--root-path begins with a slash"),
+        (["--seed", "-1"], "default_seed must be"),
         (["a.gguf", "--model", "b.gguf"], "named twice"),
         (["--api-key-file", "missing.txt"], "check --api-key-file"),
         (["--config", "missing.yaml"], "check --config"),
@@ -159,9 +206,10 @@ def test_every_flag_goes_somewhere():
     add_flags(parser)
     names = {action.dest for action in parser._actions} - {"help"}
     by_name = {"model_argument", "served_model_name", "api_key", "api_key_file", "allowed_origins", "config"}
-    by_name |= {"spec_decoding_acceptance_method", "use_v2_block_manager", "speculative_config"}
+    by_name |= {"spec_decoding_acceptance_method"}
+    by_name |= {"speculative_config", "generation_config", "override_generation_config"}
     by_name |= {f"typical_acceptance_sampler_posterior_{what}" for what in ("threshold", "alpha")}
-    assert names == by_name | set(ENGINE_FIELDS) | set(SERVER_FIELDS) | set(LACKING)
+    assert names == by_name | set(ENGINE_FIELDS) | set(SERVER_FIELDS) | set(LACKING) | set(WITHOUT_EFFECT)
     assert set(SERVER_FIELDS.values()) <= set(ServerConfig.__dataclass_fields__)
     assert set(ENGINE_FIELDS.values()) <= set(EngineConfig.__dataclass_fields__)
 
@@ -201,7 +249,8 @@ def test_lists_in_the_environment_are_separated_by_commas():
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("a.yaml", "prot: 8000", "no flag for prot"),
+        ("a.yaml", "prot: 8000", r"no flag for prot; did you mean --port\?"),
+        ("a.yaml", "colour: red", "no flag for colour; `outpace serve --help` lists them"),
         ("a.yaml", "port: eight", "invalid int value"),
         ("a.yaml", "- port", "must hold flags"),
         ("a.yaml", "port: [1, ", "is not valid"),

@@ -115,3 +115,23 @@ def test_concurrent_streams_each_get_their_own_answer(server, llm):
 
     with ThreadPoolExecutor(12) as pool:
         assert list(pool.map(streamed, range(12))) == wanted
+
+
+def test_a_bad_word_is_avoided_by_the_real_tokenizers_tokens(server):
+    ask: dict[str, Any] = {"temperature": 0, "max_tokens": 40}
+    free = chat(server, **ask).choices[0].message.content
+    word = max(free.split(), key=len).strip(".,!?'\"")
+    texts = {
+        chat(server, **ask, extra_body={"bad_words": [word], "speculation": {"mode": mode}}).choices[0].message.content
+        for mode in ("off", "on")
+    }
+    [text] = texts  # speculation changes nothing
+    assert word in free and word not in text
+
+
+def test_the_real_template_lets_a_message_be_continued(server, llm):
+    begun = [*QUESTION, {"role": "assistant", "content": "The answer is"}]
+    extra = {"continue_final_message": True, "add_generation_prompt": False, "return_token_ids": True}
+    reply = chat(server, begun, temperature=0, max_tokens=8, extra_body=extra)
+    prompt = b"".join(map(llm.tokenizer.token_bytes, reply.prompt_token_ids)).decode()
+    assert prompt.endswith("assistant\nThe answer is")

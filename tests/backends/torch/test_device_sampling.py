@@ -251,6 +251,7 @@ def test_bias_penalties_and_masks_equal_the_hosts_to_the_bit() -> None:
             presence_penalty=generator.choice([0.0, 0.6, -1.1]),
             frequency_penalty=generator.choice([0.0, 0.37]),
             min_tokens=generator.choice([0, 4]),
+            bad_words=generator.choice([[], [[1, 2], [2, 1], [7]], [[t, 3] for t in range(vocab // 3)]]),
         )
         prompt = [generator.randrange(vocab) for _ in range(generator.randrange(8))]
         output = [generator.randrange(vocab) for _ in range(generator.randrange(8))]
@@ -260,7 +261,8 @@ def test_bias_penalties_and_masks_equal_the_hosts_to_the_bit() -> None:
         shaper.advance(output)
         expected.append(shaper.adjusted(row, prefix))
         seen = sorted({*output, *(prompt if params.repetition_penalty != 1.0 else [])})
-        lists.append((params, seen, [output.count(token) for token in seen], prefix, sorted(stops), len(output)))
+        counts = [output.count(token) for token in seen]
+        lists.append((params, seen, counts, prefix, sorted(stops), len(output), shaper.forbidden(prefix)))
 
     def column(values: Sequence[float]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.float32)
@@ -277,6 +279,7 @@ def test_bias_penalties_and_masks_equal_the_hosts_to_the_bit() -> None:
         frequency_penalty=column([p.frequency_penalty for p in params_of]),
         stop_ids=padded([entry[4] for entry in lists], -1, torch.int64),
         num_forbidden=torch.tensor([entry[0].min_tokens - entry[5] for entry in lists]),
+        forbidden_ids=padded([entry[6] for entry in lists], -1, torch.int64),
     )
     before = rows.copy()
     assert np.array_equal(adjust(torch.from_numpy(rows), adjustments), np.stack(expected))

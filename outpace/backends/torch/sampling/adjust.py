@@ -28,6 +28,7 @@ class Adjustments:
     frequency_penalty: Tensor  # float32 [rows]
     stop_ids: Tensor  # [rows, num_stops]
     num_forbidden: Tensor  # int64 [rows]: stop tokens are masked while fewer prefix tokens than this precede the row
+    forbidden_ids: Tensor  # [rows, num_forbidden_ids]: tokens that would complete a bad word
 
 
 def adjust(logits: Tensor, adjustments: Adjustments) -> Tensor:
@@ -39,7 +40,8 @@ def adjust(logits: Tensor, adjustments: Adjustments) -> Tensor:
     _write(x, ids, _penalised(_values(x, ids), counts, a))
     forbids = (a.prefix != _PADDING).sum(dim=-1) < a.num_forbidden
     stops = torch.where(forbids[:, None], a.stop_ids, _PADDING)
-    _write(x, stops, torch.full(stops.shape, -torch.inf, device=x.device))
+    for masked in (stops, a.forbidden_ids):
+        _write(x, masked, torch.full(masked.shape, -torch.inf, device=x.device))
     return x
 
 

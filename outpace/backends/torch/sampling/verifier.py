@@ -134,4 +134,5 @@ def _adjustments(rows: Sequence[tuple[Case, int]], device: torch.device) -> Adju
         frequency_penalty=column([p.frequency_penalty for p in params]),
         stop_ids=padded([shaper.stop_ids.tolist() for shaper in shapers], -1, torch.int64),
         num_forbidden=torch.tensor([s.params.min_tokens - s.num_output for s in shapers], device=device),
+        forbidden_ids=padded([case.request.shaper.forbidden(case.tokens[:i]) for case, i in rows], -1, torch.int64),
     )
