@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from outpace.config import SamplingParams
 from outpace.core import FinishReason, Request, TokenLogprob
 from outpace.errors import OutpaceError
+from outpace.speculation.proposers.prediction_text import Prediction
 
 
 class EngineFault(OutpaceError):
@@ -34,12 +35,13 @@ class Overloaded(OutpaceError):
 
 @dataclass(slots=True)
 class Order:
-    """One requested completion. `seed` replaces `params.seed`; `cache_salt` is as in `Engine.submit`."""
+    """One requested completion. `seed` replaces `params.seed`; the rest is as in `Engine.submit`."""
 
     prompt: Sequence[int]
     params: SamplingParams
     seed: int | None = None
     cache_salt: str = ""
+    prediction: Prediction | None = None
 
 
 @dataclass(slots=True)

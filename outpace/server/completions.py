@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -21,6 +21,9 @@ from outpace.server.reply_types import ChatReply, TextReply
 from outpace.server.state import Check, ServerState, state_of
 from outpace.server.streaming import EventStream, WholeReply
 from outpace.server.wire import ChatRequest, CompletionRequest, SamplingFields
+
+if TYPE_CHECKING:
+    from outpace.speculation.proposers.prediction_text import Prediction
 
 log = logging.getLogger("outpace.server")
 Responses = dict[int | str, dict[str, Any]]
@@ -40,10 +43,11 @@ router = APIRouter()
 
 @dataclass(slots=True)
 class _Encoded:
-    """An encoded prompt with its parameters, and its text if the reply repeats it."""
+    """An encoded prompt with its parameters and its prediction, and its text if the reply repeats it."""
 
     tokens: list[int]
     params: SamplingParams
+    prediction: Prediction | None = None
     echo: str = ""
 
 
@@ -75,7 +79,9 @@ def _encode_chat(state: ServerState, body: ChatRequest, messages: Sequence[dict[
     if state.config.log_prompts:
         log.info("prompt: %r", prompt.text)
     tokens = prompts.encode(state.tokenizer, prompt, max_tokens=state.max_context, check=check)
-    return _fit_to_context(state, body, tokens)
+    encoded = _fit_to_context(state, body, tokens)
+    encoded.prediction = state.engine.engine.read_prediction(encoded.params, check)
+    return encoded
 
 
 def _encode_prompt(state: ServerState, body: CompletionRequest, prompt: str | list[int], check: Check) -> _Encoded:
@@ -125,7 +131,13 @@ def _answer(
     # Clients with different keys, or with salts of their own, share no caches.
     salt = f"{request.scope.get('outpace.tenant', '')}:{body.cache_salt or ''}"
     orders = [
-        Order(each.tokens, each.params, None if each.params.seed is None else child_seed(each.params.seed, index), salt)
+        Order(
+            each.tokens,
+            each.params,
+            None if each.params.seed is None else child_seed(each.params.seed, index),
+            salt,
+            each.prediction,
+        )
         for each in encoded
         for index in range(num_each)
     ]

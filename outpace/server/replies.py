@@ -107,6 +107,10 @@ class Answer:
             "completion_tokens": self.num_completion_tokens,
             "total_tokens": heading.num_prompt_tokens + self.num_completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(request.num_shared for request in firsts)},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": sum(spec.accepted_prediction_tokens for spec in specs),
+                "rejected_prediction_tokens": sum(spec.rejected_prediction_tokens for spec in specs),
+            },
             "speculation": {
                 "drafted": drafted,
                 "accepted": sum(spec.num_accepted for spec in specs),
