@@ -366,7 +366,12 @@ def test_costs_that_were_measured_with_other_proposers_are_measured_again(tmp_pa
     engine._cost_file.save(Costs(target=StepCosts({1: 9.0}), drafts={"suffix": DraftCosts(lookup_seconds=1e-5)}))
     engine.calibrate()
     assert runner_of(engine).num_forwards > 0
-    assert engine.costs is not None and engine.costs.drafts.keys() - {"none"} == {"ngram", "suffix", "prediction", "draft"}
+    assert engine.costs is not None and engine.costs.drafts.keys() - {"none"} == {
+        "ngram",
+        "suffix",
+        "prediction",
+        "draft",
+    }
 
 
 # ---- the file
