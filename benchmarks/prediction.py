@@ -2,9 +2,9 @@
 
     python -m benchmarks.prediction [--model FILE] [--count 20] [--json FILE]
 
-The old code is the model's own answer to a request. The edit is the same request again with a small change
-(`edit_tasks.py`): another name, type hints, docstrings, checks or an example. The old code is in no prompt. The second
-request runs with
+The edits are those of `edit_tasks.py`: another name, and lines that are inserted, deleted or replaced, made backwards
+from the model's own answer; and a request that is made again with a change. The old code is in no prompt. Every request
+runs with
 
     off     plain decoding
     auto    speculation as it is without a prediction
@@ -30,7 +30,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.edit_tasks import CHANGES, EditTask, edit_tasks
+from benchmarks.edit_tasks import KINDS, EditTask, edit_tasks, old_code
 from benchmarks.report import provenance, write_json
 from outpace import LLM, SamplingParams
 from outpace.bench.loads import Closed
@@ -49,6 +49,7 @@ class Edit:
 
     number: int
     task: EditTask
+    answer: str = ""  # to the first request
     old: str = ""
     runs: dict[str, Run] = field(default_factory=dict)
 
@@ -95,14 +96,16 @@ def measure(llm: LLM, edits: Sequence[Edit], params: SamplingParams) -> None:
 
     def run(edit: Edit, text: str, name: str, prediction: str | None = None) -> Run:
         tokens = llm.encode_chat([{"role": "user", "content": text}])
-        job = Job(edit.number, edit.task.change, tokens, replace(params, seed=edit.number, prediction=prediction))
+        job = Job(edit.number, edit.task.kind, tokens, replace(params, seed=edit.number, prediction=prediction))
         return target.run([job], PLAIN if name == "off" else AUTO, Closed(1))
 
     try:
         llm.engine.calibrate()
         for edit in tqdm(edits, unit="task", dynamic_ncols=True):
-            edit.old = run(edit, edit.task.first, "auto").trials[0].text
-        for edit, other in zip(tqdm(edits, unit="edit", dynamic_ncols=True), edits[1:] + edits[:1], strict=True):
+            edit.answer = run(edit, edit.task.first, "auto").trials[0].text
+        for edit, other in zip(edits, [*edits[1:], *edits[:1]], strict=True):
+            edit.old = old_code(edit.task.kind, edit.answer, other.answer)
+        for edit, other in zip(tqdm(edits, unit="edit", dynamic_ncols=True), [*edits[1:], *edits[:1]], strict=True):
             predictions = {"old": edit.old, "other": other.old}
             edit.runs = {
                 name: run(edit, edit.task.second, name, predictions.get(name)) for name in rng.sample(RUNS, len(RUNS))
@@ -116,7 +119,7 @@ def report(edits: Sequence[Edit]) -> dict[str, Any]:
     print(
         f"{'edit':12}{'number':>7}{'tokens':>8}{'kept':>7}{'old/auto':>22}{'old/off':>9}{'auto/off':>9}{'other/auto':>22}"
     )
-    groups = {name: [edit for edit in edits if edit.task.change == name] for name in CHANGES} | {"all": list(edits)}
+    groups = {name: [edit for edit in edits if edit.task.kind == name] for name in KINDS} | {"all": list(edits)}
     rows = {name: row(group) for name, group in groups.items() if group}
     for name, each in rows.items():
         ratios = each["ratios"]
@@ -126,7 +129,7 @@ def report(edits: Sequence[Edit]) -> dict[str, Any]:
         print(
             f"{name:12}{each['edits']:7}{each['tokens']:8.0f}{kept:>7}{old:>22}{old_off[:5]:>9}{auto_off[:5]:>9}{other:>22}"
         )
-    return {"rows": rows, "edits": [record(edit) for edit in edits]}
+    return {"kinds": KINDS, "rows": rows, "edits": [record(edit) for edit in edits]}
 
 
 def row(edits: Sequence[Edit]) -> dict[str, Any]:
@@ -164,9 +167,8 @@ def spelled(estimate: dict[str, Any]) -> str:
 
 def record(edit: Edit) -> dict[str, Any]:
     return {
-        "change": edit.task.change,
-        "first": edit.task.first,
-        "second": edit.task.second,
+        "kind": edit.task.kind,
+        "request": edit.task.second,
         "old": edit.old,
         "new": edit.runs["off"].trials[0].text,
         "kept": edit.kept("old"),

@@ -321,8 +321,7 @@ def test_every_way_of_loading_says_the_same(monkeypatch, options):
 @pytest.mark.parametrize("speculation", ["on", "auto", "off"])
 def test_a_prediction_changes_no_token_of_any_completion(monkeypatch, speculation):
     use_fakes(monkeypatch, FakeModel(sharpness=30.0))
-    method = "prediction" if speculation == "on" else None
-    llm = LLM(speculation=speculation, method=method, max_sequences=4)
+    llm = LLM(speculation=speculation, method="prediction" if speculation == "on" else None, max_sequences=4)
     params = SamplingParams(temperature=1.5, seed=1, n=3, max_tokens=50)
     plain = llm.generate(["abc", "xyz"], params)
     predicted = replace(params, prediction=plain[0].outputs[2].text)

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.edit_tasks import CHANGES, edit_tasks
+from benchmarks.edit_tasks import KINDS, edit_tasks, frequent_name, old_code
 from benchmarks.prediction import RUNS, Edit, measure, report
 from outpace.config import SamplingParams
 from outpace.llm import LLM
 from tests.fakes import FakeModel
 from tests.test_llm import use_fakes
 
+CODE = "".join(f"line {i} of the code\n" for i in range(12))
+OTHER = "".join(f"other {i}\n" for i in range(12))
 
-def test_an_edit_changes_its_request_and_has_no_code():
+
+def test_every_task_is_edited_in_every_way_and_no_request_has_code():
     tasks = edit_tasks(1000)
-    assert len({(task.first, task.second) for task in tasks}) == len(tasks) == 16 * len(CHANGES)
-    assert {task.change for task in edit_tasks(len(CHANGES))} == set(CHANGES)
+    assert len({(task.kind, task.first) for task in tasks}) == len(tasks) == 16 * len(KINDS)
+    assert {task.kind for task in edit_tasks(len(KINDS))} == set(KINDS)
     for task in tasks:
-        assert task.first != task.second and "def " not in task.second
-        if task.change != "rename":
-            assert task.second == f"{task.first} {CHANGES[task.change]}"
+        assert (task.first != task.second) == (task.kind == "again") and "def " not in task.second
+
+
+def test_an_edit_is_undone_in_the_old_code():
+    new = CODE.splitlines()
+    old = {kind: old_code(kind, CODE, OTHER).splitlines() for kind in KINDS}
+    assert old["insert"] == new[:4] + new[7:8] + new[10:]
+    assert old["delete"] == [*new[:4], "other 6", "other 7", "other 8", *new[4:8], "other 9", "other 10", *new[8:]]
+    assert old["replace"] == [*new[:3], "other 6", *new[4:6], "other 7", *new[7:9], "other 8", *new[10:]]
+    assert old["again"] == new and frequent_name("for self in table: total = total + 1") == "total"
+    assert [line.replace("former_line", "line") for line in old["rename"]] == new != old["rename"]
 
 
 @pytest.fixture

@@ -87,9 +87,12 @@ def test_with_a_frequent_key_a_search_compares_few_places(monkeypatch):
     prediction = Prediction([0] * 20_000, lambda token: b"    ")
     compared: list[int] = []
     matched = Prediction._matched
-    monkeypatch.setattr(
-        Prediction, "_matched", lambda self, latest, place: compared.append(place) or matched(self, latest, place)
-    )
+
+    def counted(self: Prediction, latest: bytes, place: int) -> int:
+        compared.append(place)
+        return matched(self, latest, place)
+
+    monkeypatch.setattr(Prediction, "_matched", counted)
     assert prediction.find(b"x    ", 40_000) is not None
     assert len(compared) <= 32
 
