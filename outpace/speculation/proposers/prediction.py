@@ -69,8 +69,8 @@ class PredictionProposer(NoDraft):
 
     def measure_costs(self, scratch: Request) -> DraftCosts:
         """Time lookups of an output that always departs from its prediction: the most expensive kind."""
-        text = Prediction([i % 37 for i in range(256)], lambda token: b"%4d" % token)
-        scratch.predicted = Follower(text)
+        backwards = Prediction([-i % 37 for i in range(256)], lambda token: b"%4d" % token)
+        scratch.predicted = Follower(backwards)
         try:
             return super().measure_costs(scratch)
         finally:

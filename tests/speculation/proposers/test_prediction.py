@@ -10,7 +10,7 @@ from outpace.core import Draft, Request
 from outpace.errors import UsageError
 from outpace.speculation.proposers.base import DraftAsk
 from outpace.speculation.proposers.prediction import Follower, PredictionProposer, read_prediction
-from outpace.speculation.proposers.prediction_text import Prediction
+from outpace.speculation.proposers.prediction_text import Match, Prediction
 from tests.fakes import BOS, EOS, ByteTokenizer
 from tests.predicted_words import Words
 from tests.requests_helper import make_request
@@ -240,8 +240,17 @@ def test_control_tokens_are_never_drafted():
     assert prediction.tokens == [97, 98, 99] and not {BOS, EOS} & set(prediction.tokens)
 
 
-def test_its_costs_are_those_of_searching():
+def test_its_costs_are_those_of_searching(monkeypatch):
+    searched: list[bytes] = []
+    find = Prediction.find
+
+    def counted(self: Prediction, latest: bytes, expected: int) -> Match | None:
+        searched.append(latest)
+        return find(self, latest, expected)
+
+    monkeypatch.setattr(Prediction, "find", counted)
     request = make_request([0])
     costs = PredictionProposer().measure_costs(request)
     assert costs.lookup_seconds > 0 and costs.passes is None
+    assert len(searched) > 240, "nearly every token departs"
     assert request.predicted is None and request.tokens == [0]
