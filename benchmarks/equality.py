@@ -13,6 +13,9 @@ speculation (the rows `none` show how often without). Each difference is listed 
 A shift counts as rounding if it is at most the largest shift that speculation did not cause: at positions where both
 runs agree (between the best two tokens), or between two plain runs. A larger shift is a bug, and the command fails.
 
+The method `prediction` and `auto` get a prediction: the reference's answer without every seventh word, so that drafts
+are right in places only.
+
 Without --draft, the first layers of the model are the draft (written to a temporary file); with the method `head`, the
 model's own head is.
 """
@@ -23,6 +26,7 @@ import argparse
 import math
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -44,7 +48,7 @@ from outpace.models.resolve import resolve_model
 NUM_TOP = 100
 Numbered = tuple[int, list[int]]
 CellMethod = Literal[Method, "auto"]
-METHODS: tuple[CellMethod, ...] = ("none", "ngram", "suffix", "draft", "head", "auto")
+METHODS: tuple[CellMethod, ...] = ("none", "ngram", "suffix", "prediction", "draft", "head", "auto")
 
 
 @dataclass
@@ -132,7 +136,8 @@ def run(options: argparse.Namespace, model: Path, draft: Path | None, prompts: l
                 group = encoded[begin : begin + group_size]
                 reference = generate(llm, group, Cell("none", 0, 1), options, bar)
                 for cell in cells:
-                    compare(cell, reference, generate(llm, group, cell, options, bar), group, options.temperature)
+                    others = generate(llm, group, cell, options, bar, [_edited(each.text) for each in reference])
+                    compare(cell, reference, others, group, options.temperature)
     return cells
 
 
@@ -143,9 +148,15 @@ def _chat_tokens(llm: LLM, prompt: str) -> list[int]:
 
 
 def generate(
-    llm: LLM, prompts: list[Numbered], cell: Cell, options: argparse.Namespace, bar: tqdm[Any]
+    llm: LLM,
+    prompts: list[Numbered],
+    cell: Cell,
+    options: argparse.Namespace,
+    bar: tqdm[Any],
+    predictions: Sequence[str] = (),
 ) -> list[CompletionOutput]:
     speculation = speculation_of(cell)
+    is_predicted = cell.method in ("prediction", "auto")
     outputs = []
     for begin in range(0, len(prompts), cell.batch):
         batch = prompts[begin : begin + cell.batch]
@@ -155,14 +166,20 @@ def generate(
                 seed=number if options.temperature else None,
                 max_tokens=options.max_tokens,
                 logprobs=NUM_TOP,
+                prediction=predictions[begin + i] if is_predicted else None,
                 speculation=speculation,
             )
-            for number, _ in batch
+            for i, (number, _) in enumerate(batch)
         ]
         results = llm.generate([tokens for _, tokens in batch], params, progress=False)
         outputs += [result.outputs[0] for result in results]
         bar.update(len(batch))
     return outputs
+
+
+def _edited(text: str) -> str:
+    """The text without every seventh word."""
+    return " ".join([word for i, word in enumerate(text.split(" "), 1) if i % 7])
 
 
 def speculation_of(cell: Cell) -> SpeculationParams:
@@ -221,13 +238,13 @@ def rounding_bound(cells: list[Cell]) -> float:
 
 
 def report(cells: list[Cell], bound: float) -> bool:
-    print(f"\n{'method':8}{'depth':>6}{'batch':>6}{'identical':>12}{'accepted':>10}{'max gap':>10}{'max shift':>11}")
+    print(f"\n{'method':12}{'depth':>6}{'batch':>6}{'identical':>12}{'accepted':>10}{'max gap':>10}{'max shift':>11}")
     for cell in cells:
         accepted = f"{cell.num_accepted / cell.num_drafted:.0%}" if cell.num_drafted else "-"
         gap = max((d.gap for d in cell.differences), default=0.0)
         shift = max((d.shift for d in cell.differences), default=0.0)
         same = f"{cell.identical} / {cell.compared}"
-        print(f"{cell.method:8}{cell.depth:6}{cell.batch:6}{same:>12}{accepted:>10}{gap:10.4f}{shift:11.4f}")
+        print(f"{cell.method:12}{cell.depth:6}{cell.batch:6}{same:>12}{accepted:>10}{gap:10.4f}{shift:11.4f}")
     shifts = np.array([shift for cell in cells for shift in cell.shifts] or [0.0])
     differences = [(cell, d) for cell in cells for d in cell.differences]
     print(f"\nrounding over {shifts.size} positions where the runs agree: exactly 0 at {np.mean(shifts == 0):.0%}, "

@@ -17,7 +17,7 @@ from outpace.errors import UsageError
 from outpace.structured import StructuredOutput
 
 SpeculationMode = Literal["auto", "off", "on"]
-Method = Literal["none", "ngram", "suffix", "draft", "head"]
+Method = Literal["none", "ngram", "suffix", "prediction", "draft", "head"]
 Acceptance = Literal["exact", "rejection", "block", "typical", "threshold"]
 Workload = Literal["code", "json", "narrative", "chat"]
 BackendName = Literal["auto", "native", "llamacpp", "torch"]
@@ -25,7 +25,7 @@ DeviceName = Literal["auto", "cuda", "cpu"]
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
 
 LOSSY: frozenset[str] = frozenset({"typical", "threshold"})
-LOOKUPS: tuple[Method, ...] = ("suffix", "ngram")
+LOOKUPS: tuple[Method, ...] = ("prediction", "suffix", "ngram")
 MAX_DEPTH = 64
 MAX_BAD_WORDS = 1000  # far fewer than a vocabulary has tokens, so some token is always possible
 DEFAULT_DEPTH = 4  # for speculation `on`
@@ -173,6 +173,9 @@ class SamplingParams:
     include_stop_str_in_output: bool = False  # the text ends with the stop string or stop token
     logprobs: int | None = None  # how many alternatives to report per token; None: no logprobs
     structured: StructuredOutput | None = None  # the form that the output must have
+    prediction: str | None = None
+    """A text that the output will resemble, such as a file before an edit. Drafts come from it; the output is the same
+    without it. As much of it as fits the context is read."""
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
 
     def __post_init__(self) -> None:
@@ -221,6 +224,7 @@ class SamplingParams:
                 not self.bad_words,
                 "structured output and bad_words together may leave no token to choose; leave out one",
             )
+        _check_kind("prediction", self.prediction, (str, type(None)), "a string")
         _check_kind("speculation", self.speculation, SpeculationParams, "a SpeculationParams")
         if self.logprobs is not None:
             _check_int("logprobs", self.logprobs, 0, 100, meaning=" alternatives")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from outpace.config import SamplingParams
     from outpace.decoding.sampling import Shaper
     from outpace.engine.output import OutputWriter
+    from outpace.speculation.proposers.prediction import Follower
 
     FloatRow = NDArray[np.float32]
 
@@ -38,6 +39,7 @@ class Request:
     cache_salt: str = ""  # only requests with the same salt share cached prefixes and stored output
     priority: int = 0  # a waiting request of a lower number starts first
     may_speculate: bool = True  # by the request's own setting, or else the engine's
+    predicted: Follower | None = None  # the text that the client expects, if it sent one
     tokens: list[int] = field(default_factory=list)
     seq: int | None = None  # the cache sequence held while running
     num_computed: int = 0  # leading tokens whose keys and values are in the target's cache
@@ -87,6 +89,8 @@ class SpeculationCounts:
     drafted_per_position: list[int] = field(default_factory=list)
     accepted_per_position: list[int] = field(default_factory=list)
     proposers: set[str] = field(default_factory=set)
+    accepted_prediction_tokens: int = 0  # of the text that the client predicted: those in the output
+    rejected_prediction_tokens: int = 0  # the others; both are known when the request ends, and 0 if it was not used
     decode_seconds: float = 0.0  # of the steps it took part in
     plain_seconds: float = 0.0  # for plain decoding of the same tokens, by the cost curve
 

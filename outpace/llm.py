@@ -24,6 +24,8 @@ from outpace.speculation.proposers.base import NoDraft, Proposer
 from outpace.speculation.proposers.draft_model import DraftModelProposer
 from outpace.speculation.proposers.head import HeadProposer
 from outpace.speculation.proposers.ngram import NgramProposer
+from outpace.speculation.proposers.prediction import PredictionProposer
+from outpace.speculation.proposers.prediction_text import Prediction
 from outpace.speculation.proposers.suffix import SuffixProposer
 
 Prompt = str | Sequence[int]
@@ -77,6 +79,7 @@ class LLM:
             NoDraft(),
             NgramProposer(self.config.ngram_min, self.config.ngram_max),
             SuffixProposer(self.config.suffix_store_tokens),
+            PredictionProposer(),
         ]
         target = self._target.runner
         if target.capabilities.head is not None:
@@ -122,7 +125,8 @@ class LLM:
         given: Any = prompt
         is_plain = _is_one_prompt(given)
         encoded = self._encode(given) if is_plain else self.encode_chat(given)
-        return self._driver.submit(lambda: [self.engine.submit(encoded, params)])
+        prediction = self.engine.read_prediction(params)
+        return self._driver.submit(lambda: [self.engine.submit(encoded, params, prediction=prediction)])
 
     def render_chat(self, messages: Sequence[Message]) -> str:
         """A conversation as the text the model was trained to continue."""
@@ -165,12 +169,13 @@ class LLM:
         progress: bool | None,
     ) -> list[RequestOutput]:
         groups: list[list[Request]] = []
+        predictions = [self.engine.read_prediction(each) for each in params]
 
         def submit_all() -> list[Request]:
             requests: list[Request] = []
             try:
-                for tokens, each in zip(encoded, params, strict=True):
-                    group = [self._submit(tokens, each, index) for index in range(each.n)]
+                for tokens, each, prediction in zip(encoded, params, predictions, strict=True):
+                    group = [self._submit(tokens, each, prediction, index) for index in range(each.n)]
                     groups.append(group)
                     requests += group
             except BaseException:
@@ -188,9 +193,11 @@ class LLM:
             for text, tokens, group in zip(texts, encoded, groups, strict=True)
         ]
 
-    def _submit(self, tokens: Sequence[int], params: SamplingParams, index: int) -> Request:
+    def _submit(
+        self, tokens: Sequence[int], params: SamplingParams, prediction: Prediction | None, index: int
+    ) -> Request:
         seed = None if params.seed is None else child_seed(params.seed, index)
-        return self.engine.submit(tokens, params, seed=seed)
+        return self.engine.submit(tokens, params, seed=seed, prediction=prediction)
 
 
 class _Progress:

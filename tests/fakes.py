@@ -21,6 +21,7 @@ from outpace.models.special_tokens import SpecialToken, SpecialTokens
 from outpace.speculation.proposers.base import NoDraft, Proposer
 from outpace.speculation.proposers.draft_model import DraftModelProposer
 from outpace.speculation.proposers.ngram import NgramProposer
+from outpace.speculation.proposers.prediction import PredictionProposer
 from outpace.speculation.proposers.suffix import SuffixProposer
 
 EOS, BOS = 256, 257
@@ -185,6 +186,7 @@ def fake_engine(
         NoDraft(),
         NgramProposer(config.ngram_min, config.ngram_max),
         SuffixProposer(config.suffix_store_tokens),
+        PredictionProposer(),
         DraftModelProposer(draft, model.vocab_size),
     ]
     return Engine(target_loaded, {p.name: p for p in proposers}, config, draft=draft)

@@ -58,6 +58,7 @@ NOT_NUMBERS = (NAN, INF, -INF, True, False, "0.5", None, [0.5])
         *wrong("max_tokens", 0, -1, None, *NOT_INTS),
         *wrong("min_tokens", -1, None, *NOT_INTS),
         *wrong("logprobs", -1, 101, *NOT_INTS),
+        *wrong("prediction", 1, b"text", ["text"]),
     ],
 )
 def test_a_wrong_sampling_parameter_is_named_with_its_value(field, value):
@@ -157,7 +158,10 @@ def test_a_wrong_threshold_is_named_with_its_value(value):
     [
         ({"mode": "always"}, "speculation mode must be one of auto, off, on; got 'always'"),
         ({"mode": True}, "speculation mode must be one of auto, off, on; got True"),
-        ({"method": "eagle"}, "speculation method must be one of none, ngram, suffix, draft, head; got 'eagle'"),
+        (
+            {"method": "eagle"},
+            "speculation method must be one of none, ngram, suffix, prediction, draft, head; got 'eagle'",
+        ),
         (
             {"acceptance": "threshold"},
             "acceptance 'threshold' needs a threshold between 0 and 1, such as 0.75",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -361,6 +362,26 @@ def test_every_way_of_loading_says_the_same(monkeypatch, options):
     prompts = ["abc abc abc", "xyz"]
     params = SamplingParams(temperature=0.7, seed=1, max_tokens=30)
     assert token_ids(LLM(**options), prompts, params) == token_ids(LLM(speculation="off"), prompts, params)
+
+
+@pytest.mark.parametrize("speculation", ["on", "auto", "off"])
+def test_a_prediction_changes_no_token_of_any_completion(monkeypatch, speculation):
+    use_fakes(monkeypatch, FakeModel(sharpness=30.0))
+    llm = LLM(speculation=speculation, method="prediction" if speculation == "on" else None, max_sequences=4)
+    params = SamplingParams(temperature=1.5, seed=1, n=3, max_tokens=50)
+    plain = llm.generate(["abc", "xyz"], params)
+    predicted = replace(params, prediction=plain[0].outputs[2].text)
+    again = llm.generate(["abc", "xyz"], [predicted, params])
+    assert [[one.token_ids for one in each.outputs] for each in again] == [
+        [one.token_ids for one in each.outputs] for each in plain
+    ]
+    spec = again[0].outputs[2].speculation
+    counts = spec.accepted_prediction_tokens, spec.rejected_prediction_tokens
+    assert counts in {"on": [(50, 0)], "off": [(0, 0)], "auto": [(50, 0), (0, 0)]}[speculation]
+    assert again[1].outputs[2].speculation.accepted_prediction_tokens == 0
+    streamed = llm.stream("abc", replace(predicted, n=1, seed=None, temperature=0.0))
+    tokens = [token for delta in streamed for token in delta.token_ids]
+    assert tokens == token_ids(llm, "abc", replace(params, n=1, seed=None, temperature=0.0))[0]
 
 
 def test_an_option_that_does_not_exist_is_named(monkeypatch):

@@ -45,6 +45,7 @@ examples:
   outpace run "Explain speculative decoding in one sentence."
   outpace run --speculation on --method suffix --depth 6 "Repeat after me: tick, tack, tick, tack"
   outpace run --model target.gguf --draft draft.gguf --speculation on "def fibonacci(n):" --raw
+  outpace run --prediction old.py "Write ... again, with type hints."
   echo "Summarise: ..." | outpace run --json
 """
 
@@ -79,6 +80,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(*spellings("--num-speculative-tokens"), dest="depth", type=int, metavar="K",
                        help=f"draft tokens per step (default: {DEFAULT_DEPTH}; "
                        f"with auto: up to {DEFAULT_AUTO_DEPTH})")  # fmt: skip
+    group.add_argument("--prediction", metavar="FILE",
+                       help="a text that the answer will resemble, such as a file before an edit: drafts come "
+                       "from it")  # fmt: skip
     group.add_argument("--acceptance", choices=get_args(Acceptance), default="exact",
                        help="typical and threshold are LOSSY: they change the output (default: exact)")  # fmt: skip
     group.add_argument("--threshold", type=float, metavar="P", help="for --acceptance threshold")
@@ -118,7 +122,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     given: dict[str, Any] = {
         name: getattr(options, name) for name in _SAMPLING if getattr(options, name) is not None
-    } | {"speculation": SpeculationParams(acceptance=options.acceptance, threshold=options.threshold)}
+    } | {
+        "speculation": SpeculationParams(acceptance=options.acceptance, threshold=options.threshold),
+        "prediction": _read_prediction(options.prediction),
+    }
     SamplingParams(**given)  # report wrong usage before a model is loaded
     engine = {name: getattr(options, name) for name in EngineConfig.__dataclass_fields__ if hasattr(options, name)}
     EngineConfig(**engine)
@@ -171,6 +178,17 @@ def _read_prompt(argument: str) -> str:
     if not prompt.strip():
         raise UsageError("the prompt is empty; give some text to answer")
     return prompt
+
+
+def _read_prediction(path: str | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"the prediction {path} cannot be read ({error.strerror}); check the path") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the prediction {path} is not UTF-8 text; convert it first") from error
 
 
 def _stream(llm: LLM, prompt: str, options: argparse.Namespace, params: SamplingParams) -> tuple[Request, bool]:
@@ -241,6 +259,10 @@ def _as_json(llm: LLM, request: Request, output: CompletionOutput) -> dict[str, 
             "prompt_tokens": num_prompt,
             "completion_tokens": num_output,
             "total_tokens": num_prompt + num_output,
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": spec.accepted_prediction_tokens,
+                "rejected_prediction_tokens": spec.rejected_prediction_tokens,
+            },
         },
         "timing": {"time_to_first_token": timing.time_to_first_token, "total": timing.total},
         "speculation": {

@@ -36,6 +36,8 @@ from outpace.speculation.policy.decision import Decision
 from outpace.speculation.policy.policy import Policy
 from outpace.speculation.policy.state import Choice, Outcome
 from outpace.speculation.proposers.base import Proposer
+from outpace.speculation.proposers.prediction import Follower, read_prediction
+from outpace.speculation.proposers.prediction_text import Prediction
 from outpace.speculation.session import Session, StepShape
 
 
@@ -137,8 +139,10 @@ class Engine:
         seed: int | None = None,
         cache_salt: str = "",
         priority: int = 0,
+        prediction: Prediction | None = None,
     ) -> Request:
-        """Queue a request. `seed` replaces `params.seed`, for the n completions of one prompt.
+        """Queue a request. `seed` replaces `params.seed`, for the n completions of one prompt. `prediction` is what
+        `read_prediction` returned; without it, a prediction of the params is read here.
 
         Of the waiting requests, those with a lower `priority` start first, and equal ones in the order of submission.
         Only requests with the same `cache_salt` share prefixes and what was learned from outputs: what one request
@@ -152,8 +156,20 @@ class Engine:
             seed = params.seed if params.seed is not None else secrets.randbits(64)
         request = self._request(prompt, params, seed)
         request.cache_salt, request.priority = cache_salt, priority
+        prediction = prediction or self.read_prediction(params)
+        request.predicted = Follower(prediction) if prediction is not None else None
         self.scheduler.add(request)
         return request
+
+    def read_prediction(self, params: SamplingParams, check: Callable[[], None] = lambda: None) -> Prediction | None:
+        """Tokenise and index a prediction, which may take milliseconds. Any thread may call it; `check` may raise an
+        error to stop it. None if there is none, or if the request does not speculate."""
+        if not params.prediction or not self._may_speculate(params):
+            return None
+        return read_prediction(params.prediction, self._tokenizer, self._config.max_context, check)
+
+    def _may_speculate(self, params: SamplingParams) -> bool:
+        return (params.speculation.mode or self._config.speculation) != "off"
 
     def _request(self, prompt: list[int], params: SamplingParams, seed: int) -> Request:
         if any(isinstance(word, str) for word in params.bad_words):
@@ -167,7 +183,7 @@ class Engine:
             shaper=Shaper(params, prompt, stop_ids),
             writer=OutputWriter(self._tokenizer, params, stop_ids),
             max_length=min(len(prompt) + params.max_tokens, self._config.max_context),
-            may_speculate=(params.speculation.mode or self._config.speculation) != "off",
+            may_speculate=self._may_speculate(params),
             submitted_at=perf_counter(),
         )
 

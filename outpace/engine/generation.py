@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from outpace.config import SamplingParams
 from outpace.core import FinishReason, Request, TokenLogprob
 from outpace.errors import OutpaceError
+from outpace.speculation.proposers.prediction_text import Prediction
 
 
 class EngineFault(OutpaceError):
@@ -41,6 +42,7 @@ class Order:
     seed: int | None = None
     cache_salt: str = ""
     priority: int = 0
+    prediction: Prediction | None = None
 
 
 @dataclass(slots=True)

@@ -97,7 +97,12 @@ class Worker:
             order = ticket.order
             try:
                 ticket.request = self._engine.submit(
-                    order.prompt, order.params, seed=order.seed, cache_salt=order.cache_salt, priority=order.priority
+                    order.prompt,
+                    order.params,
+                    seed=order.seed,
+                    cache_salt=order.cache_salt,
+                    priority=order.priority,
+                    prediction=order.prediction,
                 )
                 self.tickets[ticket.request.id] = ticket
             except OutpaceError as error:

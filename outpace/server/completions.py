@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -22,6 +22,9 @@ from outpace.server.reply_types import ChatReply, TextReply
 from outpace.server.state import Check, ServerState, state_of
 from outpace.server.streaming import EventStream, WholeReply
 from outpace.server.wire import ChatRequest, CompletionRequest, SamplingFields
+
+if TYPE_CHECKING:
+    from outpace.speculation.proposers.prediction_text import Prediction
 
 log = logging.getLogger("outpace.server")
 Responses = dict[int | str, dict[str, Any]]
@@ -41,10 +44,11 @@ router = APIRouter()
 
 @dataclass(slots=True)
 class _Encoded:
-    """An encoded prompt with its parameters, and its text if the reply repeats it."""
+    """An encoded prompt with its parameters and its prediction, and its text if the reply repeats it."""
 
     tokens: list[int]
     params: SamplingParams
+    prediction: Prediction | None = None
     echo: str = ""
 
 
@@ -80,7 +84,9 @@ def _encode_chat(state: ServerState, body: ChatRequest, messages: Sequence[dict[
     if state.config.log_prompts:
         log.info("prompt: %r", prompt.text)
     tokens = prompts.encode(state.tokenizer, prompt, max_tokens=_most_tokens(state, body), check=check)
-    return _fit_to_context(state, body, tokens)
+    encoded = _fit_to_context(state, body, tokens)
+    encoded.prediction = state.engine.engine.read_prediction(encoded.params, check)
+    return encoded
 
 
 def _most_tokens(state: ServerState, body: SamplingFields) -> int | None:
@@ -150,7 +156,7 @@ def _answer(
     salt = f"{request.scope.get('outpace.tenant', '')}:{body.cache_salt or ''}"
     priority = body.priority or 0 if state.config.scheduling_policy == "priority" else 0
     orders = [
-        Order(each.tokens, each.params, _seed_of(each.params, index), salt, priority)
+        Order(each.tokens, each.params, _seed_of(each.params, index), salt, priority, each.prediction)
         for each in encoded
         for index in range(num_each)
     ]

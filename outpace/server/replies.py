@@ -118,6 +118,10 @@ class Answer:
         firsts = [r for index, r in self.finished.items() if index % heading.completions_per_prompt == 0]
         return self._counts() | {
             "prompt_tokens_details": {"cached_tokens": sum(request.num_shared for request in firsts)},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": sum(spec.accepted_prediction_tokens for spec in specs),
+                "rejected_prediction_tokens": sum(spec.rejected_prediction_tokens for spec in specs),
+            },
             "speculation": {
                 "drafted": drafted,
                 "accepted": sum(spec.num_accepted for spec in specs),

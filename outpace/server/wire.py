@@ -111,6 +111,9 @@ class SamplingFields(VllmFields, _Body):
     def num_logprobs(self) -> int | None:
         raise NotImplementedError
 
+    def predicted_text(self) -> str | None:
+        return None
+
     def params(
         self, defaults: SpeculationParams, max_tokens: int, sampling: Mapping[str, Any] | None = None
     ) -> SamplingParams:
@@ -132,6 +135,7 @@ class SamplingFields(VllmFields, _Body):
             "ignore_eos": self.ignore_eos,
             "logprobs": self.num_logprobs(),
             **self.writing(),
+            "prediction": self.predicted_text(),
         }
         known = dict(sampling or ()) | {name: value for name, value in given.items() if value is not None}
         return SamplingParams(max_tokens=max_tokens, speculation=_speculation(self.speculation, defaults), **known)
@@ -169,6 +173,7 @@ class ChatRequest(TemplateFields, SamplingFields):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
+    prediction: PredictedContent | None = None
     # Accepted only with values that do not use the feature
     tools: Annotated[list[Any], Field(max_length=0)] | None = None
     tool_choice: Literal["none", "auto"] | None = None
@@ -187,6 +192,24 @@ class ChatRequest(TemplateFields, SamplingFields):
         if self.top_logprobs:
             raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
         return None
+
+    def predicted_text(self) -> str | None:
+        if self.prediction is None:
+            return None
+        content = self.prediction.content
+        return content if isinstance(content, str) else "".join([part.text for part in content])
+
+
+class TextPart(_Body):
+    type: Literal["text"]
+    text: str
+
+
+class PredictedContent(_Body):
+    """OpenAI's predicted output: a text that the answer will resemble, such as a file before an edit."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[TextPart], _FAIL_FAST]
 
 
 class TextFormat(_Body):

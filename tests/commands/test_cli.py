@@ -162,6 +162,10 @@ def test_what_the_command_line_does_not_know_is_named(capsys, arguments, expecte
         ("--depth 65", "depth must be a whole number between 0 and 64"),
         ("--depth -1", "depth must be a whole number between 0 and 64"),
         ("--threads 0", "threads must be a whole number at least 1; got 0"),
+        (
+            "--prediction /no/such/file",
+            "the prediction /no/such/file cannot be read (No such file or directory)",
+        ),
         ("--max-context -8", "max_context must be a whole number at least 1; got -8"),
     ],
 )
@@ -258,6 +262,28 @@ def test_json_is_the_only_line_on_stdout(fakes, capsys):
     found = json.loads(out)
     assert (len(found["token_ids"]), found["finish_reason"]) == (8, "length")
     assert found["config"]["depth"] == 3
+
+
+def test_a_predicted_file_speeds_the_answer_up_and_does_not_change_it(fakes, capsys, tmp_path):
+    def answer(*arguments: str) -> dict[str, Any]:
+        assert main(["run", "abc", *GREEDY, "--json", "--max-tokens", "60", *arguments]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    old = tmp_path / "old.txt"
+    plain = answer("--speculation", "off")
+    old.write_bytes(bytes(token for token in plain["token_ids"] if token < 128))
+    found = answer("--prediction", str(old), "--speculation", "on", "--method", "prediction", "--depth", "5")
+    assert found["token_ids"] == plain["token_ids"] and found["speculation"]["steps"] < 40
+    details = found["usage"]["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] + details["rejected_prediction_tokens"] == len(old.read_bytes())
+    assert details["accepted_prediction_tokens"] > 30
+
+
+def test_a_prediction_that_is_no_text_is_wrong_usage(capsys, tmp_path):
+    (tmp_path / "old.bin").write_bytes(b"\xff\xfe")
+    status, err = refused(capsys, "run", "--prediction", str(tmp_path / "old.bin"), "hi")
+    assert status == 2 and "is not UTF-8 text; convert it first" in err
 
 
 def test_raw_leaves_the_chat_template_out_and_system_comes_first(fakes, capsys):

@@ -109,7 +109,7 @@ TestBlocksOfFour = PoolMachineOfFour.TestCase
 TestBlocksOfFour.settings = _THOROUGH
 
 
-METHODS: tuple[Method, ...] = ("ngram", "suffix", "draft")
+METHODS: tuple[Method, ...] = ("ngram", "suffix", "prediction", "draft")
 
 
 def random_params(rng: random.Random) -> SamplingParams:
@@ -123,6 +123,7 @@ def random_params(rng: random.Random) -> SamplingParams:
         top_p=rng.choice((1.0, 0.9)),
         frequency_penalty=rng.choice((0.0, 0.0, 0.6)),
         max_tokens=rng.randrange(1, 60),
+        prediction="".join(rng.choices("abcdef", k=rng.randrange(80))),
         speculation=speculation,
     )
 

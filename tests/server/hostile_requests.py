@@ -63,6 +63,8 @@ def wrong_fields(rng: Random) -> tuple[str, bytes]:
         body[rng.choice(names)] = any_value(rng)
     if "speculation" in kind.model_fields and rng.random() < 0.2:
         body["speculation"] = {rng.choice(list(SpeculationFields.model_fields)): any_value(rng)}
+    if "prediction" in kind.model_fields and rng.random() < 0.2:
+        body["prediction"] = {"type": "content", "content": any_value(rng)}
     if "messages" in body and rng.random() < 0.3:
         message = {rng.choice(("role", "content", "name", "tool_calls")): any_value(rng) for _ in range(2)}
         body["messages"] = [{"role": "user", "content": "a"}, message]

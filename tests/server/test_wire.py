@@ -31,6 +31,7 @@ CHAT, PLAIN = {"messages": [{"role": "user", "content": "a"}]}, {"prompt": "a"}
         (ChatRequest, {"messages": [{"role": "user", "content": [1] * MANY}]}),
         (ChatRequest, CHAT | {"modalities": [1] * MANY}),
         (ChatRequest, CHAT | {"tools": [1] * MANY}),
+        (ChatRequest, CHAT | {"prediction": {"type": "content", "content": [1] * MANY}}),
         (TokenizeRequest, {"messages": [1] * MANY}),
         (DetokenizeRequest, {"tokens": [""] * MANY}),
     ],

@@ -40,6 +40,10 @@ class Proposer(Protocol):
     is_lookup: bool
     """Drafts take microseconds and no model, so the policy can get them before it decides whether to use them."""
 
+    def serves(self, request: Request) -> bool:
+        """Whether it may ever have a draft for this request; if not, the policy leaves it out."""
+        ...
+
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
         """One draft per ask, in order. Requests in one call are distinct."""
         ...
@@ -80,6 +84,9 @@ class NoDraft:
     is_lookup = True
     measured: MeasuredAcceptance | None = None
     timing: DraftTiming | None = None
+
+    def serves(self, request: Request) -> bool:
+        return True
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
         return [Draft([], self.name) for _ in asks]

@@ -60,6 +60,9 @@ class DraftModelProposer:
         self._sequences: OrderedDict[int, int] = OrderedDict()  # request id to sequence, least recently used first
         self.timing: DraftTiming | None = None
 
+    def serves(self, request: Request) -> bool:
+        return True
+
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
         self.timing = DraftTiming()
         drafts = [Draft([], self.name) for _ in asks]

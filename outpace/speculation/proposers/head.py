@@ -31,6 +31,9 @@ class HeadProposer:
         self.measured = head.measured
         self.timing: DraftTiming | None = None
 
+    def serves(self, request: Request) -> bool:
+        return True
+
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
         num_uncached = [self._num_uncached(ask.request) for ask in asks]
         begin = perf_counter()

@@ -7,12 +7,13 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from outpace import LLM, SamplingParams
+from outpace import LLM, SamplingParams, SpeculationParams
 from outpace.backends.base import Capacity
 from outpace.backends.llamacpp.runner import LlamaModel
 from outpace.backends.native.build import BuildError, find_compiler, run_tests
@@ -269,6 +270,25 @@ def test_speculation_changes_nothing_with_any_proposer(params):
         for depth in (2, 7):
             draft = path if method == "draft" else None
             assert outputs(speculation="on", method=method, depth=depth, draft=draft) == plain, (method, depth)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.95, "seed": 7}], ids=str)
+def test_a_prediction_changes_no_token(params):
+    """Right, with edits, of another text, or cut: with speculation on, auto and off."""
+    sampling, prompt = SamplingParams(max_tokens=64, **params), PROMPTS[0]
+    with LLM(backend="native") as llm:
+        plain = llm.generate(prompt, replace(sampling, speculation=SpeculationParams(mode="off")))[0].outputs[0]
+        text = plain.text
+        edited = text[:40] + " and so on" + text[60:]
+        for predicted in (text, edited, text[30:], "Lorem ipsum dolor sit amet. " * 20):
+            for mode, method in (("on", "prediction"), ("auto", None), ("off", None)):
+                how = SpeculationParams(mode=mode, method=method)  # type: ignore[arg-type]
+                asked = replace(sampling, prediction=predicted, speculation=how)
+                found = llm.generate(prompt, asked)[0].outputs[0]
+                assert found.token_ids == plain.token_ids, (predicted, mode)
+                if predicted is text and mode == "on":
+                    assert found.speculation.rejected_prediction_tokens == 0 and found.speculation.steps <= 16
 
 
 @pytest.mark.model

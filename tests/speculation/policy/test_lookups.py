@@ -9,7 +9,9 @@ import pytest
 
 from outpace.core import Request
 from outpace.speculation.policy.tunables import TUNABLES
-from tests.session_driver import FLAT, RIGHT, USUAL, SessionDriver, always, nothing, request_of
+from outpace.speculation.proposers.prediction import Follower
+from outpace.speculation.proposers.prediction_text import Prediction
+from tests.session_driver import FLAT, RIGHT, USUAL, WRONG, SessionDriver, always, nothing, request_of
 
 PRICE = 0.05  # of a lookup, in plain steps
 SHARE = 0.02  # of the time that may be lost, by default
@@ -293,3 +295,39 @@ def test_deciding_that_saves_more_than_it_costs_never_idles():
     driver, who = SessionDriver(USUAL, suffix=always(), lookup_seconds=0.0), request_of()
     driver.run([who], 200, policy_seconds=0.04)
     assert not any(step.reason == "idle" for step in driver.policy.trace)
+
+
+# ---- predictions
+
+
+def followed(request: Request) -> tuple[Sequence[bool], Sequence[float]]:
+    """The script of a proposer that drafts from the request's prediction."""
+    assert request.predicted is not None
+    request.predicted.read(request)
+    tokens, confidence = request.predicted.draft(16)
+    return [token == RIGHT for token in tokens], confidence
+
+
+def predicting(tokens: Sequence[int]) -> Request:
+    request = request_of()
+    request.predicted = Follower(Prediction(tokens, lambda token: b"word %d\n" % token))
+    return request
+
+
+def test_a_prediction_that_holds_is_drafted_to_full_depth_from_the_first_step():
+    driver = SessionDriver(FLAT, suffix=followed)
+    first = predicting([99, *[RIGHT] * 200])
+    assert driver.depths([first]) == [8]
+    driver.run([first], 30)
+    assert first.spec.plain_seconds > 5 * first.spec.decode_seconds
+
+
+@pytest.mark.parametrize("wrong", [[99, *[WRONG] * 500], [RIGHT, WRONG] * 300], ids=["unrelated", "misleading"])
+def test_a_prediction_that_does_not_hold_costs_no_more_than_is_allowed(wrong):
+    driver = SessionDriver(USUAL, suffix=followed, lookup_seconds=0.005)
+    who, num_steps = predicting(wrong), 400
+    num_drafted = sum(sum(depths) for depths in driver.run([who], num_steps))
+    driver.settle(who)
+    assert num_drafted < 0.1 * num_steps
+    lost = who.spec.decode_seconds - who.spec.plain_seconds
+    assert lost < TUNABLES.request_grant + SHARE * num_steps
