@@ -12,8 +12,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from outpace.config import SamplingParams
+from outpace.decoding.constraints import Constraint
 from outpace.decoding.randomness import child_seed
 from outpace.engine.generation import Order
+from outpace.errors import UsageError
 from outpace.models import prompts
 from outpace.server.errors import ApiError, ErrorReply
 from outpace.server.replies import Answer, ChatAnswer, Heading, TextAnswer
@@ -44,6 +46,7 @@ class _Encoded:
 
     tokens: list[int]
     params: SamplingParams
+    constraint: Constraint | None = None
     echo: str = ""
 
 
@@ -53,7 +56,10 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     state.check_model(body.model)
     with state.engine.reserve(body.n or 1):
         messages = [message.as_dict() for message in body.messages]
-        encoded = await state.offload(request, lambda check: _encode_chat(state, body, messages, check))
+        is_long = body.structured_field is not None  # compiling must not block the event loop
+        encoded = await state.offload(
+            request, lambda check: _encode_chat(state, body, messages, check), is_long=is_long
+        )
     return _answer(state, body, request, [encoded], ChatAnswer, "chatcmpl-")
 
 
@@ -65,7 +71,9 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     given = body.prompts()
     with state.engine.reserve(len(given) * (body.n or 1)):  # before anything is made of them
         encoded = await state.offload(
-            request, lambda check: [_encode_prompt(state, body, prompt, check) for prompt in given]
+            request,
+            lambda check: [_encode_prompt(state, body, prompt, check) for prompt in given],
+            is_long=body.structured_field is not None,
         )
     return _answer(state, body, request, encoded, TextAnswer, "cmpl-")
 
@@ -108,7 +116,14 @@ def _fit_to_context(state: ServerState, body: SamplingFields, tokens: list[int])
     max_tokens = wanted or min(room, limit or room, body.default_tokens or room)
     params = body.params(state.config.default_speculation, max_tokens)
     state.engine.engine.check(tokens, params)
-    return _Encoded(tokens, params)
+    return _Encoded(tokens, params, _compile(state, body, params))
+
+
+def _compile(state: ServerState, body: SamplingFields, params: SamplingParams) -> Constraint | None:
+    try:
+        return state.engine.engine.constraint_of(params)
+    except UsageError as problem:
+        raise ApiError(400, str(problem), param=body.structured_field, code="invalid_value") from None
 
 
 def _answer(
@@ -125,7 +140,13 @@ def _answer(
     # Clients with different keys, or with salts of their own, share no caches.
     salt = f"{request.scope.get('outpace.tenant', '')}:{body.cache_salt or ''}"
     orders = [
-        Order(each.tokens, each.params, None if each.params.seed is None else child_seed(each.params.seed, index), salt)
+        Order(
+            each.tokens,
+            each.params,
+            None if each.params.seed is None else child_seed(each.params.seed, index),
+            salt,
+            each.constraint,
+        )
         for each in encoded
         for index in range(num_each)
     ]
