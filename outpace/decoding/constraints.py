@@ -51,7 +51,7 @@ class Constraints:
         """`vocab_size` is the model's, which may be larger than the tokenizer's."""
         self.end_ids = tokenizer.end_ids
         # llguidance needs an end token: where a model has none, one that no logits belong to.
-        self.num_tokens = vocab_size if self.end_ids else vocab_size + 1
+        self.num_tokens = max(vocab_size, tokenizer.vocab_size) + (not self.end_ids)
         self._tokenizer = tokenizer
         self._lock = Lock()
         self._ll_tokenizer: LLTokenizer | None = None  # takes a quarter of a second, so not before it is needed
@@ -158,8 +158,8 @@ class _Vocabulary:
         self.eos_token_id = eos_token_id
         controls = {token.id: token.text for token in tokenizer.specials.controls.tokens}
         self.special_token_ids = sorted({*controls, *tokenizer.end_ids, eos_token_id})
-        known = range(min(num_tokens, tokenizer.vocab_size))
-        self.tokens = [*map(tokenizer.token_bytes, known), *[b""] * (num_tokens - len(known))]
+        self.tokens = [*map(tokenizer.token_bytes, range(tokenizer.vocab_size))]
+        self.tokens += [b""] * (num_tokens - tokenizer.vocab_size)
         for token in self.special_token_ids:  # grammars name control tokens by their text
             self.tokens[token] = controls.get(token, f"<|end-{token}|>").encode(errors="replace")
 

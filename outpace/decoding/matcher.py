@@ -84,6 +84,9 @@ class Matcher:
 
         All tokens, if no token after `prefix` can be emitted: it has a forbidden token, or the request ends before.
         """
+        known = self._known_mask(prefix)
+        if known is not None:
+            return known
         if not self._seek(prefix):
             return self._all
         known = self._masks[-1]
@@ -154,6 +157,11 @@ class Matcher:
                 self._die("length")
         return len(self._path) == len(prefix)
 
+    def _known_mask(self, prefix: Sequence[int]) -> Mask | None:
+        """A mask on the path of the latest draft; the parser need not go back for it."""
+        length = len(prefix)
+        return self._masks[length] if length < len(self._masks) and self._path[:length] == list(prefix) else None
+
     def _computed(self) -> Mask | None:
         """The mask at the parser's place; None if nothing can follow or the parser fails."""
         mask = np.empty_like(self._stop_bits)
@@ -179,11 +187,15 @@ def _begins_with(tokens: Sequence[int], beginning: Sequence[int]) -> bool:
 
 
 _NOTHING_FORCED = Forced([], 0)
+# What is added to the logits of eight tokens, by their byte of a mask. It takes a tenth of the time of a conditional
+# copy. Adding minus zero changes no number, not even minus zero.
+_BITS_OF_BYTES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_ADDED_BY_BYTE = np.where(_BITS_OF_BYTES == 1, np.float32(-0.0), np.float32(-np.inf)).astype(np.float32)
 
 
 def forbid(logits: FloatRow, mask: Mask) -> None:
     """Set the logits of the tokens that are not allowed to -inf."""
-    np.copyto(logits, np.float32(-np.inf), where=~_members(mask, logits.size))
+    logits += _ADDED_BY_BYTE[mask.view(np.uint8)].reshape(-1)[: logits.size]
 
 
 def without_forbidden(probs: FloatRow, mask: Mask) -> FloatRow:
