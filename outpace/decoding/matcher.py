@@ -74,6 +74,7 @@ class Matcher:
         self._stop_ids = stop_ids
         self._stop_bits = _bits_of(stop_ids, vocab_size)
         self._all = _all_bits(vocab_size)
+        self._added: NDArray[np.float32] | None = None  # used again by every row: allocating takes as long as adding
         self._emitted: list[int] = []
         self._path: list[int] = []  # tokens that the parser has consumed after the emitted ones
         self._masks: list[Mask | None] = [None]  # after each number of tokens of the path
@@ -96,6 +97,17 @@ class Matcher:
                 return self._all
         return known
 
+    def allows(self, token: int, prefix: Sequence[int] = ()) -> bool:
+        """Whether the mask after `prefix` has this token, mostly without computing the mask.
+
+        The mask has what the parser accepts, except where text is forced: there it has one spelling only.
+        """
+        if token in self._stop_ids or self._known_mask(prefix) is not None or not self._seek(prefix):
+            return allows(self.mask(prefix), token)
+        if self._parser.is_stopped() or self._parser.compute_ff_bytes():
+            return allows(self.mask(prefix), token)
+        return self._seek([*prefix, token])
+
     def allows_text(self) -> bool:
         """Whether another token than a stop token may come next."""
         return self.ending(()) is None and bool((self.mask() & ~self._stop_bits).any()) and self._dead_end is None
@@ -110,6 +122,13 @@ class Matcher:
             num_allowed += 1
         ending = self.ending(draft[:num_allowed])
         return num_allowed if ending is None else ending.num_tokens
+
+    def forbid(self, logits: FloatRow, prefix: Sequence[int]) -> None:
+        """Set the logits of the tokens that are not allowed after `prefix` to -inf."""
+        if self._added is None:
+            self._added = np.empty((self._stop_bits.nbytes, 8), np.float32)
+        np.take(_ADDED_BY_BYTE, self.mask(prefix).view(np.uint8), axis=0, out=self._added, mode="clip")
+        logits += self._added.reshape(-1)[: logits.size]
 
     def forced(self, prefix: Sequence[int] = ()) -> Forced:
         """The text that must follow `prefix`, as the tokenizer splits it."""
@@ -191,11 +210,6 @@ _NOTHING_FORCED = Forced([], 0)
 # copy. Adding minus zero changes no number, not even minus zero.
 _BITS_OF_BYTES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 _ADDED_BY_BYTE = np.where(_BITS_OF_BYTES == 1, np.float32(-0.0), np.float32(-np.inf)).astype(np.float32)
-
-
-def forbid(logits: FloatRow, mask: Mask) -> None:
-    """Set the logits of the tokens that are not allowed to -inf."""
-    logits += _ADDED_BY_BYTE[mask.view(np.uint8)].reshape(-1)[: logits.size]
 
 
 def without_forbidden(probs: FloatRow, mask: Mask) -> FloatRow:
