@@ -102,6 +102,8 @@ class Constraints:
     def _check_satisfiable(self, made: Constraint) -> None:
         matcher = made.matcher(frozenset())
         if not matcher.allows_text():
+            if matcher.is_too_complex:
+                raise UsageError("the structured output's description is too complex; simplify it")
             ending = matcher.ending(())
             found = "nothing" if ending is not None and ending.reason == "length" else "only empty output"
             raise UsageError(f"{found} satisfies the description of the structured output; change it")
@@ -135,10 +137,11 @@ def _escaped(text: str) -> str:
 
 
 def _limits() -> LLParserLimits:
-    """llguidance's defaults bound the time of a mask; its lexer may use less memory here, 1 to 2 kB a state."""
+    """Bounds for hostile descriptions. A lexer's state takes 1 to 2 kB; 10,000 items in a mask take up to 50 ms, and an
+    object with 1,000 optional members needs that many."""
     from llguidance import LLParserLimits
 
-    return LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+    return LLParserLimits(max_lexer_states=50_000, step_max_items=10_000, verbose_errors=False)
 
 
 def _adapted(tokenizer: Tokenizer, tokenize: ExactTokenizer, num_tokens: int) -> LLTokenizer:

@@ -37,6 +37,7 @@ class Parser(Protocol):
     def is_accepting(self) -> bool: ...
     def is_stopped(self) -> bool: ...
     def is_error(self) -> bool: ...
+    def get_error(self) -> str: ...
     def deep_copy(self) -> Parser: ...
 
 
@@ -78,6 +79,7 @@ class Matcher:
         self._emitted: list[int] = []
         self._path: list[int] = []  # tokens that the parser has consumed after the emitted ones
         self._masks: list[Mask | None] = [None]  # after each number of tokens of the path
+        self.is_too_complex = False  # the parser has exceeded a limit
         self._dead_end: tuple[list[int], FinishReason] | None = None  # a path after which no token is possible
 
     def mask(self, prefix: Sequence[int] = ()) -> Mask:
@@ -196,6 +198,8 @@ class Matcher:
     def _die(self, reason: FinishReason) -> None:
         """Remember the path as a dead end, and start a parser at the emitted tokens: a failed one cannot go back."""
         self._dead_end = self._path, reason
+        if self._parser.is_error() and not self._parser.get_error().startswith("NoExtension"):
+            self.is_too_complex = True
         self._parser = self._template.deep_copy()
         self._parser.try_consume_tokens(self._emitted)
         self._path, self._masks = [], [None]
