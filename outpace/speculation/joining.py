@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outpace.core import Draft
-from outpace.decoding.matcher import FloatRow, Mask, Matcher, allows, without_forbidden
+from outpace.decoding.masks import FloatRow, Mask, allows, without_forbidden
+from outpace.decoding.matcher import Matcher
 from outpace.decoding.numerics import total
 from outpace.speculation.proposers.base import DraftAsk, Proposer
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from outpace.decoding.constraints import Constraints
-from outpace.decoding.matcher import Ending, Matcher, allows, num_members
+from outpace.decoding.masks import allows, num_members
+from outpace.decoding.matcher import Ending, Matcher
 from outpace.structured import StructuredOutput
 from tests.fakes import BOS, EOS, ByteTokenizer
 from tests.piece_tokenizer import PieceTokenizer
@@ -85,6 +86,7 @@ def test_a_draft_is_allowed_up_to_its_first_forbidden_token_and_not_past_the_end
         (b"ab", None),
         ([*b"ab", EOS], None),  # the stop token ends it
         ([*b"abc", EOS], Ending(3, "stop")),
+        (b"ax", Ending(1, "length")),  # never emitted
     ],
 )
 def test_the_end_of_the_grammar_is_found_without_a_stop_token(tokens: Sequence[int], ending: Ending | None):

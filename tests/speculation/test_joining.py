@@ -13,7 +13,8 @@ import pytest
 from outpace.core import Draft, Request
 from outpace.decoding.acceptance import Distribution
 from outpace.decoding.constraints import Constraints
-from outpace.decoding.matcher import Matcher, without_forbidden
+from outpace.decoding.masks import without_forbidden
+from outpace.decoding.matcher import Matcher
 from outpace.models.special_tokens import SpecialTokens
 from outpace.speculation import joining
 from outpace.speculation.proposers.base import DraftAsk, NoDraft
