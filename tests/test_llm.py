@@ -169,7 +169,12 @@ HELLO = [{"role": "user", "content": "hello"}]
 def test_n_structured_completions_share_one_compiled_grammar(llm, monkeypatch):
     compiled: list[object] = []
     parser = Constraints._parser
-    monkeypatch.setattr(Constraints, "_parser", lambda self, asked: compiled.append(asked) or parser(self, asked))
+
+    def noting(self: Constraints, asked: StructuredOutput) -> Any:
+        compiled.append(asked)
+        return parser(self, asked)
+
+    monkeypatch.setattr(Constraints, "_parser", noting)
     params = SamplingParams(n=3, structured=StructuredOutput(regex="[ab]{4}c"), seed=1)
     outputs = [each for output in llm.generate(["x", "y"], params) for each in output.outputs]
     assert len(outputs) == 6 and all(re.fullmatch("[ab]{4}c", each.text) for each in outputs)
