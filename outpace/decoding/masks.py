@@ -16,17 +16,18 @@ _BITS_OF_BYTES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, 
 _ADDED_BY_BYTE = np.where(_BITS_OF_BYTES == 1, np.float32(-0.0), np.float32(-np.inf)).astype(np.float32)
 
 
-class Forbidder:
-    """Sets the logits of forbidden tokens to -inf. It keeps its memory: allocating takes as long as adding."""
+class Masking:
+    """Applies masks to logits. It keeps some memory: allocating takes as long as adding."""
 
     def __init__(self) -> None:
         self._added = np.empty((0, 8), np.float32)
 
-    def __call__(self, logits: FloatRow, mask: Mask) -> None:
+    def __call__(self, logits: FloatRow, mask: Mask) -> FloatRow:
+        """A copy of the logits, with -inf for the tokens that are not allowed."""
         if len(self._added) != mask.nbytes:
             self._added = np.empty((mask.nbytes, 8), np.float32)
         np.take(_ADDED_BY_BYTE, mask.view(np.uint8), axis=0, out=self._added, mode="clip")
-        logits += self._added.reshape(-1)[: logits.size]
+        return logits + self._added.reshape(-1)[: logits.size]
 
 
 def without_forbidden(probs: FloatRow, mask: Mask) -> FloatRow:

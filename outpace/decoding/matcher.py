@@ -18,7 +18,7 @@ import numpy as np
 
 from outpace.core import FinishReason
 from outpace.decoding.acceptance import common_length
-from outpace.decoding.masks import FloatRow, Forbidder, Mask, allows, mask_of, mask_of_all
+from outpace.decoding.masks import FloatRow, Mask, Masking, allows, mask_of, mask_of_all
 
 _OTHERWISE_SPELLED = 0.8  # confidence in a token of forced text that other tokens may spell too
 
@@ -72,7 +72,7 @@ class Matcher:
         self._stop_ids = stop_ids
         self._stop_bits = mask_of(stop_ids, num_tokens)
         self._all = mask_of_all(num_tokens)
-        self._forbidder = Forbidder()
+        self._masking = Masking()
         self._emitted: list[int] = []
         self._path: list[int] = []  # tokens that the parser has consumed after the emitted ones
         self._masks: list[Mask | None] = [None]  # after each number of tokens of the path
@@ -122,9 +122,9 @@ class Matcher:
         ending = self.ending(draft[:num_allowed])
         return num_allowed if ending is None else ending.num_tokens
 
-    def forbid(self, logits: FloatRow, prefix: Sequence[int]) -> None:
-        """Set the logits of the tokens that are not allowed after `prefix` to -inf."""
-        self._forbidder(logits, self.mask(prefix))
+    def masked(self, logits: FloatRow, prefix: Sequence[int]) -> FloatRow:
+        """A copy of the logits, with -inf for the tokens that are not allowed after `prefix`."""
+        return self._masking(logits, self.mask(prefix))
 
     def forced(self, prefix: Sequence[int] = ()) -> Forced:
         """The text that must follow `prefix`, as the tokenizer splits it."""
