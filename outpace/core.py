@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from outpace.config import SamplingParams
+    from outpace.decoding.matcher import Matcher
     from outpace.decoding.sampling import Shaper
     from outpace.engine.output import OutputWriter
     from outpace.speculation.proposers.prediction import Follower
@@ -40,6 +41,7 @@ class Request:
     priority: int = 0  # a waiting request of a lower number starts first
     may_speculate: bool = True  # by the request's own setting, or else the engine's
     predicted: Follower | None = None  # the text that the client expects, if it sent one
+    matcher: Matcher | None = None  # of its structured output; the shaper's
     tokens: list[int] = field(default_factory=list)
     seq: int | None = None  # the cache sequence held while running
     num_computed: int = 0  # leading tokens whose keys and values are in the target's cache
@@ -142,7 +144,7 @@ class Draft:
     probs: list[FloatRow] | None = None
     confidence: list[float] = field(default_factory=list, compare=False)
     """The proposer's confidence in each token, given those before it; it needs calibration. It may depend on earlier
-    tokens and on whole distributions, never on which token was drawn from them."""
+    tokens and on whole distributions, never on which token was drawn from them. 1 means that no other is possible."""
 
 
 @dataclass(slots=True)

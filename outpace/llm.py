@@ -11,6 +11,7 @@ from typing import Any
 from outpace import backends
 from outpace.config import EngineConfig, Method, SamplingParams, SpeculationMode
 from outpace.core import CompletionOutput, Delta, Request, RequestOutput, Timing
+from outpace.decoding.constraints import Constraint
 from outpace.decoding.randomness import child_seed
 from outpace.engine.driver import Driver, Stream
 from outpace.engine.engine import Engine
@@ -22,6 +23,7 @@ from outpace.models.resolve import resolve_model
 from outpace.speculation.costs.file import CostFile
 from outpace.speculation.proposers.base import NoDraft, Proposer
 from outpace.speculation.proposers.draft_model import DraftModelProposer
+from outpace.speculation.proposers.grammar import GrammarProposer
 from outpace.speculation.proposers.head import HeadProposer
 from outpace.speculation.proposers.ngram import NgramProposer
 from outpace.speculation.proposers.prediction import PredictionProposer
@@ -77,6 +79,7 @@ class LLM:
     def _proposers(self) -> dict[str, Proposer]:
         proposers: list[Proposer] = [
             NoDraft(),
+            GrammarProposer(),
             NgramProposer(self.config.ngram_min, self.config.ngram_max),
             SuffixProposer(self.config.suffix_store_tokens),
             PredictionProposer(),
@@ -125,8 +128,11 @@ class LLM:
         given: Any = prompt
         is_plain = _is_one_prompt(given)
         encoded = self._encode(given) if is_plain else self.encode_chat(given)
-        prediction = self.engine.read_prediction(params)
-        return self._driver.submit(lambda: [self.engine.submit(encoded, params, prediction=prediction)])
+        # Here, because no step runs while requests are submitted.
+        constraint, prediction = self.engine.constraint_of(params), self.engine.read_prediction(params)
+        return self._driver.submit(
+            lambda: [self.engine.submit(encoded, params, constraint=constraint, prediction=prediction)]
+        )
 
     def render_chat(self, messages: Sequence[Message]) -> str:
         """A conversation as the text the model was trained to continue."""
@@ -169,13 +175,13 @@ class LLM:
         progress: bool | None,
     ) -> list[RequestOutput]:
         groups: list[list[Request]] = []
-        predictions = [self.engine.read_prediction(each) for each in params]
+        read = [(self.engine.constraint_of(each), self.engine.read_prediction(each)) for each in params]
 
         def submit_all() -> list[Request]:
             requests: list[Request] = []
             try:
-                for tokens, each, prediction in zip(encoded, params, predictions, strict=True):
-                    group = [self._submit(tokens, each, prediction, index) for index in range(each.n)]
+                for tokens, each, (constraint, prediction) in zip(encoded, params, read, strict=True):
+                    group = [self._submit(tokens, each, index, constraint, prediction) for index in range(each.n)]
                     groups.append(group)
                     requests += group
             except BaseException:
@@ -194,10 +200,15 @@ class LLM:
         ]
 
     def _submit(
-        self, tokens: Sequence[int], params: SamplingParams, prediction: Prediction | None, index: int
+        self,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        index: int,
+        constraint: Constraint | None,
+        prediction: Prediction | None,
     ) -> Request:
         seed = None if params.seed is None else child_seed(params.seed, index)
-        return self.engine.submit(tokens, params, seed=seed, prediction=prediction)
+        return self.engine.submit(tokens, params, seed=seed, constraint=constraint, prediction=prediction)
 
 
 class _Progress:

@@ -15,20 +15,28 @@ ROOT = Path(__file__).parents[1]
 BASICS = {"core", "config", "errors"}
 BACKEND_PARTS = {"backends.base", "backends.logits", "backends.memory"}
 ONE_BACKEND = BASICS | BACKEND_PARTS | {"decoding", "kv", "models"}
-SPECULATION = {"speculation.proposers", "speculation.costs", "speculation.policy", "speculation.session"}
+SPECULATION = {
+    "speculation.joining",
+    "speculation.proposers",
+    "speculation.costs",
+    "speculation.policy",
+    "speculation.session",
+}
 
 ALLOWED: dict[str, set[str]] = {
     "core": set(),
     "errors": set(),
-    "config": {"errors"},
+    "stacks": set(),
+    "structured": {"errors"},
+    "config": {"errors", "structured"},
     "metrics": {"core"},
     "backends.base": {"core"},
     "backends.logits": set(),
     "backends.memory": set(),
     "backends.curve": {"core", "backends.base"},
-    "decoding": {"core", "config", "backends.base"},
+    "decoding": BASICS | {"backends.base", "stacks", "structured"},
     "kv": {"backends.base"},
-    "models": {"errors", "backends.base"},
+    "models": {"errors", "backends.base", "stacks"},
     "backends.native": ONE_BACKEND,
     "backends.torch": ONE_BACKEND,
     "backends.llamacpp": ONE_BACKEND,
@@ -36,11 +44,18 @@ ALLOWED: dict[str, set[str]] = {
     "speculation.proposers": BASICS | {"backends.base", "decoding", "kv", "speculation.costs"},
     "speculation.costs": BASICS | {"backends.base", "decoding", "speculation.proposers", "outpace"},
     "speculation.policy": BASICS | {"decoding", "speculation.costs", "speculation.proposers"},
-    "speculation.session": {"core", "speculation.costs", "speculation.policy", "speculation.proposers"},
+    "speculation.joining": {"core", "decoding", "speculation.proposers"},
+    "speculation.session": {
+        "core",
+        "speculation.costs",
+        "speculation.joining",
+        "speculation.policy",
+        "speculation.proposers",
+    },
     "engine": BASICS | SPECULATION | {"backends.base", "decoding", "kv", "metrics"},
     "llm": BASICS | SPECULATION | {"backends", "decoding", "engine", "models"},
-    "outpace": BASICS | {"llm"},
-    "server": BASICS | {"backends.base", "decoding", "engine", "llm", "metrics", "models", "outpace"},
+    "outpace": BASICS | {"llm", "structured"},
+    "server": BASICS | {"backends.base", "decoding", "engine", "llm", "metrics", "models", "outpace", "structured"},
     "training": BASICS | {"backends.base", "backends.torch", "bench", "models"},
     "bench": BASICS | SPECULATION | {"engine", "llm", "models", "outpace", "speculation"},
 }

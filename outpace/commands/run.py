@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, get_args
 
+from outpace.commands import structured
 from outpace.config import (
     DEFAULT_AUTO_DEPTH,
     DEFAULT_CONTEXT,
@@ -46,6 +47,7 @@ examples:
   outpace run --speculation on --method suffix --depth 6 "Repeat after me: tick, tack, tick, tack"
   outpace run --model target.gguf --draft draft.gguf --speculation on "def fibonacci(n):" --raw
   outpace run --prediction old.py "Write ... again, with type hints."
+  outpace run --choice yes,no "Is the sky blue?"
   echo "Summarise: ..." | outpace run --json
 """
 
@@ -111,6 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before this text; repeatable")
     group.add_argument("--system", metavar="TEXT", help="a system message before the prompt")
     group.add_argument("--raw", action="store_true", help="continue the prompt as it is, without the chat template")
+    structured.add_arguments(parser)
     group = parser.add_argument_group("output")
     group.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     group.add_argument("--trace", action="store_true",
@@ -124,6 +127,7 @@ def execute(options: argparse.Namespace) -> int:
         name: getattr(options, name) for name in _SAMPLING if getattr(options, name) is not None
     } | {
         "speculation": SpeculationParams(acceptance=options.acceptance, threshold=options.threshold),
+        "structured": structured.structured_of(options),
         "prediction": _read_prediction(options.prediction),
     }
     SamplingParams(**given)  # report wrong usage before a model is loaded

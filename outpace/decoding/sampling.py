@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from outpace.config import SamplingParams
 from outpace.core import TokenLogprob
 from outpace.decoding.bad_words import BadWords
+from outpace.decoding.matcher import Matcher
 from outpace.decoding.numerics import LOG2_E, powers_of_two, total
 from outpace.decoding.randomness import Purpose, exponentials, key
 
@@ -43,20 +44,25 @@ class Shaper:
     """Turns one request's logits into the distribution its next token is drawn from.
 
     `prefix` is always the draft tokens before the row. State that depends on earlier tokens (penalties, min_tokens, bad
-    words) counts them as emitted, so that a row inside a draft gets exactly what it would get if those tokens had been
-    emitted one at a time. The params' bad words must be token ids.
+    words, the grammar) counts them as emitted, so that a row inside a draft gets exactly what it would get if those
+    tokens had been emitted one at a time. With a matcher, tokens that its grammar forbids get probability zero. The
+    params' bad words must be token ids.
     """
 
-    def __init__(self, params: SamplingParams, prompt: Sequence[int], stop_ids: frozenset[int]) -> None:
+    def __init__(
+        self, params: SamplingParams, prompt: Sequence[int], stop_ids: frozenset[int], matcher: Matcher | None = None
+    ) -> None:
         self.params = params
         self.stop_ids = np.fromiter(sorted(stop_ids), dtype=np.int64)
         self._bias_ids = np.fromiter(params.logit_bias.keys(), dtype=np.int64)
         self._bias = np.fromiter(params.logit_bias.values(), dtype=np.float32)
         self.sharpness = sharpness(params.temperature)
         self._bad_words = BadWords([word for word in params.bad_words if not isinstance(word, str)])
-        self.may_adjust = bool(
+        self.matcher = matcher
+        self.has_only_mask = not (
             params.logit_bias or params.has_penalties or (params.min_tokens and stop_ids) or params.bad_words
         )
+        self.may_adjust = matcher is not None or not self.has_only_mask
         self.num_output = 0
         self._prompt_ids = frozenset(prompt) if params.repetition_penalty != 1.0 else frozenset()
         self._output_counts: Counter[int] = Counter()
@@ -66,6 +72,8 @@ class Shaper:
         self.num_output += len(tokens)
         if self.may_adjust and self.params.has_penalties:
             self._output_counts.update(tokens)
+        if self.matcher is not None:
+            self.matcher.advance(tokens)
         if self.params.bad_words:
             self._bad_words.advance(tokens)
 
@@ -111,7 +119,7 @@ class Shaper:
         masks_stops = self.num_output + len(prefix) < self.params.min_tokens and self.stop_ids.size > 0
         forbidden = self.forbidden(prefix)
         if not (self._bias_ids.size or masks_stops or self.params.has_penalties or forbidden):
-            return logits
+            return logits if self.matcher is None else self.matcher.masked(logits, prefix)
         x = logits.copy()
         if self._bias_ids.size:
             x[self._bias_ids] += self._bias
@@ -121,7 +129,7 @@ class Shaper:
             x[self.stop_ids] = -np.inf
         if forbidden:
             x[forbidden] = -np.inf
-        return x
+        return x if self.matcher is None else self.matcher.masked(x, prefix)
 
     def _penalise(self, x: FloatRow, prefix: Sequence[int]) -> None:
         params = self.params

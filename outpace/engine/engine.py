@@ -20,6 +20,7 @@ from outpace.backends.base import Capacity, LoadedModel, StepResult
 from outpace.config import ResolvedConfig, SamplingParams
 from outpace.core import Case, Delta, Draft, Request, Row, StepPlan, StepStats, Verdict
 from outpace.decoding.bad_words import as_token_ids
+from outpace.decoding.constraints import Constraint, Constraints
 from outpace.decoding.randomness import child_seed
 from outpace.decoding.sampling import Shaper, token_logprob
 from outpace.decoding.verification import executor_of
@@ -68,6 +69,7 @@ class Engine:
         self._target = target
         self._runner = target.runner
         self._tokenizer = target.tokenizer
+        self.constraints = Constraints(target.tokenizer, target.runner.vocab_size)
         self._forward_and_verify = executor_of(target.runner)
         # With a runner that starts steps ahead, the host can learn while the device works. Others would wait for it.
         self._can_postpone = target.runner.capabilities.follow is not None
@@ -140,11 +142,15 @@ class Engine:
         cache_salt: str = "",
         priority: int = 0,
         prediction: Prediction | None = None,
+        constraint: Constraint | None = None,
     ) -> Request:
         """Queue a request. `seed` replaces `params.seed`, for the n completions of one prompt. `prediction` is what
         `read_prediction` returned; without it, a prediction of the params is read here.
 
         Of the waiting requests, those with a lower `priority` start first, and equal ones in the order of submission.
+        `constraint` is `params.structured`, compiled in another thread by `constraint_of`; otherwise it is compiled
+        here, which may take longer than a step.
+
         Only requests with the same `cache_salt` share prefixes and what was learned from outputs: what one request
         left behind can be noticed by how fast another one is.
         """
@@ -154,12 +160,16 @@ class Engine:
             params = replace(params, seed=child_seed(self._config.default_seed, next(self._num_submitted)))
         if seed is None:
             seed = params.seed if params.seed is not None else secrets.randbits(64)
-        request = self._request(prompt, params, seed)
+        request = self._request(prompt, params, seed, constraint or self.constraint_of(params))
         request.cache_salt, request.priority = cache_salt, priority
         prediction = prediction or self.read_prediction(params)
         request.predicted = Follower(prediction) if prediction is not None else None
         self.scheduler.add(request)
         return request
+
+    def constraint_of(self, params: SamplingParams) -> Constraint | None:
+        """Compile the structured output that the request asks for. Any thread may call it."""
+        return None if params.structured is None else self.constraints.compile(params.structured)
 
     def read_prediction(self, params: SamplingParams, check: Callable[[], None] = lambda: None) -> Prediction | None:
         """Tokenise and index a prediction, which may take milliseconds. Any thread may call it; `check` may raise an
@@ -171,16 +181,22 @@ class Engine:
     def _may_speculate(self, params: SamplingParams) -> bool:
         return (params.speculation.mode or self._config.speculation) != "off"
 
-    def _request(self, prompt: list[int], params: SamplingParams, seed: int) -> Request:
+    def _request(
+        self, prompt: list[int], params: SamplingParams, seed: int, constraint: Constraint | None = None
+    ) -> Request:
         if any(isinstance(word, str) for word in params.bad_words):
             params = replace(params, bad_words=as_token_ids(params.bad_words, self._tokenizer))
+        if constraint is not None:  # the grammar decides where the output may end
+            params = replace(params, ignore_eos=False, min_tokens=0)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._tokenizer.end_ids)
+        matcher = None if constraint is None else constraint.matcher(stop_ids)
         return Request(
             id=next(self._ids),
             params=params,
             prompt=prompt,
             seed=seed,
-            shaper=Shaper(params, prompt, stop_ids),
+            shaper=Shaper(params, prompt, stop_ids, matcher),
+            matcher=matcher,
             writer=OutputWriter(self._tokenizer, params, stop_ids),
             max_length=min(len(prompt) + params.max_tokens, self._config.max_context),
             may_speculate=self._may_speculate(params),
@@ -268,7 +284,7 @@ class Engine:
         self._session.draft(decision, stats)
         drafted = perf_counter()
         plan, cases = _plan(turns)
-        result = self._forward_and_verify(plan, cases, self._host_work(turns))
+        result = self._forward_and_verify(plan, cases, self._host_work(turns, cases))
         self._learn_postponed()  # unless it was done during the forward pass
         catch_up_seconds = self._learn_drafting(decision, result)
         deltas, outcomes = self._commit(turns, plan, result, stats)
@@ -307,17 +323,21 @@ class Engine:
         stats.schedule_seconds += perf_counter() - begin
         return turns
 
-    def _host_work(self, turns: Sequence[_Turn]) -> Callable[[], None] | None:
-        """Work for the host while the device runs: learn from the last step, and let the lookup proposers prepare the
-        requests whose prompts end in this step. None if there is none."""
+    def _host_work(self, turns: Sequence[_Turn], cases: Sequence[Case]) -> Callable[[], None] | None:
+        """Work for the host while the device runs: compute the masks that verification needs, learn from the last step,
+        and let the lookup proposers prepare the requests whose prompts end in this step. None if there is none."""
+        masked = [(case.request.matcher, case.tokens) for case in cases if case.request.matcher is not None]
         waiting: list[Request] = []
         if self.stats.num_prefill_tokens and self.costs is not None:
             begun = [turn.work.request for turn in turns if turn.work.completes and not turn.work.is_decoding]
             waiting = [request for request in begun if request.may_speculate]
-        if self._postponed is None and not waiting:
+        if self._postponed is None and not waiting and not masked:
             return None
 
         def learn_and_prepare() -> None:
+            for matcher, tokens in masked:
+                for i in range(len(tokens) + 1):
+                    matcher.mask(tokens[:i])  # the matcher keeps it
             self._learn_postponed(is_hidden=True)
             for request in waiting:
                 for name in self.policy.lookups(request):
@@ -363,13 +383,20 @@ class Engine:
         request, choice = turn.work.request, turn.choice
         num_accepted, num_emitted = verdict.num_accepted, 0
         room_left = request.max_length - len(request.tokens)
-        for token in verdict.tokens:
+        ending = None if request.matcher is None else request.matcher.ending(verdict.tokens)
+        if ending is not None and ending.num_tokens == 0:  # the grammar failed here, and nothing can follow
+            request.finish_reason = ending.reason
+            request.writer.finish()
+        for token in verdict.tokens if request.finish_reason is None else ():
             request.tokens.append(token)
             if logits is not None and request.params.logprobs is not None:
                 request.writer.logprobs.append(token_logprob(logits[num_emitted], token, request.params.logprobs))
             from_draft = num_emitted < num_accepted
             num_emitted += 1
-            request.finish_reason = request.writer.add(token, from_draft=from_draft, room_left=room_left - num_emitted)
+            ends = ending.reason if ending is not None and ending.num_tokens == num_emitted else None
+            request.finish_reason = request.writer.add(
+                token, from_draft=from_draft, room_left=room_left - num_emitted, ends=ends
+            )
             if request.finish_reason:
                 break
         emitted = verdict.tokens[:num_emitted]

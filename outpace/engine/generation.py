@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from outpace.config import SamplingParams
 from outpace.core import FinishReason, Request, TokenLogprob
+from outpace.decoding.constraints import Constraint
 from outpace.errors import OutpaceError
 from outpace.speculation.proposers.prediction_text import Prediction
 
@@ -43,6 +44,7 @@ class Order:
     cache_salt: str = ""
     priority: int = 0
     prediction: Prediction | None = None
+    constraint: Constraint | None = None
 
 
 @dataclass(slots=True)

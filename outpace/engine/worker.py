@@ -103,6 +103,7 @@ class Worker:
                     cache_salt=order.cache_salt,
                     priority=order.priority,
                     prediction=order.prediction,
+                    constraint=order.constraint,
                 )
                 self.tickets[ticket.request.id] = ticket
             except OutpaceError as error:

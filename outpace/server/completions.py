@@ -13,8 +13,10 @@ from fastapi.responses import Response
 
 from outpace.config import SamplingParams
 from outpace.decoding.bad_words import as_token_ids
+from outpace.decoding.constraints import Constraint
 from outpace.decoding.randomness import child_seed
 from outpace.engine.generation import Order
+from outpace.errors import UsageError
 from outpace.models import prompts
 from outpace.server.errors import ApiError, ErrorReply
 from outpace.server.replies import Answer, ChatAnswer, Heading, TextAnswer
@@ -48,6 +50,7 @@ class _Encoded:
 
     tokens: list[int]
     params: SamplingParams
+    constraint: Constraint | None = None
     prediction: Prediction | None = None
     echo: str = ""
 
@@ -58,8 +61,11 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     state.check_model(body.model)
     with state.engine.reserve(body.n or 1):
         messages = [message.as_dict() for message in body.messages]
+        is_long = body.structured_field is not None  # compiling must not block the event loop
         encoded = await state.offload(
-            request, lambda check: _spell_bad_words(state, [_encode_chat(state, body, messages, check)])
+            request,
+            lambda check: _spell_bad_words(state, [_encode_chat(state, body, messages, check)]),
+            is_long=is_long,
         )
     return _answer(state, body, request, encoded, ChatAnswer, "chatcmpl-")
 
@@ -74,6 +80,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         encoded = await state.offload(
             request,
             lambda check: _spell_bad_words(state, [_encode_prompt(state, body, prompt, check) for prompt in given]),
+            is_long=body.structured_field is not None,
         )
     return _answer(state, body, request, encoded, TextAnswer, "cmpl-")
 
@@ -128,7 +135,14 @@ def _fit_to_context(state: ServerState, body: SamplingFields, tokens: list[int])
     max_tokens = wanted or min(room, limit or room, body.default_tokens or recommended)
     params = body.params(state.config.default_speculation, max_tokens, defaults)
     state.engine.engine.check(tokens, params)
-    return _Encoded(tokens, params)
+    return _Encoded(tokens, params, _compile(state, body, params))
+
+
+def _compile(state: ServerState, body: SamplingFields, params: SamplingParams) -> Constraint | None:
+    try:
+        return state.engine.engine.constraint_of(params)
+    except UsageError as problem:
+        raise ApiError(400, str(problem), param=body.structured_field, code="invalid_value") from None
 
 
 def _spell_bad_words(state: ServerState, encoded: list[_Encoded]) -> list[_Encoded]:
@@ -156,7 +170,7 @@ def _answer(
     salt = f"{request.scope.get('outpace.tenant', '')}:{body.cache_salt or ''}"
     priority = body.priority or 0 if state.config.scheduling_policy == "priority" else 0
     orders = [
-        Order(each.tokens, each.params, _seed_of(each.params, index), salt, priority, each.prediction)
+        Order(each.tokens, each.params, _seed_of(each.params, index), salt, priority, each.prediction, each.constraint)
         for each in encoded
         for index in range(num_each)
     ]

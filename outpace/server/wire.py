@@ -14,15 +14,16 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from outpace.config import Acceptance, Method, SamplingParams, SpeculationMode, SpeculationParams, Workload
 from outpace.models.control_text import ROLES
+from outpace.server.body import Body
 from outpace.server.config import MAX_STOP_LENGTH, MAX_STOP_STRINGS
 from outpace.server.errors import ApiError
+from outpace.server.structured import StructuredFields
 from outpace.server.vllm_fields import TemplateFields, VllmFields
 
-MAX_FIELDS = 100  # of an object with known fields
 _FAIL_FAST = Field(fail_fast=True)
 _MANY = Field(fail_fast=True, min_length=1, max_length=1 << 16)
 Tokens = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], _FAIL_FAST]
@@ -42,18 +43,7 @@ def _only_numbers(given: object) -> object:
 Biases = Annotated[dict[str, Finite], BeforeValidator(_only_numbers)]
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_few_fields(cls, given: object) -> object:
-        if isinstance(given, dict) and len(given) > MAX_FIELDS:
-            raise ApiError(400, f"an object of the request has {len(given)} fields; at most {MAX_FIELDS} are allowed")
-        return given
-
-
-class SpeculationFields(_Body):
+class SpeculationFields(Body):
     """Speculation settings of one request. Missing fields follow the server's settings."""
 
     mode: SpeculationMode | None = None
@@ -66,13 +56,13 @@ class SpeculationFields(_Body):
     posterior_alpha: float | None = Field(None, ge=0, le=1)
 
 
-class StreamOptions(_Body):
+class StreamOptions(Body):
     include_usage: bool = False
     continuous_usage_stats: bool = Field(False, description="As in vLLM: with include_usage, every chunk has usage.")
     include_obfuscation: Literal[False] | None = None
 
 
-class SamplingFields(VllmFields, _Body):
+class SamplingFields(VllmFields, StructuredFields):
     model: str | None = Field(None, description="A name from /v1/models; may be left out.")
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -134,6 +124,7 @@ class SamplingFields(VllmFields, _Body):
             "min_tokens": self.min_tokens,
             "ignore_eos": self.ignore_eos,
             "logprobs": self.num_logprobs(),
+            "structured": self.structured(),
             **self.writing(),
             "prediction": self.predicted_text(),
         }
@@ -180,7 +171,6 @@ class ChatRequest(TemplateFields, SamplingFields):
     parallel_tool_calls: bool | None = None
     functions: Annotated[list[Any], Field(max_length=0)] | None = None
     function_call: Literal["none", "auto"] | None = None
-    response_format: TextFormat | None = None
     modalities: Annotated[list[Literal["text"]], _FAIL_FAST] | None = None
 
     def wanted_tokens(self) -> int | None:
@@ -200,20 +190,16 @@ class ChatRequest(TemplateFields, SamplingFields):
         return content if isinstance(content, str) else "".join([part.text for part in content])
 
 
-class TextPart(_Body):
+class TextPart(Body):
     type: Literal["text"]
     text: str
 
 
-class PredictedContent(_Body):
+class PredictedContent(Body):
     """OpenAI's predicted output: a text that the answer will resemble, such as a file before an edit."""
 
     type: Literal["content"]
     content: str | Annotated[list[TextPart], _FAIL_FAST]
-
-
-class TextFormat(_Body):
-    type: Literal["text"]
 
 
 class CompletionRequest(SamplingFields):
@@ -241,7 +227,7 @@ class CompletionRequest(SamplingFields):
             raise ApiError(400, f"{message}; leave it out", param="best_of", code="unsupported_parameter")
 
 
-class TokenizeRequest(TemplateFields, _Body):
+class TokenizeRequest(TemplateFields, Body):
     """A prompt, or messages to be rendered with the model's chat template."""
 
     model: str | None = None
@@ -251,7 +237,7 @@ class TokenizeRequest(TemplateFields, _Body):
     return_token_strs: bool = False
 
 
-class DetokenizeRequest(_Body):
+class DetokenizeRequest(Body):
     model: str | None = None
     tokens: Tokens
 

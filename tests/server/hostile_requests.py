@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from outpace.server.wire import ChatRequest, CompletionRequest, DetokenizeRequest, SpeculationFields, TokenizeRequest
+from tests.schemas import SchemaMaker
 
 Fields = dict[str, Any]
 
@@ -65,10 +66,40 @@ def wrong_fields(rng: Random) -> tuple[str, bytes]:
         body["speculation"] = {rng.choice(list(SpeculationFields.model_fields)): any_value(rng)}
     if "prediction" in kind.model_fields and rng.random() < 0.2:
         body["prediction"] = {"type": "content", "content": any_value(rng)}
+    if "guided_json" in kind.model_fields and rng.random() < 0.2:
+        body |= wrong_form(rng)
     if "messages" in body and rng.random() < 0.3:
         message = {rng.choice(("role", "content", "name", "tool_calls")): any_value(rng) for _ in range(2)}
         body["messages"] = [{"role": "user", "content": "a"}, message]
     return path, json.dumps(body).encode()
+
+
+_REGEXES = ("(a*)*", "[", "a{1000000}", "(.*a){50}", "(?=a)", r"\b", "\ud800", "x" * 9000, "((((a|b)*)*)*)*c")
+_GRAMMARS = (
+    "start: start",
+    'start: start start | "a" | ""',
+    "start: /[/",
+    "x",
+    'start: "a" b',
+    "%import x",
+    'start: ""',
+)
+
+
+def wrong_form(rng: Random) -> dict[str, Any]:
+    """A description of structured output: valid, broken, unsatisfiable or expensive."""
+    schema: Any = SchemaMaker(rng.randrange(1000)).make()
+    for _ in range(rng.randrange(3)):
+        schema = {rng.choice(("anyOf", "allOf", "items", "$ref", "not", "enum", "pattern")): any_value(rng), **schema}
+    return rng.choice(
+        (
+            {"guided_json": schema},
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}},
+            {"guided_regex": rng.choice(_REGEXES)},
+            {"guided_grammar": rng.choice(_GRAMMARS)},
+            {"structured_outputs": {rng.choice(("json", "regex", "choice", "grammar", "x")): any_value(rng)}},
+        )
+    )
 
 
 def deep(rng: Random) -> tuple[str, bytes]:
@@ -76,7 +107,7 @@ def deep(rng: Random) -> tuple[str, bytes]:
     levels = rng.choice((10, 900, 1100, 20_000))
     opening, closing = rng.choice((("[", "]"), ('{"a":', "}")))
     nested = opening * levels + "1" + closing * rng.choice((levels, 0, levels - 1))
-    field = rng.choice(("metadata", "chat_template_kwargs"))
+    field = rng.choice(("metadata", "chat_template_kwargs", "guided_json"))
     return path, json.dumps(valid)[:-1].encode() + f', "{field}": '.encode() + nested.encode() + b"}"
 
 
@@ -96,7 +127,8 @@ def huge(rng: Random) -> tuple[str, bytes]:
         )
     )
     field = rng.choice(("prompt", "messages", "tokens", "stop", "seed", "logit_bias", "stop_token_ids", "n", "user",
-                        "bad_words", "chat_template_kwargs"))  # fmt: skip
+                        "bad_words", "chat_template_kwargs", "guided_json", "guided_regex",
+                        "guided_choice"))  # fmt: skip
     body = {name: kept for name, kept in valid.items() if name != field}
     return path, json.dumps(body)[:-1].encode() + b"," * bool(body) + f'"{field}": {value}}}'.encode()
 

@@ -19,6 +19,7 @@ from outpace.core import Draft, MeasuredAcceptance, Request, Verdict
 from outpace.speculation.costs.curves import DraftCosts
 from outpace.speculation.costs.timing import DraftTiming
 
+MOST_CONFIDENT = 0.999  # of a model; 1 would mean that the target cannot disagree
 _TIMED_TEXT = 256  # tokens a lookup is timed on
 _TIMED_LOOKUPS = 8
 
@@ -31,6 +32,8 @@ class DraftAsk:
     depth: int
     goes_on: Callable[[float], bool] | None = None
     """A draft model calls this before it draws a token, with its confidence; False ends the draft."""
+    prefix: Sequence[int] = ()
+    """Tokens assumed to follow the request's own: a lookup drafts what comes after them."""
 
 
 class Proposer(Protocol):
@@ -41,7 +44,7 @@ class Proposer(Protocol):
     """Drafts take microseconds and no model, so the policy can get them before it decides whether to use them."""
 
     def serves(self, request: Request) -> bool:
-        """Whether it may ever have a draft for this request; if not, the policy leaves it out."""
+        """Whether it can ever have a draft for this request. The answer never changes."""
         ...
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:

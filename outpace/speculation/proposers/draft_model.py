@@ -25,7 +25,7 @@ from outpace.kv.cache import SequenceCache
 from outpace.speculation.costs.calibration import measure_draft_model, warm_up
 from outpace.speculation.costs.curves import DraftCosts
 from outpace.speculation.costs.timing import DraftTiming
-from outpace.speculation.proposers.base import DraftAsk
+from outpace.speculation.proposers.base import MOST_CONFIDENT, DraftAsk
 
 FloatRow = NDArray[np.float32]
 
@@ -244,4 +244,4 @@ class DraftModelProposer:
 
 def _largest_share(logits: FloatRow) -> float:
     """The confidence: the probability of the likeliest token at temperature 1."""
-    return 1.0 / float(np.exp(logits - logits.max()).sum())
+    return min(MOST_CONFIDENT, 1.0 / float(np.exp(logits - logits.max()).sum()))

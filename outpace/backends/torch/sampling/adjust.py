@@ -1,7 +1,8 @@
 """Applies bias, penalties and masks to logits on the device, as `Shaper` does on the host.
 
-Sparse: a row lists the tokens it changes, padded with -1, and no other token is touched. The results equal the host's
-bit for bit. A row inside a draft also counts the draft tokens before it, which only the device may know.
+Sparse, except for the masks of grammars: a row lists the tokens it changes, padded with -1, and no other token is
+touched. The results equal the host's bit for bit. A row inside a draft also counts the draft tokens before it, which
+only the device may know.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Adjustments:
     stop_ids: Tensor  # [rows, num_stops]
     num_forbidden: Tensor  # int64 [rows]: stop tokens are masked while fewer prefix tokens than this precede the row
     forbidden_ids: Tensor  # [rows, num_forbidden_ids]: tokens that would complete a bad word
+    masks: Tensor | None = None  # int32 [rows, words]: a bit per token that a grammar allows, the lowest first
 
 
 def adjust(logits: Tensor, adjustments: Adjustments) -> Tensor:
@@ -42,7 +44,13 @@ def adjust(logits: Tensor, adjustments: Adjustments) -> Tensor:
     stops = torch.where(forbids[:, None], a.stop_ids, _PADDING)
     for masked in (stops, a.forbidden_ids):
         _write(x, masked, torch.full(masked.shape, -torch.inf, device=x.device))
-    return x
+    return x if a.masks is None else x.masked_fill_(~_members(a.masks, x.shape[1]), -torch.inf)
+
+
+def _members(masks: Tensor, vocab_size: int) -> Tensor:
+    """Which tokens each row allows, [rows, vocab_size]."""
+    bits = masks[:, :, None] >> torch.arange(32, dtype=torch.int32, device=masks.device)
+    return (bits & 1).bool().flatten(1)[:, :vocab_size]
 
 
 def _seen_with_prefix(a: Adjustments) -> tuple[Tensor, Tensor]:
