@@ -11,6 +11,10 @@ from outpace.errors import PromptTooLong, UsageError
 from outpace.models.chat_template import check_messages, render_chat
 from outpace.models.control_text import check_roles, hide_controls
 from outpace.models.text_pieces import WHOLE_CHARS, added_around
+from outpace.models.tool_calls import syntax_for
+from outpace.models.tool_calls.history import adapt
+from outpace.models.tool_calls.syntax import CallSyntax
+from outpace.models.tool_calls.tools import Tool
 
 _WITHOUT_TEMPLATE = (
     "this model has no chat template; use generate (or /v1/completions) with a prompt in the format it was trained on"
@@ -30,19 +34,28 @@ def render(
     tokenizer: Tokenizer,
     messages: Sequence[Mapping[str, Any]],
     *,
+    tools: Sequence[Tool] = (),
+    syntax: CallSyntax | None = None,
     add_generation_prompt: bool = True,
     allow_control_tokens: bool = False,
 ) -> ChatPrompt:
-    """Render a conversation. Control tokens in its messages are plain text, unless they are allowed."""
-    if tokenizer.chat_template is None:
+    """Render a conversation. Control tokens in its messages and tools are plain text, unless they are allowed.
+
+    `syntax` is how the model writes calls; None: as its template shows.
+    """
+    template = tokenizer.chat_template
+    if template is None:
         raise UsageError(_WITHOUT_TEMPLATE)
     written, stand_ins = check_messages(messages), dict[int, str]()
+    described = [tool.as_dict() for tool in tools]
     if not allow_control_tokens:
         check_roles(written)
-        written, stand_ins = hide_controls(written, tokenizer.specials.controls, tokenizer.chat_template)
+        written, described, stand_ins = hide_controls(written, tokenizer.specials.controls, template, described)
+    written, unwritten = adapt(written, described, syntax or syntax_for(template), template)
     hidden = render_chat(
-        tokenizer.chat_template,
+        template,
         written,
+        tools=unwritten or None,
         bos_token=tokenizer.bos_text,
         eos_token=tokenizer.eos_text,
         add_generation_prompt=add_generation_prompt,
