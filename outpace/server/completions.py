@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from time import time
 from typing import Any
 
@@ -16,10 +17,12 @@ from outpace.decoding.randomness import child_seed
 from outpace.engine.generation import Order
 from outpace.models import prompts
 from outpace.server.errors import ApiError, ErrorReply
-from outpace.server.replies import Answer, ChatAnswer, Heading, TextAnswer
+from outpace.server.replies import Answer, ChatAnswer, Heading, TextAnswer, TokenTexts
 from outpace.server.reply_types import ChatReply, TextReply
 from outpace.server.state import Check, ServerState, state_of
 from outpace.server.streaming import EventStream, WholeReply
+from outpace.server.tool_replies import ToolAnswer
+from outpace.server.tools import ToolUse, tool_use
 from outpace.server.wire import ChatRequest, CompletionRequest, SamplingFields
 
 log = logging.getLogger("outpace.server")
@@ -45,6 +48,7 @@ class _Encoded:
     tokens: list[int]
     params: SamplingParams
     echo: str = ""
+    tools: ToolUse | None = None
 
 
 @router.post("/v1/chat/completions", response_model=ChatReply, responses=ERRORS | _STREAM, tags=["generate"])
@@ -54,7 +58,8 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     with state.engine.reserve(body.n or 1):
         messages = [message.as_dict() for message in body.messages]
         encoded = await state.offload(request, lambda check: _encode_chat(state, body, messages, check))
-    return _answer(state, body, request, [encoded], ChatAnswer, "chatcmpl-")
+    kind = ChatAnswer if encoded.tools is None else partial(ToolAnswer, use=encoded.tools)
+    return _answer(state, body, request, [encoded], kind, "chatcmpl-")
 
 
 @router.post("/v1/completions", response_model=TextReply, responses=ERRORS | _STREAM, tags=["generate"])
@@ -71,11 +76,22 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 
 
 def _encode_chat(state: ServerState, body: ChatRequest, messages: Sequence[dict[str, Any]], check: Check) -> _Encoded:
-    prompt = prompts.render(state.tokenizer, messages, allow_control_tokens=state.config.allow_control_tokens)
+    use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, state.call_syntax)
+    prompt = prompts.render(
+        state.tokenizer,
+        messages,
+        tools=() if use is None else use.tools,
+        syntax=state.call_syntax,
+        allow_control_tokens=state.config.allow_control_tokens,
+    )
     if state.config.log_prompts:
         log.info("prompt: %r", prompt.text)
     tokens = prompts.encode(state.tokenizer, prompt, max_tokens=state.max_context, check=check)
-    return _fit_to_context(state, body, tokens)
+    encoded = _fit_to_context(state, body, tokens)
+    if use is not None:
+        encoded.tools = use
+        encoded.params = replace(encoded.params, visible_tokens=use.visible_tokens(state.tokenizer))
+    return encoded
 
 
 def _encode_prompt(state: ServerState, body: CompletionRequest, prompt: str | list[int], check: Check) -> _Encoded:
@@ -116,7 +132,7 @@ def _answer(
     body: SamplingFields,
     request: Request,
     encoded: Sequence[_Encoded],
-    kind: type[Answer],
+    kind: Callable[[Heading, TokenTexts], Answer],
     prefix: str,
 ) -> Response:
     if body.stream_options is not None and not body.stream:

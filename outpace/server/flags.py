@@ -24,6 +24,7 @@ from outpace.config import (
     SpeculationMode,
 )
 from outpace.config import SpeculationParams as Speculation
+from outpace.models.tool_calls import SYNTAXES
 from outpace.server.config import LogFormat, LogLevel, ServerConfig
 
 ENGINE_FIELDS = {
@@ -59,6 +60,7 @@ SERVER_FIELDS = {
     "max_request_bytes": "max_request_bytes",
     "request_timeout": "request_timeout",
     "allow_control_tokens": "allow_control_tokens",
+    "tool_call_parser": "tool_call_parser",
     "shutdown_timeout": "shutdown_timeout",
     "log_level": "log_level",
     "log_format": "log_format",
@@ -95,7 +97,7 @@ LACKING = {
 }  # fmt: skip
 
 # Flags that choose between implementations inside vLLM. They are accepted because vLLM command lines contain them.
-WITHOUT_EFFECT = ("use_v2_block_manager",)
+WITHOUT_EFFECT = ("use_v2_block_manager", "enable_auto_tool_choice")
 
 ACCEPTANCE: dict[str, Acceptance] = {"rejection_sampler": "exact", "typical_acceptance_sampler": "typical"}
 
@@ -172,6 +174,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flags.add("--max-request-bytes", "largest request body", server.max_request_bytes, metavar="N", type=int)
     flags.add("--allow-control-tokens", "control tokens in messages have their effect, and any role is accepted "
               "(default: they are plain text)", action="store_true")  # fmt: skip
+    flags.add("--tool-call-parser", "how the model writes calls of functions; auto: as its chat template shows",
+              server.tool_call_parser, choices=("auto", *SYNTAXES))  # fmt: skip
     flags.add("--request-timeout", "seconds an answer may take", server.request_timeout, metavar="S", type=float)
     flags.add("--shutdown-timeout", "seconds that running answers may take after SIGTERM", server.shutdown_timeout,
               metavar="S", type=float)  # fmt: skip

@@ -85,8 +85,9 @@ class Answer:
         self._record(piece)
         deltas = [] if piece.index in self._opened else self.opening(piece.index)
         self._opened.add(piece.index)
-        if piece.text or piece.is_last or (self.heading.with_logprobs and piece.logprobs):
-            deltas.append(self.delta(piece))
+        delta = self.delta(piece)
+        if delta is not None:
+            deltas.append(delta)
         return "".join([f"{self._chunk_begin}{_to_json(delta)}]{self._chunk_end}" for delta in deltas]).encode()
 
     def closing(self) -> bytes:
@@ -122,11 +123,15 @@ class Answer:
     def opening(self, index: int) -> list[dict[str, Any]]:
         raise NotImplementedError
 
-    def delta(self, piece: Piece) -> dict[str, Any]:
+    def delta(self, piece: Piece) -> dict[str, Any] | None:
+        """The choice of a chunk; None if the piece adds nothing that a client sees."""
         raise NotImplementedError
 
     def choice(self, piece: Piece) -> dict[str, Any]:
         raise NotImplementedError
+
+    def _has_news(self, piece: Piece) -> bool:
+        return bool(piece.text) or piece.is_last or (self.heading.with_logprobs and bool(piece.logprobs))
 
     def _record(self, piece: Piece) -> None:
         self.num_completion_tokens += len(piece.token_ids)
@@ -145,7 +150,9 @@ class ChatAnswer(Answer):
         delta = {"role": "assistant", "content": ""}
         return [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}]
 
-    def delta(self, piece: Piece) -> dict[str, Any]:
+    def delta(self, piece: Piece) -> dict[str, Any] | None:
+        if not self._has_news(piece):
+            return None
         delta = {"content": piece.text} if piece.text else {}
         return self._choice_fields(piece) | {"delta": delta}
 
@@ -179,13 +186,15 @@ class TextAnswer(Answer):
         echo = self.heading.echoes[index]
         return [{"index": index, "text": echo, "logprobs": None, "finish_reason": None}] if echo else []
 
-    def delta(self, piece: Piece) -> dict[str, Any]:
+    def delta(self, piece: Piece) -> dict[str, Any] | None:
+        return self._text_choice(piece) if self._has_news(piece) else None
+
+    def _text_choice(self, piece: Piece) -> dict[str, Any]:
         logprobs = self._logprobs(piece.index, piece.logprobs) if self.heading.with_logprobs else None
         return {"index": piece.index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish_reason}
 
     def choice(self, piece: Piece) -> dict[str, Any]:
-        delta = self.delta(piece)
-        return delta | {"text": self.heading.echoes[piece.index] + piece.text}
+        return self._text_choice(piece) | {"text": self.heading.echoes[piece.index] + piece.text}
 
     def _logprobs(self, index: int, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
         tokens = [self.texts.text(entry.token_id) for entry in entries]

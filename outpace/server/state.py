@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from outpace.backends.base import Tokenizer
 from outpace.engine.async_engine import AsyncEngine
 from outpace.metrics import Exporter, Histogram
+from outpace.models.tool_calls import syntax_for
 from outpace.server.config import ServerConfig
 from outpace.server.errors import CLIENT_LEFT, ApiError
 from outpace.server.replies import TokenTexts
@@ -74,6 +75,7 @@ class ServerState:
 
     def __post_init__(self) -> None:
         self.texts = TokenTexts(self.tokenizer)
+        self.call_syntax = syntax_for(self.tokenizer.chat_template, self.config.tool_call_parser)
         self.registry.register(Exporter(self.engine.metrics, self.model_name))
         self.registry.register(self.http)
 

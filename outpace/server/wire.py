@@ -19,6 +19,7 @@ from outpace.config import Acceptance, Method, SamplingParams, SpeculationMode, 
 from outpace.models.control_text import ROLES
 from outpace.server.config import MAX_STOP_LENGTH, MAX_STOP_STRINGS
 from outpace.server.errors import ApiError
+from outpace.server.tools import ToolChoice, Tools
 
 MAX_FIELDS = 100  # of an object with known fields
 _FAIL_FAST = Field(fail_fast=True)
@@ -146,12 +147,19 @@ class Message(BaseModel):
 
     def as_dict(self) -> dict[str, Any]:
         extra = {name: value for name, value in (self.model_extra or {}).items() if value not in (None, [], {})}
-        unknown = sorted(set(extra) - {"name"})
+        unknown = sorted(set(extra) - {"name", "tool_calls", "tool_call_id"})
         if unknown:
             raise ApiError(400, f"messages with {unknown[0]} are not supported; send text only", param="messages")
         if not isinstance(extra.get("name", ""), str):
             raise ApiError(400, "the name of a message must be a string", param="messages", code="invalid_value")
         return {"role": self.role, "content": self.content, **extra}
+
+
+def _use_tools(given: object) -> object:
+    if given not in ([], "none", "auto"):
+        message = "functions and function_call are OpenAI's older fields; use tools and tool_choice"
+        raise ApiError(400, message, param="functions", code="unsupported_parameter")
+    return given
 
 
 Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1)]
@@ -162,12 +170,12 @@ class ChatRequest(SamplingFields):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    # Accepted only with values that do not use the feature
-    tools: Annotated[list[Any], Field(max_length=0)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    functions: Annotated[list[Any], Field(max_length=0)] | None = None
-    function_call: Literal["none", "auto"] | None = None
+    # Accepted only with values that do not use the feature
+    functions: Annotated[list[Any], Field(max_length=0), BeforeValidator(_use_tools)] | None = None
+    function_call: Annotated[Literal["none", "auto"], BeforeValidator(_use_tools)] | None = None
     response_format: TextFormat | None = None
     modalities: Annotated[list[Literal["text"]], _FAIL_FAST] | None = None
 
@@ -217,6 +225,7 @@ class TokenizeRequest(_Body):
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
+    tools: Tools | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     return_token_strs: bool = False

@@ -40,6 +40,11 @@ class Found:
     content: str = ""
     calls: list[CallDelta] = field(default_factory=list)
 
+    def joined(self, later: Found) -> Found:
+        """This and what the end of the answer added, where no call begins or grows."""
+        assert not later.calls
+        return Found(self.content + later.content, self.calls)
+
 
 class _NotACall(Exception):
     """The last character cannot belong to a call."""

@@ -11,7 +11,9 @@ from outpace.errors import UsageError
 
 MAX_TOOLS = 128
 MAX_SCHEMA_DEPTH = 64  # lists and objects inside each other; llguidance and templates recurse for each
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}", re.ASCII)
+NAME_PATTERN = "[a-zA-Z0-9_-]{1,64}"
+_TOOL_FIELDS = {"type", "function"}
+_FUNCTION_FIELDS = {"name", "description", "parameters", "strict"}
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -46,8 +48,11 @@ def _check_tool(where: str, tool: object) -> Tool:
     function = tool.get("function") if isinstance(tool, Mapping) else None
     if not isinstance(tool, Mapping) or tool.get("type") != "function" or not isinstance(function, Mapping):
         raise UsageError(f"{where} must be a function: {{'type': 'function', 'function': {{'name': ...}}}}")
+    unknown = sorted(map(str, [*(set(tool) - _TOOL_FIELDS), *(set(function) - _FUNCTION_FIELDS)]))
+    if unknown:
+        raise UsageError(f"{where} has a field that is not known, {unknown[0][:64]!r}; leave it out")
     name, description = function.get("name"), function.get("description")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name):
         raise UsageError(f"{where} needs a name of 1 to 64 letters, digits, underscores and hyphens")
     if not isinstance(description, str | None):
         raise UsageError(f"the description of {where} must be a string")

@@ -1,0 +1,66 @@
+"""A fake model that says what a test wants it to say, behind a server of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outpace.models.special_tokens import SpecialToken, SpecialTokens
+from tests.fakes import EOS, ByteTokenizer, FakeModel, fake_engine
+from tests.server_helper import LiveServer, live
+
+ANSWER_BEGINS = "\nassistant:"
+
+
+class ScriptedTokenizer(ByteTokenizer):
+    """Bytes, and one control token more, as families have that begin calls with one."""
+
+    def __init__(self, control: str, template: str) -> None:
+        self._control = control
+        self.vocab_size = 259
+        self.chat_template = template + ANSWER_BEGINS
+        self.specials = SpecialTokens([*ByteTokenizer.specials.tokens, SpecialToken(258, control, is_control=True)])
+
+
+class ScriptedModel(FakeModel):
+    """Answers a prompt with `answer(prompt)`. What a grammar forbids it cannot say: then it says the likeliest byte."""
+
+    def __init__(self, answer: Callable[[str], str], tokenizer: ByteTokenizer) -> None:
+        super().__init__(tokenizer.vocab_size)
+        self._answer = answer
+        self._tokenizer = tokenizer
+
+    def logits(self, context: Sequence[int]) -> NDArray[np.float32]:
+        begin = _end_of_last(list(context), list(ANSWER_BEGINS.encode()))
+        prompt = b"".join(map(self._tokenizer.token_bytes, context[:begin])).decode(errors="replace")
+        answer = self._tokenizer.encode(self._answer(prompt), add_special=False)
+        place = len(context) - begin
+        row = np.zeros(self.vocab_size, np.float32)
+        row[answer[place] if place < len(answer) else EOS] = 60.0
+        return row
+
+
+def _end_of_last(tokens: list[int], wanted: list[int]) -> int:
+    for end in range(len(tokens), len(wanted) - 1, -1):
+        if tokens[end - len(wanted) : end] == wanted:
+            return end
+    return 0
+
+
+@contextmanager
+def scripted(
+    answer: str | Callable[[str], str], *, template: str = "", control: str = "<|control|>", **options: Any
+) -> Iterator[LiveServer]:
+    """A server whose model gives this answer, or the answer of a function to the prompt."""
+    tokenizer = ScriptedTokenizer(
+        control, template or "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    )
+    model = ScriptedModel(answer if callable(answer) else lambda _: answer, tokenizer)
+    engine = fake_engine(model, tokenizer=tokenizer, max_context=4096, cache_tokens=16384, speculation="off")
+    with live(engine, tokenizer, 4096, **options) as server:
+        yield server
+        server.check_clean()
