@@ -123,7 +123,7 @@ def test_every_flag_goes_somewhere():
     add_flags(parser)
     names = {action.dest for action in parser._actions} - {"help"}
     by_name = {"model_argument", "served_model_name", "api_key", "api_key_file", "allowed_origins", "config"}
-    by_name |= {"spec_decoding_acceptance_method", "use_v2_block_manager"}
+    by_name |= {"spec_decoding_acceptance_method", *WITHOUT_EFFECT}
     by_name |= {f"typical_acceptance_sampler_posterior_{what}" for what in ("threshold", "alpha")}
     assert names == by_name | set(ENGINE_FIELDS) | set(SERVER_FIELDS) | set(LACKING)
     assert set(SERVER_FIELDS.values()) <= set(ServerConfig.__dataclass_fields__)
