@@ -11,6 +11,7 @@ from typing import Any
 from outpace import backends
 from outpace.config import EngineConfig, Method, SamplingParams, SpeculationMode
 from outpace.core import CompletionOutput, Delta, Request, RequestOutput, Timing
+from outpace.decoding.constraints import Constraint
 from outpace.decoding.randomness import child_seed
 from outpace.engine.driver import Driver, Stream
 from outpace.engine.engine import Engine
@@ -118,7 +119,8 @@ class LLM:
         given: Any = prompt
         is_plain = _is_one_prompt(given)
         encoded = self._encode(given) if is_plain else self.encode_chat(given)
-        return self._driver.submit(lambda: [self.engine.submit(encoded, params)])
+        constraint = self.engine.constraint_of(params)  # here, because no step runs while requests are submitted
+        return self._driver.submit(lambda: [self.engine.submit(encoded, params, constraint=constraint)])
 
     def render_chat(self, messages: Sequence[Message]) -> str:
         """A conversation as the text the model was trained to continue."""
@@ -161,12 +163,13 @@ class LLM:
         progress: bool | None,
     ) -> list[RequestOutput]:
         groups: list[list[Request]] = []
+        constraints = [self.engine.constraint_of(each) for each in params]
 
         def submit_all() -> list[Request]:
             requests: list[Request] = []
             try:
-                for tokens, each in zip(encoded, params, strict=True):
-                    group = [self._submit(tokens, each, index) for index in range(each.n)]
+                for tokens, each, constraint in zip(encoded, params, constraints, strict=True):
+                    group = [self._submit(tokens, each, index, constraint) for index in range(each.n)]
                     groups.append(group)
                     requests += group
             except BaseException:
@@ -184,9 +187,11 @@ class LLM:
             for text, tokens, group in zip(texts, encoded, groups, strict=True)
         ]
 
-    def _submit(self, tokens: Sequence[int], params: SamplingParams, index: int) -> Request:
+    def _submit(
+        self, tokens: Sequence[int], params: SamplingParams, index: int, constraint: Constraint | None
+    ) -> Request:
         seed = None if params.seed is None else child_seed(params.seed, index)
-        return self.engine.submit(tokens, params, seed=seed)
+        return self.engine.submit(tokens, params, seed=seed, constraint=constraint)
 
 
 class _Progress:

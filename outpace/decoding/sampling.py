@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from outpace.config import SamplingParams
 from outpace.core import TokenLogprob
+from outpace.decoding.matcher import Matcher, forbid
 from outpace.decoding.numerics import LOG2_E, powers_of_two, total
 from outpace.decoding.randomness import Purpose, exponentials, key
 
@@ -40,18 +41,23 @@ def sharpness(temperature: float) -> np.float32:
 class Shaper:
     """Turns one request's logits into the distribution its next token is drawn from.
 
-    `prefix` is always the draft tokens before the row. State that depends on earlier tokens (penalties, min_tokens)
-    counts them as emitted, so that a row inside a draft gets exactly what it would get if those tokens had been emitted
-    one at a time.
+    `prefix` is always the draft tokens before the row. State that depends on earlier tokens (penalties, min_tokens, the
+    grammar) counts them as emitted, so that a row inside a draft gets exactly what it would get if those tokens had
+    been emitted one at a time. With a matcher, tokens that its grammar forbids get probability zero.
     """
 
-    def __init__(self, params: SamplingParams, prompt: Sequence[int], stop_ids: frozenset[int]) -> None:
+    def __init__(
+        self, params: SamplingParams, prompt: Sequence[int], stop_ids: frozenset[int], matcher: Matcher | None = None
+    ) -> None:
         self.params = params
         self.stop_ids = np.fromiter(sorted(stop_ids), dtype=np.int64)
         self._bias_ids = np.fromiter(params.logit_bias.keys(), dtype=np.int64)
         self._bias = np.fromiter(params.logit_bias.values(), dtype=np.float32)
         self.sharpness = sharpness(params.temperature)
-        self.may_adjust = bool(params.logit_bias or params.has_penalties or (params.min_tokens and stop_ids))
+        self.matcher = matcher
+        self.may_adjust = bool(
+            params.logit_bias or params.has_penalties or (params.min_tokens and stop_ids) or matcher is not None
+        )
         self.num_output = 0
         self._prompt_ids = frozenset(prompt) if params.repetition_penalty != 1.0 else frozenset()
         self._output_counts: Counter[int] = Counter()
@@ -61,6 +67,8 @@ class Shaper:
         self.num_output += len(tokens)
         if self.may_adjust and self.params.has_penalties:
             self._output_counts.update(tokens)
+        if self.matcher is not None:
+            self.matcher.advance(tokens)
 
     @property
     def token_counts(self) -> dict[int, int]:
@@ -98,7 +106,7 @@ class Shaper:
     def adjusted(self, logits: FloatRow, prefix: Sequence[int]) -> FloatRow:
         """Apply bias, penalties and masks. Returns `logits` itself, not a copy, if none applies; see `may_adjust`."""
         masks_stops = self.num_output + len(prefix) < self.params.min_tokens and self.stop_ids.size > 0
-        if not (self._bias_ids.size or masks_stops or self.params.has_penalties):
+        if not (self._bias_ids.size or masks_stops or self.params.has_penalties or self.matcher is not None):
             return logits
         x = logits.copy()
         if self._bias_ids.size:
@@ -107,6 +115,8 @@ class Shaper:
             self._penalise(x, prefix)
         if masks_stops:
             x[self.stop_ids] = -np.inf
+        if self.matcher is not None:
+            forbid(x, self.matcher.mask(prefix))
         return x
 
     def _penalise(self, x: FloatRow, prefix: Sequence[int]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from time import perf_counter
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from outpace.backends.base import Capacity, LoadedModel, StepResult
 from outpace.config import ResolvedConfig, SamplingParams
 from outpace.core import Case, Delta, Draft, Request, Row, StepPlan, StepStats, Verdict
+from outpace.decoding.constraints import Constraint, Constraints
 from outpace.decoding.sampling import Shaper, token_logprob
 from outpace.decoding.verification import executor_of
 from outpace.engine.collection import PausedCollection
@@ -64,6 +65,7 @@ class Engine:
         self._target = target
         self._runner = target.runner
         self._tokenizer = target.tokenizer
+        self.constraints = Constraints(target.tokenizer, target.runner.vocab_size)
         self._forward_and_verify = executor_of(target.runner)
         # With a runner that starts steps ahead, the host can learn while the device works. Others would wait for it.
         self._can_postpone = target.runner.capabilities.follow is not None
@@ -123,9 +125,18 @@ class Engine:
         return self.scheduler.has_requests
 
     def submit(
-        self, prompt: Sequence[int], params: SamplingParams, *, seed: int | None = None, cache_salt: str = ""
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        seed: int | None = None,
+        cache_salt: str = "",
+        constraint: Constraint | None = None,
     ) -> Request:
         """Queue a request. `seed` replaces `params.seed`, for the n completions of one prompt.
+
+        `constraint` is `params.structured`, compiled in another thread by `constraint_of`; otherwise it is compiled
+        here, which may take longer than a step.
 
         Only requests with the same `cache_salt` share prefixes and what was learned from outputs: what one request
         left behind can be noticed by how fast another one is.
@@ -134,19 +145,27 @@ class Engine:
         self.check(prompt, params)
         if seed is None:
             seed = params.seed if params.seed is not None else secrets.randbits(64)
-        request = self._request(prompt, params, seed)
+        request = self._request(prompt, params, seed, constraint or self.constraint_of(params))
         request.cache_salt = cache_salt
         self.scheduler.add(request)
         return request
 
-    def _request(self, prompt: list[int], params: SamplingParams, seed: int) -> Request:
+    def constraint_of(self, params: SamplingParams) -> Constraint | None:
+        """Compile the structured output that the request asks for. Any thread may call it."""
+        return None if params.structured is None else self.constraints.compile(params.structured)
+
+    def _request(
+        self, prompt: list[int], params: SamplingParams, seed: int, constraint: Constraint | None = None
+    ) -> Request:
+        if constraint is not None:  # the grammar decides where the output may end
+            params = replace(params, ignore_eos=False, min_tokens=0)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._tokenizer.end_ids)
         return Request(
             id=next(self._ids),
             params=params,
             prompt=prompt,
             seed=seed,
-            shaper=Shaper(params, prompt, stop_ids),
+            shaper=Shaper(params, prompt, stop_ids, None if constraint is None else constraint.matcher(stop_ids)),
             writer=OutputWriter(self._tokenizer, params, stop_ids),
             max_length=min(len(prompt) + params.max_tokens, self._config.max_context),
             may_speculate=(params.speculation.mode or self._config.speculation) != "off",
@@ -329,13 +348,21 @@ class Engine:
         request, choice = turn.work.request, turn.choice
         num_accepted, num_emitted = verdict.num_accepted, 0
         room_left = request.max_length - len(request.tokens)
-        for token in verdict.tokens:
+        matcher = request.shaper.matcher
+        ending = None if matcher is None else matcher.ending(verdict.tokens)
+        if ending is not None and ending.num_tokens == 0:  # the grammar failed here, and nothing can follow
+            request.finish_reason = ending.reason
+            request.writer.finish()
+        for token in verdict.tokens if request.finish_reason is None else ():
             request.tokens.append(token)
             if logits is not None and request.params.logprobs is not None:
                 request.writer.logprobs.append(token_logprob(logits[num_emitted], token, request.params.logprobs))
             from_draft = num_emitted < num_accepted
             num_emitted += 1
-            request.finish_reason = request.writer.add(token, from_draft=from_draft, room_left=room_left - num_emitted)
+            ends = ending.reason if ending is not None and ending.num_tokens == num_emitted else None
+            request.finish_reason = request.writer.add(
+                token, from_draft=from_draft, room_left=room_left - num_emitted, ends=ends
+            )
             if request.finish_reason:
                 break
         emitted = verdict.tokens[:num_emitted]

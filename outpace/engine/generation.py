@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from outpace.config import SamplingParams
 from outpace.core import FinishReason, Request, TokenLogprob
+from outpace.decoding.constraints import Constraint
 from outpace.errors import OutpaceError
 
 
@@ -34,12 +35,13 @@ class Overloaded(OutpaceError):
 
 @dataclass(slots=True)
 class Order:
-    """One requested completion. `seed` replaces `params.seed`; `cache_salt` is as in `Engine.submit`."""
+    """One requested completion. `seed` replaces `params.seed`; the other fields are as in `Engine.submit`."""
 
     prompt: Sequence[int]
     params: SamplingParams
     seed: int | None = None
     cache_salt: str = ""
+    constraint: Constraint | None = None
 
 
 @dataclass(slots=True)

@@ -45,8 +45,13 @@ class OutputWriter:
         self._decode()
         return "".join(self._shown[num_segments:])
 
-    def add(self, token: int, *, from_draft: bool, room_left: int) -> FinishReason | None:
-        """Add the next token; returns why the request ends, if it does. `room_left`: tokens that may still follow."""
+    def add(
+        self, token: int, *, from_draft: bool, room_left: int, ends: FinishReason | None = None
+    ) -> FinishReason | None:
+        """Add the next token; returns why the request ends, if it does.
+
+        `room_left`: tokens that may still follow; `ends`: why the request ends after this token in any case.
+        """
         self.num_tokens += 1
         if token in self._stop_ids and self.num_tokens >= self._params.min_tokens:
             self.finish()
@@ -54,10 +59,11 @@ class OutputWriter:
         self._undecoded.append((token, from_draft))
         if self._longest_stop and self._decode():
             return "stop"
-        if room_left <= 0:
+        if ends is None and room_left <= 0:
+            ends = "length"
+        if ends is not None:
             self.finish()
-            return "length"
-        return None
+        return ends
 
     def finish(self) -> None:
         """End the output: show the held text, and an unfinished character as U+FFFD."""

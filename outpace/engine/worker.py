@@ -97,7 +97,11 @@ class Worker:
             order = ticket.order
             try:
                 ticket.request = self._engine.submit(
-                    order.prompt, order.params, seed=order.seed, cache_salt=order.cache_salt
+                    order.prompt,
+                    order.params,
+                    seed=order.seed,
+                    cache_salt=order.cache_salt,
+                    constraint=order.constraint,
                 )
                 self.tickets[ticket.request.id] = ticket
             except OutpaceError as error:

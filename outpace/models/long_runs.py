@@ -8,11 +8,11 @@ thread with a larger stack, up to a limit.
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from outpace.errors import UsageError
+from outpace.stacks import run_on_stack
 
 R = TypeVar("R")
 
@@ -32,7 +32,6 @@ _RUNS = (
     re.compile(r"(?:[^\w\s]|_)+"),
     re.compile("[^\\s.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c]+"),
 )
-_stack_lock = threading.Lock()
 
 
 def longest_run(text: str) -> int:
@@ -50,27 +49,4 @@ def on_deep_stack(text: str, work: Callable[[], R]) -> R:
             f"the text has {longest // 2} characters without a break, which this model's tokenizer cannot split; "
             f"insert spaces, so that there are at most {MAX_RUN_CHARS // 2}"
         )
-    return _in_thread(work)
-
-
-def _in_thread(work: Callable[[], R]) -> R:
-    outcome: list[Any] = []
-
-    def run() -> None:
-        try:
-            outcome.extend((work(), None))
-        except BaseException as error:
-            outcome.extend((None, error))
-
-    thread = threading.Thread(target=run, name="outpace-tokenize", daemon=True)
-    with _stack_lock:  # the size is a setting of the process, for the threads that start next
-        before = threading.stack_size(_STACK_BYTES)
-        try:
-            thread.start()
-        finally:
-            threading.stack_size(before)
-    thread.join()
-    result, error = outcome
-    if error is not None:
-        raise error
-    return result  # type: ignore[no-any-return]
+    return run_on_stack(_STACK_BYTES, work)

@@ -1,0 +1,182 @@
+"""Follows one request through its grammar: which tokens may come next, after the emitted ones and part of a draft.
+
+A matcher has one parser, which it moves along a draft by consuming tokens and back by rolling back. Its answers depend
+only on the emitted tokens and the prefix, not on what was asked before. Masks along the latest draft are kept, so the
+mask that was computed to cut a draft also serves its verification.
+
+A parser that exceeds its limits, or finds that nothing can follow, is at a dead end. The request then ends there, with
+the reason "length", as an incomplete answer does; the step goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outpace.core import FinishReason
+from outpace.decoding.acceptance import common_length
+
+FloatRow = NDArray[np.float32]
+Mask = NDArray[np.uint32]  # one bit per token, the lowest bit first; a set bit is an allowed token
+
+
+class Parser(Protocol):
+    """The part of `llguidance.LLMatcher` that a matcher uses."""
+
+    def try_consume_tokens(self, tokens: list[int]) -> int: ...
+    def rollback(self, num_tokens: int) -> bool: ...
+    def unsafe_compute_mask_ptr(self, trg_pointer: int, trg_byte_size: int) -> None: ...
+    def compute_ff_bytes(self) -> bytes: ...
+    def is_accepting(self) -> bool: ...
+    def is_stopped(self) -> bool: ...
+    def is_error(self) -> bool: ...
+    def deep_copy(self) -> Parser: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The request ends after this many of the given tokens."""
+
+    num_tokens: int
+    reason: FinishReason
+
+
+class Matcher:
+    def __init__(
+        self, template: Parser, vocab_size: int, stop_ids: frozenset[int], tokenize: Callable[[bytes], list[int]]
+    ) -> None:
+        """`template` is a parser at the start, which is only copied; `tokenize` splits forced text into tokens.
+
+        Any token of `stop_ids` ends the request, so the parser never gets one.
+        """
+        self._template = template
+        self._parser = template.deep_copy()
+        self._tokenize = tokenize
+        self._stop_ids = stop_ids
+        self._stop_bits = _bits_of(stop_ids, vocab_size)
+        self._all = _all_bits(vocab_size)
+        self._emitted: list[int] = []
+        self._path: list[int] = []  # tokens that the parser has consumed after the emitted ones
+        self._masks: list[Mask | None] = [None]  # after each number of tokens of the path
+        self._dead_end: tuple[list[int], FinishReason] | None = None  # a path after which no token is possible
+
+    def mask(self, prefix: Sequence[int] = ()) -> Mask:
+        """The tokens allowed after `prefix`; stop tokens exactly where the grammar may end. Do not change it.
+
+        All tokens, if no token after `prefix` can be emitted: it has a forbidden token, or the request ends before.
+        """
+        if not self._seek(prefix):
+            return self._all
+        known = self._masks[-1]
+        if known is None:
+            known = self._masks[-1] = self._computed()
+            if known is None:
+                return self._all
+        return known
+
+    def allows_text(self) -> bool:
+        """Whether another token than a stop token may come next."""
+        return self.ending(()) is None and bool((self.mask() & ~self._stop_bits).any()) and self._dead_end is None
+
+    def count_allowed(self, draft: Sequence[int]) -> int:
+        """How many leading tokens of a draft are allowed; those after the end of the grammar are not."""
+        self._seek(draft)
+        if self._dead_end is not None and _begins_with(draft, self._dead_end[0]):
+            return len(self._dead_end[0])
+        num_allowed = len(self._path)
+        if num_allowed < len(draft) and draft[num_allowed] in self._stop_ids and self._parser.is_accepting():
+            num_allowed += 1
+        ending = self.ending(draft[:num_allowed])
+        return num_allowed if ending is None else ending.num_tokens
+
+    def forced(self, prefix: Sequence[int] = ()) -> list[int]:
+        """Tokens of the text that must follow `prefix`, as the tokenizer splits it; other tokens may spell it too."""
+        if not self._seek(prefix) or self._parser.is_stopped():
+            return []
+        text = self._parser.compute_ff_bytes()
+        return self._tokenize(text) if text else []
+
+    def ending(self, tokens: Sequence[int]) -> Ending | None:
+        """Where the grammar ends, or fails, if these tokens are emitted. A stop token ends a request anyway."""
+        self._seek(tokens)
+        if self._dead_end is not None and _begins_with(tokens, self._dead_end[0]):
+            return Ending(len(self._dead_end[0]), self._dead_end[1])
+        return Ending(len(self._path), "stop") if self._parser.is_stopped() else None
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Record emitted tokens."""
+        self._seek(tokens)
+        if self._dead_end is not None:
+            path, reason = self._dead_end
+            self._dead_end = (path[len(tokens) :], reason) if _begins_with(path, tokens) else None
+        self._emitted += self._path
+        self._path, self._masks = [], self._masks[-1:]
+
+    def _seek(self, prefix: Sequence[int]) -> bool:
+        """Move the parser along `prefix`; False if it stands before a stop token, a forbidden one or a dead end."""
+        path = self._path
+        same = common_length(path, prefix)
+        if same < len(path):
+            self._parser.rollback(len(path) - same)
+            del path[same:], self._masks[same + 1 :]
+        if self._dead_end is not None and _begins_with(prefix, self._dead_end[0]):
+            return False
+        if same < len(prefix):
+            rest = list(prefix[same:])
+            until_stop = next((i for i, token in enumerate(rest) if token in self._stop_ids), len(rest))
+            num_consumed = self._parser.try_consume_tokens(rest[:until_stop])
+            path += rest[:num_consumed]
+            self._masks += [None] * num_consumed
+            if self._parser.is_error():
+                self._die("length")
+        return len(self._path) == len(prefix)
+
+    def _computed(self) -> Mask | None:
+        """The mask at the parser's place; None if nothing can follow or the parser fails."""
+        mask = np.empty_like(self._stop_bits)
+        self._parser.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        is_accepting = not self._parser.is_error() and self._parser.is_accepting()
+        if is_accepting:
+            mask |= self._stop_bits
+        if self._parser.is_error() or not mask.any():
+            self._die("stop" if is_accepting else "length")
+            return None
+        return mask
+
+    def _die(self, reason: FinishReason) -> None:
+        """Remember the path as a dead end, and start a parser at the emitted tokens: a failed one cannot go back."""
+        self._dead_end = self._path, reason
+        self._parser = self._template.deep_copy()
+        self._parser.try_consume_tokens(self._emitted)
+        self._path, self._masks = [], [None]
+
+
+def _begins_with(tokens: Sequence[int], beginning: Sequence[int]) -> bool:
+    return list(tokens[: len(beginning)]) == list(beginning)
+
+
+def forbid(logits: FloatRow, mask: Mask) -> None:
+    """Set the logits of the tokens that are not allowed to -inf."""
+    allowed = np.unpackbits(mask.view(np.uint8), count=logits.size, bitorder="little").view(np.bool_)
+    np.copyto(logits, np.float32(-np.inf), where=~allowed)
+
+
+def num_members(mask: Mask) -> int:
+    """How many tokens a mask allows."""
+    return int.from_bytes(mask.tobytes(), "little").bit_count()
+
+
+def _bits_of(tokens: frozenset[int], vocab_size: int) -> Mask:
+    bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
+    bits[sorted(tokens)] = 1
+    return np.packbits(bits, bitorder="little").view(np.uint32)
+
+
+def _all_bits(vocab_size: int) -> Mask:
+    bits = np.full(-(-vocab_size // 32), 0xFFFFFFFF, np.uint32)
+    bits[-1] >>= np.uint32(-vocab_size % 32)
+    return bits
