@@ -27,7 +27,7 @@ class ScriptedTokenizer(ByteTokenizer):
 
 
 class ScriptedModel(FakeModel):
-    """Answers a prompt with `answer(prompt)`. What a grammar forbids it cannot say: then it says the likeliest byte."""
+    """Answers a prompt with `answer(prompt)`. Where a grammar forbids the next byte, it ends, or says any other."""
 
     def __init__(self, answer: Callable[[str], str], tokenizer: ByteTokenizer) -> None:
         super().__init__(tokenizer.vocab_size)
@@ -40,6 +40,7 @@ class ScriptedModel(FakeModel):
         answer = self._tokenizer.encode(self._answer(prompt), add_special=False)
         place = len(context) - begin
         row = np.zeros(self.vocab_size, np.float32)
+        row[EOS] = 30.0
         row[answer[place] if place < len(answer) else EOS] = 60.0
         return row
 

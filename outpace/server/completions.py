@@ -13,8 +13,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from outpace.config import SamplingParams
+from outpace.decoding.constraints import Constraint
 from outpace.decoding.randomness import child_seed
 from outpace.engine.generation import Order
+from outpace.errors import UsageError
 from outpace.models import prompts
 from outpace.server.errors import ApiError, ErrorReply
 from outpace.server.replies import Answer, ChatAnswer, Heading, TextAnswer, TokenTexts
@@ -49,6 +51,7 @@ class _Encoded:
     params: SamplingParams
     echo: str = ""
     tools: ToolUse | None = None
+    constraint: Constraint | None = None
 
 
 @router.post("/v1/chat/completions", response_model=ChatReply, responses=ERRORS | _STREAM, tags=["generate"])
@@ -57,7 +60,9 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     state.check_model(body.model)
     with state.engine.reserve(body.n or 1):
         messages = [message.as_dict() for message in body.messages]
-        encoded = await state.offload(request, lambda check: _encode_chat(state, body, messages, check))
+        encoded = await state.offload(
+            request, lambda check: _encode_chat(state, body, messages, check), is_slow=bool(body.tools)
+        )
     kind = ChatAnswer if encoded.tools is None else partial(ToolAnswer, use=encoded.tools)
     return _answer(state, body, request, [encoded], kind, "chatcmpl-")
 
@@ -89,9 +94,21 @@ def _encode_chat(state: ServerState, body: ChatRequest, messages: Sequence[dict[
     tokens = prompts.encode(state.tokenizer, prompt, max_tokens=state.max_context, check=check)
     encoded = _fit_to_context(state, body, tokens)
     if use is not None:
-        encoded.tools = use
-        encoded.params = replace(encoded.params, visible_tokens=use.visible_tokens(state.tokenizer))
+        _constrain_to_calls(state, encoded, use)
     return encoded
+
+
+def _constrain_to_calls(state: ServerState, encoded: _Encoded, use: ToolUse) -> None:
+    structured, visible = use.structured(state.tokenizer), use.visible_tokens(state.tokenizer)
+    encoded.tools = use
+    encoded.params = replace(encoded.params, structured=structured, visible_tokens=visible)
+    try:
+        encoded.constraint = state.engine.engine.constraint_of(encoded.params)
+    except UsageError as error:
+        message = (
+            str(error).replace("this grammar", "the parameters of the tools").replace("structured output", "tools")
+        )
+        raise ApiError(400, message, param="tools", code="invalid_value") from None
 
 
 def _encode_prompt(state: ServerState, body: CompletionRequest, prompt: str | list[int], check: Check) -> _Encoded:
@@ -141,7 +158,13 @@ def _answer(
     # Clients with different keys, or with salts of their own, share no caches.
     salt = f"{request.scope.get('outpace.tenant', '')}:{body.cache_salt or ''}"
     orders = [
-        Order(each.tokens, each.params, None if each.params.seed is None else child_seed(each.params.seed, index), salt)
+        Order(
+            each.tokens,
+            each.params,
+            None if each.params.seed is None else child_seed(each.params.seed, index),
+            salt,
+            each.constraint,
+        )
         for each in encoded
         for index in range(num_each)
     ]

@@ -10,10 +10,12 @@ from pydantic import Field, WithJsonSchema
 
 from outpace.backends.base import Tokenizer
 from outpace.errors import UsageError
+from outpace.models.tool_calls.grammar import MAX_CALLS, call_grammar
 from outpace.models.tool_calls.reader import CallReader
 from outpace.models.tool_calls.syntax import CallSyntax
 from outpace.models.tool_calls.tools import MAX_TOOLS, NAME_PATTERN, Tool, check_tools
 from outpace.server.errors import ApiError
+from outpace.structured import StructuredOutput
 
 _FUNCTION = {
     "type": "object",
@@ -66,6 +68,19 @@ class ToolUse:
     def reader(self) -> CallReader:
         names = [tool.name for tool in self.allowed]
         return CallReader(self.syntax, names, max_calls=None if self.is_parallel else 1)
+
+    def structured(self, tokenizer: Tokenizer) -> StructuredOutput:
+        """The form of the answer: calls that satisfy the schemas, and text before them unless a call is required."""
+        ends = tokenizer.end_ids
+        return StructuredOutput(
+            grammar=call_grammar(
+                self.syntax,
+                self.allowed,
+                is_required=self.is_required,
+                max_calls=MAX_CALLS if self.is_parallel else 1,
+                controls={token.text: token.id for token in tokenizer.specials.controls.tokens if token.id not in ends},
+            )
+        )
 
     def visible_tokens(self, tokenizer: Tokenizer) -> tuple[int, ...]:
         """The control tokens with which a call begins or ends, which the reader has to see."""

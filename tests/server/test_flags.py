@@ -14,7 +14,7 @@ from outpace.commands.serve import configure
 from outpace.config import EngineConfig
 from outpace.errors import UsageError
 from outpace.server.config import ServerConfig
-from outpace.server.flags import ENGINE_FIELDS, LACKING, SERVER_FIELDS, add_flags
+from outpace.server.flags import ENGINE_FIELDS, LACKING, SERVER_FIELDS, WITHOUT_EFFECT, add_flags
 from outpace.server.settings import gather
 
 

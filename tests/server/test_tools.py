@@ -66,24 +66,24 @@ def test_calls_of_every_syntax_reach_the_client(name, ask):
 @pytest.mark.parametrize("ask", [whole, streamed])
 @pytest.mark.parametrize("name", CONTROLS)
 def test_a_control_token_that_begins_a_call_is_seen_only_with_tools(name, ask):
-    answer = CONTROLS[name] + "[" + SYNTAXES[name].write_call(OSLO) + "]"
+    call = SYNTAXES[name].write_call(OSLO)
+    answer = CONTROLS[name] + (f"[{call}]" if SYNTAXES[name].is_list else call)
     with scripted(answer, tool_call_parser=name, control=CONTROLS[name]) as server:
         assert calls_of(ask(server).message) == [OSLO]
         assert whole(server, tools=openai.omit).message.content == answer.removeprefix(CONTROLS[name])
 
 
 @pytest.mark.parametrize("ask", [whole, streamed])
-def test_text_around_calls_is_the_content(ask):
+def test_text_before_a_call_is_the_content_and_none_follows(ask):
     call = SYNTAXES["hermes"].write([OSLO])
     with scripted(f"Let me look.\n{call}\n Done.") as server:
         choice = ask(server)
-    assert choice.message.content == "Let me look.\n Done." and calls_of(choice.message) == [OSLO]
+    assert choice.message.content == "Let me look." and calls_of(choice.message) == [OSLO]
+    assert choice.finish_reason == "tool_calls"
 
 
 @pytest.mark.parametrize("ask", [whole, streamed])
-@pytest.mark.parametrize(
-    "text", ["It <tool_call", '<tool_call>{"name": "rm", "arguments": {}}</tool_call>', "Sunny. 🌞", " \n a "]
-)
+@pytest.mark.parametrize("text", ["It <tool_call", "<tool_cal>{}", '{"name": "clock"}', "Sunny. 🌞", " \n a "])
 def test_an_answer_without_calls_is_text(text, ask):
     with scripted(text) as server:
         choice = ask(server)
@@ -142,6 +142,73 @@ def test_logprobs_count_every_token_of_a_call(stream):
         entry for part in parts for choice in part.choices if choice.logprobs for entry in choice.logprobs.content
     ]
     assert b"".join(bytes(entry.bytes) for entry in entries).startswith(answer.encode())
+
+
+# A model that makes its calls wrong, or none, in schemas that leave it few choices.
+LIGHT = {
+    "type": "function",
+    "function": {
+        "name": "light",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "room": {"enum": ["hall", "attic"]},
+                "level": {"type": "integer", "minimum": 0, "maximum": 5},
+            },
+            "required": ["room", "level"],
+            "additionalProperties": False,
+        },
+    },
+}
+ROOMS = ("hall", "attic")
+
+
+def is_light(call: Call) -> bool:
+    return call.name == "light" and call.arguments["room"] in ROOMS and 0 <= call.arguments["level"] <= 5
+
+
+@pytest.mark.parametrize("ask", [whole, streamed])
+@pytest.mark.parametrize("name", SYNTAXES)
+@pytest.mark.parametrize("said", ["I will not.", "call"])
+def test_a_required_call_is_made_by_a_model_that_does_not_want_to(said, name, ask):
+    wrong = SYNTAXES[name].write([Call("light", {"room": "cellar", "level": "high"})])
+    answer = wrong if said == "call" else said
+    choices: list[Any] = ["required", {"type": "function", "function": {"name": "light"}}]
+    with scripted(answer, tool_call_parser=name, control=CONTROLS.get(name, "<|control|>")) as server:
+        for choice in choices:
+            for temperature in (0, 1):
+                found = ask(
+                    server, tools=[CLOCK, LIGHT], tool_choice=choice, temperature=temperature, seed=1,
+                    parallel_tool_calls=False,
+                )  # fmt: skip
+                [call] = calls_of(found.message)
+                assert is_light(call) or (choice == "required" and call == NOW), call
+                assert found.finish_reason == "tool_calls" and found.message.content is None
+
+
+@pytest.mark.parametrize("name", SYNTAXES)
+def test_arguments_of_a_free_call_satisfy_their_schema(name):
+    wrong = SYNTAXES[name].write([Call("light", {"room": "cellar", "level": 77})])
+    with scripted(f"Light! {wrong}" if name != "llama3_json" else wrong, tool_call_parser=name) as server:
+        choice = whole(server, tools=[LIGHT], temperature=0, parallel_tool_calls=False)
+    [call] = calls_of(choice.message)
+    assert is_light(call)
+
+
+def test_a_schema_that_cannot_be_enforced_is_refused_if_it_is_strict():
+    def ask(**function: Any) -> tuple[int, Any, Any]:
+        tools = [{"type": "function", "function": {"name": "f", **function}}]
+        return server.post("/v1/chat/completions", {"messages": QUESTION, "tools": tools})
+
+    odd = {"type": "object", "properties": {"a": {"type": "string", "format": "klingon"}}}
+    broken = {"type": "object", "properties": {"a": {"type": "klingon"}}}
+    with scripted("Hello.") as server:
+        assert ask(parameters=odd)[0] == 200
+        for refused in (ask(parameters=odd, strict=True), ask(parameters=broken)):
+            status, reply, _ = refused
+            assert status == 400 and reply["error"]["param"] == "tools"
+            assert reply["error"]["message"].startswith("the parameters of the tools cannot be used: "), reply
 
 
 def test_without_parallel_calls_only_the_first_is_kept():
