@@ -146,13 +146,20 @@ class Message(BaseModel):
         return "system" if role == "developer" else role
 
     def as_dict(self) -> dict[str, Any]:
-        extra = {name: value for name, value in (self.model_extra or {}).items() if value not in (None, [], {})}
+        extra = {name: value for name, value in (self.model_extra or {}).items() if not _is_empty(value)}
         unknown = sorted(set(extra) - {"name", "tool_calls", "tool_call_id"})
         if unknown:
             raise ApiError(400, f"messages with {unknown[0]} are not supported; send text only", param="messages")
         if not isinstance(extra.get("name", ""), str):
             raise ApiError(400, "the name of a message must be a string", param="messages", code="invalid_value")
         return {"role": self.role, "content": self.content, **extra}
+
+
+def _is_empty(value: object) -> bool:
+    """Whether a field says nothing; LiteLLM puts the empty fields of a message into an object of its own."""
+    if isinstance(value, dict):
+        return all(part is None for part in value.values())
+    return value is None or value == []
 
 
 def _use_tools(given: object) -> object:
