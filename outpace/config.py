@@ -17,7 +17,7 @@ from outpace.errors import UsageError
 from outpace.structured import StructuredOutput
 
 SpeculationMode = Literal["auto", "off", "on"]
-Method = Literal["none", "ngram", "suffix", "draft", "head"]
+Method = Literal["none", "grammar", "ngram", "suffix", "draft", "head"]
 Acceptance = Literal["exact", "rejection", "block", "typical", "threshold"]
 Workload = Literal["code", "json", "narrative", "chat"]
 BackendName = Literal["auto", "native", "llamacpp", "torch"]
@@ -25,7 +25,7 @@ DeviceName = Literal["auto", "cuda", "cpu"]
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
 
 LOSSY: frozenset[str] = frozenset({"typical", "threshold"})
-LOOKUPS: tuple[Method, ...] = ("suffix", "ngram")
+LOOKUPS: tuple[Method, ...] = ("grammar", "suffix", "ngram")
 MAX_DEPTH = 64
 DEFAULT_DEPTH = 4  # for speculation `on`
 DEFAULT_AUTO_DEPTH = 16  # the limit for `auto` where no depth is given

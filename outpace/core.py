@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from outpace.config import SamplingParams
+    from outpace.decoding.matcher import Matcher
     from outpace.decoding.sampling import Shaper
     from outpace.engine.output import OutputWriter
 
@@ -37,6 +38,7 @@ class Request:
     max_length: int  # prompt and output together never exceed this
     cache_salt: str = ""  # only requests with the same salt share cached prefixes and stored output
     may_speculate: bool = True  # by the request's own setting, or else the engine's
+    matcher: Matcher | None = None  # of its structured output; the shaper's
     tokens: list[int] = field(default_factory=list)
     seq: int | None = None  # the cache sequence held while running
     num_computed: int = 0  # leading tokens whose keys and values are in the target's cache
@@ -136,7 +138,7 @@ class Draft:
     probs: list[FloatRow] | None = None
     confidence: list[float] = field(default_factory=list, compare=False)
     """The proposer's confidence in each token, given those before it; it needs calibration. It may depend on earlier
-    tokens and on whole distributions, never on which token was drawn from them."""
+    tokens and on whole distributions, never on which token was drawn from them. 1 means that no other is possible."""
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ from outpace.models.resolve import resolve_model
 from outpace.speculation.costs.file import CostFile
 from outpace.speculation.proposers.base import NoDraft, Proposer
 from outpace.speculation.proposers.draft_model import DraftModelProposer
+from outpace.speculation.proposers.grammar import GrammarProposer
 from outpace.speculation.proposers.head import HeadProposer
 from outpace.speculation.proposers.ngram import NgramProposer
 from outpace.speculation.proposers.suffix import SuffixProposer
@@ -72,6 +73,7 @@ class LLM:
     def _proposers(self) -> dict[str, Proposer]:
         proposers: list[Proposer] = [
             NoDraft(),
+            GrammarProposer(),
             NgramProposer(self.config.ngram_min, self.config.ngram_max),
             SuffixProposer(self.config.suffix_store_tokens),
         ]

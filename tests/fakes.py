@@ -20,6 +20,7 @@ from outpace.engine.engine import Engine
 from outpace.models.special_tokens import SpecialToken, SpecialTokens
 from outpace.speculation.proposers.base import NoDraft, Proposer
 from outpace.speculation.proposers.draft_model import DraftModelProposer
+from outpace.speculation.proposers.grammar import GrammarProposer
 from outpace.speculation.proposers.ngram import NgramProposer
 from outpace.speculation.proposers.suffix import SuffixProposer
 
@@ -191,6 +192,7 @@ def fake_engine(
     target_loaded = fake_loaded(model, config, can_rewind=can_rewind, tokenizer=tokenizer)
     proposers: list[Proposer] = [
         NoDraft(),
+        GrammarProposer(),
         NgramProposer(config.ngram_min, config.ngram_max),
         SuffixProposer(config.suffix_store_tokens),
         DraftModelProposer(draft, model.vocab_size),

@@ -147,7 +147,10 @@ def test_a_wrong_threshold_is_named_with_its_value(value):
     [
         ({"mode": "always"}, "speculation mode must be one of auto, off, on; got 'always'"),
         ({"mode": True}, "speculation mode must be one of auto, off, on; got True"),
-        ({"method": "eagle"}, "speculation method must be one of none, ngram, suffix, draft, head; got 'eagle'"),
+        (
+            {"method": "eagle"},
+            "speculation method must be one of none, grammar, ngram, suffix, draft, head; got 'eagle'",
+        ),
         (
             {"acceptance": "threshold"},
             "acceptance 'threshold' needs a threshold between 0 and 1, such as 0.75",

@@ -15,7 +15,13 @@ ROOT = Path(__file__).parents[1]
 BASICS = {"core", "config", "errors"}
 BACKEND_PARTS = {"backends.base", "backends.logits", "backends.memory"}
 ONE_BACKEND = BASICS | BACKEND_PARTS | {"decoding", "kv", "models"}
-SPECULATION = {"speculation.proposers", "speculation.costs", "speculation.policy", "speculation.session"}
+SPECULATION = {
+    "speculation.joining",
+    "speculation.proposers",
+    "speculation.costs",
+    "speculation.policy",
+    "speculation.session",
+}
 
 ALLOWED: dict[str, set[str]] = {
     "core": set(),
@@ -38,7 +44,14 @@ ALLOWED: dict[str, set[str]] = {
     "speculation.proposers": BASICS | {"backends.base", "decoding", "kv", "speculation.costs"},
     "speculation.costs": BASICS | {"backends.base", "decoding", "speculation.proposers", "outpace"},
     "speculation.policy": BASICS | {"decoding", "speculation.costs", "speculation.proposers"},
-    "speculation.session": {"core", "speculation.costs", "speculation.policy", "speculation.proposers"},
+    "speculation.joining": {"core", "decoding", "speculation.proposers"},
+    "speculation.session": {
+        "core",
+        "speculation.costs",
+        "speculation.joining",
+        "speculation.policy",
+        "speculation.proposers",
+    },
     "engine": BASICS | SPECULATION | {"backends.base", "decoding", "kv", "metrics"},
     "llm": BASICS | SPECULATION | {"backends", "decoding", "engine", "models"},
     "outpace": BASICS | {"llm", "structured"},

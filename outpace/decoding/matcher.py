@@ -23,6 +23,8 @@ from outpace.decoding.acceptance import common_length
 FloatRow = NDArray[np.float32]
 Mask = NDArray[np.uint32]  # one bit per token, the lowest bit first; a set bit is an allowed token
 
+_OTHERWISE_SPELLED = 0.8  # confidence in a token of forced text that other tokens may spell too
+
 
 class Parser(Protocol):
     """The part of `llguidance.LLMatcher` that a matcher uses."""
@@ -31,10 +33,23 @@ class Parser(Protocol):
     def rollback(self, num_tokens: int) -> bool: ...
     def unsafe_compute_mask_ptr(self, trg_pointer: int, trg_byte_size: int) -> None: ...
     def compute_ff_bytes(self) -> bytes: ...
+    def compute_ff_tokens(self) -> list[int]: ...
     def is_accepting(self) -> bool: ...
     def is_stopped(self) -> bool: ...
     def is_error(self) -> bool: ...
     def deep_copy(self) -> Parser: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Forced:
+    """Tokens of text that must come next. Of the first `num_certain`, each is the only allowed token at its place."""
+
+    tokens: list[int]
+    num_certain: int
+
+    @property
+    def confidence(self) -> list[float]:
+        return [1.0] * self.num_certain + [_OTHERWISE_SPELLED] * (len(self.tokens) - self.num_certain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +108,15 @@ class Matcher:
         ending = self.ending(draft[:num_allowed])
         return num_allowed if ending is None else ending.num_tokens
 
-    def forced(self, prefix: Sequence[int] = ()) -> list[int]:
-        """Tokens of the text that must follow `prefix`, as the tokenizer splits it; other tokens may spell it too."""
+    def forced(self, prefix: Sequence[int] = ()) -> Forced:
+        """The text that must follow `prefix`, as the tokenizer splits it."""
         if not self._seek(prefix) or self._parser.is_stopped():
-            return []
+            return _NOTHING_FORCED
         text = self._parser.compute_ff_bytes()
-        return self._tokenize(text) if text else []
+        if not text:
+            return _NOTHING_FORCED
+        tokens = self._tokenize(text)
+        return Forced(tokens, common_length(tokens, self._parser.compute_ff_tokens()))
 
     def ending(self, tokens: Sequence[int]) -> Ending | None:
         """Where the grammar ends, or fails, if these tokens are emitted. A stop token ends a request anyway."""
@@ -119,8 +137,9 @@ class Matcher:
     def _seek(self, prefix: Sequence[int]) -> bool:
         """Move the parser along `prefix`; False if it stands before a stop token, a forbidden one or a dead end."""
         path = self._path
-        same = common_length(path, prefix)
-        if same < len(path):
+        same = len(path)
+        if path != list(prefix[:same]):
+            same = common_length(path, prefix)
             self._parser.rollback(len(path) - same)
             del path[same:], self._masks[same + 1 :]
         if self._dead_end is not None and _begins_with(prefix, self._dead_end[0]):
@@ -159,10 +178,27 @@ def _begins_with(tokens: Sequence[int], beginning: Sequence[int]) -> bool:
     return list(tokens[: len(beginning)]) == list(beginning)
 
 
+_NOTHING_FORCED = Forced([], 0)
+
+
 def forbid(logits: FloatRow, mask: Mask) -> None:
     """Set the logits of the tokens that are not allowed to -inf."""
-    allowed = np.unpackbits(mask.view(np.uint8), count=logits.size, bitorder="little").view(np.bool_)
-    np.copyto(logits, np.float32(-np.inf), where=~allowed)
+    np.copyto(logits, np.float32(-np.inf), where=~_members(mask, logits.size))
+
+
+def without_forbidden(probs: FloatRow, mask: Mask) -> FloatRow:
+    """A copy with zeros for the tokens that are not allowed."""
+    kept = probs.copy()
+    kept[~_members(mask, probs.size)] = 0
+    return kept
+
+
+def allows(mask: Mask, token: int) -> bool:
+    return bool(mask.item(token >> 5) >> (token & 31) & 1)
+
+
+def _members(mask: Mask, size: int) -> NDArray[np.bool_]:
+    return np.unpackbits(mask.view(np.uint8), count=size, bitorder="little").view(np.bool_)
 
 
 def num_members(mask: Mask) -> int:

@@ -160,12 +160,14 @@ class Engine:
         if constraint is not None:  # the grammar decides where the output may end
             params = replace(params, ignore_eos=False, min_tokens=0)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._tokenizer.end_ids)
+        matcher = None if constraint is None else constraint.matcher(stop_ids)
         return Request(
             id=next(self._ids),
             params=params,
             prompt=prompt,
             seed=seed,
-            shaper=Shaper(params, prompt, stop_ids, None if constraint is None else constraint.matcher(stop_ids)),
+            shaper=Shaper(params, prompt, stop_ids, matcher),
+            matcher=matcher,
             writer=OutputWriter(self._tokenizer, params, stop_ids),
             max_length=min(len(prompt) + params.max_tokens, self._config.max_context),
             may_speculate=(params.speculation.mode or self._config.speculation) != "off",
@@ -348,8 +350,7 @@ class Engine:
         request, choice = turn.work.request, turn.choice
         num_accepted, num_emitted = verdict.num_accepted, 0
         room_left = request.max_length - len(request.tokens)
-        matcher = request.shaper.matcher
-        ending = None if matcher is None else matcher.ending(verdict.tokens)
+        ending = None if request.matcher is None else request.matcher.ending(verdict.tokens)
         if ending is not None and ending.num_tokens == 0:  # the grammar failed here, and nothing can follow
             request.finish_reason = ending.reason
             request.writer.finish()

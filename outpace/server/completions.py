@@ -49,9 +49,9 @@ class _Encoded:
 
     tokens: list[int]
     params: SamplingParams
+    constraint: Constraint | None = None
     echo: str = ""
     tools: ToolUse | None = None
-    constraint: Constraint | None = None
 
 
 @router.post("/v1/chat/completions", response_model=ChatReply, responses=ERRORS | _STREAM, tags=["generate"])
@@ -60,8 +60,9 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     state.check_model(body.model)
     with state.engine.reserve(body.n or 1):
         messages = [message.as_dict() for message in body.messages]
+        is_long = bool(body.tools) or body.structured_field is not None  # compiling must not block the event loop
         encoded = await state.offload(
-            request, lambda check: _encode_chat(state, body, messages, check), is_slow=bool(body.tools)
+            request, lambda check: _encode_chat(state, body, messages, check), is_long=is_long
         )
     kind = ChatAnswer if encoded.tools is None else partial(ToolAnswer, use=encoded.tools)
     return _answer(state, body, request, [encoded], kind, "chatcmpl-")
@@ -75,7 +76,9 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     given = body.prompts()
     with state.engine.reserve(len(given) * (body.n or 1)):  # before anything is made of them
         encoded = await state.offload(
-            request, lambda check: [_encode_prompt(state, body, prompt, check) for prompt in given]
+            request,
+            lambda check: [_encode_prompt(state, body, prompt, check) for prompt in given],
+            is_long=body.structured_field is not None,
         )
     return _answer(state, body, request, encoded, TextAnswer, "cmpl-")
 
@@ -99,9 +102,11 @@ def _encode_chat(state: ServerState, body: ChatRequest, messages: Sequence[dict[
 
 
 def _constrain_to_calls(state: ServerState, encoded: _Encoded, use: ToolUse) -> None:
-    structured, visible = use.structured(state.tokenizer), use.visible_tokens(state.tokenizer)
+    structured = use.structured(state.tokenizer, encoded.params.structured)
     encoded.tools = use
-    encoded.params = replace(encoded.params, structured=structured, visible_tokens=visible)
+    encoded.params = replace(
+        encoded.params, structured=structured, visible_tokens=use.visible_tokens(state.tokenizer)
+    )  # fmt: skip
     try:
         encoded.constraint = state.engine.engine.constraint_of(encoded.params)
     except UsageError as error:
@@ -141,7 +146,14 @@ def _fit_to_context(state: ServerState, body: SamplingFields, tokens: list[int])
     max_tokens = wanted or min(room, limit or room, body.default_tokens or room)
     params = body.params(state.config.default_speculation, max_tokens)
     state.engine.engine.check(tokens, params)
-    return _Encoded(tokens, params)
+    return _Encoded(tokens, params, _compile(state, body, params))
+
+
+def _compile(state: ServerState, body: SamplingFields, params: SamplingParams) -> Constraint | None:
+    try:
+        return state.engine.engine.constraint_of(params)
+    except UsageError as problem:
+        raise ApiError(400, str(problem), param=body.structured_field, code="invalid_value") from None
 
 
 def _answer(

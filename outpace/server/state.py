@@ -88,14 +88,14 @@ class ServerState:
             message = f"the model {name!r} is not served here; /v1/models lists the names"
             raise ApiError(404, message, param="model", code="model_not_found")
 
-    async def offload(self, request: Request, work: Callable[[Check], R], *, is_slow: bool = False) -> R:
-        """Run `work` on the request's text; if that is large, or the work slow, in a worker thread, so that the event
-        loop goes on.
+    async def offload(self, request: Request, work: Callable[[Check], R], *, is_long: bool = False) -> R:
+        """Run `work` on the request's text, in a worker thread so that the event loop goes on if the request is large
+        or the work takes long for another reason.
 
         If the client disconnects, work that waits for a thread is dropped. Running work should call its argument now
         and then: it raises an error once the client has left.
         """
-        if len(await request.body()) <= _SMALL_BYTES and not is_slow:
+        if not is_long and len(await request.body()) <= _SMALL_BYTES:
             return work(lambda: None)
         has_left = Event()
 

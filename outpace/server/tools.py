@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -10,7 +11,7 @@ from pydantic import Field, WithJsonSchema
 
 from outpace.backends.base import Tokenizer
 from outpace.errors import UsageError
-from outpace.models.tool_calls.grammar import MAX_CALLS, call_grammar
+from outpace.models.tool_calls.grammar import MAX_CALLS, call_grammar, json_rule
 from outpace.models.tool_calls.reader import CallReader
 from outpace.models.tool_calls.syntax import CallSyntax
 from outpace.models.tool_calls.tools import MAX_TOOLS, NAME_PATTERN, Tool, check_tools
@@ -69,8 +70,11 @@ class ToolUse:
         names = [tool.name for tool in self.allowed]
         return CallReader(self.syntax, names, max_calls=None if self.is_parallel else 1)
 
-    def structured(self, tokenizer: Tokenizer) -> StructuredOutput:
-        """The form of the answer: calls that satisfy the schemas, and text before them unless a call is required."""
+    def structured(self, tokenizer: Tokenizer, content: StructuredOutput | None = None) -> StructuredOutput:
+        """The form of the answer: calls that satisfy the schemas, or text, with calls after it, unless one is required.
+
+        With `content` it is calls, or what that describes.
+        """
         ends = tokenizer.end_ids
         return StructuredOutput(
             grammar=call_grammar(
@@ -78,6 +82,7 @@ class ToolUse:
                 self.allowed,
                 is_required=self.is_required,
                 max_calls=MAX_CALLS if self.is_parallel else 1,
+                content=None if content is None else _rule_of(content),
                 controls={token.text: token.id for token in tokenizer.specials.controls.tokens if token.id not in ends},
             )
         )
@@ -86,6 +91,17 @@ class ToolUse:
         """The control tokens with which a call begins or ends, which the reader has to see."""
         marks = (self.syntax.opener, self.syntax.closer)
         return tuple(token.id for token in tokenizer.specials.controls.tokens if token.text in marks)
+
+
+def _rule_of(content: StructuredOutput) -> str:
+    """A structured output as a part of a grammar."""
+    if content.json_schema is not None or content.json_object:
+        schema = json.loads(str(content.json_schema)) if content.json_schema is not None else {"type": "object"}
+        return json_rule({} if schema is True else schema)
+    if content.choice is not None:
+        return " | ".join(map(json.dumps, content.choice))
+    message = "a regex or a grammar does not go together with tools; send a JSON schema, or tool_choice none"
+    raise ApiError(400, message, param="tools", code="unsupported_parameter")
 
 
 def tool_use(

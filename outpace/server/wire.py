@@ -13,15 +13,16 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from outpace.config import Acceptance, Method, SamplingParams, SpeculationMode, SpeculationParams, Workload
 from outpace.models.control_text import ROLES
+from outpace.server.body import Body
 from outpace.server.config import MAX_STOP_LENGTH, MAX_STOP_STRINGS
 from outpace.server.errors import ApiError
+from outpace.server.structured import StructuredFields
 from outpace.server.tools import ToolChoice, Tools
 
-MAX_FIELDS = 100  # of an object with known fields
 _FAIL_FAST = Field(fail_fast=True)
 _MANY = Field(fail_fast=True, min_length=1, max_length=1 << 16)
 Tokens = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], _FAIL_FAST]
@@ -41,18 +42,7 @@ def _only_numbers(given: object) -> object:
 Biases = Annotated[dict[str, Finite], BeforeValidator(_only_numbers)]
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_few_fields(cls, given: object) -> object:
-        if isinstance(given, dict) and len(given) > MAX_FIELDS:
-            raise ApiError(400, f"an object of the request has {len(given)} fields; at most {MAX_FIELDS} are allowed")
-        return given
-
-
-class SpeculationFields(_Body):
+class SpeculationFields(Body):
     """Speculation settings of one request. Missing fields follow the server's settings."""
 
     mode: SpeculationMode | None = None
@@ -65,12 +55,12 @@ class SpeculationFields(_Body):
     posterior_alpha: float | None = Field(None, ge=0, le=1)
 
 
-class StreamOptions(_Body):
+class StreamOptions(Body):
     include_usage: bool = False
     include_obfuscation: Literal[False] | None = None
 
 
-class SamplingFields(_Body):
+class SamplingFields(StructuredFields):
     model: str | None = Field(None, description="A name from /v1/models; may be left out.")
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -127,6 +117,7 @@ class SamplingFields(_Body):
             "min_tokens": self.min_tokens,
             "ignore_eos": self.ignore_eos,
             "logprobs": self.num_logprobs(),
+            "structured": self.structured(),
         }
         known = {name: value for name, value in given.items() if value is not None}
         return SamplingParams(max_tokens=max_tokens, speculation=_speculation(self.speculation, defaults), **known)
@@ -183,7 +174,6 @@ class ChatRequest(SamplingFields):
     # Accepted only with values that do not use the feature
     functions: Annotated[list[Any], Field(max_length=0), BeforeValidator(_use_tools)] | None = None
     function_call: Annotated[Literal["none", "auto"], BeforeValidator(_use_tools)] | None = None
-    response_format: TextFormat | None = None
     modalities: Annotated[list[Literal["text"]], _FAIL_FAST] | None = None
 
     def wanted_tokens(self) -> int | None:
@@ -195,10 +185,6 @@ class ChatRequest(SamplingFields):
         if self.top_logprobs:
             raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
         return None
-
-
-class TextFormat(_Body):
-    type: Literal["text"]
 
 
 class CompletionRequest(SamplingFields):
@@ -226,7 +212,7 @@ class CompletionRequest(SamplingFields):
             raise ApiError(400, f"{message}; leave it out", param="best_of", code="unsupported_parameter")
 
 
-class TokenizeRequest(_Body):
+class TokenizeRequest(Body):
     """A prompt, or messages to be rendered with the model's chat template."""
 
     model: str | None = None
@@ -238,7 +224,7 @@ class TokenizeRequest(_Body):
     return_token_strs: bool = False
 
 
-class DetokenizeRequest(_Body):
+class DetokenizeRequest(Body):
     model: str | None = None
     tokens: Tokens
 

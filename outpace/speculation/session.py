@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from outpace.core import Draft, Request, StepStats, Verdict
+from outpace.speculation import joining
 from outpace.speculation.costs.curves import Costs, DraftCosts
 from outpace.speculation.policy.decision import Decision
 from outpace.speculation.policy.policy import Policy
@@ -61,7 +62,7 @@ class Session:
         found: dict[int, list[Draft]] = {}
         for name, of_proposer in asks.items():
             begin = self._clock()
-            drafts = self._proposers[name].propose(of_proposer)
+            drafts = joining.propose(self._proposers[name], of_proposer)
             seconds = self._clock() - begin
             for ask, draft in zip(of_proposer, drafts, strict=True):
                 found.setdefault(ask.request.id, []).append(draft)
@@ -74,7 +75,8 @@ class Session:
         """Make the drafts that the decision asks for; lookups exist already."""
         begin = self._clock()
         for name, choices in _by_proposer(decision).items():
-            drafts = self._proposers[name].propose([choice.ask for choice in choices if choice.ask is not None])
+            asks = [choice.ask for choice in choices if choice.ask is not None]
+            drafts = joining.propose(self._proposers[name], asks)
             for choice, draft in zip(choices, drafts, strict=True):
                 choice.draft = draft
             stats.draft_seconds = self._clock() - begin

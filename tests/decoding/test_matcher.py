@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from outpace.decoding.constraints import Constraints
-from outpace.decoding.matcher import Ending, Matcher, forbid, num_members
+from outpace.decoding.matcher import Ending, Matcher, allows, forbid, num_members
 from outpace.structured import StructuredOutput
 from tests.fakes import BOS, EOS, ByteTokenizer
 from tests.piece_tokenizer import PieceTokenizer
@@ -93,10 +93,10 @@ def test_the_end_of_the_grammar_is_found_without_a_stop_token(tokens: Sequence[i
 
 def test_forced_text_is_the_longest_that_must_follow():
     matcher = BYTES.compile(StructuredOutput(json_schema=SCHEMA)).matcher(frozenset({EOS}))
-    assert bytes(matcher.forced()) == b'{"name": "'
-    assert bytes(matcher.forced([*b'{"na'])) == b'me": "'
-    assert matcher.forced([*b'{"name": "']) == []
-    assert matcher_of("a").forced([*b"a"]) == []
+    assert bytes(matcher.forced().tokens) == b'{"name": "'
+    assert bytes(matcher.forced([*b'{"na']).tokens) == b'me": "'
+    assert matcher.forced([*b'{"name": "']).tokens == []
+    assert matcher_of("a").forced([*b"a"]).tokens == []
 
 
 def answers(matcher: Matcher, prefix: Sequence[int]) -> tuple[object, ...]:
@@ -110,7 +110,7 @@ def likely_draft(matcher: Matcher, rng: random.Random, vocab_size: int) -> list[
         logits = np.zeros(vocab_size, np.float32)
         forbid(logits, matcher.mask(draft))
         choices = np.flatnonzero(np.isfinite(logits)).tolist()
-        likely = matcher.forced(draft) if rng.random() < 0.3 else []
+        likely = matcher.forced(draft).tokens if rng.random() < 0.3 else []
         draft += likely or [rng.choice(choices) if rng.random() < 0.9 else rng.randrange(vocab_size)]
     return draft
 
@@ -129,6 +129,11 @@ def walk(
         fresh.advance(emitted)
         num_accepted = rng.randrange(matcher.count_allowed(draft) + 1)
         assert answers(matcher, draft[:num_accepted]) == answers(fresh, draft[:num_accepted])
+        forced = matcher.forced()
+        for i, token in enumerate(forced.tokens[: forced.num_certain]):
+            mask = matcher.mask(forced.tokens[:i])
+            assert allows(mask, token) and num_members(mask) == 1
+        assert forced.tokens == [] or matcher.count_allowed(forced.tokens) == len(forced.tokens)
         ending = matcher.ending(draft[:num_accepted])
         if ending is not None or EOS in draft[:num_accepted]:
             return step + 1

@@ -60,7 +60,7 @@ def plainly(engine: Engine, model: FakeModel, params: SamplingParams, seed: int)
     return emitted
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, "grammar"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_seeded_request_emits_the_same_tokens_with_any_drafts(method: Any, temperature: float):
     on = SpeculationParams(mode="on", method=method, max_depth=5) if method != "none" else None
@@ -129,11 +129,11 @@ def test_a_parser_that_fails_ends_its_request_and_no_other():
     at_once, later, other = (
         engine.submit(PROMPT, params_of(StructuredOutput(regex="[ab]{8}"), temperature=1.0, seed=5)) for _ in range(3)
     )
-    at_once.shaper.matcher = failing_matcher("[ab]{8}", b"")
+    at_once.matcher = at_once.shaper.matcher = failing_matcher("[ab]{8}", b"")
     run_first = fake_engine()
     twin = run_first.submit(PROMPT, params_of(StructuredOutput(regex="[ab]{8}"), temperature=1.0, seed=5))
     run(run_first, [twin])
-    later.shaper.matcher = failing_matcher("[ab]{8}", text_of(twin)[:3].encode())
+    later.matcher = later.shaper.matcher = failing_matcher("[ab]{8}", text_of(twin)[:3].encode())
     run(engine, [at_once, later, other])
     assert [request.finish_reason for request in (at_once, later, other)] == ["length", "length", "stop"]
     assert [text_of(request) for request in (at_once, later, other)] == ["", text_of(twin)[:3], text_of(twin)]

@@ -6,7 +6,7 @@ import pytest
 
 from outpace.decoding.constraints import Constraints
 from outpace.models.tool_calls import SYNTAXES
-from outpace.models.tool_calls.grammar import call_grammar
+from outpace.models.tool_calls.grammar import call_grammar, json_rule
 from outpace.models.tool_calls.syntax import Call, CallSyntax
 from outpace.models.tool_calls.tools import check_tools
 from outpace.structured import StructuredOutput
@@ -114,3 +114,14 @@ def test_other_control_tokens_of_the_model_stay_allowed(syntax):
     judge = Judge(syntax, is_required=False, control="<think>")
     assert judge.allows(f"<think>Hm.<think>{syntax.write([OSLO])}") and judge.allows("<think>Hm.<think> Hello.")
     assert not Judge(syntax, is_required=True, control="<think>").allows(f"<think>{syntax.write([OSLO])}")
+
+
+def test_content_of_another_form_takes_the_place_of_text(syntax):
+    rule = json_rule({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]})
+    judge = Judge(syntax, is_required=False, content=rule)
+    opener = syntax.opener if syntax.begins_bare else ""  # not optional then
+    assert judge.allows('{"name": "x"}')
+    assert judge.allows(opener + syntax.write([OSLO])) and judge.allows(opener + syntax.write([NOW]))
+    for answer in ("Hello.", '{"name": 1}', "Hm. " + syntax.write([OSLO]), "Hm. " + '{"name": "x"}'):
+        assert not judge.allows(answer)
+    assert not Judge(syntax, is_required=True, content=rule).allows('{"name": "x"}')

@@ -332,7 +332,7 @@ def test_a_request_id_is_given_back_or_made(server):
         ({"messages": HELLO, "logit_bias": {"999": 1}}, None, "not in the vocabulary"),
         ({"messages": HELLO, "top_logprobs": 3}, "top_logprobs", "needs logprobs"),
         ({"messages": HELLO, "tools": [{"type": "function"}]}, "tools", "must be a function"),
-        ({"messages": HELLO, "response_format": {"type": "json_object"}}, "response_format.type", "'text'"),
+        ({"messages": HELLO, "response_format": {"type": "structural_tag"}}, "response_format.type", "'json_schema'"),
         ({"messages": HELLO, "stream_options": {"include_usage": True}}, "stream_options", "stream is true"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, None, "send only text"),
         ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, None, "tool_calls[0] must be"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import jsonschema
 import openai
 import pytest
 
@@ -194,6 +195,31 @@ def test_arguments_of_a_free_call_satisfy_their_schema(name):
         choice = whole(server, tools=[LIGHT], temperature=0, parallel_tool_calls=False)
     [call] = calls_of(choice.message)
     assert is_light(call)
+
+
+@pytest.mark.parametrize("name", SYNTAXES)
+def test_an_answer_has_the_form_of_response_format_or_is_a_call(name):
+    properties = {"sky": {"enum": ["clear", "cloudy"]}}
+    schema = {"type": "object", "properties": properties, "required": ["sky"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "sky", "schema": schema}}
+    control = CONTROLS.get(name, "<|control|>")
+    call = (control if SYNTAXES[name].begins_bare else "") + SYNTAXES[name].write([OSLO])
+    for said, has_call in ((call, True), ('{"sky": "clear"}', False), ("It is clear.", None)):
+        with scripted(said, tool_call_parser=name, control=control) as server:
+            choice = whole(server, response_format=form, parallel_tool_calls=False, temperature=0)
+            if choice.message.tool_calls:
+                assert choice.message.content is None and has_call is not False
+            else:
+                jsonschema.validate(json.loads(choice.message.content), schema)
+                assert has_call is not True
+
+
+def test_a_regex_and_tools_are_refused():
+    with scripted("x") as server:
+        body = {"messages": QUESTION, "tools": TOOLS, "guided_regex": "[a-z]"}
+        status, reply, _ = server.post("/v1/chat/completions", body)
+        assert status == 400 and "does not go together with tools" in reply["error"]["message"]
+        assert server.post("/v1/chat/completions", body | {"tool_choice": "none"})[0] == 200
 
 
 def test_a_schema_that_cannot_be_enforced_is_refused_if_it_is_strict():

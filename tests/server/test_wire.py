@@ -7,8 +7,9 @@ import math
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from outpace.server.body import MAX_FIELDS
 from outpace.server.errors import ApiError
-from outpace.server.wire import MAX_FIELDS, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from outpace.server.wire import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 MANY = 5000
 CHAT, PLAIN = {"messages": [{"role": "user", "content": "a"}]}, {"prompt": "a"}

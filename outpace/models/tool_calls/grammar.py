@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 from outpace.models.tool_calls.syntax import CallSyntax
 from outpace.models.tool_calls.tools import Tool
@@ -24,10 +25,12 @@ def call_grammar(
     *,
     is_required: bool,
     max_calls: int = MAX_CALLS,
+    content: str | None = None,
     controls: Mapping[str, int],
 ) -> str:
     """Calls of these tools; without `is_required` there may be text before them, or only text.
 
+    `content` is a rule for answers without calls, if they may not be any text; no text precedes calls then.
     `controls` are the ids of the model's control tokens, except those that end an answer.
     """
     rules: dict[str, str] = {}
@@ -35,9 +38,11 @@ def call_grammar(
         rules[f"arguments_{i}"] = _arguments(tool)
         rules[f"call_{i}"] = f"{_literal(_head(syntax, tool))} arguments_{i}"
     rules["call"] = " | ".join(f"call_{i}" for i in range(len(tools)))
-    if is_required:
-        opener = "" if syntax.begins_bare else _opener(syntax, controls)
-        rules["start"] = f"{opener} {_after_opener(syntax, controls, max_calls)}"
+    if is_required or content is not None:
+        is_bare = syntax.begins_bare and is_required  # beside other JSON, the opener tells calls from it
+        opener = "" if is_bare else _opener(syntax, controls)
+        calls = f"{opener} {_after_opener(syntax, controls, max_calls)}"
+        rules["start"] = calls if is_required else f"{calls} | {content}"
     else:
         rules |= _text_and_calls(syntax, tools, controls, max_calls)
     return "".join(f"{name}: {rule}\n" for name, rule in rules.items())
@@ -98,10 +103,15 @@ def _head(syntax: CallSyntax, tool: Tool) -> str:
 
 def _arguments(tool: Tool) -> str:
     """The rest of a call: its arguments by their schema, and the closing brace."""
-    schema = {**tool.parameters, "type": "object", "x-guidance": {**_JSON_STYLE, "lenient": not tool.strict}}
+    schema = {**tool.parameters, "type": "object", "x-guidance": {"lenient": not tool.strict}}
     if not schema.get("properties") and set(tool.parameters) <= _EMPTY_OBJECT_FIELDS:
         schema["additionalProperties"] = False
-    return f'%json {json.dumps(schema)} "}}"'
+    return f'{json_rule(schema)} "}}"'
+
+
+def json_rule(schema: Mapping[str, Any]) -> str:
+    """JSON by a schema, on one line, with a space after ":" and ",", as most models write it."""
+    return f"%json {json.dumps({**schema, 'x-guidance': {**_JSON_STYLE, **schema.get('x-guidance', {})}})}"
 
 
 def _literal(text: str) -> str:

@@ -76,14 +76,17 @@ class Acceptance:
         odds_of, factor = self._by_confidence[temperature].odds, exp(shift)
         product, out = 1.0, list[float]()
         for sure in confidence:
-            odds = odds_of[int(sure * _BUCKET_SCALE)] * factor
-            product *= odds / (1.0 + odds)
-            if product < least:
-                break
+            if sure < 1.0:  # 1 is certain
+                odds = odds_of[int(sure * _BUCKET_SCALE)] * factor
+                product *= odds / (1.0 + odds)
+                if product < least:
+                    break
             out.append(product)
         return out
 
     def chance(self, temperature: int, confidence: float, shift: float) -> float:
+        if confidence >= 1.0:
+            return 1.0
         odds = self._by_confidence[temperature].odds[int(confidence * _BUCKET_SCALE)] * exp(shift)
         return odds / (1.0 + odds)
 
@@ -156,6 +159,8 @@ class Acceptance:
         odds_of = cells.odds
         surprise = information = 0.0
         for i in range(num_tried):
+            if confidence[i] >= 1.0:
+                continue  # it was certain, so there is nothing to learn
             cell = int(confidence[i] * _BUCKET_SCALE)
             odds = odds_of[cell] * factor
             chance = odds / (1.0 + odds)

@@ -72,7 +72,7 @@ class SpeculationSettings:
         asked = request.params.speculation
         mode: SpeculationMode = (asked.mode or config.speculation) if can_speculate else "off"
         methods = config.methods if asked.method is None else (asked.method,)
-        loaded = [name for name in methods if name in proposers and name != "none"]
+        loaded = [name for name in methods if name in proposers and name != "none" and proposers[name].serves(request)]
         default = config.auto_depth if mode == "auto" else config.depth
         return cls(
             mode,

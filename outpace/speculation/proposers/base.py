@@ -19,6 +19,7 @@ from outpace.core import Draft, MeasuredAcceptance, Request, Verdict
 from outpace.speculation.costs.curves import DraftCosts
 from outpace.speculation.costs.timing import DraftTiming
 
+MOST_CONFIDENT = 0.999  # of a model; 1 would mean that the target cannot disagree
 _TIMED_TEXT = 256  # tokens a lookup is timed on
 _TIMED_LOOKUPS = 8
 
@@ -31,6 +32,8 @@ class DraftAsk:
     depth: int
     goes_on: Callable[[float], bool] | None = None
     """A draft model calls this before it draws a token, with its confidence; False ends the draft."""
+    prefix: Sequence[int] = ()
+    """Tokens assumed to follow the request's own: a lookup drafts what comes after them."""
 
 
 class Proposer(Protocol):
@@ -39,6 +42,10 @@ class Proposer(Protocol):
     measured: MeasuredAcceptance | None  # what the policy may expect before it has seen drafts; None: nothing is known
     is_lookup: bool
     """Drafts take microseconds and no model, so the policy can get them before it decides whether to use them."""
+
+    def serves(self, request: Request) -> bool:
+        """Whether it can ever have a draft for this request. The answer never changes."""
+        ...
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
         """One draft per ask, in order. Requests in one call are distinct."""
@@ -80,6 +87,9 @@ class NoDraft:
     is_lookup = True
     measured: MeasuredAcceptance | None = None
     timing: DraftTiming | None = None
+
+    def serves(self, request: Request) -> bool:
+        return True
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
         return [Draft([], self.name) for _ in asks]

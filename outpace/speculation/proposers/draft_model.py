@@ -25,7 +25,7 @@ from outpace.kv.cache import SequenceCache
 from outpace.speculation.costs.calibration import measure_draft_model, warm_up
 from outpace.speculation.costs.curves import DraftCosts
 from outpace.speculation.costs.timing import DraftTiming
-from outpace.speculation.proposers.base import DraftAsk
+from outpace.speculation.proposers.base import MOST_CONFIDENT, DraftAsk
 
 FloatRow = NDArray[np.float32]
 
@@ -59,6 +59,9 @@ class DraftModelProposer:
         self._verifier: Verifier = verifier or HostVerifier()
         self._sequences: OrderedDict[int, int] = OrderedDict()  # request id to sequence, least recently used first
         self.timing: DraftTiming | None = None
+
+    def serves(self, request: Request) -> bool:
+        return True
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
         self.timing = DraftTiming()
@@ -241,4 +244,4 @@ class DraftModelProposer:
 
 def _largest_share(logits: FloatRow) -> float:
     """The confidence: the probability of the likeliest token at temperature 1."""
-    return 1.0 / float(np.exp(logits - logits.max()).sum())
+    return min(MOST_CONFIDENT, 1.0 / float(np.exp(logits - logits.max()).sum()))

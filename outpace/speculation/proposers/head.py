@@ -15,7 +15,7 @@ from outpace.core import Draft, Request, Verdict
 from outpace.speculation.costs.calibration import measure_head
 from outpace.speculation.costs.curves import DraftCosts
 from outpace.speculation.costs.timing import DraftTiming
-from outpace.speculation.proposers.base import DraftAsk
+from outpace.speculation.proposers.base import MOST_CONFIDENT, DraftAsk
 
 _USUAL_UNCACHED = 8  # tokens; a draft and the target's own token after it, which every step leaves
 
@@ -31,6 +31,9 @@ class HeadProposer:
         self.measured = head.measured
         self.timing: DraftTiming | None = None
 
+    def serves(self, request: Request) -> bool:
+        return True
+
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
         num_uncached = [self._num_uncached(ask.request) for ask in asks]
         begin = perf_counter()
@@ -41,10 +44,11 @@ class HeadProposer:
     def _cut(self, ask: DraftAsk, drafted: DraftedTokens) -> Draft:
         if ask.goes_on is None:
             return Draft(drafted.tokens, self.name, None if drafted.probs is None else list(drafted.probs))
-        depth = next((i for i, value in enumerate(drafted.confidence) if not ask.goes_on(value)), ask.depth)
+        confidence = [min(MOST_CONFIDENT, value) for value in drafted.confidence]
+        depth = next((i for i, value in enumerate(confidence) if not ask.goes_on(value)), ask.depth)
         probs = None if drafted.probs is None else list(drafted.probs[:depth])
         # Learning also uses the confidence of the token before which it stops.
-        return Draft(drafted.tokens[:depth], self.name, probs, drafted.confidence[: depth + 1])
+        return Draft(drafted.tokens[:depth], self.name, probs, confidence[: depth + 1])
 
     def num_uncached(self, request: Request) -> int:
         num_tokens = self._num_uncached(request)

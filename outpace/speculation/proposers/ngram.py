@@ -23,7 +23,7 @@ class NgramProposer(NoDraft):
         self._indexes: dict[int, _Index] = {}
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
-        return [self._draft(ask.request, ask.depth) for ask in asks]
+        return [self._draft(ask) for ask in asks]
 
     def prepare(self, request: Request) -> None:
         self._find(request)
@@ -32,19 +32,26 @@ class NgramProposer(NoDraft):
         self._indexes.pop(request.id, None)
 
     def _find(self, request: Request) -> int | None:
+        return self._index(request).find(request.tokens)
+
+    def _index(self, request: Request) -> _Index:
         index = self._indexes.get(request.id)
         if index is None:
             index = self._indexes[request.id] = _Index(self._sizes)
-        return index.find(request.tokens)
+        return index
 
-    def _draft(self, request: Request, depth: int) -> Draft:
-        start = self._find(request)
+    def _draft(self, ask: DraftAsk) -> Draft:
+        text, depth = ask.request.tokens, ask.depth
+        start = self._find(ask.request)
+        if ask.prefix:
+            text = [*text, *ask.prefix]
+            start = self._index(ask.request).find_end_of(text)
         if start is None:
             return Draft([], self.name)
-        source = request.tokens[start : start + depth]
+        source = text[start : start + depth]
         # If the source reaches the end of the text, it continues in the draft itself and so repeats the pattern.
         tokens = source if len(source) == depth else [source[i % len(source)] for i in range(depth)]
-        matched = matched_length(request.tokens, start)
+        matched = matched_length(text, start)
         # After m agreements in a row, text and source agree once more with probability m / (m + 1).
         return Draft(tokens, self.name, confidence=[(matched + i) / (matched + i + 1) for i in range(depth)])
 
@@ -76,8 +83,12 @@ class _Index:
         if self._num_indexed < len(tokens):
             self._num_indexed = len(tokens)
             self._extend(tokens)
-            self._found = self._longest(tokens)
+            self._found = self._longest(tokens, self._before[-1])
         return self._found
+
+    def find_end_of(self, text: list[int]) -> int | None:
+        """Where the longest n-gram at the end of `text` continued in the indexed text, which `text` begins with."""
+        return self._longest(text, self._latest.get(tuple(text[-self._sizes[-1] :]), 0))
 
     def _extend(self, tokens: list[int]) -> None:
         latest, before, size = self._latest, self._before, self._sizes[-1]
@@ -86,11 +97,10 @@ class _Index:
             before.append(latest.get(gram, 0))
             latest[gram] = end
 
-    def _longest(self, tokens: list[int]) -> int | None:
-        """The latest of the occurrences that agree with the end of the text in the most tokens."""
+    def _longest(self, tokens: list[int], start: int) -> int | None:
+        """The latest of the occurrences, from `start` on, that agree with the end of the text in the most tokens."""
         best, found, most = 0, None, self._sizes[0]
         end = tokens[-most:]
-        start = self._before[-1]
         for _ in range(MOST_COMPARED):
             if not start:
                 break

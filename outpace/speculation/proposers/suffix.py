@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from outpace.core import Draft, Request
 from outpace.speculation.proposers.base import DraftAsk, NoDraft
@@ -29,7 +29,7 @@ class SuffixProposer(NoDraft):
         self._contexts: dict[int, _Context] = {}
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
-        return [self._draft(ask.request, ask.depth) for ask in asks]
+        return [self._draft(ask.request, ask.depth, ask.prefix) for ask in asks]
 
     def prepare(self, request: Request) -> None:
         self._context(request)
@@ -49,10 +49,10 @@ class SuffixProposer(NoDraft):
         context.catch_up(request.tokens, self._stores.generations(request.cache_salt))
         return context
 
-    def _draft(self, request: Request, depth: int) -> Draft:
+    def _draft(self, request: Request, depth: int, prefix: Sequence[int]) -> Draft:
         context = self._context(request)
         best_score, best = 0.0, Draft([], self.name)
-        for automaton, state, matched in context.contexts():
+        for automaton, state, matched in context.contexts(prefix):
             if matched >= self._min_match:
                 score, tokens, confidence = follow(automaton, state, matched, depth, self._min_match)
                 if score > best_score:
@@ -199,7 +199,11 @@ class _Context:
                     cursor.advance(tokens[-LOOKBACK:])
                 self._cursors.append(cursor)
 
-    def contexts(self) -> list[tuple[SuffixAutomaton, int, int]]:
-        """(automaton, state, matched length), the request's own text first."""
-        own = (self._own, *self._own.repeated_suffix())
-        return [own, *((cursor.automaton, cursor.state, cursor.length) for cursor in self._cursors)]
+    def contexts(self, prefix: Sequence[int] = ()) -> list[tuple[SuffixAutomaton, int, int]]:
+        """(automaton, state, matched length) after the text and `prefix`, in the request's own text first."""
+        cursors = [Cursor(self._own, *self._own.repeated_suffix()), *self._cursors]
+        if prefix:
+            cursors = [replace(cursor) for cursor in cursors]  # the prefix may not become the text
+            for cursor in cursors:
+                cursor.advance(prefix)
+        return [(cursor.automaton, cursor.state, cursor.length) for cursor in cursors]

@@ -306,7 +306,7 @@ def test_an_engine_measures_once_and_before_its_first_request_only():
     engine.step()
     num_forwards = runner_of(engine).num_forwards
     assert engine.costs is not None and num_forwards > len(SIZES)
-    assert engine.costs.drafts.keys() - {"none"} == {"ngram", "suffix", "draft"}
+    assert engine.costs.drafts.keys() - {"none"} == {"grammar", "ngram", "suffix", "draft"}
     assert [name for name, draft in engine.costs.drafts.items() if draft.passes is not None] == ["draft"]
     engine.submit([97] * 20, SamplingParams(max_tokens=4))
     engine.step()
@@ -366,7 +366,7 @@ def test_costs_that_were_measured_with_other_proposers_are_measured_again(tmp_pa
     engine._cost_file.save(Costs(target=StepCosts({1: 9.0}), drafts={"suffix": DraftCosts(lookup_seconds=1e-5)}))
     engine.calibrate()
     assert runner_of(engine).num_forwards > 0
-    assert engine.costs is not None and engine.costs.drafts.keys() - {"none"} == {"ngram", "suffix", "draft"}
+    assert engine.costs is not None and engine.costs.drafts.keys() - {"none"} == {"grammar", "ngram", "suffix", "draft"}
 
 
 # ---- the file
