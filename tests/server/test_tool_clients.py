@@ -10,6 +10,7 @@ import pytest
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
+from openai import pydantic_function_tool
 from pydantic import BaseModel, Field
 
 from outpace.models.tool_calls import SYNTAXES
@@ -43,11 +44,19 @@ class Person(BaseModel):
     languages: list[str] = []
 
 
+class Strict(BaseModel):
+    name: str
+    age: int
+    languages: list[str]
+
+
 PERSON = {"name": "Åsa", "age": 41, "languages": ["sv", "en"]}
 
 
 def act(prompt: str) -> str:
     """The answer of an agent's model: two calls at once, then one with a result in it, then words."""
+    if "as JSON" in prompt:
+        return json.dumps(PERSON, ensure_ascii=False)
     if "Person" in prompt:
         return HERMES.write([Call("Person", PERSON)])
     if "<tool_response>\n7\n" in prompt:
@@ -101,6 +110,22 @@ def test_structured_output_of_langchain_by_a_call(server, strict):
     assert model.invoke("Who is Åsa?") == Person(**PERSON)
 
 
+@pytest.mark.parametrize("method", ["json_schema", "json_mode"])
+def test_structured_output_of_langchain_by_a_format(server, method):
+    model = langchain(server).with_structured_output(Person, method=method)
+    assert model.invoke("Who is Åsa, as JSON?") == Person(**PERSON)
+
+
+# ---- OpenAI's own helpers for pydantic
+
+
+def test_the_openai_client_parses_calls_into_models(server):
+    ask = {"model": "fake", "messages": [{"role": "user", "content": "Who is Åsa?"}]}
+    answer = server.client().chat.completions.parse(**ask, tools=[pydantic_function_tool(Strict, name="Person")])
+    [call] = answer.choices[0].message.tool_calls
+    assert call.function.parsed_arguments == Strict(**PERSON)
+
+
 # ---- LiteLLM
 
 FUNCTIONS = [
@@ -138,3 +163,11 @@ def test_litellm_follows_a_loop_of_calls(server, litellm, streams):
             result = TOOLS[call.function.name].invoke(json.loads(call.function.arguments))
             messages.append({"role": "tool", "tool_call_id": call.id, "content": str(result)})
     assert num_calls == [2, 1, 0] and messages[-1]["content"] == "It rains for seven days."
+
+
+def test_litellm_gets_the_format_it_asks_for(server, litellm):
+    messages = [{"role": "user", "content": "Who is Åsa, as JSON?"}]
+    reply = litellm.completion(
+        model="openai/fake", api_base=f"{server.url}/v1", api_key="none", messages=messages, response_format=Person
+    )
+    assert Person.model_validate_json(reply.choices[0].message.content) == Person(**PERSON)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -117,3 +119,13 @@ def test_a_result_is_answered(server):
     history = [*QUESTION, {"role": "assistant", "content": None, "tool_calls": [call.to_dict()]}, result]
     answer = ask(server, messages=history, tool_choice="none", temperature=0, max_tokens=40)
     assert answer.choices[0].message.content and answer.choices[0].message.tool_calls is None
+
+
+def test_the_example_of_the_documentation_runs(server, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "server.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"```python\n(from openai.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code.replace("http://localhost:8000", server.url), names)
+    assert capsys.readouterr().out.startswith('weather {"city": ')
+    answer = ask(server, messages=names["messages"], tools=[names["weather"]], max_tokens=20)
+    assert answer.choices[0].finish_reason in ("stop", "length", "tool_calls")
