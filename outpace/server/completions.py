@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from time import time
 from typing import Any
@@ -18,13 +18,14 @@ from outpace.decoding.randomness import child_seed
 from outpace.engine.generation import Order
 from outpace.errors import UsageError
 from outpace.models import prompts
+from outpace.models.tool_calls.use import ToolUse
 from outpace.server.errors import ApiError, ErrorReply
 from outpace.server.replies import Answer, ChatAnswer, Heading, TextAnswer, TokenTexts
 from outpace.server.reply_types import ChatReply, TextReply
 from outpace.server.state import Check, ServerState, state_of
 from outpace.server.streaming import EventStream, WholeReply
 from outpace.server.tool_replies import ToolAnswer
-from outpace.server.tools import ToolUse, tool_use
+from outpace.server.tools import use_of
 from outpace.server.wire import ChatRequest, CompletionRequest, SamplingFields
 
 log = logging.getLogger("outpace.server")
@@ -84,7 +85,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 
 
 def _encode_chat(state: ServerState, body: ChatRequest, messages: Sequence[dict[str, Any]], check: Check) -> _Encoded:
-    use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, state.call_syntax)
+    use = use_of(body.tools, body.tool_choice, body.parallel_tool_calls, state.call_syntax)
     prompt = prompts.render(
         state.tokenizer,
         messages,
@@ -102,18 +103,15 @@ def _encode_chat(state: ServerState, body: ChatRequest, messages: Sequence[dict[
 
 
 def _constrain_to_calls(state: ServerState, encoded: _Encoded, use: ToolUse) -> None:
-    structured = use.structured(state.tokenizer, encoded.params.structured)
-    encoded.tools = use
-    encoded.params = replace(
-        encoded.params, structured=structured, visible_tokens=use.visible_tokens(state.tokenizer)
-    )  # fmt: skip
     try:
+        encoded.params = use.constrain(encoded.params, state.tokenizer)
         encoded.constraint = state.engine.engine.constraint_of(encoded.params)
     except UsageError as error:
         message = (
             str(error).replace("this grammar", "the parameters of the tools").replace("structured output", "tools")
         )
         raise ApiError(400, message, param="tools", code="invalid_value") from None
+    encoded.tools = use
 
 
 def _encode_prompt(state: ServerState, body: CompletionRequest, prompt: str | list[int], check: Check) -> _Encoded:

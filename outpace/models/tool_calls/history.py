@@ -12,7 +12,7 @@ from outpace.models.tool_calls.syntax import Call, CallSyntax
 from outpace.models.tool_calls.tools import MAX_TOOLS, is_deeper_than
 
 _MAX_ARGUMENT_DEPTH = 64
-_UNKNOWN_SYNTAX = (
+UNKNOWN_SYNTAX = (
     "this model's chat template shows no syntax of function calls that is known here; name one with "
     "--tool-call-parser, or send no tools"
 )
@@ -70,7 +70,7 @@ def adapt(
     if not tools:
         return adapted, ()
     if syntax is None:
-        raise UsageError(_UNKNOWN_SYNTAX)
+        raise UsageError(UNKNOWN_SYNTAX)
     if "tools" in template:
         return adapted, tools
     return _with_system_text(adapted, syntax.describe(tools)), ()

@@ -6,22 +6,14 @@ arguments are known. Up to there, text that only looks like a call is held back,
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import TypeVar
 
+from outpace.models.tool_calls.json_text import Nesting, NotACall, Reading, after_space, require, string
 from outpace.models.tool_calls.syntax import CallSyntax
 
-T = TypeVar("T")
-_Reading = Generator[None, str, T]  # is sent one character after the other
-
-_MAX_STRING = 256  # characters of a key, a function's name or an id
 _ARGUMENT_KEYS = ("arguments", "parameters")
 _OTHER_KEYS = ("id", "type")  # some models add them
-_STRUCTURE = re.compile(r'["{}\[\]]')
-_STRING_END = re.compile(r'["\\]')
 
 
 @dataclass(slots=True)
@@ -46,10 +38,6 @@ class Found:
         return Found(self.content + later.content, self.calls)
 
 
-class _NotACall(Exception):
-    """The last character cannot belong to a call."""
-
-
 class CallReader:
     def __init__(self, syntax: CallSyntax, names: Collection[str], *, max_calls: int | None = None) -> None:
         """`names` are the functions that may be called. Calls after the first `max_calls` are dropped."""
@@ -58,11 +46,11 @@ class CallReader:
         self._max_calls = max_calls
         self._is_start = syntax.begins_bare
         self._held = ""  # white space, and what may be the beginning of an opener
-        self._reading: _Reading[None] | None = None  # set in a call, or what looks like one
+        self._reading: Reading[None] | None = None  # set in a call, or what looks like one
         self._unused: list[str] = []  # what was read there and is text if it is no call
         self._is_used = False  # the latest character showed that it is one
         self._has_call = False  # since the latest opener
-        self._nesting: _Nesting | None = None  # set in arguments
+        self._nesting: Nesting | None = None  # set in arguments
         self._write: Callable[[str], None] = self._unused.append  # takes the text of arguments
         self._content: list[str] = []
         self._deltas: dict[int, CallDelta] = {}
@@ -144,7 +132,7 @@ class CallReader:
                 self._unused.clear()
                 self._reading = None
                 return place + 1
-            except _NotACall:
+            except NotACall:
                 self._content.append("".join(self._unused))
                 self._unused.clear()
                 self._reading = None
@@ -157,68 +145,68 @@ class CallReader:
             place += 1
         return place
 
-    def _calls(self) -> _Reading[None]:
+    def _calls(self) -> Reading[None]:
         """What follows an opener, the closer included."""
-        syntax, char = self._syntax, (yield from _after_space())
+        syntax, char = self._syntax, (yield from after_space())
         if char == "[":
-            char = yield from _after_space()
+            char = yield from after_space()
             while char != "]":
-                _require(char == "{")
+                require(char == "{")
                 yield from self._call()
-                char = yield from _after_space()
-                _require(char in ",]")
+                char = yield from after_space()
+                require(char in ",]")
                 if char == ",":
-                    char = yield from _after_space()
+                    char = yield from after_space()
         else:
-            _require(char == "{")
+            require(char == "{")
             yield from self._call()
             while syntax.separator:
-                _require((yield from _after_space()) == syntax.separator.strip())
-                _require((yield from _after_space()) == "{")
+                require((yield from after_space()) == syntax.separator.strip())
+                require((yield from after_space()) == "{")
                 yield from self._call()
         if syntax.closer:
-            char = yield from _after_space()
+            char = yield from after_space()
             for expected in syntax.closer[:-1]:
-                _require(char == expected)
+                require(char == expected)
                 char = yield
-            _require(char == syntax.closer[-1])
+            require(char == syntax.closer[-1])
 
-    def _call(self) -> _Reading[None]:
+    def _call(self) -> Reading[None]:
         """One call, after its opening brace."""
         name: str | None = None
         early: list[str] | None = None  # the arguments, if they come before the name
         index: int | None = None
-        char = yield from _after_space()
+        char = yield from after_space()
         while char != "}":
-            _require(char == '"')
-            key = yield from _string()
-            _require((yield from _after_space()) == ":")
-            char = yield from _after_space()
+            require(char == '"')
+            key = yield from string()
+            require((yield from after_space()) == ":")
+            char = yield from after_space()
             if key in _ARGUMENT_KEYS:
-                _require(char == "{" and early is None and index is None)
+                require(char == "{" and early is None and index is None)
                 if name is not None:
                     index = self._open(name)
                 else:
                     early = []
                 self._write = self._writer(index, early)
                 self._write("{")
-                self._nesting = _Nesting()
+                self._nesting = Nesting()
                 yield
             else:
-                _require(char == '"' and (key == "name" or key in _OTHER_KEYS))
-                value = yield from _string()
+                require(char == '"' and (key == "name" or key in _OTHER_KEYS))
+                value = yield from string()
                 if key == "name":
-                    _require(name is None and value in self._names)
+                    require(name is None and value in self._names)
                     name = value
                     if early is not None:
                         index = self._open(name)
                         self._writer(index, None)("".join(early))
-            char = yield from _after_space()
-            _require(char in ",}")
+            char = yield from after_space()
+            require(char in ",}")
             if char == ",":
-                char = yield from _after_space()
-                _require(char == '"')
-        _require(name is not None)
+                char = yield from after_space()
+                require(char == '"')
+        require(name is not None)
         if index is None and name is not None:
             self._writer(self._open(name), None)("{}")
         self._is_used = True
@@ -245,58 +233,6 @@ class CallReader:
                 self._deltas.setdefault(index, CallDelta(index)).arguments += text
 
         return write
-
-
-class _Nesting:
-    """Finds the end of a JSON object whose opening brace was read."""
-
-    def __init__(self) -> None:
-        self.depth = 1
-        self._in_string = self._is_escaped = False
-
-    def advance(self, text: str, place: int) -> int:
-        """Where the object ends, or the text."""
-        while self.depth and place < len(text):
-            if self._is_escaped:
-                self._is_escaped = False
-                place += 1
-                continue
-            found = (_STRING_END if self._in_string else _STRUCTURE).search(text, place)
-            if found is None:
-                return len(text)
-            place, char = found.end(), found[0]
-            if char == '"':
-                self._in_string = not self._in_string
-            elif char == "\\":
-                self._is_escaped = True
-            else:
-                self.depth += 1 if char in "{[" else -1
-        return place
-
-
-def _after_space() -> _Reading[str]:
-    while (char := (yield)).isspace():
-        pass
-    return char
-
-
-def _string() -> _Reading[str]:
-    """A JSON string, after its opening quote."""
-    characters: list[str] = []
-    while (char := (yield)) != '"':
-        characters.append(char)
-        if char == "\\":
-            characters.append((yield))
-        _require(len(characters) <= _MAX_STRING)
-    try:
-        return str(json.loads(f'"{"".join(characters)}"'))
-    except ValueError:
-        raise _NotACall from None
-
-
-def _require(ok: bool) -> None:
-    if not ok:
-        raise _NotACall
 
 
 def _length_of_beginning(text: str, opener: str) -> int:
