@@ -22,6 +22,7 @@ CONVERSATION: list[dict[str, Any]] = [
 TOOLS = check_tools([{"type": "function", "function": {"name": "weather", "description": "It \u00e9"}}])
 # Each family's own way, in short.
 QWEN = (
+    '{# {"name": #}'
     "{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}{% for m in messages %}"
     "{{ m.role }}:{{ m.content }}{% for c in m.tool_calls %}<tool_call>{{ c.function.name }} "
     "{{ c.function.arguments | tojson }}</tool_call>{% endfor %}{{ '\n' }}{% endfor %}"

@@ -15,7 +15,7 @@ SYNTAXES = {syntax.name: syntax for syntax in (HERMES, LLAMA3_JSON, MISTRAL, SMO
 def syntax_for(template: str | None, name: str = "auto") -> CallSyntax | None:
     """The named syntax; for 'auto' the one that the template's text shows, None if it shows none that is known.
 
-    A template that does not mention tools tells nothing of a syntax, and Hermes' is the most widespread.
+    A template that does not mention tools shows no syntax; for it Hermes' is taken, the most widespread.
     """
     if name != "auto":
         if name not in SYNTAXES:
@@ -25,4 +25,4 @@ def syntax_for(template: str | None, name: str = "auto") -> CallSyntax | None:
     for syntax in SYNTAXES.values():
         if syntax.knows(template):
             return syntax
-    return None if "tools" in template else HERMES
+    return None if "tool" in template else HERMES

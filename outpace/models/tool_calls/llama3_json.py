@@ -1,10 +1,10 @@
 """Llama 3.1 and later: the answer is the call, a JSON object with `parameters`, sometimes after a control token."""
 
-from outpace.models.tool_calls.syntax import CallSyntax
+from outpace.models.tool_calls.syntax import CallSyntax, shows_json
 
 
 def _knows(template: str) -> bool:
-    return "<|start_header_id|>" in template and "tools" in template and "parameters" in template
+    return "<|start_header_id|>" in template and '"parameters": ' in template and shows_json(template)
 
 
 LLAMA3_JSON = CallSyntax(

@@ -56,3 +56,8 @@ class CallSyntax:
 
 def to_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
+
+
+def shows_json(template: str) -> bool:
+    """Whether a template writes calls, or describes them, as JSON objects that begin with the name."""
+    return '{"name": ' in template or '{\\"name\\": ' in template
