@@ -8,6 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, TextIO, get_args
 
+from outpace.commands import structured
 from outpace.config import (
     DEFAULT_AUTO_DEPTH,
     DEFAULT_CONTEXT,
@@ -42,6 +43,7 @@ examples:
   outpace run "Explain speculative decoding in one sentence."
   outpace run --speculation on --method suffix --depth 6 "Repeat after me: tick, tack, tick, tack"
   outpace run --model target.gguf --draft draft.gguf --speculation on "def fibonacci(n):" --raw
+  outpace run --choice yes,no "Is the sky blue?"
   echo "Summarise: ..." | outpace run --json
 """
 
@@ -91,6 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before this text; repeatable")
     group.add_argument("--system", metavar="TEXT", help="a system message before the prompt")
     group.add_argument("--raw", action="store_true", help="continue the prompt as it is, without the chat template")
+    structured.add_arguments(parser)
     group = parser.add_argument_group("output")
     group.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     group.add_argument("--trace", action="store_true",
@@ -108,6 +111,7 @@ def execute(options: argparse.Namespace) -> int:
         seed=options.seed,
         stop=tuple(options.stop),
         max_tokens=options.max_tokens,
+        structured=structured.structured_of(options),
         speculation=SpeculationParams(acceptance=options.acceptance, threshold=options.threshold),
     )
     engine = {name: getattr(options, name) for name in EngineConfig.__dataclass_fields__ if hasattr(options, name)}

@@ -51,7 +51,7 @@ class Constraints:
         """`vocab_size` is the model's, which may be larger than the tokenizer's."""
         self.end_ids = tokenizer.end_ids
         # llguidance needs an end token: where a model has none, one that no logits belong to.
-        self.num_tokens = vocab_size if self.end_ids else vocab_size + 1
+        self.num_tokens = max(vocab_size, tokenizer.vocab_size) + (not self.end_ids)
         self._tokenizer = tokenizer
         self._lock = Lock()
         self._ll_tokenizer: LLTokenizer | None = None  # takes a quarter of a second, so not before it is needed
@@ -102,6 +102,8 @@ class Constraints:
     def _check_satisfiable(self, made: Constraint) -> None:
         matcher = made.matcher(frozenset())
         if not matcher.allows_text():
+            if matcher.is_too_complex:
+                raise UsageError("the structured output's description is too complex; simplify it")
             ending = matcher.ending(())
             found = "nothing" if ending is not None and ending.reason == "length" else "only empty output"
             raise UsageError(f"{found} satisfies the description of the structured output; change it")
@@ -135,10 +137,11 @@ def _escaped(text: str) -> str:
 
 
 def _limits() -> LLParserLimits:
-    """llguidance's defaults bound the time of a mask; its lexer may use less memory here, 1 to 2 kB a state."""
+    """Bounds for hostile descriptions. A lexer's state takes 1 to 2 kB; 10,000 items in a mask take up to 50 ms, and an
+    object with 1,000 optional members needs that many."""
     from llguidance import LLParserLimits
 
-    return LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+    return LLParserLimits(max_lexer_states=50_000, step_max_items=10_000, verbose_errors=False)
 
 
 def _adapted(tokenizer: Tokenizer, tokenize: ExactTokenizer, num_tokens: int) -> LLTokenizer:
@@ -158,8 +161,8 @@ class _Vocabulary:
         self.eos_token_id = eos_token_id
         controls = {token.id: token.text for token in tokenizer.specials.controls.tokens}
         self.special_token_ids = sorted({*controls, *tokenizer.end_ids, eos_token_id})
-        known = range(min(num_tokens, tokenizer.vocab_size))
-        self.tokens = [*map(tokenizer.token_bytes, known), *[b""] * (num_tokens - len(known))]
+        self.tokens = [*map(tokenizer.token_bytes, range(tokenizer.vocab_size))]
+        self.tokens += [b""] * (num_tokens - tokenizer.vocab_size)
         for token in self.special_token_ids:  # grammars name control tokens by their text
             self.tokens[token] = controls.get(token, f"<|end-{token}|>").encode(errors="replace")
 

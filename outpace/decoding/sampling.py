@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from outpace.config import SamplingParams
 from outpace.core import TokenLogprob
-from outpace.decoding.matcher import Matcher, forbid
+from outpace.decoding.matcher import Matcher
 from outpace.decoding.numerics import LOG2_E, powers_of_two, total
 from outpace.decoding.randomness import Purpose, exponentials, key
 
@@ -55,9 +55,8 @@ class Shaper:
         self._bias = np.fromiter(params.logit_bias.values(), dtype=np.float32)
         self.sharpness = sharpness(params.temperature)
         self.matcher = matcher
-        self.may_adjust = bool(
-            params.logit_bias or params.has_penalties or (params.min_tokens and stop_ids) or matcher is not None
-        )
+        self.has_only_mask = not (params.logit_bias or params.has_penalties or (params.min_tokens and stop_ids))
+        self.may_adjust = matcher is not None or not self.has_only_mask
         self.num_output = 0
         self._prompt_ids = frozenset(prompt) if params.repetition_penalty != 1.0 else frozenset()
         self._output_counts: Counter[int] = Counter()
@@ -116,7 +115,7 @@ class Shaper:
         if masks_stops:
             x[self.stop_ids] = -np.inf
         if self.matcher is not None:
-            forbid(x, self.matcher.mask(prefix))
+            self.matcher.forbid(x, prefix)
         return x
 
     def _penalise(self, x: FloatRow, prefix: Sequence[int]) -> None:

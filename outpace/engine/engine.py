@@ -255,7 +255,7 @@ class Engine:
         self._session.draft(decision, stats)
         drafted = perf_counter()
         plan, cases = _plan(turns)
-        result = self._forward_and_verify(plan, cases, self._host_work(turns))
+        result = self._forward_and_verify(plan, cases, self._host_work(turns, cases))
         self._learn_postponed()  # unless it was done during the forward pass
         catch_up_seconds = self._learn_drafting(decision, result)
         deltas, outcomes = self._commit(turns, plan, result, stats)
@@ -294,17 +294,21 @@ class Engine:
         stats.schedule_seconds += perf_counter() - begin
         return turns
 
-    def _host_work(self, turns: Sequence[_Turn]) -> Callable[[], None] | None:
-        """Work for the host while the device runs: learn from the last step, and let the lookup proposers prepare the
-        requests whose prompts end in this step. None if there is none."""
+    def _host_work(self, turns: Sequence[_Turn], cases: Sequence[Case]) -> Callable[[], None] | None:
+        """Work for the host while the device runs: compute the masks that verification needs, learn from the last step,
+        and let the lookup proposers prepare the requests whose prompts end in this step. None if there is none."""
+        masked = [(case.request.matcher, case.tokens) for case in cases if case.request.matcher is not None]
         waiting: list[Request] = []
         if self.stats.num_prefill_tokens and self.costs is not None:
             begun = [turn.work.request for turn in turns if turn.work.completes and not turn.work.is_decoding]
             waiting = [request for request in begun if request.may_speculate]
-        if self._postponed is None and not waiting:
+        if self._postponed is None and not waiting and not masked:
             return None
 
         def learn_and_prepare() -> None:
+            for matcher, tokens in masked:
+                for i in range(len(tokens) + 1):
+                    matcher.mask(tokens[:i])  # the matcher keeps it
             self._learn_postponed(is_hidden=True)
             for request in waiting:
                 for name in self.policy.lookups(request):

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from llguidance import LLParserLimits
 
 from outpace.decoding import constraints as module
 from outpace.decoding.constraints import Constraints
@@ -84,6 +85,13 @@ def test_what_is_invalid_unsupported_or_unsatisfiable_is_refused_in_one_sentence
     with pytest.raises(UsageError, match=message) as refused:
         BYTES.compile(StructuredOutput(**given))
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
+
+
+def test_a_description_whose_masks_take_too_long_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "_limits", lambda: LLParserLimits(step_max_items=3, verbose_errors=False))
+    schema = {"anyOf": [{"const": value} for value in ("ab", "ac", [1], {"a": 2}, 5)]}
+    with pytest.raises(UsageError, match="too complex; simplify it"):
+        Constraints(ByteTokenizer(), 258).compile(StructuredOutput(json_schema=schema))
 
 
 def chain_of_refs(length: int) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from outpace.decoding.constraints import Constraints
-from outpace.decoding.matcher import Ending, Matcher, allows, forbid, num_members
+from outpace.decoding.matcher import Ending, Matcher, allows, num_members
 from outpace.structured import StructuredOutput
 from tests.fakes import BOS, EOS, ByteTokenizer
 from tests.piece_tokenizer import PieceTokenizer
@@ -42,7 +42,7 @@ def matcher_of(regex: str, stop_ids: frozenset[int] = frozenset({EOS})) -> Match
 
 def allowed(matcher: Matcher, prefix: Sequence[int] = ()) -> list[int]:
     logits = np.zeros(258, np.float32)
-    forbid(logits, matcher.mask(prefix))
+    matcher.forbid(logits, prefix)
     found = np.flatnonzero(np.isfinite(logits)).tolist()
     assert num_members(matcher.mask(prefix)) == len(found)
     return found
@@ -108,7 +108,7 @@ def likely_draft(matcher: Matcher, rng: random.Random, vocab_size: int) -> list[
     draft: list[int] = []
     while len(draft) < rng.randrange(9):
         logits = np.zeros(vocab_size, np.float32)
-        forbid(logits, matcher.mask(draft))
+        matcher.forbid(logits, draft)
         choices = np.flatnonzero(np.isfinite(logits)).tolist()
         likely = matcher.forced(draft).tokens if rng.random() < 0.3 else []
         draft += likely or [rng.choice(choices) if rng.random() < 0.9 else rng.randrange(vocab_size)]
@@ -134,6 +134,9 @@ def walk(
             mask = matcher.mask(forced.tokens[:i])
             assert allows(mask, token) and num_members(mask) == 1
         assert forced.tokens == [] or matcher.count_allowed(forced.tokens) == len(forced.tokens)
+        token = rng.choice([*draft[num_accepted : num_accepted + 1], rng.randrange(vocab_size)])
+        prefix = draft[:num_accepted]
+        assert matcher.allows(token, prefix) == allows(fresh.mask(prefix), token)
         ending = matcher.ending(draft[:num_accepted])
         if ending is not None or EOS in draft[:num_accepted]:
             return step + 1
@@ -222,5 +225,5 @@ def test_a_vocabulary_without_an_end_token_ends_with_the_grammar():
     matcher = Constraints(Endless(), 256).compile(StructuredOutput(regex="ab?")).matcher(frozenset())
     assert matcher.ending([*b"ab"]) == Ending(2, "stop")
     logits = np.zeros(256, np.float32)
-    forbid(logits, matcher.mask([*b"a"]))
+    matcher.forbid(logits, [*b"a"])
     assert np.flatnonzero(np.isfinite(logits)).tolist() == [*b"b"]

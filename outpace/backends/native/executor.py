@@ -1,4 +1,5 @@
-"""Runs a step and verifies its drafts. Greedy requests without logit adjustments do not read the logits.
+"""Runs a step and verifies its drafts. Greedy requests without logit adjustments do not read the logits, and those with
+a grammar only where the grammar forbids the likeliest token.
 
 The threads of a step find each row's argmax over the part of the row that they have just computed, while it is in their
 cache. It is the token that `Shaper.greedy` finds, and faster than one thread that reads the whole row again.
@@ -7,16 +8,24 @@ cache. It is the token that `Shaper.greedy` finds, and faster than one thread th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from outpace.backends.base import StepResult
 from outpace.backends.native.verifier import NativeVerifier
 from outpace.core import Case, Request, StepPlan, Verdict
 from outpace.decoding import acceptance
+from outpace.decoding.matcher import Matcher
 
 if TYPE_CHECKING:
     from outpace.backends.native.runner import NativeRunner
+
+
+FloatRows = NDArray[np.float32]
 
 
 class NativeExecutor:
@@ -31,7 +40,7 @@ class NativeExecutor:
         logits = self._runner.forward(plan)
         seconds = perf_counter() - begin
         if all(_emits_argmax(case.request) for case in cases):
-            verdicts = _matched(cases, self._runner.likeliest(len(logits)))
+            verdicts = _matched(cases, logits, self._runner.likeliest(len(logits)))
         else:
             verdicts = self._verifier.verify(cases, logits)
         return StepResult(logits, verdicts, seconds)
@@ -39,13 +48,30 @@ class NativeExecutor:
 
 def _emits_argmax(request: Request) -> bool:
     params = request.params
-    return params.is_greedy and not request.shaper.may_adjust and not params.speculation.is_lossy
+    return params.is_greedy and request.shaper.has_only_mask and not params.speculation.is_lossy
 
 
-def _matched(cases: Sequence[Case], likeliest: list[int]) -> list[Verdict]:
+def _matched(cases: Sequence[Case], logits: FloatRows, likeliest: list[int]) -> list[Verdict]:
     verdicts, at = [], 0
     for case in cases:
-        num_rows = len(case.tokens) + 1
-        verdicts.append(acceptance.match(case.tokens, likeliest[at : at + num_rows].__getitem__))
-        at += num_rows
+        end = at + len(case.tokens) + 1
+        own_token: Callable[[int], int] = likeliest[at:end].__getitem__
+        if case.request.matcher is not None:
+            own_token = _Constrained(case, case.request.matcher, logits[at:end], likeliest[at:end])
+        verdicts.append(acceptance.match(case.tokens, own_token))
+        at = end
     return verdicts
+
+
+@dataclass(frozen=True, slots=True)
+class _Constrained:
+    """The likeliest allowed token of each row: most often the likeliest of all, and then no mask is needed."""
+
+    case: Case
+    matcher: Matcher
+    logits: FloatRows
+    likeliest: list[int]
+
+    def __call__(self, i: int) -> int:
+        token, prefix = self.likeliest[i], self.case.tokens[:i]
+        return token if self.matcher.allows(token, prefix) else self.case.request.shaper.greedy(self.logits[i], prefix)

@@ -15,10 +15,13 @@ from outpace.backends.native.library import load_library
 from outpace.backends.native.runner import NativeModel, NativeRunner
 from outpace.config import SamplingParams, SpeculationParams
 from outpace.core import Case, Draft, Request, Row, StepPlan
+from outpace.decoding.constraints import Constraints
 from outpace.decoding.sampling import Shaper
 from outpace.decoding.verification import HostVerifier, executor_of
 from outpace.errors import BackendError
 from outpace.models.llama_library import load_library as load_llama
+from outpace.structured import StructuredOutput
+from tests.fakes import ByteTokenizer
 from tests.tiny_gguf import VOCAB_SIZE, write_model
 
 try:
@@ -129,6 +132,35 @@ def test_requests_that_need_more_are_verified_by_the_verifier(runner: NativeRunn
     for seed in range(5):
         verified_alike(runner, [OTHERS[other]], seed)
         verified_alike(runner, [GREEDY, OTHERS[other], GREEDY], seed)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_constrained_verdicts_are_the_references(runner: NativeRunner, kind: str, temperature: float) -> None:
+    if kind == "not numbers":
+        pytest.skip("only an argmax is defined over rows that are not numbers")
+    constraint = Constraints(ByteTokenizer(), VOCAB_SIZE).compile(StructuredOutput(regex="([^a-f]|abc)*z"))
+    accepted: list[int] = []
+    for seed in range(10):
+        rng = random.Random(seed)
+        rows, cases = [], []
+        for seq in range(4):
+            params = SamplingParams(temperature=temperature, seed=None if seq % 2 else seed)
+            request, prompt, drafted = request_with(params), random_tokens(4, seed + seq), list[int]()
+            if seq:  # the first has no grammar
+                request.matcher = request.shaper.matcher = constraint.matcher(STOP_IDS)
+                request.shaper.may_adjust = True
+            for i in range(rng.randrange(5)):
+                logits = runner.forward(StepPlan([Row(seq, 0, [*prompt, *drafted], 1)]))[0]
+                runner.truncate(seq, 0)
+                drafted.append(request.shaper.greedy(logits, drafted) if rng.random() < 0.8 else i)
+            rows.append(Row(seq, 0, [*prompt, *drafted], 1 + len(drafted)))
+            cases.append(Case(request, Draft(drafted, "ngram") if drafted else None))
+        result = executor_of(runner)(StepPlan(rows), cases)
+        assert result.verdicts == HostVerifier().verify(cases, cast(Any, result.logits))
+        accepted += [verdict.num_accepted for verdict in result.verdicts]
+        for row in rows:
+            runner.free(row.seq)
+    assert temperature or max(accepted) > 1
 
 
 def test_prompt_steps_have_nothing_to_verify(runner: NativeRunner) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,7 +21,10 @@ from outpace.backends.torch.sampling.adjust import Adjustments, adjust
 from outpace.backends.torch.sampling.filters import RowParams, choose, draw, greedy_tokens, probs
 from outpace.backends.torch.sampling.noise import exponentials, keys, signed, uniforms
 from outpace.backends.torch.sampling.numerics import total
+from outpace.backends.torch.sampling.verifier import _adjustments
 from outpace.config import SamplingParams
+from outpace.core import Case, Draft, Request
+from outpace.decoding.constraints import Constraints
 from outpace.decoding.numerics import total as host_total
 from outpace.decoding.randomness import Purpose
 from outpace.decoding.randomness import exponentials as host_exponentials
@@ -29,6 +32,8 @@ from outpace.decoding.randomness import key as host_key
 from outpace.decoding.randomness import uniform as host_uniform
 from outpace.decoding.sampling import Shaper
 from outpace.decoding.sampling import choose as host_choose
+from outpace.structured import StructuredOutput
+from tests.fakes import ByteTokenizer
 from tests.goodness import SMALLEST_P, chi_square_p
 
 FloatRows = NDArray[np.float32]
@@ -281,6 +286,24 @@ def test_bias_penalties_and_masks_equal_the_hosts_to_the_bit() -> None:
     before = rows.copy()
     assert np.array_equal(adjust(torch.from_numpy(rows), adjustments), np.stack(expected))
     assert np.array_equal(rows, before)
+
+
+def test_masks_equal_the_hosts_to_the_bit() -> None:
+    vocab, rows = 258, normal_rows(4, 6, 258)
+    constraint = Constraints(ByteTokenizer(), vocab).compile(StructuredOutput(regex="(ab|[c-f]+|\u00e9)*x"))
+    outputs = [b"", b"ab", b"abcc", "é".encode()[:1], b"abx", b"a"]
+    params = SamplingParams(logit_bias={97: 5.0, 3: 100.0}, structured=StructuredOutput(regex="any"))
+    cases, expected = [], []
+    for i, output in enumerate(outputs):
+        matcher = constraint.matcher(frozenset({256})) if i % 3 != 2 else None
+        shaper = Shaper(params, (), frozenset({256}), matcher)
+        prefix = [*output]
+        expected.append(shaper.adjusted(rows[i], prefix))
+        request = Request(i, params, [0], 1, shaper, cast(Any, None), 100)
+        cases.append((Case(request, Draft(prefix, "any")), len(prefix)))
+    adjusted = adjust(torch.from_numpy(rows), _adjustments(cases, torch.device("cpu"))).numpy()
+    assert np.array_equal(adjusted, np.stack(expected))
+    assert np.isinf(adjusted[0]).sum() > 200 and not np.isinf(adjusted[2]).any()
 
 
 # --- distribution -----------------------------------------------------------------------------------------------

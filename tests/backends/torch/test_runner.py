@@ -43,6 +43,7 @@ from outpace.speculation.policy.state import Choice, Outcome
 from outpace.speculation.proposers.base import NoDraft, Proposer
 from outpace.speculation.proposers.draft_model import DraftModelProposer
 from outpace.speculation.proposers.ngram import NgramProposer
+from outpace.structured import StructuredOutput
 from tests.fakes import ByteTokenizer
 from tests.numpy_reference import Floats, ReferenceModel
 from tests.tiny_gguf import FAMILIES, TYPES, write_model
@@ -302,6 +303,8 @@ FEATURES: list[dict[str, Any]] = [
     {"temperature": 0.9, "seed": 5},
     {"temperature": 1.0, "seed": 6, "top_p": 0.9, "top_k": 30},
     {"temperature": 0.7, "seed": 7, "logprobs": 2, "logit_bias": {3: 2.0, 9: -1.5}},
+    {"temperature": 0.0, "structured": StructuredOutput(regex="([a-f]{2,5}[0-9]){9,}")},
+    {"temperature": 1.0, "seed": 8, "structured": StructuredOutput(regex="([A-M]+, (no|yes)! )+-")},
 ]
 
 

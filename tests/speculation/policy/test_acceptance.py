@@ -107,7 +107,7 @@ def test_a_wish_shifts_what_is_believed_and_evidence_takes_over():
     assert abs(hopeful.chance(0.7) - doubtful.chance(0.7)) < apart / 2
 
 
-@given(st.floats(0, 1), st.integers(0, 3), st.booleans())
+@given(st.floats(0, 1, exclude_max=True), st.integers(0, 3), st.booleans())
 @settings(max_examples=40)
 def test_nothing_is_believed_to_be_certain(confidence, temperature, right):
     who = Who(lookup(), temperature)
@@ -115,6 +115,13 @@ def test_nothing_is_believed_to_be_certain(confidence, temperature, right):
     who.see(int(right), 1, steps=50)
     assert 0 < who.chance(confidence) < 1
     assert 0 < who.forecast(1)[0] < 1
+
+
+def test_a_confidence_of_one_is_certain_and_teaches_nothing():
+    who = Who(lookup(), 3)
+    before = who.chance(0.99)
+    who.see(2, 2, [1.0, 1.0], steps=50)
+    assert who.chance(1.0) == 1.0 and who.chance(0.99) == pytest.approx(before, abs=0.02)
 
 
 # ---- learning

@@ -1,7 +1,8 @@
 """Applies bias, penalties and masks to logits on the device, as `Shaper` does on the host.
 
-Sparse: a row lists the tokens it changes, padded with -1, and no other token is touched. The results equal the host's
-bit for bit. A row inside a draft also counts the draft tokens before it, which only the device may know.
+Sparse, except for the masks of grammars: a row lists the tokens it changes, padded with -1, and no other token is
+touched. The results equal the host's bit for bit. A row inside a draft also counts the draft tokens before it, which
+only the device may know.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Adjustments:
     frequency_penalty: Tensor  # float32 [rows]
     stop_ids: Tensor  # [rows, num_stops]
     num_forbidden: Tensor  # int64 [rows]: stop tokens are masked while fewer prefix tokens than this precede the row
+    masks: Tensor | None = None  # int32 [rows, words]: a bit per token that a grammar allows, the lowest first
 
 
 def adjust(logits: Tensor, adjustments: Adjustments) -> Tensor:
@@ -40,7 +42,13 @@ def adjust(logits: Tensor, adjustments: Adjustments) -> Tensor:
     forbids = (a.prefix != _PADDING).sum(dim=-1) < a.num_forbidden
     stops = torch.where(forbids[:, None], a.stop_ids, _PADDING)
     _write(x, stops, torch.full(stops.shape, -torch.inf, device=x.device))
-    return x
+    return x if a.masks is None else x.masked_fill_(~_members(a.masks, x.shape[1]), -torch.inf)
+
+
+def _members(masks: Tensor, vocab_size: int) -> Tensor:
+    """Which tokens each row allows, [rows, vocab_size]."""
+    bits = masks[:, :, None] >> torch.arange(32, dtype=torch.int32, device=masks.device)
+    return (bits & 1).bool().flatten(1)[:, :vocab_size]
 
 
 def _seen_with_prefix(a: Adjustments) -> tuple[Tensor, Tensor]:

@@ -134,4 +134,17 @@ def _adjustments(rows: Sequence[tuple[Case, int]], device: torch.device) -> Adju
         frequency_penalty=column([p.frequency_penalty for p in params]),
         stop_ids=padded([shaper.stop_ids.tolist() for shaper in shapers], -1, torch.int64),
         num_forbidden=torch.tensor([s.params.min_tokens - s.num_output for s in shapers], device=device),
+        masks=_masks(rows, device),
     )
+
+
+def _masks(rows: Sequence[tuple[Case, int]], device: torch.device) -> Tensor | None:
+    """The masks of the rows' grammars; a row without one allows every token."""
+    found = [(shaper.matcher, case.tokens[:i]) for case, i in rows for shaper in (case.request.shaper,)]
+    masks = [None if matcher is None else matcher.mask(prefix) for matcher, prefix in found]
+    known = next((mask for mask in masks if mask is not None), None)
+    if known is None:
+        return None
+    every = np.full_like(known, 0xFFFFFFFF)
+    stacked = np.stack([every if mask is None else mask for mask in masks])
+    return torch.from_numpy(stacked.view(np.int32)).to(device)
