@@ -17,13 +17,13 @@ ANSWER_BEGINS = "\nassistant:"
 
 
 class ScriptedTokenizer(ByteTokenizer):
-    """Bytes, and one control token more, as families have that begin calls with one."""
+    """Bytes, and more control tokens, as families have that begin calls with one."""
 
-    def __init__(self, control: str, template: str) -> None:
-        self._control = control
-        self.vocab_size = 259
+    def __init__(self, template: str, *controls: str) -> None:
+        more = [SpecialToken(258 + i, text, is_control=True) for i, text in enumerate(controls)]
+        self.vocab_size = 258 + len(controls)
         self.chat_template = template + ANSWER_BEGINS
-        self.specials = SpecialTokens([*ByteTokenizer.specials.tokens, SpecialToken(258, control, is_control=True)])
+        self.specials = SpecialTokens([*ByteTokenizer.specials.tokens, *more])
 
 
 class ScriptedModel(FakeModel):
@@ -54,12 +54,14 @@ def _end_of_last(tokens: list[int], wanted: list[int]) -> int:
 
 @contextmanager
 def scripted(
-    answer: str | Callable[[str], str], *, template: str = "", control: str = "<|control|>", **options: Any
+    answer: str | Callable[[str], str],
+    *,
+    template: str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
+    controls: Sequence[str] = (),
+    **options: Any,
 ) -> Iterator[LiveServer]:
     """A server whose model gives this answer, or the answer of a function to the prompt."""
-    tokenizer = ScriptedTokenizer(
-        control, template or "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    )
+    tokenizer = ScriptedTokenizer(template, *controls)
     model = ScriptedModel(answer if callable(answer) else lambda _: answer, tokenizer)
     engine = fake_engine(model, tokenizer=tokenizer, max_context=4096, cache_tokens=16384, speculation="off")
     with live(engine, tokenizer, 4096, **options) as server:

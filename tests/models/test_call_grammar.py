@@ -36,16 +36,16 @@ WRONG = [
     Call("weather", {"city": "Oslo", "more": 1}),
     Call("clock", {"x": 1}),
 ]
-CONTROLS = {"mistral": "[TOOL_CALLS]", "llama3_json": "<|python_tag|>"}
+CONTROLS = {"mistral": ["[TOOL_CALLS]"], "llama3_json": ["<|python_tag|>"]}
 
 
 class Judge:
     """Says which answers a grammar allows."""
 
-    def __init__(self, syntax: CallSyntax, *, control: str | None = None, **options: object) -> None:
-        tokenizer = ScriptedTokenizer(control or CONTROLS.get(syntax.name, "<think>"), "")
-        controls = {token.text: token.id for token in tokenizer.specials.controls.tokens if token.id != EOS}
-        grammar = call_grammar(syntax, TOOLS, controls=controls, **options)  # type: ignore[arg-type]
+    def __init__(self, syntax: CallSyntax, *, controls: list[str] | None = None, **options: object) -> None:
+        tokenizer = ScriptedTokenizer("", *(controls or CONTROLS.get(syntax.name, [])))
+        ids = {token.text: token.id for token in tokenizer.specials.controls.tokens if token.id != EOS}
+        grammar = call_grammar(syntax, TOOLS, controls=ids, **options)  # type: ignore[arg-type]
         self._tokenizer = tokenizer
         self._constraint = Constraints(tokenizer, tokenizer.vocab_size).compile(StructuredOutput(grammar=grammar))
 
@@ -102,18 +102,18 @@ def test_the_number_of_calls_is_limited(syntax, is_required):
         assert judge.allows(syntax.write([NOW] * limit)) and not judge.allows(syntax.write([NOW] * (limit + 1)))
 
 
-def test_an_opener_may_be_a_control_token_or_text(syntax):
-    for control in (syntax.opener, "<think>"):
-        judge = Judge(syntax, is_required=False, control=control)
-        written = SYNTAXES["mistral"].write([OSLO]).replace("[TOOL_CALLS]", "") if syntax.is_list else None
-        answer = f"{syntax.opener}{written}{syntax.closer}" if written else syntax.write([OSLO])
-        assert judge.allows(answer) and judge.allows(f"Hm. {answer}")
+@pytest.mark.parametrize("is_required", [False, True])
+def test_openers_and_closers_may_be_control_tokens_or_text(syntax, is_required):
+    answer = ("" if is_required or not syntax.begins_bare else syntax.opener) + syntax.write([OSLO, NOW])
+    for controls in (["<think>"], [syntax.opener], [syntax.opener, syntax.closer]):
+        judge = Judge(syntax, is_required=is_required, controls=[control for control in controls if control])
+        assert judge.allows(answer) and judge.allows(f"Hm. {answer}") is not is_required
 
 
 def test_other_control_tokens_of_the_model_stay_allowed(syntax):
-    judge = Judge(syntax, is_required=False, control="<think>")
+    judge = Judge(syntax, is_required=False, controls=["<think>"])
     assert judge.allows(f"<think>Hm.<think>{syntax.write([OSLO])}") and judge.allows("<think>Hm.<think> Hello.")
-    assert not Judge(syntax, is_required=True, control="<think>").allows(f"<think>{syntax.write([OSLO])}")
+    assert not Judge(syntax, is_required=True, controls=["<think>"]).allows(f"<think>{syntax.write([OSLO])}")
 
 
 def test_content_of_another_form_takes_the_place_of_text(syntax):

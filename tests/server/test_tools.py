@@ -30,7 +30,7 @@ WEATHER = {
 CLOCK = {"type": "function", "function": {"name": "clock"}}
 TOOLS = [WEATHER, CLOCK]
 OSLO, ROME, NOW = Call("weather", {"city": "Oslo"}), Call("weather", {"city": 'Røma "x"', "days": 2}), Call("clock", {})
-CONTROLS = {"mistral": "[TOOL_CALLS]", "llama3_json": "<|python_tag|>"}
+CONTROLS = {"mistral": ("[TOOL_CALLS]",), "llama3_json": ("<|python_tag|>",)}
 
 
 def calls_of(message: Any) -> list[Call]:
@@ -58,20 +58,23 @@ def streamed(server: Any, **options: Any) -> Any:
 @pytest.mark.parametrize("name", SYNTAXES)
 def test_calls_of_every_syntax_reach_the_client(name, ask):
     answer = SYNTAXES[name].write([OSLO, ROME, NOW])
-    with scripted(answer, tool_call_parser=name, control=CONTROLS.get(name, "<|control|>")) as server:
+    with scripted(answer, tool_call_parser=name, controls=CONTROLS.get(name, ())) as server:
         choice = ask(server)
     assert calls_of(choice.message) == [OSLO, ROME, NOW]
     assert choice.finish_reason == "tool_calls" and not choice.message.content
 
 
 @pytest.mark.parametrize("ask", [whole, streamed])
-@pytest.mark.parametrize("name", CONTROLS)
-def test_a_control_token_that_begins_a_call_is_seen_only_with_tools(name, ask):
-    call = SYNTAXES[name].write_call(OSLO)
-    answer = CONTROLS[name] + (f"[{call}]" if SYNTAXES[name].is_list else call)
-    with scripted(answer, tool_call_parser=name, control=CONTROLS[name]) as server:
-        assert calls_of(ask(server).message) == [OSLO]
-        assert whole(server, tools=openai.omit).message.content == answer.removeprefix(CONTROLS[name])
+@pytest.mark.parametrize("name", SYNTAXES)
+def test_control_tokens_around_calls_are_seen_only_with_tools(name, ask):
+    syntax = SYNTAXES[name]
+    marks = [mark for mark in (syntax.opener, syntax.closer) if mark]
+    answer = (syntax.opener if syntax.begins_bare else "") + syntax.write([OSLO, NOW])
+    with scripted(answer, tool_call_parser=name, controls=marks) as server:
+        choice = ask(server)
+        assert calls_of(choice.message) == [OSLO, NOW] and not choice.message.content
+        plain = whole(server, tools=openai.omit).message.content
+    assert "weather" in plain and not any(mark in plain for mark in marks)
 
 
 @pytest.mark.parametrize("ask", [whole, streamed])
@@ -176,7 +179,7 @@ def test_a_required_call_is_made_by_a_model_that_does_not_want_to(said, name, as
     wrong = SYNTAXES[name].write([Call("light", {"room": "cellar", "level": "high"})])
     answer = wrong if said == "call" else said
     choices: list[Any] = ["required", {"type": "function", "function": {"name": "light"}}]
-    with scripted(answer, tool_call_parser=name, control=CONTROLS.get(name, "<|control|>")) as server:
+    with scripted(answer, tool_call_parser=name, controls=CONTROLS.get(name, ())) as server:
         for choice in choices:
             for temperature in (0, 1):
                 found = ask(
@@ -202,10 +205,10 @@ def test_an_answer_has_the_form_of_response_format_or_is_a_call(name):
     properties = {"sky": {"enum": ["clear", "cloudy"]}}
     schema = {"type": "object", "properties": properties, "required": ["sky"], "additionalProperties": False}
     form = {"type": "json_schema", "json_schema": {"name": "sky", "schema": schema}}
-    control = CONTROLS.get(name, "<|control|>")
-    call = (control if SYNTAXES[name].begins_bare else "") + SYNTAXES[name].write([OSLO])
+    controls = CONTROLS.get(name, ())
+    call = (SYNTAXES[name].opener if SYNTAXES[name].begins_bare else "") + SYNTAXES[name].write([OSLO])
     for said, has_call in ((call, True), ('{"sky": "clear"}', False), ("It is clear.", None)):
-        with scripted(said, tool_call_parser=name, control=control) as server:
+        with scripted(said, tool_call_parser=name, controls=controls) as server:
             choice = whole(server, response_format=form, parallel_tool_calls=False, temperature=0)
             if choice.message.tool_calls:
                 assert choice.message.content is None and has_call is not False

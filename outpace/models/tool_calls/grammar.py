@@ -63,7 +63,7 @@ def _text_and_calls(
         for i, tool in enumerate(tools):
             rules[f"head_{i}[lazy]"] = _literal(_head(syntax, tool))
             answers.append(f"head_{i} arguments_{i} {_more(syntax, controls, max_calls)}")
-    others = {token for text, token in controls.items() if text != syntax.opener}
+    others = {token for text, token in controls.items() if text not in (syntax.opener, syntax.closer)}
     before = f"(TEXT <[{_ranges(others)}]>)*" if others else ""  # such as those around a model's thoughts
     rules["start"] = f"{before} ({' | '.join(answers)})"
     return rules
@@ -75,9 +75,15 @@ def _opener(syntax: CallSyntax, controls: Mapping[str, int]) -> str:
     return _literal(syntax.opener + syntax.space)
 
 
+def _closer(syntax: CallSyntax, controls: Mapping[str, int]) -> str:
+    if syntax.closer in controls:
+        return f"{_literal(syntax.space)} <[{controls[syntax.closer]}]>"
+    return _literal(syntax.space + syntax.closer)
+
+
 def _after_opener(syntax: CallSyntax, controls: Mapping[str, int], max_calls: int) -> str:
     """The calls after the opener of the first, to the end of the answer."""
-    closer = _literal(syntax.space + syntax.closer)
+    closer = _closer(syntax, controls)
     if syntax.is_list:
         following = _repeated('", " call', max_calls - 1)
         return f'"[" call {following} "]" {closer}'
@@ -88,8 +94,7 @@ def _more(syntax: CallSyntax, controls: Mapping[str, int], max_calls: int) -> st
     """What may follow the first call of a syntax without lists."""
     if syntax.separator:
         return _repeated(f"{_literal(syntax.separator)} call", max_calls - 1)
-    closer = _literal(syntax.space + syntax.closer)
-    following = _repeated(f'"\\n" {_opener(syntax, controls)} call {closer}', max_calls - 1)
+    following = _repeated(f'"\\n" {_opener(syntax, controls)} call {_closer(syntax, controls)}', max_calls - 1)
     return f'{following} "\\n"?'
 
 
