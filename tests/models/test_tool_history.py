@@ -9,6 +9,8 @@ import pytest
 
 from outpace.errors import UsageError
 from outpace.models.prompts import render
+from outpace.models.tool_calls import SYNTAXES
+from outpace.models.tool_calls.syntax import CallSyntax
 from outpace.models.tool_calls.tools import check_tools
 from tests.fakes import ByteTokenizer
 
@@ -41,10 +43,15 @@ DEEP = '{"a":' * 80 + "1" + "}" * 80
 PLAIN = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}"
 
 
-def rendered(template: str, messages: list[dict[str, Any]] = CONVERSATION, tools: Any = TOOLS) -> str:
+def rendered(
+    template: str,
+    messages: list[dict[str, Any]] = CONVERSATION,
+    tools: Any = TOOLS,
+    syntax: CallSyntax | None = None,
+) -> str:
     tokenizer = ByteTokenizer()
     tokenizer.chat_template = template
-    return render(tokenizer, messages, tools=tools).text
+    return render(tokenizer, messages, tools=tools, syntax=syntax).text
 
 
 def test_a_template_gets_tools_and_calls_with_arguments_as_mappings():
@@ -92,6 +99,14 @@ def test_a_template_with_a_syntax_nobody_knows_is_no_guess():
     with pytest.raises(UsageError, match="name one with --tool-call-parser"):
         rendered("{{ tools }}" + PLAIN)
     assert rendered("{{ tools }}" + PLAIN, CONVERSATION[:1], ()) == "Noneuser:Weather?\n"
+    with pytest.raises(UsageError, match="name one with --tool-call-parser"):
+        rendered("{{ tools }}" + PLAIN, CONVERSATION, ())  # its calls would be lost
+
+
+def test_a_template_that_knows_results_but_no_calls_gets_results_as_they_are():
+    template = "{# tool #}" + PLAIN
+    text = rendered(template, CONVERSATION, (), SYNTAXES["hermes"])
+    assert "<tool_call>" in text and text.endswith("tool:rain\ntool:sun\n")
 
 
 @pytest.mark.parametrize(

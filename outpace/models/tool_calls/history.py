@@ -63,15 +63,15 @@ def adapt(
     messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], syntax: CallSyntax | None, template: str
 ) -> tuple[list[dict[str, Any]], Sequence[dict[str, Any]]]:
     """Messages and tools for this template: what it does not know is written into the texts of messages."""
-    adapted = list(messages)
-    if syntax is not None:
-        knows_calls = "tool_calls" in template
-        adapted = _with_known_ids(adapted, syntax) if knows_calls else _with_written_calls(adapted, syntax)
-    if not tools:
-        return adapted, ()
+    knows_calls = "tool_calls" in template
     if syntax is None:
-        raise UsageError(UNKNOWN_SYNTAX)
-    if "tools" in template:
+        if tools or (not knows_calls and any(message.get("tool_calls") for message in messages)):
+            raise UsageError(UNKNOWN_SYNTAX)
+        return list(messages), ()
+    adapted = _with_known_ids(messages, syntax) if knows_calls else _with_written_calls(messages, syntax)
+    if "tool" not in template:
+        adapted = _with_written_results(adapted)
+    if not tools or "tools" in template:
         return adapted, tools
     return _with_system_text(adapted, syntax.describe(tools)), ()
 
@@ -88,20 +88,28 @@ def _with_known_ids(messages: Sequence[dict[str, Any]], syntax: CallSyntax) -> l
 
 
 def _with_written_calls(messages: Sequence[dict[str, Any]], syntax: CallSyntax) -> list[dict[str, Any]]:
-    """Calls as the model writes them; results of calls that follow each other as one turn of the user."""
+    """Calls as the model writes them."""
+
+    def written(message: dict[str, Any]) -> dict[str, Any]:
+        calls = message.get("tool_calls")
+        if not calls:
+            return message
+        text = syntax.write([Call(call["function"]["name"], call["function"]["arguments"]) for call in calls])
+        content = f"{message['content']}\n{text}" if message["content"] else text
+        return {"role": "assistant", "content": content}
+
+    return [written(message) for message in messages]
+
+
+def _with_written_results(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Results of calls that follow each other as one turn of the user."""
     written: list[dict[str, Any]] = []
     for is_result, group in groupby(messages, lambda message: message["role"] == "tool"):
         if is_result:
             results = [f"<tool_response>\n{message['content']}\n</tool_response>" for message in group]
             written.append({"role": "user", "content": "\n".join(results)})
-            continue
-        for message in group:
-            calls = message.get("tool_calls")
-            if calls:
-                text = syntax.write([Call(call["function"]["name"], call["function"]["arguments"]) for call in calls])
-                content = f"{message['content']}\n{text}" if message["content"] else text
-                message = {"role": "assistant", "content": content}
-            written.append(message)
+        else:
+            written += group
     return written
 
 
