@@ -107,6 +107,11 @@ def test_a_call_after_one_that_was_none_is_found():
         assert read("hermes", pieces) == (text, [WEATHER])
 
 
+def test_text_after_a_call_without_a_closer_is_complete():
+    for pieces in cuts('[TOOL_CALLS]{"name": "now"}[TOOL_CALLS] none'):
+        assert read("mistral", pieces) == ("[TOOL_CALLS] none", [("now", "{}")])
+
+
 def test_what_follows_a_broken_call_is_text():
     broken = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"} oops</tool_call>'
     for pieces in cuts(broken):
@@ -132,6 +137,26 @@ def test_a_syntax_reads_what_it_writes(syntax):
     for written in (calls, calls[:1]):
         content, found = read(syntax.name, [syntax.write(written)])
         assert content == "" and [Call(name, json.loads(text)) for name, text in found] == written
+
+
+BITS = [
+    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", '{"name": "now"}', '{"name": "rm"', "[", "]", ", ",
+    '{"name": "weather", "arguments": {"city": "x"}}', '{"arguments": {"q": [1, "}"]}, "name": "add"}', "; ", "\n", " ",
+    "words", "{", "}", '"', "\\", "<", "<tool", "é",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES)
+def test_any_mixture_is_read_alike_in_any_pieces_and_loses_no_words(syntax):
+    rng, num_calls = random.Random(1), 0
+    for _ in range(1000):
+        text = "".join(rng.choices(BITS, k=rng.randrange(1, 14)))
+        content, calls = read(syntax, [text])
+        assert all(read(syntax, pieces) == (content, calls) for pieces in cuts(text)[1:4]), text
+        for word in ("words", "é"):
+            assert content.count(word) + sum(arguments.count(word) for _, arguments in calls) == text.count(word), text
+        num_calls += len(calls)
+    assert num_calls > 20, "hardly tried"
 
 
 def test_text_full_of_openers_without_end_is_given_back():

@@ -95,9 +95,9 @@ class CallReader:
                 return first
         start = text.find(opener, place)
         end = start if start >= 0 else len(text) - _length_of_beginning(text, opener)
-        shown = len(text[:end].rstrip())  # white space before a call belongs to it
-        self._content.append(text[place : max(shown, place)])
-        rest = text[max(shown, place) : start + len(opener) if start >= 0 else len(text)]
+        shown = text[place:end].rstrip()  # white space before a call belongs to it
+        self._content.append(shown)
+        rest = text[place + len(shown) : start + len(opener) if start >= 0 else len(text)]
         if start < 0:
             self._held = rest
             return len(text)
@@ -106,7 +106,7 @@ class CallReader:
 
     def _begin_call(self, before: str) -> None:
         self._unused.append(before)
-        self._has_call = False
+        self._is_used = self._has_call = False
         self._reading = self._calls()
         next(self._reading)
 
@@ -160,7 +160,7 @@ class CallReader:
         else:
             require(char == "{")
             yield from self._call()
-            while syntax.separator:
+            while syntax.separator:  # until something else follows
                 require((yield from after_space()) == syntax.separator.strip())
                 require((yield from after_space()) == "{")
                 yield from self._call()
