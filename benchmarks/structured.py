@@ -190,7 +190,7 @@ class Stopwatch:
 def watched_masks() -> Iterator[Stopwatch]:
     """Times all that matchers do and the application of masks to logits."""
     watch = Stopwatch()
-    names = ("mask", "allows", "forbid", "count_allowed", "forced", "ending", "advance")
+    names = ("mask", "allows", "masked", "count_allowed", "forced", "ending", "advance")
     methods = {name: getattr(Matcher, name) for name in names}
     for name, method in methods.items():
         setattr(Matcher, name, watch.wrapped(method))

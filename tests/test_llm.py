@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ import outpace.llm
 from outpace.backends import Loaded
 from outpace.config import EngineConfig, SamplingParams
 from outpace.core import StepPlan
+from outpace.decoding.constraints import Constraints
 from outpace.errors import UsageError
 from outpace.llm import LLM
+from outpace.structured import StructuredOutput
 from tests.fakes import BOS, EOS, FakeModel, FakeRunner, fake_loaded, runner_of
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -161,6 +164,30 @@ def test_an_end_token_ends_with_stop_and_is_counted_but_not_shown(llm):
 # ---- chat
 
 HELLO = [{"role": "user", "content": "hello"}]
+
+
+def test_n_structured_completions_share_one_compiled_grammar(llm, monkeypatch):
+    compiled: list[object] = []
+    parser = Constraints._parser
+
+    def noting(self: Constraints, asked: StructuredOutput) -> Any:
+        compiled.append(asked)
+        return parser(self, asked)
+
+    monkeypatch.setattr(Constraints, "_parser", noting)
+    params = SamplingParams(n=3, structured=StructuredOutput(regex="[ab]{4}c"), seed=1)
+    outputs = [each for output in llm.generate(["x", "y"], params) for each in output.outputs]
+    assert len(outputs) == 6 and all(re.fullmatch("[ab]{4}c", each.text) for each in outputs)
+    assert len({each.text for each in outputs}) > 1 and len(compiled) == 1
+
+
+def test_structured_output_can_be_streamed_and_a_bad_description_leaves_nothing(llm):
+    params = SamplingParams(structured=StructuredOutput(choice=["yes", "no"]))
+    with llm.stream("x", params) as stream:
+        assert "".join(part.text for delta in stream for part in delta.segments) in ("yes", "no")
+    with pytest.raises(UsageError, match="unclosed"):
+        llm.generate(["x", "y"], [SamplingParams(), SamplingParams(structured=StructuredOutput(regex="["))])
+    assert is_clean(llm)
 
 
 def test_a_conversation_is_rendered_with_the_models_template(llm):

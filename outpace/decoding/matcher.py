@@ -15,13 +15,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from outpace.core import FinishReason
 from outpace.decoding.acceptance import common_length
-
-FloatRow = NDArray[np.float32]
-Mask = NDArray[np.uint32]  # one bit per token, the lowest bit first; a set bit is an allowed token
+from outpace.decoding.masks import FloatRow, Mask, Masking, allows, mask_of, mask_of_all
 
 _OTHERWISE_SPELLED = 0.8  # confidence in a token of forced text that other tokens may spell too
 
@@ -63,7 +60,7 @@ class Ending:
 
 class Matcher:
     def __init__(
-        self, template: Parser, vocab_size: int, stop_ids: frozenset[int], tokenize: Callable[[bytes], list[int]]
+        self, template: Parser, num_tokens: int, stop_ids: frozenset[int], tokenize: Callable[[bytes], list[int]]
     ) -> None:
         """`template` is a parser at the start, which is only copied; `tokenize` splits forced text into tokens.
 
@@ -73,9 +70,9 @@ class Matcher:
         self._parser = template.deep_copy()
         self._tokenize = tokenize
         self._stop_ids = stop_ids
-        self._stop_bits = _bits_of(stop_ids, vocab_size)
-        self._all = _all_bits(vocab_size)
-        self._added: NDArray[np.float32] | None = None  # used again by every row: allocating takes as long as adding
+        self._stop_bits = mask_of(stop_ids, num_tokens)
+        self._all = mask_of_all(num_tokens)
+        self._masking = Masking()
         self._emitted: list[int] = []
         self._path: list[int] = []  # tokens that the parser has consumed after the emitted ones
         self._masks: list[Mask | None] = [None]  # after each number of tokens of the path
@@ -125,12 +122,9 @@ class Matcher:
         ending = self.ending(draft[:num_allowed])
         return num_allowed if ending is None else ending.num_tokens
 
-    def forbid(self, logits: FloatRow, prefix: Sequence[int]) -> None:
-        """Set the logits of the tokens that are not allowed after `prefix` to -inf."""
-        if self._added is None:
-            self._added = np.empty((self._stop_bits.nbytes, 8), np.float32)
-        np.take(_ADDED_BY_BYTE, self.mask(prefix).view(np.uint8), axis=0, out=self._added, mode="clip")
-        logits += self._added.reshape(-1)[: logits.size]
+    def masked(self, logits: FloatRow, prefix: Sequence[int]) -> FloatRow:
+        """A copy of the logits, with -inf for the tokens that are not allowed after `prefix`."""
+        return self._masking(logits, self.mask(prefix))
 
     def forced(self, prefix: Sequence[int] = ()) -> Forced:
         """The text that must follow `prefix`, as the tokenizer splits it."""
@@ -144,10 +138,14 @@ class Matcher:
 
     def ending(self, tokens: Sequence[int]) -> Ending | None:
         """Where the grammar ends, or fails, if these tokens are emitted. A stop token ends a request anyway."""
-        self._seek(tokens)
+        at_end = self._seek(tokens)
         if self._dead_end is not None and _begins_with(tokens, self._dead_end[0]):
             return Ending(len(self._dead_end[0]), self._dead_end[1])
-        return Ending(len(self._path), "stop") if self._parser.is_stopped() else None
+        if self._parser.is_stopped():
+            return Ending(len(self._path), "stop")
+        # A forbidden token has probability zero. If one came all the same, the answer ends before it.
+        is_forbidden = not at_end and tokens[len(self._path)] not in self._stop_ids
+        return Ending(len(self._path), "length") if is_forbidden else None
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Record emitted tokens."""
@@ -210,39 +208,3 @@ def _begins_with(tokens: Sequence[int], beginning: Sequence[int]) -> bool:
 
 
 _NOTHING_FORCED = Forced([], 0)
-# What is added to the logits of eight tokens, by their byte of a mask. It takes a tenth of the time of a conditional
-# copy. Adding minus zero changes no number, not even minus zero.
-_BITS_OF_BYTES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-_ADDED_BY_BYTE = np.where(_BITS_OF_BYTES == 1, np.float32(-0.0), np.float32(-np.inf)).astype(np.float32)
-
-
-def without_forbidden(probs: FloatRow, mask: Mask) -> FloatRow:
-    """A copy with zeros for the tokens that are not allowed."""
-    kept = probs.copy()
-    kept[~_members(mask, probs.size)] = 0
-    return kept
-
-
-def allows(mask: Mask, token: int) -> bool:
-    return bool(mask.item(token >> 5) >> (token & 31) & 1)
-
-
-def _members(mask: Mask, size: int) -> NDArray[np.bool_]:
-    return np.unpackbits(mask.view(np.uint8), count=size, bitorder="little").view(np.bool_)
-
-
-def num_members(mask: Mask) -> int:
-    """How many tokens a mask allows."""
-    return int.from_bytes(mask.tobytes(), "little").bit_count()
-
-
-def _bits_of(tokens: frozenset[int], vocab_size: int) -> Mask:
-    bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
-    bits[sorted(tokens)] = 1
-    return np.packbits(bits, bitorder="little").view(np.uint32)
-
-
-def _all_bits(vocab_size: int) -> Mask:
-    bits = np.full(-(-vocab_size // 32), 0xFFFFFFFF, np.uint32)
-    bits[-1] >>= np.uint32(-vocab_size % 32)
-    return bits

@@ -105,8 +105,8 @@ class Shaper:
     def adjusted(self, logits: FloatRow, prefix: Sequence[int]) -> FloatRow:
         """Apply bias, penalties and masks. Returns `logits` itself, not a copy, if none applies; see `may_adjust`."""
         masks_stops = self.num_output + len(prefix) < self.params.min_tokens and self.stop_ids.size > 0
-        if not (self._bias_ids.size or masks_stops or self.params.has_penalties or self.matcher is not None):
-            return logits
+        if not (self._bias_ids.size or masks_stops or self.params.has_penalties):
+            return logits if self.matcher is None else self.matcher.masked(logits, prefix)
         x = logits.copy()
         if self._bias_ids.size:
             x[self._bias_ids] += self._bias
@@ -114,9 +114,7 @@ class Shaper:
             self._penalise(x, prefix)
         if masks_stops:
             x[self.stop_ids] = -np.inf
-        if self.matcher is not None:
-            self.matcher.forbid(x, prefix)
-        return x
+        return x if self.matcher is None else self.matcher.masked(x, prefix)
 
     def _penalise(self, x: FloatRow, prefix: Sequence[int]) -> None:
         params = self.params

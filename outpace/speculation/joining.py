@@ -5,7 +5,7 @@ each is restricted to the allowed tokens: a token that is kept was drawn from th
 draft. So its length depends on independent chance only, and verification stays exact.
 
 Looked-up drafts are also joined with the text that the grammar forces: before them, and again wherever they end or come
-to such text, while depth lasts.
+to such text, while depth lasts. A model drafts only where no text is forced.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outpace.core import Draft
-from outpace.decoding.matcher import FloatRow, Mask, Matcher, allows, without_forbidden
+from outpace.decoding.masks import FloatRow, Mask, allows, without_forbidden
+from outpace.decoding.matcher import Matcher
 from outpace.decoding.numerics import total
 from outpace.speculation.proposers.base import DraftAsk, Proposer
 
@@ -23,11 +24,25 @@ def propose(proposer: Proposer, asks: Sequence[DraftAsk]) -> list[Draft]:
     if all(ask.request.matcher is None for ask in asks):
         return proposer.propose(asks)
     if not proposer.is_lookup:
-        drafts = proposer.propose(asks)
-        return [cut(ask.request.matcher, draft) for ask, draft in zip(asks, drafts, strict=True)]
+        return _with_model(proposer, asks)
     free = [ask for ask in asks if ask.request.matcher is None]
     found = iter(proposer.propose(free) if free else ())
     return [next(found) if ask.request.matcher is None else _join(proposer, ask, ask.request.matcher) for ask in asks]
+
+
+def _with_model(proposer: Proposer, asks: Sequence[DraftAsk]) -> list[Draft]:
+    """Forced text where there is some, and a draft of the model, cut, where there is none."""
+    forced = [None if ask.request.matcher is None else ask.request.matcher.forced() for ask in asks]
+    free = [ask for ask, text in zip(asks, forced, strict=True) if text is None or not text.tokens]
+    if not free:
+        proposer.timing = None  # the model did not run
+    found = iter(proposer.propose(free) if free else ())
+    return [
+        Draft(text.tokens[: ask.depth], proposer.name, confidence=text.confidence[: ask.depth])
+        if text is not None and text.tokens
+        else cut(ask.request.matcher, next(found))
+        for ask, text in zip(asks, forced, strict=True)
+    ]
 
 
 def cut(matcher: Matcher | None, draft: Draft) -> Draft:

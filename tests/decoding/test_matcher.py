@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from outpace.decoding.constraints import Constraints
-from outpace.decoding.matcher import Ending, Matcher, allows, num_members
+from outpace.decoding.masks import allows, num_members
+from outpace.decoding.matcher import Ending, Matcher
 from outpace.structured import StructuredOutput
 from tests.fakes import BOS, EOS, ByteTokenizer
 from tests.piece_tokenizer import PieceTokenizer
@@ -41,8 +42,7 @@ def matcher_of(regex: str, stop_ids: frozenset[int] = frozenset({EOS})) -> Match
 
 
 def allowed(matcher: Matcher, prefix: Sequence[int] = ()) -> list[int]:
-    logits = np.zeros(258, np.float32)
-    matcher.forbid(logits, prefix)
+    logits = matcher.masked(np.zeros(258, np.float32), prefix)
     found = np.flatnonzero(np.isfinite(logits)).tolist()
     assert num_members(matcher.mask(prefix)) == len(found)
     return found
@@ -85,6 +85,7 @@ def test_a_draft_is_allowed_up_to_its_first_forbidden_token_and_not_past_the_end
         (b"ab", None),
         ([*b"ab", EOS], None),  # the stop token ends it
         ([*b"abc", EOS], Ending(3, "stop")),
+        (b"ax", Ending(1, "length")),  # never emitted
     ],
 )
 def test_the_end_of_the_grammar_is_found_without_a_stop_token(tokens: Sequence[int], ending: Ending | None):
@@ -107,8 +108,7 @@ def likely_draft(matcher: Matcher, rng: random.Random, vocab_size: int) -> list[
     """Up to eight tokens, most of them allowed, some arbitrary, and some of the grammar's forced text."""
     draft: list[int] = []
     while len(draft) < rng.randrange(9):
-        logits = np.zeros(vocab_size, np.float32)
-        matcher.forbid(logits, draft)
+        logits = matcher.masked(np.zeros(vocab_size, np.float32), draft)
         choices = np.flatnonzero(np.isfinite(logits)).tolist()
         likely = matcher.forced(draft).tokens if rng.random() < 0.3 else []
         draft += likely or [rng.choice(choices) if rng.random() < 0.9 else rng.randrange(vocab_size)]
@@ -224,6 +224,5 @@ def test_a_vocabulary_without_an_end_token_ends_with_the_grammar():
 
     matcher = Constraints(Endless(), 256).compile(StructuredOutput(regex="ab?")).matcher(frozenset())
     assert matcher.ending([*b"ab"]) == Ending(2, "stop")
-    logits = np.zeros(256, np.float32)
-    matcher.forbid(logits, [*b"a"])
+    logits = matcher.masked(np.zeros(256, np.float32), [*b"a"])
     assert np.flatnonzero(np.isfinite(logits)).tolist() == [*b"b"]

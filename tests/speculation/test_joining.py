@@ -13,9 +13,11 @@ import pytest
 from outpace.core import Draft, Request
 from outpace.decoding.acceptance import Distribution
 from outpace.decoding.constraints import Constraints
-from outpace.decoding.matcher import Matcher, without_forbidden
+from outpace.decoding.masks import without_forbidden
+from outpace.decoding.matcher import Matcher
 from outpace.models.special_tokens import SpecialTokens
 from outpace.speculation import joining
+from outpace.speculation.costs.timing import DraftTiming
 from outpace.speculation.proposers.base import DraftAsk, NoDraft
 from outpace.speculation.proposers.grammar import GrammarProposer
 from outpace.speculation.proposers.ngram import NgramProposer
@@ -230,6 +232,19 @@ def test_the_grammar_alone_drafts_forced_text_and_nothing_without_a_grammar():
     free = make_request([1, 2, 3])
     assert proposer.serves(request) and not proposer.serves(free)
     assert proposer.propose([DraftAsk(free, 4)]) == [Draft([], "grammar")]
+
+
+def test_a_model_drafts_only_where_no_text_is_forced():
+    model = Scripted(b"abxd", 0)
+    model.is_lookup = False
+    requests = [request_with(StructuredOutput(regex=regex), b"x") for regex in ("forced", "(ab|q)[cd]+", "no: .*")]
+    drafts = joining.propose(model, [DraftAsk(request, 4) for request in [*requests, make_request([1])]])
+    assert [bytes(draft.tokens) for draft in drafts] == [b"forc", b"ab", b"no: ", b"abxd"]
+    assert len(model.asked) == 2 and {draft.proposer for draft in drafts} == {"scripted"}
+    assert drafts[0].confidence == [1.0] * 4 and drafts[1].confidence == [0.5] * 3
+    model.timing = DraftTiming()
+    joining.propose(model, [DraftAsk(requests[0], 4)])
+    assert model.timing is None, "no cost is learned from an earlier call"
 
 
 def test_requests_without_a_grammar_are_drafted_together_and_unchanged():
