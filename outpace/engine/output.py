@@ -140,4 +140,4 @@ class OutputWriter:
 def _texts_of_controls(tokenizer: Tokenizer, tokens: Sequence[int]) -> dict[int, bytes]:
     if not tokens:
         return {}
-    return {each.id: each.text.encode() for each in tokenizer.specials.controls.tokens if each.id in tokens}
+    return {each.id: each.as_bytes() for each in tokenizer.specials.controls.tokens if each.id in tokens}
