@@ -172,6 +172,7 @@ class SamplingParams:
     skip_special_tokens: bool = True  # the text has no control tokens
     include_stop_str_in_output: bool = False  # the text ends with the stop string or stop token
     logprobs: int | None = None  # how many alternatives to report per token; None: no logprobs
+    visible_tokens: Sequence[int] = ()  # control tokens whose text is part of the output
     structured: StructuredOutput | None = None  # the form that the output must have
     prediction: str | None = None
     """A text that the output will resemble, such as a file before an edit. Drafts come from it; the output is the same
@@ -205,6 +206,10 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         for token in self.stop_token_ids:
             _check_int("a stop token id", token, 0)
+        _check_kind("visible_tokens", self.visible_tokens, Sequence, "a list of token ids")
+        object.__setattr__(self, "visible_tokens", tuple(self.visible_tokens))
+        for token in self.visible_tokens:
+            _check_int("a visible token id", token, 0)
         _check_int("max_tokens", self.max_tokens, 1)
         _check_int("min_tokens", self.min_tokens, 0)
         _check(

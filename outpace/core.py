@@ -307,6 +307,13 @@ class CompletionOutput:
     logprobs: list[TokenLogprob] | None
     speculation: SpeculationCounts
     timing: Timing
+    tool_calls: Sequence[ToolCall] = ()  # with tools: the calls, which are then no part of the text
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    name: str
+    arguments: str  # a JSON object, unless the answer was cut
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from outpace import backends
 from outpace.config import EngineConfig, Method, SamplingParams, SpeculationMode
-from outpace.core import CompletionOutput, Delta, Request, RequestOutput, Timing
+from outpace.core import CompletionOutput, Delta, Request, RequestOutput, Timing, ToolCall
 from outpace.decoding.constraints import Constraint
 from outpace.decoding.randomness import child_seed
 from outpace.engine.driver import Driver, Stream
@@ -20,6 +20,10 @@ from outpace.models.chat_template import read_template
 from outpace.models.embedded import cache_dir
 from outpace.models.prompts import ChatPrompt, encode, render
 from outpace.models.resolve import resolve_model
+from outpace.models.tool_calls import syntax_for
+from outpace.models.tool_calls.history import UNKNOWN_SYNTAX
+from outpace.models.tool_calls.tools import check_tools
+from outpace.models.tool_calls.use import ToolUse, tool_use
 from outpace.speculation.costs.file import CostFile
 from outpace.speculation.proposers.base import NoDraft, Proposer
 from outpace.speculation.proposers.draft_model import DraftModelProposer
@@ -109,16 +113,30 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: str | Mapping[str, Any] = "auto",
         progress: bool | None = None,
         allow_control_tokens: bool | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or each of several. `allow_control_tokens` replaces the setting of the LLM."""
+        """Answer one conversation, or each of several. `allow_control_tokens` replaces the setting of the LLM.
+
+        `tools` and `tool_choice` are as in OpenAI's API; the calls of an answer are its `tool_calls`.
+        """
         several = bool(messages) and not isinstance(messages[0], Mapping)
         conversations: list[Any] = list(messages) if several else [messages]
-        rendered = [self._render(conversation, allow_control_tokens) for conversation in conversations]
+        use = self._tool_use(tools, tool_choice)
+        rendered = [self._render(conversation, allow_control_tokens, use) for conversation in conversations]
         encoded = [self._encode(prompt) for prompt in rendered]
         texts = [prompt.text for prompt in rendered]
-        return self._run(encoded, texts, _params_per_prompt(params, len(texts)), progress)
+        each = _params_per_prompt(params, len(texts))
+        if use is not None:
+            each = [use.constrain(one, self.tokenizer) for one in each]
+        outputs = self._run(encoded, texts, each, progress)
+        if use is not None:
+            for output in outputs:
+                for one in output.outputs:
+                    _separate_calls(one, use)
+        return outputs
 
     def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> Stream:
         """Stream one prompt or conversation, delta by delta. Closing the stream aborts the request."""
@@ -157,9 +175,19 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _render(self, messages: Sequence[Message], allow_control_tokens: bool | None = None) -> ChatPrompt:
+    def _tool_use(self, tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any]) -> ToolUse | None:
+        syntax = syntax_for(self.tokenizer.chat_template)
+        checked = check_tools(tools)
+        if syntax is None and checked:
+            raise UsageError(UNKNOWN_SYNTAX)
+        return None if syntax is None else tool_use(checked, choice, syntax=syntax)
+
+    def _render(
+        self, messages: Sequence[Message], allow_control_tokens: bool | None = None, use: ToolUse | None = None
+    ) -> ChatPrompt:
         allowed = self._allow_control_tokens if allow_control_tokens is None else allow_control_tokens
-        return render(self.tokenizer, messages, allow_control_tokens=allowed)
+        tools = () if use is None else use.tools
+        return render(self.tokenizer, messages, tools=tools, allow_control_tokens=allowed)
 
     def _encode(self, prompt: Prompt | ChatPrompt) -> list[int]:
         self._driver.check_open()
@@ -257,6 +285,11 @@ def completion(request: Request, index: int = 0) -> CompletionOutput:
             total=None if request.finished_at is None else request.finished_at - began,
         ),
     )
+
+
+def _separate_calls(output: CompletionOutput, use: ToolUse) -> None:
+    found = use.read(output.text)
+    output.text, output.tool_calls = found.content, [ToolCall(call.name or "", call.arguments) for call in found.calls]
 
 
 def _is_one_prompt(prompts: Any) -> bool:

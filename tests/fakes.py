@@ -165,24 +165,32 @@ def fake_config(**options: object) -> ResolvedConfig:
     return wanted.resolve(model_context=4096, model_path="fake", draft_path=wanted.draft)
 
 
-def fake_loaded(model: FakeModel, config: ResolvedConfig, *, can_rewind: bool = True) -> LoadedModel:
+def fake_loaded(
+    model: FakeModel, config: ResolvedConfig, *, can_rewind: bool = True, tokenizer: ByteTokenizer | None = None
+) -> LoadedModel:
     capacity = Capacity(
         max_sequences=2 * config.max_sequences,
         cache_tokens=config.cache_tokens,
         max_context=config.max_context,
         max_step_tokens=config.max_step_tokens,
     )
-    return LoadedModel(FakeRunner(model, capacity, can_rewind=can_rewind), ByteTokenizer(), "fake", 0, 0)
+    runner = FakeRunner(model, capacity, can_rewind=can_rewind)
+    return LoadedModel(runner, tokenizer or ByteTokenizer(), "fake", 0, 0)
 
 
 def fake_engine(
-    model: FakeModel | None = None, *, draft_noise: float = 0.3, can_rewind: bool = True, **options: object
+    model: FakeModel | None = None,
+    *,
+    draft_noise: float = 0.3,
+    can_rewind: bool = True,
+    tokenizer: ByteTokenizer | None = None,
+    **options: object,
 ) -> Engine:
     """An engine over the fake model, with every proposer; the draft model is the target with some noise."""
     model = model or FakeModel()
     config = fake_config(draft="fake", **options)
     draft = fake_loaded(FakeModel(model.vocab_size, salt=model._salt, order=model._order, noise=draft_noise), config)
-    target_loaded = fake_loaded(model, config, can_rewind=can_rewind)
+    target_loaded = fake_loaded(model, config, can_rewind=can_rewind, tokenizer=tokenizer)
     proposers: list[Proposer] = [
         NoDraft(),
         GrammarProposer(),

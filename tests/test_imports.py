@@ -36,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "backends.curve": {"core", "backends.base"},
     "decoding": BASICS | {"backends.base", "stacks", "structured"},
     "kv": {"backends.base"},
-    "models": {"errors", "backends.base", "stacks"},
+    "models": {"errors", "backends.base", "stacks", "structured"},
     "backends.native": ONE_BACKEND,
     "backends.torch": ONE_BACKEND,
     "backends.llamacpp": ONE_BACKEND,

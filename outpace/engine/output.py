@@ -8,6 +8,7 @@ step.
 from __future__ import annotations
 
 import codecs
+from collections.abc import Sequence
 
 from outpace.backends.base import Tokenizer
 from outpace.config import SamplingParams
@@ -19,6 +20,7 @@ class OutputWriter:
         self._tokenizer = tokenizer
         self._params = params
         self._stop_ids = stop_ids
+        self._visible = _texts_of_controls(tokenizer, params.visible_tokens)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._longest_stop = max((len(s) for s in params.stop), default=0)
         self._undecoded: list[tuple[int, bool]] = []  # tokens not decoded yet, and whether each came from a draft
@@ -89,7 +91,8 @@ class OutputWriter:
         """Decode the stored tokens; whether a stop string was found."""
         undecoded, self._undecoded = self._undecoded, []
         for token, from_draft in undecoded:
-            piece = self._decoder.decode(self._names.get(token) or self._tokenizer.token_bytes(token))
+            shown = self._names.get(token) or self._visible.get(token)
+            piece = self._decoder.decode(shown or self._tokenizer.token_bytes(token))
             if piece and not self._longest_stop:
                 self._show(Segment(piece, from_draft))
             elif piece:
@@ -140,3 +143,9 @@ class OutputWriter:
     def _show(self, segment: Segment) -> None:
         self._fresh.append(segment)
         self._shown.append(segment.text)
+
+
+def _texts_of_controls(tokenizer: Tokenizer, tokens: Sequence[int]) -> dict[int, bytes]:
+    if not tokens:
+        return {}
+    return {each.id: each.as_bytes() for each in tokenizer.specials.controls.tokens if each.id in tokens}

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from outpace.errors import ModelError, UsageError
 from outpace.models.hf_schema import MAX_TEMPLATE_BYTES, read_text
+from outpace.models.tool_calls.history import check_tool_fields
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -90,7 +91,9 @@ def _check_message(name: str, message: object) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise UsageError(f"{name} needs a role, such as 'user'; got {role!r}")
-    return {**message, "content": _text(name, message.get("content"))}
+    fields = check_tool_fields(name, message)
+    content = message.get("content")
+    return {**fields, "content": "" if content is None and fields.get("tool_calls") else _text(name, content)}
 
 
 def _text(name: str, content: object) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from outpace.errors import UsageError
 from outpace.models.special_tokens import SpecialTokens
@@ -28,14 +28,24 @@ def check_roles(messages: Sequence[Mapping[str, Any]]) -> None:
             )
 
 
+class Hidden(NamedTuple):
+    """What a client sent, without control tokens."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+    stand_ins: dict[int, str]  # the character that each stands for
+
+
 def hide_controls(
-    messages: Sequence[Mapping[str, Any]], controls: SpecialTokens, template: str
-) -> tuple[list[dict[str, Any]], dict[int, str]]:
-    """The messages without control tokens, and for each stand-in the character it stands for."""
-    texts = [text for message in messages for text in _texts(message)]
+    messages: Sequence[Mapping[str, Any]],
+    controls: SpecialTokens,
+    template: str,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> Hidden:
+    texts = [text for part in (*messages, *tools) for text in _texts(part)]
     if not any(_has_any(text, controls) for text in texts):
-        _check_normalized(messages, controls)
-        return [dict(message) for message in messages], {}
+        _check_normalized(messages, tools, controls)
+        return Hidden([dict(message) for message in messages], [dict(tool) for tool in tools], {})
     used = set(template).union(*texts, *(token.text for token in controls.tokens))
     spare = (chr(code) for code in chain(*_PRIVATE_USE) if chr(code) not in used)
     stand_ins: dict[str, str] = {}
@@ -53,17 +63,21 @@ def hide_controls(
         {field: value if field == "role" else _changed(value, hidden) for field, value in message.items()}
         for message in messages
     ]
-    _check_normalized(changed, controls)
-    return changed, {ord(stand_in): original for original, stand_in in stand_ins.items()}
+    changed_tools = [_changed(tool, hidden) for tool in tools]
+    _check_normalized(changed, changed_tools, controls)
+    return Hidden(changed, changed_tools, {ord(stand_in): original for original, stand_in in stand_ins.items()})
 
 
-def _check_normalized(messages: Sequence[Mapping[str, Any]], controls: SpecialTokens) -> None:
+def _check_normalized(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], controls: SpecialTokens
+) -> None:
     """Refuse texts that the tokenizer's normalizer turns into control tokens, such as one in full-width letters."""
     if controls.normalize is None:
         return
-    for i, message in enumerate(messages):
-        if any(_has_whole(controls.normalize(text), controls) for text in _texts(message)):
-            raise UsageError(f"messages[{i}] has text that this tokenizer reads as a control token; remove it")
+    for name, parts in (("messages", messages), ("tools", tools)):
+        for i, part in enumerate(parts):
+            if any(_has_whole(controls.normalize(text), controls) for text in _texts(part)):
+                raise UsageError(f"{name}[{i}] has text that this tokenizer reads as a control token; remove it")
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -109,5 +123,5 @@ def _starts(text: str, controls: SpecialTokens) -> Iterator[int]:
 def _next(spare: Iterator[str]) -> str:
     found = next(spare, None)
     if found is None:
-        raise UsageError("the messages use every private-use character of Unicode; send fewer of them")
+        raise UsageError("the messages and tools use every private-use character of Unicode; send fewer of them")
     return found

@@ -11,6 +11,10 @@ from outpace.errors import PromptTooLong, UsageError
 from outpace.models.chat_template import check_messages, render_chat
 from outpace.models.control_text import check_roles, hide_controls
 from outpace.models.text_pieces import WHOLE_CHARS, added_around
+from outpace.models.tool_calls import syntax_for
+from outpace.models.tool_calls.history import adapt
+from outpace.models.tool_calls.syntax import CallSyntax
+from outpace.models.tool_calls.tools import Tool
 
 _WITHOUT_TEMPLATE = (
     "this model has no chat template; use generate (or /v1/completions) with a prompt in the format it was trained on"
@@ -30,32 +34,39 @@ def render(
     tokenizer: Tokenizer,
     messages: Sequence[Mapping[str, Any]],
     *,
+    tools: Sequence[Tool] = (),
+    syntax: CallSyntax | None = None,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     variables: Mapping[str, Any] | None = None,
     allow_control_tokens: bool = False,
 ) -> ChatPrompt:
-    """Render a conversation. Control tokens in its messages are plain text, unless they are allowed.
+    """Render a conversation. Control tokens in its messages and tools are plain text, unless they are allowed.
 
-    `variables` are for the template, such as enable_thinking; control tokens in them are plain text too. With
-    `continue_final_message` the prompt ends where the text of the last message does.
+    `syntax` is how the model writes calls; None: as its template shows. `variables` are for the template, such as
+    enable_thinking; control tokens in them are plain text too. With `continue_final_message` the prompt ends where the
+    text of the last message does.
     """
-    if tokenizer.chat_template is None:
+    template = tokenizer.chat_template
+    if template is None:
         raise UsageError(_WITHOUT_TEMPLATE)
     written, stand_ins, extra = check_messages(messages), dict[int, str](), dict(variables or {})
+    described = [tool.as_dict() for tool in tools]
     if not allow_control_tokens:
         check_roles(written)
         # Another message with the variables, for this step only
         hiding = [*written, {"role": "", "variables": extra}] if extra else written
-        hidden_all, stand_ins = hide_controls(hiding, tokenizer.specials.controls, tokenizer.chat_template)
+        hidden_all, described, stand_ins = hide_controls(hiding, tokenizer.specials.controls, template, described)
         written = hidden_all[: len(written)]
         extra = hidden_all[-1]["variables"] if extra else {}
-    mark = _end_mark(tokenizer.chat_template, written) if continue_final_message else ""
+    written, unwritten = adapt(written, described, syntax or syntax_for(template), template)
+    mark = _end_mark(template, written) if continue_final_message else ""
     if mark:
         written = [*written[:-1], {**written[-1], "content": written[-1]["content"] + mark}]
     hidden = render_chat(
-        tokenizer.chat_template,
+        template,
         written,
+        tools=unwritten or None,
         bos_token=tokenizer.bos_text,
         eos_token=tokenizer.eos_text,
         add_generation_prompt=add_generation_prompt,

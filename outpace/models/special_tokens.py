@@ -24,6 +24,14 @@ class SpecialToken:
     strips_left: bool = False  # white space before it belongs to it
     strips_right: bool = False
 
+    @property
+    def num_bytes(self) -> int:
+        return len(self.as_bytes())
+
+    def as_bytes(self) -> bytes:
+        """The text in a file need not be UTF-8."""
+        return self.text.encode(errors="surrogateescape")
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -40,7 +48,7 @@ class SpecialTokens:
         self.normalize = normalize
         found = [token for token in tokens if token.text]
         # The order in which llama.cpp looks for them.
-        self.tokens: Sequence[SpecialToken] = sorted(found, key=lambda token: (-len(token.text.encode()), token.id))
+        self.tokens: Sequence[SpecialToken] = sorted(found, key=lambda token: (-token.num_bytes, token.id))
         self._ranks: dict[str, int] = {}
         for rank, token in enumerate(self.tokens):
             self._ranks.setdefault(token.text, rank)
@@ -69,9 +77,9 @@ class SpecialTokens:
         owners: dict[tuple[int, str], set[str]] = defaultdict(set)
         for token in self.tokens:
             for n in range(1, len(token.text)):
-                owners[len(token.text.encode()), token.text[:n]].add(token.text)
+                owners[token.num_bytes, token.text[:n]].add(token.text)
         return all(
-            owners.get((len(token.text.encode()), token.text[-n:]), set()) <= {token.text}
+            owners.get((token.num_bytes, token.text[-n:]), set()) <= {token.text}
             for token in self.tokens
             for n in range(1, len(token.text))
         )

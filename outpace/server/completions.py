@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from time import time
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,14 @@ from outpace.decoding.randomness import child_seed
 from outpace.engine.generation import Order
 from outpace.errors import UsageError
 from outpace.models import prompts
+from outpace.models.tool_calls.use import ToolUse
 from outpace.server.errors import ApiError, ErrorReply
-from outpace.server.replies import Answer, ChatAnswer, Heading, TextAnswer
+from outpace.server.replies import Answer, ChatAnswer, Heading, TextAnswer, TokenTexts
 from outpace.server.reply_types import ChatReply, TextReply
 from outpace.server.state import Check, ServerState, state_of
 from outpace.server.streaming import EventStream, WholeReply
+from outpace.server.tool_replies import ToolAnswer
+from outpace.server.tools import use_of
 from outpace.server.wire import ChatRequest, CompletionRequest, SamplingFields
 
 if TYPE_CHECKING:
@@ -53,6 +57,7 @@ class _Encoded:
     constraint: Constraint | None = None
     prediction: Prediction | None = None
     echo: str = ""
+    tools: ToolUse | None = None
 
 
 @router.post("/v1/chat/completions", response_model=ChatReply, responses=ERRORS | _STREAM, tags=["generate"])
@@ -61,13 +66,15 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     state.check_model(body.model)
     with state.engine.reserve(body.n or 1):
         messages = [message.as_dict() for message in body.messages]
-        is_long = body.structured_field is not None  # compiling must not block the event loop
+        is_long = bool(body.tools) or body.structured_field is not None  # compiling must not block the event loop
         encoded = await state.offload(
             request,
             lambda check: _spell_bad_words(state, [_encode_chat(state, body, messages, check)]),
             is_long=is_long,
         )
-    return _answer(state, body, request, encoded, ChatAnswer, "chatcmpl-")
+    [first] = encoded
+    kind = ChatAnswer if first.tools is None else partial(ToolAnswer, use=first.tools)
+    return _answer(state, body, request, encoded, kind, "chatcmpl-")
 
 
 @router.post("/v1/completions", response_model=TextReply, responses=ERRORS | _STREAM, tags=["generate"])
@@ -86,19 +93,40 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 
 
 def _encode_chat(state: ServerState, body: ChatRequest, messages: Sequence[dict[str, Any]], check: Check) -> _Encoded:
-    allowed, options = state.config.allow_control_tokens, body.template_options()
-    prompt = prompts.render(state.tokenizer, messages, allow_control_tokens=allowed, **options)
+    use = use_of(body.tools, body.tool_choice, body.parallel_tool_calls, state.call_syntax)
+    prompt = prompts.render(
+        state.tokenizer,
+        messages,
+        tools=() if use is None else use.tools,
+        syntax=state.call_syntax,
+        allow_control_tokens=state.config.allow_control_tokens,
+        **body.template_options(),
+    )
     if state.config.log_prompts:
         log.info("prompt: %r", prompt.text)
     tokens = prompts.encode(state.tokenizer, prompt, max_tokens=_most_tokens(state, body), check=check)
     encoded = _fit_to_context(state, body, tokens)
     encoded.prediction = state.engine.engine.read_prediction(encoded.params, check)
+    if use is not None:
+        _constrain_to_calls(state, encoded, use)
     return encoded
 
 
 def _most_tokens(state: ServerState, body: SamplingFields) -> int | None:
     """A longer prompt is refused, unless its beginning is dropped."""
     return state.max_context if body.truncate_prompt_tokens is None else None
+
+
+def _constrain_to_calls(state: ServerState, encoded: _Encoded, use: ToolUse) -> None:
+    try:
+        encoded.params = use.constrain(encoded.params, state.tokenizer)
+        encoded.constraint = state.engine.engine.constraint_of(encoded.params)
+    except UsageError as error:
+        message = (
+            str(error).replace("this grammar", "the parameters of the tools").replace("structured output", "tools")
+        )
+        raise ApiError(400, message, param="tools", code="invalid_value") from None
+    encoded.tools = use
 
 
 def _encode_prompt(state: ServerState, body: CompletionRequest, prompt: str | list[int], check: Check) -> _Encoded:
@@ -160,7 +188,7 @@ def _answer(
     body: SamplingFields,
     request: Request,
     encoded: Sequence[_Encoded],
-    kind: type[Answer],
+    kind: Callable[[Heading, TokenTexts], Answer],
     prefix: str,
 ) -> Response:
     if body.stream_options is not None and not body.stream:

@@ -25,6 +25,7 @@ from outpace.config import (
     SpeculationMode,
 )
 from outpace.config import SpeculationParams as Speculation
+from outpace.models.tool_calls import SYNTAXES
 from outpace.server.config import LogFormat, LogLevel, SchedulingPolicy, ServerConfig
 
 ENGINE_FIELDS = {
@@ -62,6 +63,7 @@ SERVER_FIELDS = {
     "max_request_bytes": "max_request_bytes",
     "request_timeout": "request_timeout",
     "allow_control_tokens": "allow_control_tokens",
+    "tool_call_parser": "tool_call_parser",
     "shutdown_timeout": "shutdown_timeout",
     "log_level": "log_level",
     "log_format": "log_format",
@@ -110,6 +112,7 @@ LACKING = {
 # Flags that vLLM command lines contain, and why they change nothing here. A log line says so.
 WITHOUT_EFFECT = {
     "use_v2_block_manager": "it selects a component of vLLM",
+    "enable_auto_tool_choice": "a request with tools may always call them",
     "enforce_eager": "it turns off CUDA graphs in vLLM",
     "enable_chunked_prefill": "prompts are always computed in chunks",
     "trust_remote_code": "no code from a model's folder is ever run",
@@ -215,6 +218,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
               "the same answers (default: random)", metavar="S", type=int)  # fmt: skip
     flags.add("--allow-control-tokens", "control tokens in messages have their effect, and any role is accepted "
               "(default: they are plain text)", action="store_true")  # fmt: skip
+    flags.add("--tool-call-parser", "how the model writes calls of functions; auto: as its chat template shows",
+              server.tool_call_parser, choices=("auto", *SYNTAXES))  # fmt: skip
     flags.add("--request-timeout", "seconds an answer may take", server.request_timeout, metavar="S", type=float)
     flags.add("--shutdown-timeout", "seconds that running answers may take after SIGTERM", server.shutdown_timeout,
               metavar="S", type=float)  # fmt: skip

@@ -14,6 +14,7 @@ from outpace.models import prompts
 from outpace.server.completions import ERRORS, Responses, text_of
 from outpace.server.errors import ApiError
 from outpace.server.state import Check, ServerState, state_of
+from outpace.server.tools import checked_tools
 from outpace.server.wire import DetokenizeRequest, TokenizeRequest
 
 router = APIRouter()
@@ -97,6 +98,8 @@ def _tokens(state: ServerState, body: TokenizeRequest, check: Check) -> list[int
     rendered = prompts.render(
         state.tokenizer,
         [message.as_dict() for message in body.messages],
+        tools=checked_tools(body.tools),
+        syntax=state.call_syntax,
         allow_control_tokens=state.config.allow_control_tokens,
         **body.template_options(),
     )

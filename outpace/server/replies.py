@@ -86,10 +86,9 @@ class Answer:
         """The chunks of one piece, as server-sent events."""
         events = [] if piece.index in self._opened else self._first_events(piece.index)
         self._record(piece)
-        heading = self.heading
-        has_details = (heading.with_logprobs and piece.logprobs) or (heading.prompt_token_ids and piece.token_ids)
-        if piece.text or piece.is_last or has_details:
-            events.append(self._chunk(self.delta(piece)))
+        delta = self.delta(piece)
+        if delta is not None:
+            events.append(self._chunk(delta))
         return "".join(events).encode()
 
     def _first_events(self, index: int) -> list[str]:
@@ -145,7 +144,8 @@ class Answer:
     def opening(self, index: int) -> list[dict[str, Any]]:
         raise NotImplementedError
 
-    def delta(self, piece: Piece) -> dict[str, Any]:
+    def delta(self, piece: Piece) -> dict[str, Any] | None:
+        """The choice of a chunk; None if the piece adds nothing that a client sees."""
         raise NotImplementedError
 
     def choice(self, piece: Piece) -> dict[str, Any]:
@@ -158,6 +158,11 @@ class Answer:
     def token_ids(self, piece: Piece) -> dict[str, Any]:
         """Those of a choice, if they were asked for."""
         return {} if self.heading.prompt_token_ids is None else {"token_ids": piece.token_ids}
+
+    def _has_news(self, piece: Piece) -> bool:
+        heading = self.heading
+        has_details = (heading.with_logprobs and piece.logprobs) or (heading.prompt_token_ids and piece.token_ids)
+        return bool(piece.text or piece.is_last or has_details)
 
     def _record(self, piece: Piece) -> None:
         self.num_completion_tokens += len(piece.token_ids)
@@ -180,7 +185,9 @@ class ChatAnswer(Answer):
         ids = self.heading.prompt_token_ids
         return {} if ids is None else {"prompt_token_ids": ids[0]}
 
-    def delta(self, piece: Piece) -> dict[str, Any]:
+    def delta(self, piece: Piece) -> dict[str, Any] | None:
+        if not self._has_news(piece):
+            return None
         delta = {"content": piece.text} if piece.text else {}
         return self._choice_fields(piece) | {"delta": delta}
 
@@ -220,14 +227,17 @@ class TextAnswer(Answer):
         ids = self.heading.prompt_token_ids
         return {} if ids is None else {"prompt_token_ids": ids[index // self.heading.completions_per_prompt]}
 
-    def delta(self, piece: Piece) -> dict[str, Any]:
+    def delta(self, piece: Piece) -> dict[str, Any] | None:
+        return self._text_choice(piece) if self._has_news(piece) else None
+
+    def _text_choice(self, piece: Piece) -> dict[str, Any]:
         logprobs = self._logprobs(piece.index, piece.logprobs) if self.heading.with_logprobs else None
         fields = {"index": piece.index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish_reason}
         return fields | self.token_ids(piece)
 
     def choice(self, piece: Piece) -> dict[str, Any]:
         text = self.heading.echoes[piece.index] + piece.text
-        return self.delta(piece) | {"text": text} | self._prompt_token_ids(piece.index)
+        return self._text_choice(piece) | {"text": text} | self._prompt_token_ids(piece.index)
 
     def _logprobs(self, index: int, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
         tokens = [self.texts.text(entry.token_id) for entry in entries]

@@ -20,6 +20,7 @@ from outpace.backends.base import Tokenizer
 from outpace.engine.async_engine import AsyncEngine
 from outpace.engine.engine import Engine
 from outpace.metrics import Histogram
+from outpace.models.tool_calls import syntax_for
 from outpace.server.config import ServerConfig
 from outpace.server.errors import CLIENT_LEFT, ApiError
 from outpace.server.exporter import Exporter
@@ -76,6 +77,7 @@ class ServerState:
 
     def __post_init__(self) -> None:
         self.texts = TokenTexts(self.tokenizer)
+        self.call_syntax = syntax_for(self.tokenizer.chat_template, self.config.tool_call_parser)
         self.registry.register(Exporter(self.engine.metrics, self.model_name, _cache_facts(self.engine.engine)))
         self.registry.register(self.http)
 

@@ -22,6 +22,7 @@ from outpace.server.body import Body
 from outpace.server.config import MAX_STOP_LENGTH, MAX_STOP_STRINGS
 from outpace.server.errors import ApiError
 from outpace.server.structured import StructuredFields
+from outpace.server.tools import ToolChoice, Tools
 from outpace.server.vllm_fields import TemplateFields, VllmFields
 
 _FAIL_FAST = Field(fail_fast=True)
@@ -146,14 +147,27 @@ class Message(BaseModel):
         return "system" if role == "developer" else role
 
     def as_dict(self) -> dict[str, Any]:
-        extra = {name: value for name, value in (self.model_extra or {}).items() if value not in (None, [], {})}
-        unsupported = sorted(set(extra) & {"tool_calls", "function_call"})
-        if unsupported:
-            raise ApiError(400, f"messages with {unsupported[0]} are not supported; send text only", param="messages")
+        extra = {name: value for name, value in (self.model_extra or {}).items() if not _is_empty(value)}
+        if "function_call" in extra:
+            raise ApiError(400, "messages with function_call are not supported; use tool_calls", param="messages")
         if not isinstance(extra.get("name", ""), str):
             raise ApiError(400, "the name of a message must be a string", param="messages", code="invalid_value")
-        known = {name: value for name, value in extra.items() if name == "name"}  # others are ignored
+        known = {name: extra[name] for name in ("name", "tool_calls", "tool_call_id") if name in extra}
         return {"role": self.role, "content": self.content, **known}
+
+
+def _is_empty(value: object) -> bool:
+    """Whether a field says nothing; LiteLLM puts the empty fields of a message into an object of its own."""
+    if isinstance(value, dict):
+        return all(part is None for part in value.values())
+    return value is None or value == []
+
+
+def _use_tools(given: object) -> object:
+    if given not in ([], "none", "auto"):
+        message = "functions and function_call are OpenAI's older fields; use tools and tool_choice"
+        raise ApiError(400, message, param="functions", code="unsupported_parameter")
+    return given
 
 
 Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1)]
@@ -165,12 +179,12 @@ class ChatRequest(TemplateFields, SamplingFields):
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
     prediction: PredictedContent | None = None
-    # Accepted only with values that do not use the feature
-    tools: Annotated[list[Any], Field(max_length=0)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    functions: Annotated[list[Any], Field(max_length=0)] | None = None
-    function_call: Literal["none", "auto"] | None = None
+    # Accepted only with values that do not use the feature
+    functions: Annotated[list[Any], Field(max_length=0), BeforeValidator(_use_tools)] | None = None
+    function_call: Annotated[Literal["none", "auto"], BeforeValidator(_use_tools)] | None = None
     modalities: Annotated[list[Literal["text"]], _FAIL_FAST] | None = None
 
     def wanted_tokens(self) -> int | None:
@@ -233,6 +247,7 @@ class TokenizeRequest(TemplateFields, Body):
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
+    tools: Tools | None = None
     add_special_tokens: bool = True
     return_token_strs: bool = False
 

@@ -377,3 +377,17 @@ def test_a_stop_string_completed_before_min_tokens_stays_text_whatever_the_other
     alone, beside = writer("a", min_tokens=2), writer("a", "aa", min_tokens=2)
     assert feed(alone, b"ab")[1] is None
     assert feed(beside, b"ab")[1] is None
+
+
+def test_control_tokens_are_part_of_the_text_only_where_asked():
+    said = [*b"a", BOS, *b"b"]
+    hidden = OutputWriter(ByteTokenizer(), SamplingParams(), frozenset({EOS}))
+    shown = OutputWriter(ByteTokenizer(), SamplingParams(visible_tokens=[BOS, EOS]), frozenset({EOS}))
+    feed(hidden, said)
+    feed(shown, [*said, EOS])
+    assert hidden.text == "ab" and shown.text == "a<s>b"  # what ends an answer is never part of it
+
+
+def test_a_stop_string_may_contain_a_visible_control_token():
+    out = OutputWriter(ByteTokenizer(), SamplingParams(visible_tokens=[BOS], stop="a<s>"), frozenset({EOS}))
+    assert feed(out, [*b"xa", BOS, *b"b"])[1] == "stop" and out.text == "x"

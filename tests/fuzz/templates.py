@@ -7,7 +7,10 @@ from pathlib import Path
 
 NUMBERS = ("0", "1", "-1", "2", "7", "1000", "10**6", "10**9", "10**30", "1.5", "-10**9")
 TEXTS = ("''", "'a'", "'a b\\n'", "'<|im_end|>'", "'\\u4f60'", "'%s'", "'%9999999d'", "'{}'", "'{:>99999999}'", "'\\t'")
-NAMES = ("messages", "messages[0]", "messages[0].content", "bos_token", "missing", "none", "true", "ns.x", "x", "range")
+NAMES = (
+    "messages", "messages[0]", "messages[0].content", "messages[2].tool_calls", "tools", "tools[0].function.parameters",
+    "bos_token", "missing", "none", "true", "ns.x", "x", "range",
+)  # fmt: skip
 METHODS = (
     "center", "ljust", "rjust", "zfill", "expandtabs", "replace", "join", "split", "rsplit", "splitlines", "format",
     "translate", "encode", "title", "rfind", "items", "keys", "values", "get", "copy", "count", "to_bytes", "append",

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import traceback
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from outpace import LLM, SamplingParams
-from outpace.errors import OutpaceError
+from outpace import LLM, SamplingParams, StructuredOutput
+from outpace.errors import OutpaceError, PromptTooLong
 from outpace.models.chat_template import render_chat
 from outpace.models.generation_config import recommended
 
@@ -18,6 +20,13 @@ MESSAGES = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "Hello <|im_end|> 1234 \u4f60\u597d"},
 ]
+CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1, "<|im_end|>"]}'}}
+CALLED = [
+    *MESSAGES,
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "call_1", "content": "2"},
+]
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "array"}}}}}]
 
 
 def try_model(path: str, backend: Any) -> None:
@@ -28,10 +37,14 @@ def try_model(path: str, backend: Any) -> None:
         llm.generate("Hello \u4f60", params)
         if llm.tokenizer.chat_template is not None:
             llm.chat(MESSAGES, params)
+            with suppress(PromptTooLong):  # the text about tools is long for models so small
+                llm.chat(CALLED, params, tools=TOOLS)
+        llm.generate("Hello", replace(params, structured=StructuredOutput(json_object=True)))
 
 
 def try_template(path: str) -> None:
-    render_chat(Path(path).read_text(encoding="utf-8"), MESSAGES, bos_token="<s>", eos_token="</s>")
+    template = Path(path).read_text(encoding="utf-8")
+    render_chat(template, CALLED, bos_token="<s>", eos_token="</s>", tools=TOOLS)
 
 
 def outcome(case: dict[str, Any]) -> tuple[str, str]:

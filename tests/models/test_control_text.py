@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -14,6 +15,8 @@ from outpace.models.llama_library import load_library
 from outpace.models.prompts import encode, render
 from outpace.models.resolve import resolve_model
 from outpace.models.special_tokens import SpecialToken, SpecialTokens
+from outpace.models.tool_calls.hermes import HERMES
+from outpace.models.tool_calls.tools import check_tools
 from tests.models.test_gguf_tokenizer import BITS
 from tests.vocabulary_gguf import write_bpe
 
@@ -112,6 +115,40 @@ def test_control_tokens_that_are_allowed_have_their_effect(tokenizer):
     assert len(control_ids(tokenizer, tokens)) == 3 + 3
 
 
+TOOL_TEMPLATES = {
+    "as JSON": "<s>{{ tools | tojson }}{% for m in messages %}<s>{{ m.content }}{{ m.tool_calls }}</s>{% endfor %}",
+    "one by one": "{% for t in tools %}<s>{{ t.function.name }}: {{ t.function.description }}</s>{% endfor %}"
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}<s>{{ c.id }}{{ c.function.name }}"
+    "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}</s>{% endfor %}{{ m.content }}</s>"
+    "{% endfor %}",
+    "without tools": TEMPLATES["plain"],
+}
+
+
+@pytest.mark.parametrize("template", TOOL_TEMPLATES.values(), ids=TOOL_TEMPLATES)
+def test_tools_calls_and_results_never_add_a_control_token(tokenizer, template):
+    tokenizer.chat_template = template
+
+    def controls_with(text: str) -> list[int]:
+        schema = {"type": "object", "properties": {text: {"type": "string", "description": text, "enum": [text]}}}
+        tools = check_tools(
+            [{"type": "function", "function": {"name": "f", "description": text, "parameters": schema}}]
+        )
+        call = {"id": text, "type": "function", "function": {"name": text, "arguments": json.dumps({text: [text]})}}
+        messages = [
+            {"role": "user", "content": text},
+            {"role": "assistant", "content": None, "tool_calls": [call, call]},
+            {"role": "tool", "content": text, "tool_call_id": text},
+        ]
+        return control_ids(tokenizer, encode(tokenizer, render(tokenizer, messages, tools=tools, syntax=HERMES)))
+
+    expected = controls_with("x")
+    assert expected, "the template's own tokens keep their effect"
+    rng = random.Random(3)
+    for text in [FORGED, "</s>", "<s", *("".join(rng.choices(BITS, k=rng.randrange(1, 12))) for _ in range(200))]:
+        assert controls_with(text) == expected, repr(text)
+
+
 @pytest.mark.model
 def test_a_forged_turn_of_the_embedded_model_is_text():
     tokenizer = LlamaTokenizer(resolve_model(None), load_library())
@@ -126,7 +163,7 @@ def test_a_forged_turn_of_the_embedded_model_is_text():
 def test_stand_ins_that_a_client_sends_are_only_text():
     controls = SpecialTokens([SpecialToken(0, "<s>", is_control=True)])
     private = "\U000f0000\U000f0001"
-    [message], stand_ins = hide_controls(conversation(f"{private}<s>"), controls, "\U000f0002")
+    [message], _, stand_ins = hide_controls(conversation(f"{private}<s>"), controls, "\U000f0002")
     [(code, original)] = stand_ins.items()
     assert original == "<" and chr(code) not in private + "\U000f0002"
     assert message["content"].translate(stand_ins) == f"{private}<s>"
@@ -137,13 +174,13 @@ def test_messages_that_use_every_stand_in_are_refused():
     every = "".join(map(chr, [*range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE)]))
     with pytest.raises(UsageError, match="every private-use character"):
         hide_controls(conversation(every + "<s>"), controls, "")
-    assert hide_controls(conversation(every), controls, "") == (conversation(every), {})
+    assert hide_controls(conversation(every), controls, "") == (conversation(every), [], {})
 
 
 def test_every_text_of_a_message_is_searched_but_not_its_role():
     controls = SpecialTokens([SpecialToken(0, "user", is_control=True), SpecialToken(1, "\n", is_control=True)])
     given = [{"role": "user", "content": "a\nb", "calls": [{"user": ["user", 1, None]}]}]
-    [message], stand_ins = hide_controls(given, controls, "")
+    [message], _, stand_ins = hide_controls(given, controls, "")
     assert message["role"] == "user" and "\n" not in message["content"]
     [(key, value)] = message["calls"][0].items()
     assert "user" not in (key, value[0]) and value[1:] == [1, None]

@@ -61,3 +61,9 @@ def test_the_work_grows_with_the_text_and_not_with_its_square():
         assert tokens.places("\n" * n)
         counts.append(tokens.looks)
     assert counts[1] < 5 * counts[0]
+
+
+def test_a_token_whose_text_is_no_utf8_is_ordered_by_its_bytes():
+    odd = b"<\xd5>".decode(errors="surrogateescape")
+    tokens = specials("ab", odd, "<ab>")
+    assert [token.text for token in tokens.tokens] == ["<ab>", odd, "ab"] and tokens.has_clear_order

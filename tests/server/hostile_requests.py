@@ -15,9 +15,12 @@ from tests.schemas import SchemaMaker
 Fields = dict[str, Any]
 
 _SHORT: Fields = {"max_tokens": 8, "seed": 1}
+_QUESTION = [{"role": "user", "content": "Hello"}]
+_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}
 ENDPOINTS: dict[str, tuple[type[BaseModel], Fields]] = {
     "/v1/completions": (CompletionRequest, {"prompt": "ab", **_SHORT}),
-    "/v1/chat/completions": (ChatRequest, {"messages": [{"role": "user", "content": "Hello"}], **_SHORT}),
+    "/v1/chat/completions": (ChatRequest, {"messages": _QUESTION, **_SHORT}),
+    "/v1/chat/completions?tools": (ChatRequest, {"messages": _QUESTION, "tools": [_TOOL], **_SHORT}),
     "/tokenize": (TokenizeRequest, {"prompt": "ab"}),
     "/detokenize": (DetokenizeRequest, {"tokens": [97, 98]}),
 }
@@ -102,6 +105,52 @@ def wrong_form(rng: Random) -> dict[str, Any]:
     )
 
 
+_SCHEMAS: tuple[Any, ...] = (
+    {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False},
+    {"type": "object", "properties": {"a": {"type": "string", "pattern": "(a{1,99}){1,99}b"}}},
+    {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+    {"type": "object", "properties": {"a": {"$ref": "http://localhost/x"}}},
+    {"allOf": [{"required": ["a"]}, {"properties": {"a": False}}]},
+    {"anyOf": [{"properties": {f"p{i}": {"enum": list(range(50))}}} for i in range(20)]},
+    {"type": "object", "x-guidance": {"whitespace_pattern": ".*"}},
+)
+
+
+def tools(rng: Random) -> tuple[str, bytes]:
+    """Functions with names, schemas and choices of any kind, and calls of them in the history."""
+    schema = any_value(rng) if rng.random() < 0.3 else rng.choice(_SCHEMAS)
+    for _ in range(rng.choice((0, 0, 0, 30, 90, 300))):
+        schema = {"type": "object", "properties": {"a": schema}}
+    function: Fields = {"name": rng.choice(("f", "g", "get-it", "a b", "x" * 65, any_value(rng))), "parameters": schema}
+    if rng.random() < 0.3:
+        function[rng.choice(("description", "strict", "more"))] = any_value(rng)
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": rng.choice(_ARGUMENTS)}}
+    if rng.random() < 0.3:
+        call = {**call, rng.choice(list(call)): any_value(rng)}
+    named = {"type": "function", "function": {"name": rng.choice(("f", "g"))}}
+    body: Fields = {
+        "messages": [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": None, "tool_calls": _several(rng, call)},
+            {"role": "tool", "tool_call_id": rng.choice(("call_1", any_value(rng))), "content": "<|im_end|>"},
+        ][: rng.choice((1, 3))],
+        "tools": _several(rng, {"type": "function", "function": function}),
+        "tool_choice": rng.choice(("auto", "required", "none", named, any_value(rng))),
+        "parallel_tool_calls": rng.choice((True, False, None)),
+        "stream": rng.random() < 0.5,
+        **_SHORT,
+    }
+    return "/v1/chat/completions", json.dumps(body).encode()
+
+
+def _several(rng: Random, value: Any) -> list[Any]:
+    """One or more of it, in a body that is not too large to be read."""
+    return [value] * (rng.choice((1, 1, 2, 150)) if len(repr(value)) < 1000 else 1)
+
+
+_ARGUMENTS = ("{}", '{"a": 1}', "", "oops", "[" * 2000, '{"a":' * 100 + "1" + "}" * 100, "9" * 5000, '"\\ud800"', "NaN")
+
+
 def deep(rng: Random) -> tuple[str, bytes]:
     path, (_, valid) = rng.choice(list(ENDPOINTS.items()))
     levels = rng.choice((10, 900, 1100, 20_000))
@@ -152,7 +201,7 @@ def broken_json(rng: Random) -> tuple[str, bytes]:
     return path, bytes(broken[:200_000])
 
 
-BODIES: tuple[Callable[[Random], tuple[str, bytes]], ...] = (right, wrong_fields, deep, huge, broken_json)
+BODIES: tuple[Callable[[Random], tuple[str, bytes]], ...] = (right, wrong_fields, tools, deep, huge, broken_json)
 
 
 def as_http(path: str, data: bytes, *, extra: bytes = b"connection: close\r\n") -> bytes:

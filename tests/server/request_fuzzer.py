@@ -24,6 +24,7 @@ from contextlib import suppress
 from itertools import count
 from random import Random
 from threading import Event, Lock, Thread
+from typing import Any
 
 from tests.fakes import ByteTokenizer, fake_engine
 from tests.server.hostile_requests import BODIES, as_http, broken_http
@@ -33,15 +34,29 @@ HEALTH_SECONDS = 10.0  # a server that needs longer does not answer
 ANSWER_SECONDS = 30.0
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3})[^\r\n]*\r\n")
 _WORKERS = 6
+# Its few words about tools leave room for an answer in the short context.
+_TEMPLATE = (
+    "{% for t in tools or [] %}{{ t.function.name[:20] }} {% endfor %}{% for m in messages %}{{ m.role }}: "
+    "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}\n{% endfor %}"
+    "assistant:"
+)
 
 
 class Fuzzer:
     def __init__(self, seed: int) -> None:
         engine = fake_engine(max_context=256, cache_tokens=2048, max_sequences=8)
         engine.calibrate()
-        options = {"max_request_bytes": 200_000, "max_queued": 32, "max_output_tokens": 32, "max_connections": 64}
+        options: dict[str, Any] = {
+            "max_request_bytes": 200_000,
+            "max_queued": 32,
+            "max_output_tokens": 32,
+            "max_connections": 64,
+        }
         self._log = _Log()
-        self._server = LiveServer(engine, ByteTokenizer(), 256, request_timeout=20.0, **options)
+        tokenizer = ByteTokenizer()
+        tokenizer.chat_template = _TEMPLATE
+        options |= {"request_timeout": 20.0, "tool_call_parser": "hermes"}
+        self._server = LiveServer(engine, tokenizer, 256, **options)
         self._seed = seed
         self._lock = Lock()
         self._done = Event()

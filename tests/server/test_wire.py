@@ -33,6 +33,8 @@ CHAT, PLAIN = {"messages": [{"role": "user", "content": "a"}]}, {"prompt": "a"}
         (ChatRequest, CHAT | {"modalities": [1] * MANY}),
         (ChatRequest, CHAT | {"tools": [1] * MANY}),
         (ChatRequest, CHAT | {"prediction": {"type": "content", "content": [1] * MANY}}),
+        (ChatRequest, CHAT | {"tools": [1] * 128}),
+        (ChatRequest, CHAT | {"tool_choice": [1] * MANY}),
         (TokenizeRequest, {"messages": [1] * MANY}),
         (DetokenizeRequest, {"tokens": [""] * MANY}),
     ],
