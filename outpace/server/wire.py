@@ -152,7 +152,7 @@ class Message(BaseModel):
             raise ApiError(400, "messages with function_call are not supported; use tool_calls", param="messages")
         if not isinstance(extra.get("name", ""), str):
             raise ApiError(400, "the name of a message must be a string", param="messages", code="invalid_value")
-        known = {name: extra[name] for name in ("name", "tool_calls", "tool_call_id") if name in extra}
+        known = {name: value for name, value in extra.items() if name in ("name", "tool_calls", "tool_call_id")}
         return {"role": self.role, "content": self.content, **known}
 
 

@@ -21,7 +21,7 @@ MESSAGES = [
     {"role": "user", "content": "Hello <|im_end|> 1234 \u4f60\u597d"},
 ]
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1, "<|im_end|>"]}'}}
-CALLED = [
+CALLED: list[dict[str, Any]] = [
     *MESSAGES,
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
     {"role": "tool", "tool_call_id": "call_1", "content": "2"},

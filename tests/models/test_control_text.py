@@ -135,7 +135,7 @@ def test_tools_calls_and_results_never_add_a_control_token(tokenizer, template):
             [{"type": "function", "function": {"name": "f", "description": text, "parameters": schema}}]
         )
         call = {"id": text, "type": "function", "function": {"name": text, "arguments": json.dumps({text: [text]})}}
-        messages = [
+        messages: list[dict[str, Any]] = [
             {"role": "user", "content": text},
             {"role": "assistant", "content": None, "tool_calls": [call, call]},
             {"role": "tool", "content": text, "tool_call_id": text},

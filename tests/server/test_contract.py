@@ -373,7 +373,6 @@ def test_a_request_id_is_given_back_or_made(server):
         ({"messages": HELLO, "stream_options": {"include_usage": True}}, "stream_options", "stream is true"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, None, "send only text"),
         ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, None, "tool_calls[0] must be"),
-        ({"messages": [{"role": "assistant", "content": "", "audio": {"id": "x"}}]}, "messages", "with audio are"),
         ({"messages": [{"role": "user", "content": "", "name": [["x"]]}]}, "messages", "must be a string"),
         ({"messages": [{"role": "critic", "content": ""}]}, None, "has a role that is not known"),
         ({"messages": HELLO, "speculation": {"mode": "sometimes"}}, "speculation.mode", "auto"),

@@ -50,7 +50,7 @@ class Strict(BaseModel):
     languages: list[str]
 
 
-PERSON = {"name": "Åsa", "age": 41, "languages": ["sv", "en"]}
+PERSON: dict[str, Any] = {"name": "Åsa", "age": 41, "languages": ["sv", "en"]}
 
 
 def act(prompt: str) -> str:
@@ -92,7 +92,7 @@ def test_an_agent_loop_of_langchain_ends_with_words(server, streams):
     for _ in range(5):
         if streams:
             chunks = [chunk for chunk in model.stream(messages) if isinstance(chunk, AIMessageChunk)]
-            answer: AIMessage = sum(chunks[1:], start=chunks[0])  # type: ignore[assignment]
+            answer: AIMessage = sum(chunks[1:], start=chunks[0])
         else:
             answer = model.invoke(messages)
         messages.append(answer)
@@ -128,9 +128,14 @@ def test_the_openai_client_parses_calls_into_models(server):
 
 # ---- LiteLLM
 
+
+def schema_of(tool: Any) -> dict[str, Any]:
+    found: dict[str, Any] = tool.get_input_schema().model_json_schema()
+    return found
+
+
 FUNCTIONS = [
-    {"type": "function", "function": {"name": each.name, "parameters": each.get_input_schema().model_json_schema()}}
-    for each in TOOLS.values()
+    {"type": "function", "function": {"name": each.name, "parameters": schema_of(each)}} for each in TOOLS.values()
 ]
 
 
@@ -145,7 +150,12 @@ def litellm(monkeypatch) -> Any:
 @pytest.mark.parametrize("streams", [False, True])
 def test_litellm_follows_a_loop_of_calls(server, litellm, streams):
     messages: list[Any] = [{"role": "user", "content": "How long does it rain in Oslo and Rome together?"}]
-    ask = {"model": "openai/fake", "api_base": f"{server.url}/v1", "api_key": "none", "tools": FUNCTIONS}
+    ask: dict[str, Any] = {
+        "model": "openai/fake",
+        "api_base": f"{server.url}/v1",
+        "api_key": "none",
+        "tools": FUNCTIONS,
+    }
     ask["_skip_mcp_handler"] = True  # some releases load their MCP part, an extra, for any tools
     num_calls = []
     for _ in range(5):
