@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from outpace.errors import ModelError, UsageError
-from outpace.models.hf_schema import MAX_TEMPLATE_BYTES, read_text
 from outpace.models.tool_calls.history import check_tool_fields
 
 if TYPE_CHECKING:
@@ -37,6 +36,8 @@ def read_template(given: str | os.PathLike[str]) -> str:
         path = Path(text).expanduser()
         if not path.is_file():
             raise UsageError(f"there is no chat template {text!r}; name a file, or give the template itself")
+        from outpace.models.hf_schema import MAX_TEMPLATE_BYTES, read_text  # pydantic, which no other template needs
+
         text = read_text(path, MAX_TEMPLATE_BYTES)
     _compile(text)
     return text
