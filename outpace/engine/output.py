@@ -8,7 +8,6 @@ step.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
 
 from outpace.backends.base import Tokenizer
 from outpace.config import SamplingParams
@@ -20,7 +19,6 @@ class OutputWriter:
         self._tokenizer = tokenizer
         self._params = params
         self._stop_ids = stop_ids
-        self._visible = _texts_of_controls(tokenizer, params.visible_tokens)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._longest_stop = max((len(s) for s in params.stop), default=0)
         self._undecoded: list[tuple[int, bool]] = []  # tokens not decoded yet, and whether each came from a draft
@@ -30,9 +28,7 @@ class OutputWriter:
         self.num_tokens = 0
         self.logprobs: list[TokenLogprob] = []
         self._finished = False
-        # Control tokens have no bytes; their names are their text.
-        shown = () if params.skip_special_tokens else tokenizer.specials.controls.tokens
-        self._names = {token.id: token.text.encode(errors="replace") for token in shown}
+        self._names = _names_of_controls(tokenizer, params)
 
     @property
     def text(self) -> str:
@@ -91,8 +87,7 @@ class OutputWriter:
         """Decode the stored tokens; whether a stop string was found."""
         undecoded, self._undecoded = self._undecoded, []
         for token, from_draft in undecoded:
-            shown = self._names.get(token) or self._visible.get(token)
-            piece = self._decoder.decode(shown or self._tokenizer.token_bytes(token))
+            piece = self._decoder.decode(self._names.get(token) or self._tokenizer.token_bytes(token))
             if piece and not self._longest_stop:
                 self._show(Segment(piece, from_draft))
             elif piece:
@@ -145,7 +140,10 @@ class OutputWriter:
         self._shown.append(segment.text)
 
 
-def _texts_of_controls(tokenizer: Tokenizer, tokens: Sequence[int]) -> dict[int, bytes]:
-    if not tokens:
+def _names_of_controls(tokenizer: Tokenizer, params: SamplingParams) -> dict[int, bytes]:
+    """Control tokens have no bytes; where they are shown, their names are their text."""
+    shows_all, visible = not params.skip_special_tokens, params.visible_tokens
+    if not (shows_all or visible):
         return {}
-    return {each.id: each.as_bytes() for each in tokenizer.specials.controls.tokens if each.id in tokens}
+    controls = tokenizer.specials.controls.tokens
+    return {token.id: token.as_bytes() for token in controls if shows_all or token.id in visible}
