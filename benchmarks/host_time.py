@@ -27,6 +27,7 @@ from tqdm import tqdm
 from benchmarks.gpu_cells import Pair, speculation_params
 from benchmarks.gpu_models import Letters
 from benchmarks.report import provenance, spread, write_json
+from benchmarks.stopwatch import Stopwatch
 from outpace.backends.base import Capacity, LoadedModel
 from outpace.backends.torch.execution.drafting import DraftLoop
 from outpace.backends.torch.execution.graphs import Bucket, Graphs
@@ -55,50 +56,36 @@ class Device:
     """Tracks when a device would be busy, and times the CPU code that stands in for it, to subtract that."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0  # spent in code that stands in for the device
+        self._device = Stopwatch()  # code that stands in for the device
         self.behind = 0.0  # host seconds while the device would be busy
-        self._is_inside = False
         self._number = self._num_done = 0  # launches so far, and the last launch that was waited for
         self._numbers: dict[int, int] = {}  # launch number by the id of the object to wait on
         self._begin()
-        Bucket.replay = self._started(self._timed(Bucket.replay))  # type: ignore[method-assign]
-        DraftLoop._run_first = self._timed(DraftLoop._run_first)  # type: ignore[method-assign]
-        DraftLoop._run_others = self._timed(DraftLoop._run_others)  # type: ignore[method-assign]
+        Bucket.replay = self._started(self._device.wrapped(Bucket.replay))  # type: ignore[method-assign]
+        DraftLoop._run_first = self._device.wrapped(DraftLoop._run_first)  # type: ignore[method-assign]
+        DraftLoop._run_others = self._device.wrapped(DraftLoop._run_others)  # type: ignore[method-assign]
         DraftLoop.launch = self._started(DraftLoop.launch)  # type: ignore[method-assign]
         DraftLoop.fetch = self._waited(DraftLoop.fetch)  # type: ignore[method-assign]
         Draws.fetch = self._noted(Draws.fetch)  # type: ignore[method-assign]
         Fetch.wait = self._waited(Fetch.wait)  # type: ignore[method-assign]
-        draws.draw_rows = self._timed(draws.draw_rows)
+        draws.draw_rows = self._device.wrapped(draws.draw_rows)
 
     def step(self, work: Callable[[], object]) -> tuple[float, float]:
         """Host seconds of `work`: while the device is idle, and while it is busy."""
-        self.seconds = self.behind = 0.0
+        self._device.seconds = self.behind = 0.0
         self._begin()
         begin = perf_counter()
         work()
         taken = perf_counter() - begin
         if self._num_done < self._number:
             self._end()
-        return max(0.0, taken - self.seconds - self.behind), self.behind
+        return max(0.0, taken - self._device.seconds - self.behind), self.behind
 
     def _begin(self) -> None:
-        self._since = perf_counter() - self.seconds
+        self._since = perf_counter() - self._device.seconds
 
     def _end(self) -> None:
-        self.behind += perf_counter() - self.seconds - self._since
-
-    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*arguments: Any, **named: Any) -> Any:
-            if self._is_inside:
-                return call(*arguments, **named)
-            self._is_inside, begin = True, perf_counter()
-            try:
-                return call(*arguments, **named)
-            finally:
-                self._is_inside = False
-                self.seconds += perf_counter() - begin
-
-        return timed
+        self.behind += perf_counter() - self._device.seconds - self._since
 
     def _started(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def started(owner: Any, *arguments: Any) -> None:

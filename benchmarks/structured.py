@@ -15,7 +15,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks.report import median_interval, provenance, write_json
+from benchmarks.stopwatch import Stopwatch
 from outpace import LLM, SamplingParams, SpeculationParams, StructuredOutput
 from outpace.decoding.matcher import Matcher
 from outpace.models.resolve import resolve_model
@@ -163,27 +164,6 @@ def extraction(llm: LLM, prompts: Sequence[Prompt], temperature: float, rounds: 
         "accepted_per_token": accepted / num_tokens,
         "finished": num_finished / (rounds * len(prompts)),
     }
-
-
-class Stopwatch:
-    """Time inside some calls; a call inside another one is counted once."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._is_inside = False
-
-    def wrapped(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*arguments: Any, **named: Any) -> Any:
-            if self._is_inside:
-                return call(*arguments, **named)
-            self._is_inside, begin = True, perf_counter()
-            try:
-                return call(*arguments, **named)
-            finally:
-                self.seconds += perf_counter() - begin
-                self._is_inside = False
-
-        return timed
 
 
 @contextmanager
