@@ -100,6 +100,9 @@ class Drafter(Protocol):
         ...
 
 
+USUAL_UNCACHED = 8  # tokens that a head takes in a draft's first pass: a deep draft, or a few plain steps, leave them
+
+
 @dataclass(slots=True)
 class HeadTask:
     """Draft `depth` tokens for a decoding request."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from outpace.backends.base import DraftedTokens, DraftTask, HeadTask
+from outpace.backends.base import USUAL_UNCACHED, DraftedTokens, DraftTask, HeadTask
 from outpace.backends.torch.execution import staging
 from outpace.backends.torch.execution.graphs import Graphs
 from outpace.backends.torch.execution.step import HostStep, StepShape, views
@@ -58,9 +58,11 @@ class TorchHead:
             drafts.append(DraftTask(Row(seq, start, request.tokens[start:], 1), request, task.depth))
         mode: Mode = "greedy" if all(task.request.params.is_greedy for task in tasks) else "sampled"
         depth = max(task.depth for task in tasks)
-        is_behind = max(len(draft.row.tokens) for draft in drafts) > depth + 1
-        loop = self._loops.find(len(tasks), 0 if is_behind else depth + 1, depth, mode)
-        if is_behind:
+        longest = max(len(draft.row.tokens) for draft in drafts)
+        # After a draft as deep as this one, or after a deeper one or some plain steps; else rows catch up first.
+        width = next((size for size in (depth + 1, USUAL_UNCACHED) if size >= longest), 0)
+        loop = self._loops.find(len(tasks), width, depth, mode)
+        if not width:
             assert isinstance(loop.model, HeadLoop)
             self._catch_up([draft.row for draft in drafts], loop.model)
         loop.fill(drafts, self._runner.tables)

@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import perf_counter
 
-from outpace.backends.base import DraftedTokens, Head, HeadTask, Runner
+from outpace.backends.base import USUAL_UNCACHED, DraftedTokens, Head, HeadTask, Runner
 from outpace.core import Draft, Request, Verdict
 from outpace.speculation.costs.calibration import measure_head
 from outpace.speculation.costs.curves import DraftCosts
 from outpace.speculation.costs.timing import DraftTiming
 from outpace.speculation.proposers.base import MOST_CONFIDENT, DraftAsk
-
-_USUAL_UNCACHED = 8  # tokens; a draft and the target's own token after it, which every step leaves
 
 
 class HeadProposer:
@@ -52,7 +50,7 @@ class HeadProposer:
 
     def num_uncached(self, request: Request) -> int:
         num_tokens = self._num_uncached(request)
-        return num_tokens if num_tokens > _USUAL_UNCACHED else 0
+        return num_tokens if num_tokens > USUAL_UNCACHED else 0
 
     def _num_uncached(self, request: Request) -> int:
         return 0 if request.seq is None else self._head.num_uncached(request.seq, len(request.tokens))
@@ -80,7 +78,7 @@ def _timing(asks: Sequence[DraftAsk], num_uncached: Sequence[int], seconds: floa
     timing = DraftTiming()
     rows, depth = len(asks), max(ask.depth for ask in asks)
     context = sum([len(ask.request.tokens) for ask in asks]) / rows
-    if max(num_uncached) > _USUAL_UNCACHED:
+    if max(num_uncached) > USUAL_UNCACHED:
         timing.undivided = (rows, depth, context, seconds)
         timing.num_caught_up = sum(num_uncached)
     else:

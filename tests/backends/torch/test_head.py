@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 from outpace import LLM, SamplingParams
-from outpace.backends.base import Capacity, DraftedTokens, HeadTask
+from outpace.backends.base import USUAL_UNCACHED, Capacity, DraftedTokens, HeadTask
 from outpace.backends.torch.device import TorchOptions
 from outpace.backends.torch.head import TorchHead
 from outpace.backends.torch.runner import TorchModel, TorchRunner
@@ -103,6 +103,22 @@ def test_rows_that_are_behind_catch_up_together(drafting: Drafting, monkeypatch:
     for request, one in zip(requests, drafted, strict=True):
         assert one.tokens == reference.draft(request.tokens, 4)[0]
     assert passes == [2, 1, 3, 1]  # 207 entries: 39 + 25, 64, 8 + 2 + 54, 15
+
+
+def test_a_few_tokens_more_than_the_depth_need_no_pass_of_their_own(
+    drafting: Drafting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a deeper draft, or after plain steps."""
+    reference = ReferenceHead(drafting.path, drafting.target, rounds_taps=False)
+    request = request_of(30)
+    drafting.feed(request)
+    drafting.draft(request, depth=2)
+    monkeypatch.setattr(TorchHead, "_pass", None)
+    for num_emitted in (4, USUAL_UNCACHED):
+        request.tokens = [*request.tokens, *request_of(num_emitted, text=num_emitted).tokens]
+        drafting.feed(request)
+        (drafted,) = drafting.draft(request, depth=2)
+        assert drafted.tokens == reference.draft(request.tokens, 2)[0]
 
 
 def test_steps_that_emit_several_tokens_are_followed(drafting: Drafting) -> None:
