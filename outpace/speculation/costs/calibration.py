@@ -24,7 +24,7 @@ from outpace.speculation.proposers.base import Proposer
 
 _log = logging.getLogger("outpace.costs")
 
-SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _ROUNDS = 3
 _TURNS = 5  # measurements of two steps that are compared
 _TURNS_BUDGET = 0.1  # seconds for those
