@@ -24,7 +24,7 @@ from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.model.weights import Weights
 from outpace.backends.torch.runner import TorchRunner
 from outpace.config import DeviceName, SamplingParams
-from outpace.core import Request, Row, StepPlan
+from outpace.core import MeasuredAcceptance, Request, Row, StepPlan
 from outpace.engine.engine import Engine
 from outpace.models.architecture import Architecture
 from outpace.models.head_file import HeadConfig
@@ -41,6 +41,7 @@ class Small:
     weights: Weights
     head: HeadConfig
     head_weights: HeadWeights
+    measured: MeasuredAcceptance | None
 
     @classmethod
     def load(cls, model: Path, head: Path, device: torch.device) -> Small:
@@ -48,11 +49,16 @@ class Small:
         config = checkpoint.config
         opened = open_head(head, model, config, checkpoint.name)
         weights = load_weights(checkpoint, torch.float32, device)
-        return cls(config, weights, opened.config, opened.load(torch.float32, device))
+        return cls(config, weights, opened.config, opened.load(torch.float32, device), opened.measured)
 
     def runner(self, dtype: torch.dtype, room: Capacity) -> TorchRunner:
         return _runner(
-            self.config, converted(self.weights, dtype), self.head, converted(self.head_weights, dtype), room
+            self.config,
+            converted(self.weights, dtype),
+            self.head,
+            converted(self.head_weights, dtype),
+            self.measured,
+            room,
         )
 
 
@@ -78,7 +84,7 @@ class PaddedModel:
     ) -> PaddedModel:
         config, weights = padded(small.config, converted(small.weights, dtype), shape)
         head, head_weights = padded_head(small.head, small.head_weights, small.config, shape, draft_vocabulary, dtype)
-        runner = _runner(config, weights, head, head_weights, room)
+        runner = _runner(config, weights, head, head_weights, small.measured, room)
         target = LoadedModel(
             runner, Letters(shape.vocab_size), "SmolLM2 as a large model", weights.num_parameters, weights.num_bytes
         )
@@ -138,10 +144,15 @@ def converted(weights: Any, dtype: torch.dtype) -> Any:
 
 
 def _runner(
-    config: Architecture, weights: Weights, head: HeadConfig, head_weights: HeadWeights, room: Capacity
+    config: Architecture,
+    weights: Weights,
+    head: HeadConfig,
+    head_weights: HeadWeights,
+    measured: MeasuredAcceptance | None,
+    room: Capacity,
 ) -> TorchRunner:
     runner = TorchRunner(Model(config, weights, ops_for(weights.embedding.device), room.max_context), room)
-    runner.attach(head, head_weights)
+    runner.attach(head, head_weights, measured)
     return runner
 
 
