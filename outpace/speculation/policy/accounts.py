@@ -71,8 +71,8 @@ class Accounts:
         stats: StepStats,
         baseline: Baseline,
         catch_up_seconds: float,
-    ) -> None:
-        """Book a step with drafts."""
+    ) -> bool:
+        """Book a step with drafts; whether it took less time than plain decoding of its tokens."""
         num_drafted = sum([outcome.verdict.num_drafted for outcome in outcomes])
         spent, excused = baseline.decoding_seconds(situation, num_drafted, stats)
         plain_step = baseline.plain_seconds(situation.rows, situation.context)
@@ -93,16 +93,18 @@ class Accounts:
         if gains:
             self.usual_gain.add(sum(gains.values()) / situation.rows)
         if has_forced:
-            return  # drafts of mode `on` do not count for or against the engine's budget
+            return True  # drafts of mode `on` do not count for or against the engine's budget
         plain = plain_step * num_emitted / situation.rows
         if decision.plan is None or decision.plan.model is None:
             self._add_recent(_RECENT_FADE, spent, plain)
         was_in_debt = self.budget.balance <= 0.0
         self.budget.book(spent, plain, plain_step, excused=excused, invested=catch_up_seconds)
-        if was_in_debt and spent - excused - catch_up_seconds <= plain:
+        has_gained = spent - excused - catch_up_seconds <= plain
+        if was_in_debt and has_gained:
             self.in_debt.succeed()
         elif was_in_debt:
             self.in_debt.fail(decision.step)
+        return has_gained
 
     def _add_recent(self, kept: float, spent: float, plain: float) -> None:
         self._recent_spent = kept * self._recent_spent + spent

@@ -18,6 +18,7 @@ class Decision:
     choices: list[Choice]
     reason: str = "nothing to weigh"
     is_idle: bool = False  # plain, without comparing any plans
+    is_repeated: bool = False  # the plan of an earlier step, without comparing any plans
     situation: Situation | None = None  # None if there was nothing to decide
     found: Mapping[int, Sequence[Draft]] = field(default_factory=dict)  # looked-up drafts, by row
     plan: Plan | None = None

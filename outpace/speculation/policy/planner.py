@@ -45,6 +45,7 @@ class Situation:
     emitted: float  # expected tokens without `auto` drafts
     token_seconds: float  # host time per emitted token
     own_seconds: float  # policy time of a step that is not idle
+    repeated_own_seconds: float  # the same per step, if the decision is repeated
     rate: float  # recent tokens per second of steps without a model
     seconds: list[float] = field(default_factory=list)  # forward pass and host, by number of draft tokens
 
@@ -60,8 +61,9 @@ class Situation:
         width = min(self.rows, len(self.seconds) - 1)
         return max(0.0, self.seconds[width] - self.seconds[0]) / max(width, 1)
 
-    def total_seconds(self, num_drafted: int, emitted: float) -> float:
-        return self.seconds[num_drafted] + self.token_seconds * (emitted - self.emitted) + self.own_seconds
+    def total_seconds(self, num_drafted: int, emitted: float, *, is_repeated: bool) -> float:
+        own_seconds = self.repeated_own_seconds if is_repeated else self.own_seconds
+        return self.seconds[num_drafted] + self.token_seconds * (emitted - self.emitted) + own_seconds
 
 
 @dataclass(slots=True)
@@ -78,6 +80,11 @@ class Plan:
     steps_left: float = 1.0  # steps that share the cost of catching up
     speed: float = 0.0  # expected tokens per second
     slot_seconds: float = 0.0  # target time of one more draft token
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether the next step can run it again: lookups would have to be made anew."""
+        return self.model is not None and not self.lookups
 
     def needed_gain(self, plain_seconds: float, allowance: float) -> float:
         """Accepted draft tokens needed to lose at most `allowance` plain steps. Later steps may pay for catching up."""
@@ -175,7 +182,7 @@ class Planner:
 
     def _price(self, situation: Situation, plan: Plan, num_drafted: int, draft_seconds: float = 0.0) -> None:
         emitted = situation.emitted + sum(plan.gains.values())
-        plan.seconds = draft_seconds + situation.total_seconds(num_drafted, emitted)
+        plan.seconds = draft_seconds + situation.total_seconds(num_drafted, emitted, is_repeated=plan.is_repeatable)
         plan.speed = emitted / (plan.seconds + plan.catch_up_seconds / plan.steps_left)
         last = min(num_drafted, situation.rows)
         if last:
@@ -211,7 +218,8 @@ class Planner:
                     continue
                 gain = sum(gains[:size])
                 emitted = situation.emitted + base_gain + gain
-                seconds = costs.seconds(size, depth, situation.context) + situation.total_seconds(tokens, emitted)
+                seconds = costs.seconds(size, depth, situation.context)
+                seconds += situation.total_seconds(tokens, emitted, is_repeated=not base.lookups)
                 if catch_up_seconds:
                     seconds += catch_up_seconds / self._steps_left(left[size] / size, gain / size)
                 if emitted - situation.emitted >= situation.rate * (seconds - situation.plain_seconds):
@@ -279,6 +287,9 @@ class Planner:
         candidates = [each for each in self._candidates(situation, plan.model, base) if each.row not in base.depths]
         found = []
         size, depth = len(candidates), min(plan.depth, 2)
+        room = len(situation.seconds) - 1 - sum(base.depths.values())  # tokens that the step can still verify
+        while size > room // depth:
+            size //= 2
         while size:
             found.append(self.model_plan(situation, plan.model, base, candidates[:size], depth))
             size //= 2

@@ -3,14 +3,17 @@
 Mode `on` always drafts to the configured depth, `off` never drafts. Mode `auto` is a conservative bandit: plain
 decoding is the safe arm with a known cost. A step runs the fastest expected plan (`planner.py`) if the budgets of the
 engine and of its requests (`budget.py`) cover the plan's possible loss (`coverage.py`). A model's plan that is not
-covered is tried on fewer requests. Failed attempts are repeated at doubling intervals. Occasional plain steps keep the
-baseline up to date.
+covered is tried on fewer requests. Failed attempts are repeated at doubling intervals. Where comparing plans takes a
+noticeable share of a step, the next few steps repeat a model's plan. Occasional plain steps keep the baseline up to
+date.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import ceil
 
 from outpace.config import ResolvedConfig
 from outpace.core import Draft, Request, StepStats, Verdict
@@ -31,6 +34,7 @@ from outpace.speculation.proposers.base import DraftAsk, Proposer
 
 _FIRST_PLAIN = 8  # steps with drafts before the first plain step; doubles each time, up to `plain_every`
 _MAX_LOOKUP_TOKENS = 512  # looked-up tokens considered in a step, divided among the requests
+_MAX_REPEATED = 8  # steps that repeat a plan; a request that accepts nothing in them loses a few plain steps
 _MAX_LEARNED = 8  # drafts per step that update the shared acceptance; if there are more, they take turns
 
 LookUp = Callable[[Mapping[str, list[DraftAsk]]], Mapping[int, Sequence[Draft]]]  # drafts by request id
@@ -65,6 +69,8 @@ class Policy:
         self._steps_without_plain, self._plain_after = 0, _FIRST_PLAIN
         self._idle_requests: list[Request] = []
         self._idle_until = 0  # until this step, the same batch decodes plainly without a decision
+        self._repeated: Decision | None = None  # its plan is run again until `_repeat_until`
+        self._repeat_until = 0
         self._is_in_debt = False  # idle because of debt: new requests do not end it
         self._plain_step = 1.0  # seconds, latest known value
         self._num_running = 1
@@ -97,6 +103,8 @@ class Policy:
         self._num_running = len(requests)
         if self._step < self._idle_until and self._stays_idle(requests):
             decision = Decision(self._step, requests, [Choice.plain()] * len(requests), "idle", is_idle=True)
+        elif self._repeated is not None and self._may_repeat(self._repeated, requests, num_prefill):
+            decision = self._repeat(self._repeated)
         else:
             self._idle_until = 0
             states = [self._state(request) for request in requests]
@@ -104,6 +112,7 @@ class Policy:
             situation = decision.situation = self._situation(decision, states, num_prefill)
             if situation is not None and situation.auto:
                 self._weigh(decision, situation, look_up)
+            self._begin_repeating(decision, num_prefill)
             self._steps_without_plain = self._steps_without_plain + 1 if decision.plan is not None else 0
         if self.trace.maxlen:
             plain_seconds = decision.situation.plain_seconds if decision.situation is not None else 0.0
@@ -167,7 +176,9 @@ class Policy:
         plain_seconds *= min(1.0, self._baseline.ratio(rows, context))
         return Situation(
             self._step, requests, states, context, plain_seconds, auto, least, host, emitted, costs.token_seconds,
-            self._lookup_value.own_seconds, self._accounts.recent_speedup * emitted / plain_seconds,
+            self._lookup_value.own_seconds,
+            self._repeated_own_seconds(plain_seconds),
+            self._accounts.recent_speedup * emitted / plain_seconds,
         )  # fmt: skip
 
     def _price_tokens(self, situation: Situation, found: Mapping[int, Sequence[Draft]]) -> None:
@@ -268,8 +279,10 @@ class Policy:
             further = passes.seconds(drafting, 2, situation.context) - passes.seconds(drafting, 1, situation.context)
             to_go_on = plan.speed * (plan.slot_seconds + further / drafting)
         model, choices, gains, lookups = plan.model, decision.choices, plan.gains, plan.lookups
-        for row, depth in plan.depths.items():
-            expected = 1.0 + gains[row]
+        for row, planned in plan.depths.items():
+            depth, expected = min(planned, situation.requests[row].max_useful_depth), 1.0 + gains[row]
+            if not depth:  # a repeated plan, and the request is about to end
+                continue
             if row in lookups:
                 draft = lookups[row]
                 choices[row] = Choice(draft.proposer, depth, draft, None, expected)
@@ -280,6 +293,42 @@ class Policy:
                 shift = acceptance.shift_of(state.shifts, model, settings.log_odds, decision.step)
                 stop = Stop(acceptance, settings.temperature, shift.mean, at_least, to_go_on)
                 choices[row] = Choice(model, depth, None, DraftAsk(situation.requests[row], depth, stop), expected)
+
+    # ---- repeated plans: drafts as before, without a decision
+
+    def _repeated_own_seconds(self, plain_seconds: float) -> float:
+        own_seconds, share = self._lookup_value.own_seconds, self._config.allowed_loss
+        return min(own_seconds, share * plain_seconds) if share else own_seconds
+
+    def _begin_repeating(self, decision: Decision, num_prefill: int) -> None:
+        """Comparing plans may take `allowed_loss` of the time: repeat a plan for as many steps as that takes."""
+        plan, self._repeated = decision.plan, None
+        share = self._config.allowed_loss
+        if plan is None or not plan.is_repeatable or decision.is_trial or num_prefill or not share:
+            return
+        assert self.costs is not None
+        deciding = self._lookup_value.own_seconds
+        for drafts in decision.found.values():
+            deciding += sum([self.costs.drafts[draft.proposer].lookup_seconds for draft in drafts])
+        wanted = ceil(deciding / (share * plan.seconds)) - 1
+        if wanted > 0:
+            self._repeated, self._repeat_until = decision, self._step + 1 + min(wanted, _MAX_REPEATED)
+
+    def _may_repeat(self, decision: Decision, requests: Sequence[Request], num_prefill: int) -> bool:
+        is_same = not num_prefill and self._step < self._repeat_until and requests == decision.requests
+        return is_same and self._steps_without_plain < self._plain_after and self.budget.balance > 0.0
+
+    def _repeat(self, last: Decision) -> Decision:
+        assert last.situation is not None and last.plan is not None
+        situation = replace(last.situation, step=self._step)
+        choices = [Choice.plain()] * len(last.requests)
+        decision = Decision(
+            self._step, last.requests, choices, is_repeated=True, situation=situation, plan=last.plan
+        )  # fmt: skip
+        self._apply(decision, situation, last.plan)
+        decision.reason += ", as before"
+        self._steps_without_plain += 1
+        return decision
 
     # ---- learning
 
@@ -296,7 +345,8 @@ class Policy:
         elif situation is not None and self.costs is not None:
             self._learn_lookups(decision, situation, outcomes)
             self._learn_drafts(decision, situation, outcomes)
-            self._lookup_value.learn_own_seconds(stats)
+            if not decision.is_repeated:
+                self._lookup_value.learn_own_seconds(stats)
             if decision.found:
                 self._lookup_value.learn(decision, situation, outcomes, self.costs)
             if not stats.had_one_time_work:
@@ -351,7 +401,8 @@ class Policy:
         catch_up_seconds: float,
     ) -> None:
         if decision.has_drafts:
-            self._accounts.book(decision, situation, outcomes, stats, self._baseline, catch_up_seconds)
+            if not self._accounts.book(decision, situation, outcomes, stats, self._baseline, catch_up_seconds):
+                self._repeated = None  # it lost time: compare plans again
             return
         if not stats.num_prefill_tokens:
             self._baseline.observe(situation.rows, situation.context, stats)

@@ -248,6 +248,19 @@ def test_a_request_that_allows_few_tokens_is_drafted_for_after_one_that_allowed_
     assert taken.count(max_depth) > 40
 
 
+@pytest.mark.parametrize("room", [1, 2, 3, 9, 15, 16])
+def test_smaller_trials_fit_into_the_step(room):
+    """Eight requests, and a step that can verify few draft tokens."""
+    driver = SessionDriver(USUAL, draft=always(sure=0.9), draft_seconds=0.02, max_step_tokens=8 + room)
+    situation = driver.decision([request_of(length=2) for _ in range(8)]).situation
+    assert situation is not None
+    sizes = [
+        sum(plan.depths.values()) for plan in driver.policy._planner.smaller(situation, Plan(model="draft", depth=2))
+    ]
+    assert all(0 < size <= room for size in sizes)
+    assert bool(sizes) == (room >= 2)  # a trial drafts two tokens
+
+
 # ---- when a draft stops
 
 
