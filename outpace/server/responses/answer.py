@@ -69,7 +69,7 @@ class ResponsesAnswer(ChatAnswer):
 
     def _state(self, status: str = "in_progress", failure: str | None = None) -> dict[str, Any]:
         """What may change while the answer is generated."""
-        is_whole = status in ("completed", "incomplete")
+        is_finished = status in ("completed", "incomplete")
         return {
             "id": self.heading.id,
             "object": self.name,
@@ -79,8 +79,8 @@ class ResponsesAnswer(ChatAnswer):
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "model": self.heading.model,
             "output": self._output.items,
-            "usage": self._response_usage() if is_whole else None,
-        } | (self._all_token_ids() if is_whole else {})
+            "usage": self._response_usage() if is_finished else None,
+        } | (self._all_token_ids() if is_finished else {})
 
     def _all_token_ids(self) -> dict[str, Any]:
         ids = self.heading.prompt_token_ids
