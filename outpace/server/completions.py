@@ -1,4 +1,5 @@
-"""The two routes that generate. They turn a request into orders for the engine; `streaming` writes the answer."""
+"""The routes of chats and plain completions. They turn a request into orders for the engine; `streaming` writes the
+answer. Routes of other APIs that translate their requests to chats use `answer_chat`."""
 
 from __future__ import annotations
 
@@ -44,12 +45,12 @@ ERRORS: Responses = {
     503: {"model": ErrorReply, "description": "The server is shutting down, or its engine has stopped."},
     504: {"model": ErrorReply, "description": "The answer took too long."},
 }
-_STREAM: Responses = {200: {"content": {"text/event-stream": {}}}}
+STREAM: Responses = {200: {"content": {"text/event-stream": {}}}}
 router = APIRouter()
 
 
 @dataclass(slots=True)
-class _Encoded:
+class Encoded:
     """An encoded prompt with its parameters and its prediction, and its text if the reply repeats it."""
 
     tokens: list[int]
@@ -60,8 +61,19 @@ class _Encoded:
     tools: ToolUse | None = None
 
 
-@router.post("/v1/chat/completions", response_model=ChatReply, responses=ERRORS | _STREAM, tags=["generate"])
+@router.post("/v1/chat/completions", response_model=ChatReply, responses=ERRORS | STREAM, tags=["generate"])
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
+    return await answer_chat(body, request, _chat_answer, "chatcmpl-")
+
+
+def _chat_answer(encoded: Encoded, heading: Heading, texts: TokenTexts) -> Answer:
+    return ChatAnswer(heading, texts) if encoded.tools is None else ToolAnswer(heading, texts, encoded.tools)
+
+
+async def answer_chat(
+    body: ChatRequest, request: Request, kind: Callable[[Encoded, Heading, TokenTexts], Answer], prefix: str
+) -> Response:
+    """Generate what a chat request asks for. `kind` writes the answer; its id begins with `prefix`."""
     state = state_of(request)
     state.check_model(body.model)
     with state.engine.reserve(body.n or 1):
@@ -72,12 +84,10 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
             lambda check: _spell_bad_words(state, [_encode_chat(state, body, messages, check)]),
             is_long=is_long,
         )
-    [first] = encoded
-    kind = ChatAnswer if first.tools is None else partial(ToolAnswer, use=first.tools)
-    return _answer(state, body, request, encoded, kind, "chatcmpl-")
+    return _answer(state, body, request, encoded, partial(kind, encoded[0]), prefix)
 
 
-@router.post("/v1/completions", response_model=TextReply, responses=ERRORS | _STREAM, tags=["generate"])
+@router.post("/v1/completions", response_model=TextReply, responses=ERRORS | STREAM, tags=["generate"])
 async def completions(body: CompletionRequest, request: Request) -> Response:
     state = state_of(request)
     state.check_model(body.model)
@@ -92,7 +102,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     return _answer(state, body, request, encoded, TextAnswer, "cmpl-")
 
 
-def _encode_chat(state: ServerState, body: ChatRequest, messages: Sequence[dict[str, Any]], check: Check) -> _Encoded:
+def _encode_chat(state: ServerState, body: ChatRequest, messages: Sequence[dict[str, Any]], check: Check) -> Encoded:
     use = use_of(body.tools, body.tool_choice, body.parallel_tool_calls, state.call_syntax)
     prompt = prompts.render(
         state.tokenizer,
@@ -117,7 +127,7 @@ def _most_tokens(state: ServerState, body: SamplingFields) -> int | None:
     return state.max_context if body.truncate_prompt_tokens is None else None
 
 
-def _constrain_to_calls(state: ServerState, encoded: _Encoded, use: ToolUse) -> None:
+def _constrain_to_calls(state: ServerState, encoded: Encoded, use: ToolUse) -> None:
     try:
         encoded.params = use.constrain(encoded.params, state.tokenizer)
         encoded.constraint = state.engine.engine.constraint_of(encoded.params)
@@ -129,7 +139,7 @@ def _constrain_to_calls(state: ServerState, encoded: _Encoded, use: ToolUse) -> 
     encoded.tools = use
 
 
-def _encode_prompt(state: ServerState, body: CompletionRequest, prompt: str | list[int], check: Check) -> _Encoded:
+def _encode_prompt(state: ServerState, body: CompletionRequest, prompt: str | list[int], check: Check) -> Encoded:
     if state.config.log_prompts:
         log.info("prompt: %r", prompt)
     check()
@@ -144,7 +154,7 @@ def _encode_prompt(state: ServerState, body: CompletionRequest, prompt: str | li
     return encoded
 
 
-def _fit_to_context(state: ServerState, body: SamplingFields, tokens: list[int]) -> _Encoded:
+def _fit_to_context(state: ServerState, body: SamplingFields, tokens: list[int]) -> Encoded:
     """Settle max_tokens, check that prompt and completion fit into the context, and build the parameters."""
     tokens = body.truncated(tokens, state.max_context, body.wanted_tokens() or 1)
     room = state.max_context - len(tokens)
@@ -163,7 +173,7 @@ def _fit_to_context(state: ServerState, body: SamplingFields, tokens: list[int])
     max_tokens = wanted or min(room, limit or room, body.default_tokens or recommended)
     params = body.params(state.config.default_speculation, max_tokens, defaults)
     state.engine.engine.check(tokens, params)
-    return _Encoded(tokens, params, _compile(state, body, params))
+    return Encoded(tokens, params, _compile(state, body, params))
 
 
 def _compile(state: ServerState, body: SamplingFields, params: SamplingParams) -> Constraint | None:
@@ -173,7 +183,7 @@ def _compile(state: ServerState, body: SamplingFields, params: SamplingParams) -
         raise ApiError(400, str(problem), param=body.structured_field, code="invalid_value") from None
 
 
-def _spell_bad_words(state: ServerState, encoded: list[_Encoded]) -> list[_Encoded]:
+def _spell_bad_words(state: ServerState, encoded: list[Encoded]) -> list[Encoded]:
     """Tokenise the bad words once for all prompts, and here, where it does not delay a step."""
     words = encoded[0].params.bad_words
     if words:
@@ -187,7 +197,7 @@ def _answer(
     state: ServerState,
     body: SamplingFields,
     request: Request,
-    encoded: Sequence[_Encoded],
+    encoded: Sequence[Encoded],
     kind: Callable[[Heading, TokenTexts], Answer],
     prefix: str,
 ) -> Response:

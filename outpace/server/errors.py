@@ -109,8 +109,10 @@ def _from_validation(error: RequestValidationError) -> ApiError:
     problems = error.errors()
     first = problems[0]
     # A union reports one problem per member type. Prefer a problem that is not a wrong type: its member's type matched.
+    # Among wrong types prefer the innermost: the types around it matched.
     same_field = [each for each in problems if each["loc"][:2] == first["loc"][:2]]
-    first = next((each for each in same_field if not each["type"].endswith("_type")), first)
+    innermost = max(same_field, key=lambda each: len(each["loc"]))
+    first = next((each for each in same_field if not each["type"].endswith("_type")), innermost)
     where = [str(part) for part in first["loc"] if part != "body" and not _UNION_MEMBER.search(str(part))]
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not valid JSON ({first['ctx']['error']}); send one JSON object")

@@ -108,6 +108,10 @@ class Answer:
             return DONE
         return event(self._object(self.chunk_name) | {"choices": [], "usage": self.usage()}) + DONE
 
+    def failure(self, error: dict[str, Any]) -> bytes:
+        """The end of a stream that failed after its start."""
+        return event(error) + DONE
+
     def usage(self) -> dict[str, Any]:
         heading, requests = self.heading, list(self.finished.values())
         specs = [request.spec for request in requests]
@@ -198,13 +202,15 @@ class ChatAnswer(Answer):
     def _choice_fields(self, piece: Piece) -> dict[str, Any]:
         logprobs = None
         if self.heading.with_logprobs:
-            entries = [
-                self._entry(one.token_id, one.logprob) | {"top_logprobs": [self._entry(*top) for top in one.top]}
-                for one in piece.logprobs
-            ]
-            logprobs = {"content": entries, "refusal": None}
+            logprobs = {"content": self.logprob_entries(piece), "refusal": None}
         fields = {"index": piece.index, "logprobs": logprobs, "finish_reason": piece.finish_reason}
         return fields | self.token_ids(piece)
+
+    def logprob_entries(self, piece: Piece) -> list[dict[str, Any]]:
+        return [
+            self._entry(one.token_id, one.logprob) | {"top_logprobs": [self._entry(*top) for top in one.top]}
+            for one in piece.logprobs
+        ]
 
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
         raw = self.texts.bytes(token)

@@ -63,14 +63,13 @@ class StreamOptions(Body):
     include_obfuscation: Literal[False] | None = None
 
 
-class SamplingFields(VllmFields, StructuredFields):
+class CommonFields(VllmFields, Body):
+    """What a request that generates may say on every route."""
+
     model: str | None = Field(None, description="A name from /v1/models; may be left out.")
     stream: bool | None = False
-    stream_options: StreamOptions | None = None
-    n: int | None = Field(1, ge=1, le=128)
     stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOP_STRINGS)] | None = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
-    max_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2, description="Default: the model's, else 1; so for top_p.")
     top_p: float | None = Field(None, gt=0, le=1)
     presence_penalty: float | None = Field(0.0, ge=-2, le=2)
@@ -93,6 +92,12 @@ class SamplingFields(VllmFields, StructuredFields):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+
+
+class SamplingFields(CommonFields, StructuredFields):
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(1, ge=1, le=128)
+    max_tokens: int | None = Field(None, ge=1)
 
     default_tokens: ClassVar[int | None] = None  # without max_tokens; None: the rest of the context
 

@@ -9,18 +9,21 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from outpace.server.responses.request import ResponsesRequest
 from outpace.server.wire import ChatRequest, CompletionRequest, DetokenizeRequest, SpeculationFields, TokenizeRequest
 from tests.schemas import SchemaMaker
 
 Fields = dict[str, Any]
 
 _SHORT: Fields = {"max_tokens": 8, "seed": 1}
+_SHORT_RESPONSE: Fields = {"max_output_tokens": 8, "seed": 1}
 _QUESTION = [{"role": "user", "content": "Hello"}]
 _TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}
 ENDPOINTS: dict[str, tuple[type[BaseModel], Fields]] = {
     "/v1/completions": (CompletionRequest, {"prompt": "ab", **_SHORT}),
     "/v1/chat/completions": (ChatRequest, {"messages": _QUESTION, **_SHORT}),
     "/v1/chat/completions?tools": (ChatRequest, {"messages": _QUESTION, "tools": [_TOOL], **_SHORT}),
+    "/v1/responses": (ResponsesRequest, {"input": _QUESTION, **_SHORT_RESPONSE}),
     "/tokenize": (TokenizeRequest, {"prompt": "ab"}),
     "/detokenize": (DetokenizeRequest, {"tokens": [97, 98]}),
 }
@@ -69,12 +72,37 @@ def wrong_fields(rng: Random) -> tuple[str, bytes]:
         body["speculation"] = {rng.choice(list(SpeculationFields.model_fields)): any_value(rng)}
     if "prediction" in kind.model_fields and rng.random() < 0.2:
         body["prediction"] = {"type": "content", "content": any_value(rng)}
-    if "guided_json" in kind.model_fields and rng.random() < 0.2:
-        body |= wrong_form(rng)
+    if "structured_outputs" in kind.model_fields and rng.random() < 0.2:
+        body |= wrong_form(rng, kind)
     if "messages" in body and rng.random() < 0.3:
         message = {rng.choice(("role", "content", "name", "tool_calls")): any_value(rng) for _ in range(2)}
         body["messages"] = [{"role": "user", "content": "a"}, message]
+    if "input" in body and rng.random() < 0.5:
+        body["input"] = [{"role": "user", "content": "a"}, *(wrong_item(rng) for _ in range(rng.randrange(1, 4)))]
     return path, json.dumps(body).encode()
+
+
+_ITEMS: tuple[Fields, ...] = (
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a", "annotations": []}]},
+    {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "1", "output": "a"},
+    {"type": "reasoning", "summary": []},
+    {"type": "item_reference", "id": "1"},
+)
+
+
+def wrong_item(rng: Random) -> Fields:
+    """An item of a response's input, in most cases with another value or without a field."""
+    item = dict(rng.choice(_ITEMS))
+    name = rng.choice(list(item))
+    if rng.random() < 0.5:
+        item[name] = [{"type": rng.choice(("input_text", "input_image", any_value(rng))), "text": any_value(rng)}]
+    elif rng.random() < 0.7:
+        item[name] = any_value(rng)
+    elif rng.random() < 0.3:
+        del item[name]
+    return item
 
 
 _REGEXES = ("(a*)*", "[", "a{1000000}", "(.*a){50}", "(?=a)", r"\b", "\ud800", "x" * 9000, "((((a|b)*)*)*)*c")
@@ -89,20 +117,21 @@ _GRAMMARS = (
 )
 
 
-def wrong_form(rng: Random) -> dict[str, Any]:
+def wrong_form(rng: Random, kind: type[BaseModel]) -> Fields:
     """A description of structured output: valid, broken, unsatisfiable or expensive."""
     schema: Any = SchemaMaker(rng.randrange(1000)).make()
     for _ in range(rng.randrange(3)):
         schema = {rng.choice(("anyOf", "allOf", "items", "$ref", "not", "enum", "pattern")): any_value(rng), **schema}
-    return rng.choice(
-        (
-            {"guided_json": schema},
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}},
-            {"guided_regex": rng.choice(_REGEXES)},
-            {"guided_grammar": rng.choice(_GRAMMARS)},
-            {"structured_outputs": {rng.choice(("json", "regex", "choice", "grammar", "x")): any_value(rng)}},
-        )
-    )
+    forms: Fields = {
+        "guided_json": schema,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}},
+        "text": {"format": {"type": "json_schema", "name": "a", "schema": schema}},
+        "guided_regex": rng.choice(_REGEXES),
+        "guided_grammar": rng.choice(_GRAMMARS),
+        "structured_outputs": {rng.choice(("json", "regex", "choice", "grammar", "x")): any_value(rng)},
+    }
+    name = rng.choice([name for name in forms if name in kind.model_fields])
+    return {name: forms[name]}
 
 
 _SCHEMAS: tuple[Any, ...] = (
@@ -138,9 +167,32 @@ def tools(rng: Random) -> tuple[str, bytes]:
         "tool_choice": rng.choice(("auto", "required", "none", named, any_value(rng))),
         "parallel_tool_calls": rng.choice((True, False, None)),
         "stream": rng.random() < 0.5,
-        **_SHORT,
     }
-    return "/v1/chat/completions", json.dumps(body).encode()
+    if rng.random() < 0.4:
+        return "/v1/responses", json.dumps(_as_response(body) | _SHORT_RESPONSE).encode()
+    return "/v1/chat/completions", json.dumps(body | _SHORT).encode()
+
+
+def _as_response(body: Fields) -> Fields:
+    """The same functions, calls and results as a request of the Responses API."""
+    question, *answered = body["messages"]
+    items = [question]
+    if answered:
+        calls, result = answered
+        items += [{"type": "function_call", "call_id": call.get("id"), **_dict(call)} for call in calls["tool_calls"]]
+        items += [{"type": "function_call_output", "call_id": result["tool_call_id"], "output": result["content"]}]
+    choice = body["tool_choice"]
+    return {
+        **{name: value for name, value in body.items() if name != "messages"},
+        "input": items,
+        "tools": [{"type": "function", **_dict(tool)} for tool in body["tools"]],
+        "tool_choice": {"type": "function", **_dict(choice)} if isinstance(choice, dict) else choice,
+    }
+
+
+def _dict(described: Fields) -> Fields:
+    function = described.get("function")
+    return function if isinstance(function, dict) else {"name": function}
 
 
 def _several(rng: Random, value: Any) -> list[Any]:
@@ -156,8 +208,16 @@ def deep(rng: Random) -> tuple[str, bytes]:
     levels = rng.choice((10, 900, 1100, 20_000))
     opening, closing = rng.choice((("[", "]"), ('{"a":', "}")))
     nested = opening * levels + "1" + closing * rng.choice((levels, 0, levels - 1))
-    field = rng.choice(("metadata", "chat_template_kwargs", "guided_json"))
-    return path, json.dumps(valid)[:-1].encode() + f', "{field}": '.encode() + nested.encode() + b"}"
+    field = rng.choice(
+        (
+            '"metadata": %s',
+            '"chat_template_kwargs": %s',
+            '"guided_json": %s',
+            '"tools": [{"type": "function", "name": "f", "parameters": %s}]',
+            '"text": {"format": {"type": "json_schema", "name": "a", "schema": %s}}',
+        )
+    )
+    return path, f"{json.dumps(valid)[:-1]}, {field % nested}}}".encode()
 
 
 def huge(rng: Random) -> tuple[str, bytes]:
@@ -175,7 +235,8 @@ def huge(rng: Random) -> tuple[str, bytes]:
             "{" + ",".join(f'"{i}":1' for i in range(size // 10)) + "}",
         )
     )
-    field = rng.choice(("prompt", "messages", "tokens", "stop", "seed", "logit_bias", "stop_token_ids", "n", "user",
+    field = rng.choice(("prompt", "messages", "input", "instructions", "tokens", "stop", "seed", "logit_bias",
+                        "stop_token_ids", "n", "user",
                         "bad_words", "chat_template_kwargs", "guided_json", "guided_regex",
                         "guided_choice"))  # fmt: skip
     body = {name: kept for name, kept in valid.items() if name != field}

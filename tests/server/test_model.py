@@ -52,6 +52,15 @@ def test_chat_equals_the_offline_answer_streamed_or_not(server, llm):
     assert whole.choices[0].finish_reason == chunks[-1].choices[0].finish_reason
 
 
+def test_a_response_equals_the_offline_answer_streamed_or_not(server, llm):
+    wanted = offline(server, llm, temperature=0.0, max_tokens=24)[0]
+    ask: dict[str, Any] = {"model": "SmolLM2-135M-Instruct", "input": QUESTION, "temperature": 0}
+    whole = server.client().responses.create(**ask, max_output_tokens=24)
+    last = list(server.client().responses.create(**ask, max_output_tokens=24, stream=True))[-1]
+    assert whole.output_text == last.response.output_text == wanted
+    assert whole.usage.output_tokens == last.response.usage.output_tokens == 24
+
+
 def test_three_completions_of_one_seed(server, llm):
     wanted = offline(server, llm, temperature=0.9, seed=3, n=3, max_tokens=24)
     answer = chat(server, temperature=0.9, seed=3, n=3, max_tokens=24)

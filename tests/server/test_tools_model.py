@@ -121,7 +121,7 @@ def test_a_result_is_answered(server):
     assert answer.choices[0].message.content and answer.choices[0].message.tool_calls is None
 
 
-def test_the_example_of_the_documentation_runs(server, capsys):
+def test_the_examples_of_the_documentation_run(server, capsys):
     page = (Path(__file__).parents[2] / "docs" / "server.md").read_text(encoding="utf-8")
     [code] = re.findall(r"```python\n(from openai.*?)```", page, re.DOTALL)
     names: dict[str, Any] = {}
@@ -129,3 +129,6 @@ def test_the_example_of_the_documentation_runs(server, capsys):
     assert capsys.readouterr().out.startswith('weather {"city": ')
     answer = ask(server, messages=names["messages"], tools=[names["weather"]], max_tokens=20)
     assert answer.choices[0].finish_reason in ("stop", "length", "tool_calls")
+    [code] = re.findall(r"```python\n(weather = .*?client\.responses.*?)```", page, re.DOTALL)
+    exec(code.replace('"max_output_tokens": 100', '"max_output_tokens": 40'), names)
+    assert capsys.readouterr().out.strip() and names["call"].type == "function_call"
