@@ -273,10 +273,10 @@ class TokenLogprob:
 
 @dataclass(slots=True)
 class Segment:
-    """A piece of final text, and whether the token that completed it came from an accepted draft."""
+    """A piece of final text, and the proposer whose accepted draft had the token that completed it."""
 
     text: str
-    from_draft: bool
+    drafted_by: str | None = None  # None: the target's own token
 
 
 @dataclass(slots=True)
