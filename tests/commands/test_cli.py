@@ -90,9 +90,10 @@ def test_import_is_done_at_once():
         "import outpace; outpace.SamplingParams, outpace.SpeculationParams, outpace.OutpaceError",
         "from outpace.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass",
         "from outpace.cli import main\ntry: main(['run', '--help'])\nexcept SystemExit: pass",
+        "from outpace.cli import main\ntry: main(['chat', '--help'])\nexcept SystemExit: pass",
         "from outpace.cli import main\nassert main(['run', '--temperature', 'nan', 'x']) == 2",
     ],
-    ids=["import", "parameters", "help", "run --help", "wrong usage"],
+    ids=["import", "parameters", "help", "run --help", "chat --help", "wrong usage"],
 )
 def test_neither_numpy_nor_a_model_library_is_loaded_before_it_is_needed(code):
     heavy = "import sys; sys.exit(' '.join({'numpy', 'torch', 'xllamacpp', 'jinja2', 'tqdm'} & set(sys.modules)) or 0)"
