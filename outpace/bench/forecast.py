@@ -54,7 +54,7 @@ def forecast(plan: Plan, seconds_per_request: float, seconds_left: float) -> For
     note = (
         f"there will be no verdict: it needs {MIN_UNITS} paired blocks of requests, which take at least "
         f"{seconds(cheapest):.0f} s here, and {max(0.0, seconds_left):.0f} s of the time budget are left; "
-        f"--time-budget {needed} or fewer --max-tokens gives one"
+        f"--time-budget {needed} or a smaller --max-tokens gives one"
     )
     return Forecast(cheapest, note, is_feasible=False)
 

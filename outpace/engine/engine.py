@@ -406,6 +406,7 @@ class Engine:
         num_kept = num_fed - verdict.num_drafted + min(num_accepted, num_emitted)
         self._cache.commit(row.seq, num_fed, num_kept)
         request.num_computed += num_kept
+        request.spec.num_generated += num_emitted
         if request.first_token_at is None:
             request.first_token_at = perf_counter()
         if turn.work.is_decoding:

@@ -46,7 +46,7 @@ def test_a_budget_that_is_too_short_is_said_with_one_that_is_not():
     assert not expected.is_feasible
     assert expected.note == (
         "there will be no verdict: it needs 8 paired blocks of requests, which take at least 32 s here, and 9 s of the "
-        "time budget are left; --time-budget 48 or fewer --max-tokens gives one"
+        "time budget are left; --time-budget 48 or a smaller --max-tokens gives one"
     )
     assert forecast(made, 2.0, 48.0).is_feasible
 
