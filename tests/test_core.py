@@ -1,4 +1,4 @@
-"""An estimated speedup needs 32 generated tokens wherever it is shown; `server/test_contract.py` has that of the usage."""
+"""An estimated speedup needs 32 generated tokens wherever it is shown; `server/test_contract.py` has the usage."""
 
 from __future__ import annotations
 

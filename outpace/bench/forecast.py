@@ -1,7 +1,7 @@
 """Says before measuring whether the time budget is enough for a verdict, and which blocks to run first for it.
 
 A verdict needs MIN_UNITS paired blocks of the grid. A block's time is estimated from one plain request, as if a batch
-cost no more than one request. So it is a lower bound: what does not fit by it does not fit.
+cost no more than one request. A run that is expected to have a verdict may take EXTRA_TIME longer to get it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from outpace.bench.loads import Closed
 from outpace.bench.plan import CellPlan, Plan
 from outpace.bench.verdict import MIN_UNITS
 
-_MARGIN = 1.5  # of a suggested time budget over the lower bound
+EXTRA_TIME = 0.5  # of the time budget
+_MARGIN = 1.5  # of a suggested time budget over the estimate, which is for batches without any cost
 
 Turn = tuple[int, int]  # the index of a cell and of a block in it
 
@@ -46,13 +47,13 @@ def forecast(plan: Plan, seconds_per_request: float, seconds_left: float) -> For
     if seconds(evenly) <= seconds_left:
         return Forecast(evenly)
     cheapest = tuple(sorted(turns, key=lambda turn: (seconds([turn]), turn[1], turn[0]))[:MIN_UNITS])
-    if seconds(cheapest) <= seconds_left:
+    if seconds(cheapest) <= seconds_left + EXTRA_TIME * plan.time_budget:
         names = "; ".join(dict.fromkeys(plan.cells[i].name for i, _ in cheapest))
         note = f"the time budget of {plan.time_budget:g} s is short, so these cells come first: {names}"
         return Forecast(cheapest, note)
     needed = math.ceil(_MARGIN * seconds(cheapest))
     note = (
-        f"there will be no verdict: it needs {MIN_UNITS} paired blocks of requests, which take at least "
+        f"there will be no verdict: it needs {MIN_UNITS} paired blocks of requests, which take about "
         f"{seconds(cheapest):.0f} s here, and {max(0.0, seconds_left):.0f} s of the time budget are left; "
         f"--time-budget {needed} or a smaller --max-tokens gives one"
     )
@@ -60,7 +61,7 @@ def forecast(plan: Plan, seconds_per_request: float, seconds_left: float) -> For
 
 
 def seconds_of_block(cell: CellPlan, seconds_per_request: float) -> float:
-    """A lower bound, for all settings of the cell."""
+    """An estimate for all settings of the cell."""
     load = cell.load
     if isinstance(load, Closed):
         once = seconds_per_request * math.ceil(load.block_size / load.concurrency)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from outpace.bench.forecast import Forecast, Turn, forecast
+from outpace.bench.forecast import EXTRA_TIME, Forecast, Turn, forecast
 from outpace.bench.loads import Closed
 from outpace.bench.mix import draw
 from outpace.bench.paired import Paired, interleaved
@@ -21,8 +21,6 @@ from outpace.bench.targets import Target
 from outpace.bench.trials import Job, Run
 from outpace.bench.verdict import MIN_UNITS
 from outpace.bench.workloads import Prompt
-
-EXTRA_TIME = 0.5  # of the time budget, for a run that still lacks blocks for its verdict
 
 
 @dataclass(slots=True)

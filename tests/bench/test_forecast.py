@@ -45,7 +45,7 @@ def test_a_budget_that_is_too_short_is_said_with_one_that_is_not():
     expected = forecast(made, 2.0, 9.0)
     assert not expected.is_feasible
     assert expected.note == (
-        "there will be no verdict: it needs 8 paired blocks of requests, which take at least 32 s here, and 9 s of the "
+        "there will be no verdict: it needs 8 paired blocks of requests, which take about 32 s here, and 9 s of the "
         "time budget are left; --time-budget 48 or a smaller --max-tokens gives one"
     )
     assert forecast(made, 2.0, 48.0).is_feasible
@@ -110,6 +110,12 @@ def test_a_budget_for_a_few_blocks_is_spent_on_those_of_the_verdict(monkeypatch)
 def test_a_run_that_is_slower_than_expected_gets_more_time_for_its_verdict(monkeypatch):
     units, seconds, notes = measured(monkeypatch, plan(Closed(1)), seconds=2.0, later=3.0)
     assert units == MIN_UNITS and 40.0 < seconds < 60.0 and notes == []
+
+
+def test_a_budget_that_is_a_little_short_still_gives_a_verdict(monkeypatch):
+    units, seconds, [note] = measured(monkeypatch, plan(Closed(1)), seconds=3.0, later=3.0)
+    assert units == MIN_UNITS and 40.0 < seconds < 60.0
+    assert note.startswith("the time budget of 40 s is short, so these cells come first")
 
 
 def test_a_run_that_was_said_to_have_no_verdict_ends_with_its_budget(monkeypatch):
