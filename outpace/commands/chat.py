@@ -71,7 +71,7 @@ def execute(options: argparse.Namespace) -> int:
         try:
             chat.talk()
         except KeyboardInterrupt:  # only from a pipe: at a terminal it stops the answer
-            print(f"\noutpace: interrupted after {chat.num_answers} answers", file=sys.stderr)
+            print(f"\noutpace: interrupted; {_count(chat.num_answers, 'answer')} before that", file=sys.stderr)
             return 1
     return 0
 
@@ -221,6 +221,11 @@ class Totals:
 
     def __str__(self) -> str:
         return (
-            f"{self.num_answers} answers, {self._num_tokens} tokens, {self._num_accepted} of {self._num_drafted} draft "
-            f"tokens accepted; the latest prompt had {self._num_prompt} tokens, {self._num_shared} of them in the cache"
+            f"{_count(self.num_answers, 'answer')}, {_count(self._num_tokens, 'token')}, "
+            f"{self._num_accepted} of {self._num_drafted} draft tokens accepted; "
+            f"the latest prompt had {self._num_prompt} tokens, {self._num_shared} of them in the cache"
         )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

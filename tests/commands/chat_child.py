@@ -21,19 +21,13 @@ ENDLESS = "tick tack " * 100
 
 
 def answer(prompt: str) -> str:
-    """The answer to the last message of the prompt, which is whole."""
+    """The answer to the last message of the prompt; asked for again with every token."""
     message = prompt.removesuffix("\nassistant:").rpartition("\nuser:")[2]
+    if message == "long":
+        time.sleep(0.002)  # for each token, so that the answer can be stopped
     if message == "all":
         return prompt.replace("\n", "|")
     return {"long": ENDLESS, "echo": "la " * 20, "escape": "a\033[31mb\a"}.get(message, f"you said {message}")
-
-
-class Slow(ScriptedModel):
-    """Takes a while for each token, so that an answer can be stopped."""
-
-    def logits(self, context: Any) -> Any:
-        time.sleep(0.002)
-        return super().logits(context)
 
 
 def use_script(patch: Any) -> None:
@@ -44,7 +38,7 @@ def use_script(patch: Any) -> None:
         tokenizer = ScriptedTokenizer(TEMPLATE or "")
         if TEMPLATE is None:
             tokenizer.chat_template = None
-        return Loaded(fake_loaded(Slow(answer, tokenizer), config, tokenizer=tokenizer), None, config)
+        return Loaded(fake_loaded(ScriptedModel(answer, tokenizer), config, tokenizer=tokenizer), None, config)
 
     patch(outpace.llm, "resolve_model", lambda name: Path("script.gguf"))
     patch(outpace.backends, "load", load)

@@ -18,9 +18,12 @@ from pathlib import Path
 import pytest
 
 from outpace.cli import main
+from outpace.commands import message_reader
+from outpace.commands.message_reader import MessageReader
 from outpace.core import Request
 from outpace.engine.engine import Engine
 from tests.commands.chat_child import ENDLESS, use_script
+from tests.fakes import FakeRunner
 
 GREEN, DIM, ESCAPE = "\033[32m", "\033[2m", re.compile("\033\\[[0-9;?]*[a-zA-Z]")
 PROMPT = "> "
@@ -138,6 +141,43 @@ def test_a_message_that_never_fits_is_a_sentence_and_keeps_the_turns(chat):
 )
 def test_a_cut_answer_says_why(chat, arguments, says):
     assert f"[{says}]" in chat("long", arguments=f"--speculation off {arguments}")[2]
+
+
+def test_ctrl_c_ends_a_conversation_from_a_pipe_with_a_sentence(chat, monkeypatch):
+    forward = FakeRunner.forward
+
+    def interrupting(self, plan):
+        if self.num_forwards == 30:
+            raise KeyboardInterrupt
+        return forward(self, plan)
+
+    monkeypatch.setattr(FakeRunner, "forward", interrupting)
+    status, answers, err = chat("hi", "long", "never")
+    assert status == 1 and answers[0] == "you said hi" and answers[1].startswith("tick") and len(answers) == 2
+    assert err.endswith("\noutpace: interrupted; 1 answer before that\n")
+
+
+def test_lines_pasted_without_readline_are_one_message(monkeypatch):
+    monkeypatch.setattr(message_reader, "_enable_line_editing", lambda: False)
+    master, slave = pty.openpty()
+    with open(slave) as stdin:
+        reader = MessageReader(stdin)
+        os.write(master, b"one\ntwo\n")
+        assert reader.read() == "one\ntwo"
+        os.write(master, b"three\n")
+        assert reader.read() == "three"
+    os.close(master)
+
+
+@pytest.mark.model
+def test_the_real_model_takes_earlier_turns_from_the_cache():
+    """Its tokenizer gives the answer that it wrote the same tokens again."""
+    command = [sys.executable, "-m", "outpace", "chat", "--threads", "1", "--temperature", "0", "--max-tokens", "24"]
+    said = b"My name is Ada.\n/stats\nWhat is my name?\n/stats\n"
+    child = subprocess.run(command, input=said, capture_output=True, timeout=120, check=True)
+    found = re.findall(rb"(\d+) tokens, .* prompt had (\d+) tokens, (\d+) of them in the cache", child.stderr)
+    (num_output, num_prompt, _), (_, _, num_shared) = [tuple(map(int, each)) for each in found]
+    assert num_shared == num_prompt + num_output - 1
 
 
 def test_a_model_without_a_chat_template_is_refused(chat, monkeypatch):
