@@ -140,7 +140,7 @@ class Chat:
             print_dim(str(self._totals))
         elif command != "/exit":
             hint = suggestion(command, COMMANDS) or "/help lists the commands"
-            raise UsageError(f"there is no command {command}; {hint}, and // begins a message with a slash")
+            raise UsageError(f"there is no command {command}; {hint} (// begins a message with a slash)")
         return command != "/exit"
 
     def _answer(self, message: str) -> None:
