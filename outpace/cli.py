@@ -17,6 +17,7 @@ from outpace.errors import OutpaceError, UsageError, suggestion
 
 COMMANDS = {
     "run": "generate text from one prompt",
+    "chat": "hold a conversation in the terminal",
     "serve": "serve the OpenAI API",
     "bench": "measure where speculation pays on this machine, and with which settings",
     "costs": "print the costs of steps, drafts and lookups that speculation decides by",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     FloatRow = NDArray[np.float32]
 
 FinishReason = Literal["stop", "length", "abort"]
+MIN_ESTIMATE_TOKENS = 32  # with fewer generated tokens, an estimated speedup is mostly measurement noise
 
 
 @dataclass(slots=True, eq=False)
@@ -83,6 +84,7 @@ class Request:
 class SpeculationCounts:
     """What speculation did for one request; index i of the `_per_position` lists is the (i+1)-th draft token."""
 
+    num_generated: int = 0  # tokens, the one that prefill gives included
     steps: int = 0  # decoding steps, plain ones included
     num_drafts: int = 0
     num_drafted: int = 0
@@ -120,10 +122,26 @@ class SpeculationCounts:
 
     @property
     def estimated_speedup(self) -> float | None:
-        """None if nothing was drafted: the ratio would only be measurement noise."""
-        if not self.num_drafted or self.plain_seconds <= 0 or self.decode_seconds <= 0:
-            return None
-        return self.plain_seconds / self.decode_seconds
+        return estimated_speedup([self])
+
+
+def estimated_speedup(counts: Sequence[SpeculationCounts]) -> float | None:
+    """Of several requests together, by the rule of `speedup_or_none`."""
+    return speedup_or_none(
+        sum(each.plain_seconds for each in counts),
+        sum(each.decode_seconds for each in counts),
+        num_generated=sum(each.num_generated for each in counts),
+        num_drafted=sum(each.num_drafted for each in counts),
+    )
+
+
+def speedup_or_none(
+    plain_seconds: float, spent_seconds: float, *, num_generated: int, num_drafted: int
+) -> float | None:
+    """Every speedup that the engine reports. None where it would be noise: nothing was drafted, or hardly anything was
+    generated."""
+    is_known = num_drafted > 0 and num_generated >= MIN_ESTIMATE_TOKENS and plain_seconds > 0 and spent_seconds > 0
+    return plain_seconds / spent_seconds if is_known else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,10 +291,10 @@ class TokenLogprob:
 
 @dataclass(slots=True)
 class Segment:
-    """A piece of final text, and whether the token that completed it came from an accepted draft."""
+    """A piece of final text, and the proposer whose accepted draft had the token that completed it."""
 
     text: str
-    from_draft: bool
+    drafted_by: str | None = None  # None: the target's own token
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from outpace.core import MethodCounts, Request, StepStats
+from outpace.core import MethodCounts, Request, StepStats, speedup_or_none
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
@@ -185,8 +185,9 @@ class EngineMetrics:
 
     @property
     def estimated_speedup(self) -> float | None:
-        """From the engine's budget; None before anything was drafted."""
-        return self.plain_seconds / self.spent_seconds if self.spent_seconds and self.num_drafted else None
+        """From the engine's budget; None while there is too little to estimate it from."""
+        generated, drafted = self.num_generated_tokens, self.num_drafted
+        return speedup_or_none(self.plain_seconds, self.spent_seconds, num_generated=generated, num_drafted=drafted)
 
     @property
     def acceptance_rate(self) -> float:

@@ -23,6 +23,7 @@ def counts(drafted: int, rate: float, depth: int = 4) -> SpeculationCounts:
     accepted = round(drafted * rate)
     per_position = [accepted * share // 10 for share in (4, 3, 2, 1)][:depth]
     return SpeculationCounts(
+        num_generated=50,
         steps=30,
         num_drafted=drafted,
         num_accepted=accepted,

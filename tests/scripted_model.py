@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outpace.models.special_tokens import SpecialToken, SpecialTokens
 from tests.fakes import EOS, ByteTokenizer, FakeModel, fake_engine
-from tests.server_helper import LiveServer, live
+
+if TYPE_CHECKING:
+    from tests.server_helper import LiveServer
 
 ANSWER_BEGINS = "\nassistant:"
 
@@ -61,6 +63,8 @@ def scripted(
     **options: Any,
 ) -> Iterator[LiveServer]:
     """A server whose model gives this answer, or the answer of a function to the prompt."""
+    from tests.server_helper import live  # it loads the server and its clients, which takes a second
+
     tokenizer = ScriptedTokenizer(template, *controls)
     model = ScriptedModel(answer if callable(answer) else lambda _: answer, tokenizer)
     engine = fake_engine(model, tokenizer=tokenizer, max_context=4096, cache_tokens=16384, speculation="off")

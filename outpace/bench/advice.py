@@ -13,7 +13,7 @@ DEFAULT_DEPTH = 4
 
 def commands(decision: str, setting: str | None, losing: Sequence[str], results: Mapping[str, Any]) -> dict[str, str]:
     """Empty if the verdict gives no advice."""
-    if decision == "too_little_data" or setting is None:
+    if decision in ("too_little_data", "no_difference") or setting is None:
         return {}
     target = results["target"]
     if target.get("baseline_url"):  # two servers: advise which of them to use

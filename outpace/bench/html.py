@@ -17,6 +17,7 @@ _TITLES = {
     "use": "Use it",
     "use_for_some": "Use it for some requests",
     "leave_off": "Leave it off",
+    "no_difference": "No difference beyond noise",
     "too_little_data": "Not known yet",
 }
 
@@ -27,7 +28,7 @@ body { font: 16px/1.5 system-ui, sans-serif; color: #111827; background: #fff; m
        padding: 1rem; }
 h1 { font-size: 1.5rem; margin: 0 0 .25rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
 .verdict { border-left: 6px solid #1d4ed8; background: #eff6ff; padding: .75rem 1rem; font-size: 1.1rem; }
-.verdict.leave_off, .verdict.too_little_data { border-color: #6b7280; background: #f3f4f6; }
+.verdict.leave_off, .verdict.no_difference, .verdict.too_little_data { border-color: #6b7280; background: #f3f4f6; }
 .verdict.use_for_some { border-color: #c2410c; background: #fff7ed; }
 .note { color: #4b5563; font-size: .9rem; }
 .pictures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 460px), 1fr)); gap: 1rem; }

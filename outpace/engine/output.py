@@ -21,7 +21,7 @@ class OutputWriter:
         self._stop_ids = stop_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._longest_stop = max((len(s) for s in params.stop), default=0)
-        self._undecoded: list[tuple[int, bool]] = []  # tokens not decoded yet, and whether each came from a draft
+        self._undecoded: list[tuple[int, str | None]] = []  # tokens not decoded yet, and the proposer of each
         self._held: list[Segment] = []  # text that may be the start of a stop string
         self._shown: list[str] = []
         self._fresh: list[Segment] = []
@@ -45,19 +45,20 @@ class OutputWriter:
         return "".join(self._shown[num_segments:])
 
     def add(
-        self, token: int, *, from_draft: bool, room_left: int, ends: FinishReason | None = None
+        self, token: int, *, drafted_by: str | None, room_left: int, ends: FinishReason | None = None
     ) -> FinishReason | None:
         """Add the next token; returns why the request ends, if it does.
 
-        `room_left`: tokens that may still follow; `ends`: why the request ends after this token in any case.
+        `drafted_by`: the proposer of an accepted draft token; `room_left`: tokens that may still follow;
+        `ends`: why the request ends after this token in any case.
         """
         self.num_tokens += 1
         if token in self._stop_ids and self.num_tokens >= self._params.min_tokens:
             if self._params.include_stop_str_in_output:
-                self._undecoded.append((token, from_draft))
+                self._undecoded.append((token, drafted_by))
             self.finish()
             return "stop"
-        self._undecoded.append((token, from_draft))
+        self._undecoded.append((token, drafted_by))
         if self._longest_stop and self._decode():
             return "stop"
         if ends is None and room_left <= 0:
@@ -74,7 +75,7 @@ class OutputWriter:
         self._finished = True
         rest = self._decoder.decode(b"", final=True)
         if rest:
-            self._held.append(Segment(rest, False))
+            self._held.append(Segment(rest))
         self._release(keep=0)
 
     def take(self) -> list[Segment]:
@@ -86,12 +87,12 @@ class OutputWriter:
     def _decode(self) -> bool:
         """Decode the stored tokens; whether a stop string was found."""
         undecoded, self._undecoded = self._undecoded, []
-        for token, from_draft in undecoded:
+        for token, drafted_by in undecoded:
             piece = self._decoder.decode(self._names.get(token) or self._tokenizer.token_bytes(token))
             if piece and not self._longest_stop:
-                self._show(Segment(piece, from_draft))
+                self._show(Segment(piece, drafted_by))
             elif piece:
-                self._held.append(Segment(piece, from_draft))
+                self._held.append(Segment(piece, drafted_by))
                 if self.num_tokens >= self._params.min_tokens and self._stop_found(len(piece)):
                     return True
                 self._release(keep=self._length_of_possible_stop())
@@ -130,8 +131,8 @@ class OutputWriter:
         while self._held and to_show > 0:
             segment = self._held.pop(0)
             if len(segment.text) > to_show:
-                self._held.insert(0, Segment(segment.text[to_show:], segment.from_draft))
-                segment = Segment(segment.text[:to_show], segment.from_draft)
+                self._held.insert(0, Segment(segment.text[to_show:], segment.drafted_by))
+                segment = Segment(segment.text[:to_show], segment.drafted_by)
             to_show -= len(segment.text)
             self._show(segment)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outpace.backends.base import Tokenizer
-from outpace.core import Request, TokenLogprob
+from outpace.core import Request, TokenLogprob, estimated_speedup
 from outpace.engine.generation import Piece
 
 _LEAST_LOGPROB = -9999.0  # OpenAI's value for minus infinity, which JSON lacks
@@ -115,8 +115,7 @@ class Answer:
     def usage(self) -> dict[str, Any]:
         heading, requests = self.heading, list(self.finished.values())
         specs = [request.spec for request in requests]
-        drafted = sum(spec.num_drafted for spec in specs)
-        spent, plain = sum(spec.decode_seconds for spec in specs), sum(spec.plain_seconds for spec in specs)
+        speedup = estimated_speedup(specs)
         # A prompt counts once, however many completions it has: its first one counts the cached tokens.
         firsts = [r for index, r in self.finished.items() if index % heading.completions_per_prompt == 0]
         return self._counts() | {
@@ -126,10 +125,10 @@ class Answer:
                 "rejected_prediction_tokens": sum(spec.rejected_prediction_tokens for spec in specs),
             },
             "speculation": {
-                "drafted": drafted,
+                "drafted": sum(spec.num_drafted for spec in specs),
                 "accepted": sum(spec.num_accepted for spec in specs),
                 "lossy": any(request.params.speculation.is_lossy for request in requests),
-                "estimated_speedup": round(plain / spent, 3) if drafted and spent and plain else None,
+                "estimated_speedup": None if speedup is None else round(speedup, 3),
             },
         }
 

@@ -8,7 +8,8 @@ from pydantic import BaseModel
 
 
 class Speculation(BaseModel):
-    """What speculation did for this request. `estimated_speedup` is null if nothing was drafted."""
+    """What speculation did for this request. `estimated_speedup` is null if nothing was drafted or fewer than
+    32 tokens were generated."""
 
     drafted: int
     accepted: int

@@ -6,11 +6,13 @@ import io
 import json
 import os
 import pty
+import re
 import resource
 import signal
 import subprocess
 import sys
 import threading
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from tests.fakes import FakeModel, FakeRunner
 from tests.test_llm import use_fakes
 
 OUTPACE = [sys.executable, "-m", "outpace"]
-CYAN, PLAIN = "\033[36m", "\033[0m"
+CYAN, YELLOW, PLAIN = "\033[36m", "\033[33m", "\033[0m"
 # One thread: llama.cpp's threads spin while waiting, which takes minutes instead of seconds on busy cores.
 REAL = ["--threads", "1", "--max-context", "512", "--temperature", "0"]
 GREEDY = ["--temperature", "0"]  # the same text every time, without an early end
@@ -88,9 +90,10 @@ def test_import_is_done_at_once():
         "import outpace; outpace.SamplingParams, outpace.SpeculationParams, outpace.OutpaceError",
         "from outpace.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass",
         "from outpace.cli import main\ntry: main(['run', '--help'])\nexcept SystemExit: pass",
+        "from outpace.cli import main\ntry: main(['chat', '--help'])\nexcept SystemExit: pass",
         "from outpace.cli import main\nassert main(['run', '--temperature', 'nan', 'x']) == 2",
     ],
-    ids=["import", "parameters", "help", "run --help", "wrong usage"],
+    ids=["import", "parameters", "help", "run --help", "chat --help", "wrong usage"],
 )
 def test_neither_numpy_nor_a_model_library_is_loaded_before_it_is_needed(code):
     heavy = "import sys; sys.exit(' '.join({'numpy', 'torch', 'xllamacpp', 'jinja2', 'tqdm'} & set(sys.modules)) or 0)"
@@ -367,6 +370,44 @@ def test_accepted_text_is_coloured_on_a_terminal_only(fakes, monkeypatch, termin
     assert text.count(CYAN) == text.count(PLAIN)
 
 
+def test_each_proposer_has_a_colour_of_its_own(fakes, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    seen = {}
+    for method, more in (("draft", ["--draft", "d.gguf"]), ("suffix", []), ("ngram", [])):
+        monkeypatch.setattr("sys.stdout", screen := Terminal())
+        drafting = ["--speculation", "on", "--method", method, *more]
+        assert main(["run", "ab ab ab ab", *GREEDY, *drafting, "--max-tokens", "60"]) == 0
+        seen[method] = set(re.findall("\033\\[\\d+m", screen.getvalue())) - {PLAIN}
+    assert all(len(colours) == 1 for colours in seen.values()), seen
+    assert len(set.union(*seen.values())) == 3
+
+
+class Escapes(FakeModel):
+    """Writes a sequence that sets the title of a terminal, between a tab and a line feed."""
+
+    TEXT = b"\ta\033]0;title\x07\r\x7f\xc2\x9b31mb\n"
+
+    def logits(self, context):
+        row = super().logits(context).copy()
+        row[self.TEXT[len(context) % len(self.TEXT)]] += 90.0
+        return row
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_control_characters_of_a_model_do_not_reach_a_terminal(monkeypatch, terminal):
+    use_fakes(monkeypatch, Escapes())
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr("sys.stdout", screen := Terminal() if terminal else io.StringIO())
+    assert main(["run", "abc", *GREEDY, "--max-tokens", "60"]) == 0
+    text = screen.getvalue()
+    control = {char for char in text if unicodedata.category(char) == "Cc"}
+    if terminal:
+        assert control == {"\n", "\t"}
+        assert "\ta␛]0;title␇␍␡\ufffd31mb\n" in text
+    else:
+        assert Escapes.TEXT.decode() in text  # a pipe gets what the model wrote
+
+
 def test_the_targets_own_text_has_no_colour_on_a_terminal_either(fakes, monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr("sys.stdout", screen := Terminal())
@@ -414,7 +455,7 @@ def test_ctrl_c_between_two_steps_is_an_abort_too(fakes, monkeypatch, capsys):
     from outpace.commands import run
 
     seen = []
-    monkeypatch.setattr(run, "_print_summary", lambda output, params: seen.append(output))
+    monkeypatch.setattr(run, "print_summary", lambda output, params: seen.append(output))
     monkeypatch.setattr("sys.stdout", Interrupting())
     assert main(["run", "abc", *GREEDY, "--max-tokens", "30"]) == 1
     assert [output.finish_reason for output in seen] == ["abort"]
@@ -557,7 +598,7 @@ def test_accepted_text_is_coloured_on_a_real_terminal():
         "16",
         "1 2 3 4 1 2 3 4 1 2",
     ]
-    assert CYAN in run_at_a_terminal(*arguments)
+    assert YELLOW in run_at_a_terminal(*arguments)
     assert "\033" not in run_at_a_terminal(*arguments, NO_COLOR="1")
 
 

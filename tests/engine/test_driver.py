@@ -26,6 +26,35 @@ def llm(monkeypatch) -> Iterator[LLM]:
         yield made
 
 
+# ---- stopping
+
+
+def test_a_stopped_stream_ends_after_its_step_and_leaves_the_cache_usable(llm):
+    prompt = "once upon a time there was a prompt longer than the shortest shared prefix"
+    token_ids(llm, prompt)
+    stream = llm.stream(prompt, GREEDY)
+    next(stream)
+    stream.stop()
+    assert list(stream) == [] and stream.request.finish_reason == "abort" and is_clean(llm)
+    again = llm.stream(prompt, GREEDY)
+    assert [token for delta in again for token in delta.token_ids] == token_ids(llm, prompt)[0]
+    assert again.request.num_shared == len(prompt), "the prefix of an earlier request was lost"
+
+
+def test_a_stream_can_be_stopped_while_its_prompt_is_computed(monkeypatch):
+    use_fakes(monkeypatch)
+    with LLM(max_step_tokens=64, speculation="off") as llm:
+        stream, forward = llm.stream("x" * 400, GREEDY), llm.engine._runner.forward
+
+        def stopping(plan):
+            stream.stop()
+            return forward(plan)
+
+        monkeypatch.setattr(llm.engine._runner, "forward", stopping)
+        assert list(stream) == [] and is_clean(llm)
+        assert llm.engine._runner.num_computed == 64, "it went on with the prompt"
+
+
 # ---- threads
 
 

@@ -368,7 +368,7 @@ def test_a_step_in_which_nobody_was_asked_to_draft_spends_nothing_on_drafting():
 
 def test_estimated_speedup_and_stats_are_filled():
     engine = fake_engine(speculation="on", method="draft", depth=4)
-    request = engine.submit([97, 98, 99], SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True))
+    request = engine.submit([97, 98, 99], SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True))
     engine.step()
     engine.step()
     assert engine.stats.num_decode_rows == 1 and engine.stats.num_drafted == 4

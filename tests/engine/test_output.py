@@ -29,12 +29,12 @@ def writer(*stop: str, min_tokens: int = 0, stop_ids: frozenset[int] = frozenset
 
 
 def feed(
-    out: OutputWriter, tokens: Sequence[int], *, from_draft: bool = False, room: int = 1000
+    out: OutputWriter, tokens: Sequence[int], *, drafted_by: str | None = None, room: int = 1000
 ) -> tuple[list[str], FinishReason | None]:
     """Add tokens until the end; returns the text that each one shows, and the finish reason."""
     shown = []
     for i, token in enumerate(tokens, start=1):
-        reason = out.add(token, from_draft=from_draft, room_left=room - i)
+        reason = out.add(token, drafted_by=drafted_by, room_left=room - i)
         shown.append("".join(segment.text for segment in out.take()))
         if reason:
             return shown, reason
@@ -224,33 +224,33 @@ def test_a_stop_token_of_the_requests_own_is_shown_if_asked():
 def test_a_segment_belongs_to_the_token_that_completed_it():
     out = writer()
     first, second = "é".encode()
-    out.add(first, from_draft=True, room_left=9)
-    out.add(second, from_draft=False, room_left=9)
-    out.add(first, from_draft=False, room_left=9)
-    out.add(second, from_draft=True, room_left=9)
-    assert out.take() == [Segment("é", False), Segment("é", True)]
+    out.add(first, drafted_by="suffix", room_left=9)
+    out.add(second, drafted_by=None, room_left=9)
+    out.add(first, drafted_by=None, room_left=9)
+    out.add(second, drafted_by="suffix", room_left=9)
+    assert out.take() == [Segment("é", None), Segment("é", "suffix")]
 
 
 def test_held_segments_keep_who_said_them_when_shown_later():
     out = writer("abc")
-    for char, from_draft in (("a", True), ("b", False), ("x", True)):
-        out.add(ord(char), from_draft=from_draft, room_left=9)
-    assert out.take() == [Segment("a", True), Segment("b", False), Segment("x", True)]
+    for char, drafted_by in (("a", "suffix"), ("b", None), ("x", "suffix")):
+        out.add(ord(char), drafted_by=drafted_by, room_left=9)
+    assert out.take() == [Segment("a", "suffix"), Segment("b", None), Segment("x", "suffix")]
 
 
 def test_a_token_shown_in_two_parts_keeps_its_mark_on_both():
     out = OutputWriter(PieceTokenizer([b"xa", b"c"]), SamplingParams(stop="ab"), frozenset())
-    out.add(0, from_draft=True, room_left=9)
-    assert out.take() == [Segment("x", True)]
-    out.add(1, from_draft=False, room_left=9)
-    assert out.take() == [Segment("a", True), Segment("c", False)]
+    out.add(0, drafted_by="suffix", room_left=9)
+    assert out.take() == [Segment("x", "suffix")]
+    out.add(1, drafted_by=None, room_left=9)
+    assert out.take() == [Segment("a", "suffix"), Segment("c", None)]
 
 
 def test_a_token_cut_by_a_stop_string_keeps_its_mark_on_what_is_shown():
     out = OutputWriter(PieceTokenizer([b"ab", b"cXd"]), SamplingParams(stop="X"), frozenset())
-    out.add(0, from_draft=False, room_left=9)
-    assert out.add(1, from_draft=True, room_left=9) == "stop"
-    assert out.take() == [Segment("ab", False), Segment("c", True)]
+    out.add(0, drafted_by=None, room_left=9)
+    assert out.add(1, drafted_by="suffix", room_left=9) == "stop"
+    assert out.take() == [Segment("ab", None), Segment("c", "suffix")]
 
 
 # ---- properties
@@ -269,7 +269,7 @@ def transcript(
     left, shown = next(sizes, 1), ""
     reason: FinishReason | None = None
     for i in range(len(pieces)):
-        reason = out.add(i, from_draft=bool(i % 2), room_left=len(pieces) - i - 1)
+        reason = out.add(i, drafted_by="suffix" if i % 2 else None, room_left=len(pieces) - i - 1)
         left -= 1
         if left <= 0 or reason:
             shown += "".join(segment.text for segment in out.take())
@@ -365,7 +365,7 @@ def test_what_is_shown_on_the_way_is_never_taken_back(pieces, stops):
     out = OutputWriter(PieceTokenizer(pieces), SamplingParams(stop=tuple(stops)), frozenset())
     final = reference(pieces, stops)[1]
     for i in range(len(pieces)):
-        reason = out.add(i, from_draft=False, room_left=len(pieces) - i - 1)
+        reason = out.add(i, drafted_by=None, room_left=len(pieces) - i - 1)
         assert final.startswith(out.text)
         if reason:
             break

@@ -295,6 +295,17 @@ def test_usage_says_what_speculation_did(client):
     assert speculation(mode="on", acceptance="threshold", threshold=0.2)["lossy"] is True
 
 
+@pytest.mark.parametrize(("num_tokens", "is_known"), [(31, False), (32, True)])
+def test_usage_estimates_a_speedup_from_32_tokens_on(client, num_tokens, is_known):
+    extra = {"speculation": {"mode": "on", "method": "draft", "max_depth": 3}, "ignore_eos": True}
+    answer = client.chat.completions.create(
+        model="fake", messages=HELLO, max_tokens=num_tokens, seed=1, extra_body=extra
+    )
+    found = answer.usage.model_extra["speculation"]
+    assert answer.usage.completion_tokens == num_tokens and found["drafted"] > 0
+    assert (found["estimated_speedup"] is not None) == is_known
+
+
 def test_a_server_may_be_lossy_by_default_and_a_request_may_refuse():
     from outpace.config import SpeculationParams
 
