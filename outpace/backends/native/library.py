@@ -1,6 +1,6 @@
 """The ctypes binding of the native library (csrc/capi.h). No other module depends on its binary interface.
 
-The library is optional: a machine without a compiler installs without it. `load_library` then raises a BackendError
+The library is optional: an install that could not compile goes on without it. `load_library` then raises a BackendError
 that says why; importing this module never fails.
 """
 
@@ -124,5 +124,5 @@ def _why_not_built() -> str:
     try:
         compiler = find_compiler()
     except BuildError as error:
-        return str(error)
-    return f"{compiler[0]} is installed now; build it: {REBUILD}"
+        return f"{error}; then run: {REBUILD}"
+    return f"{compiler.name} is installed now; build it: {REBUILD}"
