@@ -31,6 +31,7 @@ from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE / "csrc"
+IS_SUPPORTED = os.name != "nt"
 LIBRARY_NAME = "_native.dylib" if sys.platform == "darwin" else "_native.so"
 
 # -ffp-contract=off: fused multiply-adds chosen by the compiler would give different bits in different files.
@@ -108,11 +109,14 @@ def find_compiler() -> Compiler:
 
 def find_system_compiler() -> Compiler | None:
     """Return $CXX or the first usual compiler that works. A $CXX that does not work is an error."""
-    if os.name == "nt":
+    if not IS_SUPPORTED:
         raise BuildError("the native backend is not built on Windows; llama.cpp runs every model there")
     named = shlex.split(os.environ.get("CXX", ""))
     if named and shutil.which(named[0]):
-        return _tried(named)
+        try:
+            return _tried(named)
+        except BuildError as error:
+            raise BuildError(f"{error}; correct or unset CXX") from error
     for name in ("c++", "g++", "clang++"):
         if shutil.which(name):
             with suppress(BuildError):
