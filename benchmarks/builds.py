@@ -74,6 +74,8 @@ def compare(llms: list[LLM], prompts: list[str], max_tokens: int) -> Counts:
             answers = [llm.generate([tokens], params, progress=False)[0].outputs[0].token_ids for llm in llms]
             counts.tokens += len(answers[0])
             counts.different_answers += answers[0] != answers[1]
+        for llm in llms:
+            llm.engine.scheduler.forget_kept()  # the runner's sequences are ours now
         text = [*tokens, *answers[0]]
         for sizes in ([256] * 4, rng.choices(STEP_SIZES, k=len(text))):
             rows = [logits(llm._target.runner, text, sizes) for llm in llms]
