@@ -99,7 +99,7 @@ def find_compiler() -> Compiler:
     """Return the system's compiler or, if there is none, the package ziglang."""
     compiler = find_system_compiler() or find_zig()
     if compiler is None:
-        without_root = f", anywhere: pip install {ZIG_REQUIREMENT}" if zig_target() else ""
+        without_root = f", without root: pip install {ZIG_REQUIREMENT}" if zig_target() else ""
         raise BuildError(
             "no working C++ compiler was found; install one "
             f"(Debian: apt install g++, macOS: xcode-select --install{without_root})"
