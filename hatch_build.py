@@ -1,4 +1,7 @@
-"""Builds the native library when the package is built. Without a compiler, the package is built without it.
+"""Builds the native library when the package is built. If that is not possible, the package is built without it.
+
+Where no C++ compiler works, the build asks pip for one, the package ziglang. It is needed for the build only, and no
+other build downloads it.
 
 The build backend is Hatchling because its build succeeds when compilation fails. scikit-build-core and meson-python
 need CMake or Meson and a working compiler to produce any wheel. Outpace works without its native library: llama.cpp
@@ -20,16 +23,39 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 NATIVE = Path("outpace/backends/native")
 
 
+# With one of these set, pip and uv install only what lies in given folders. A package missing there would end the
+# installation, so the compiler is then asked for only if the library is required.
+OFFLINE_SETTINGS = ("PIP_NO_INDEX", "UV_NO_INDEX", "UV_OFFLINE")
+
+
 class NativeBuildHook(BuildHookInterface[Any]):
+    @property
+    def _is_required(self) -> bool:
+        return os.environ.get("OUTPACE_NATIVE", "") == "1"
+
+    @property
+    def _is_wanted(self) -> bool:
+        return self.target_name == "wheel" and os.environ.get("OUTPACE_NATIVE", "") != "0"
+
+    def _builder(self) -> ModuleType:
+        return _load_builder(Path(self.root) / NATIVE / "build.py")
+
+    def dependencies(self) -> list[str]:
+        """The packages that pip installs for this build, besides those of pyproject.toml."""
+        is_offline = any(os.environ.get(name, "0") not in ("", "0", "false") for name in OFFLINE_SETTINGS)
+        if not self._is_wanted or (is_offline and not self._is_required):
+            return []
+        found: list[str] = self._builder().build_requirements()
+        return found
+
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        wanted = os.environ.get("OUTPACE_NATIVE", "")
-        if self.target_name != "wheel" or wanted == "0":
+        if not self._is_wanted:
             return
-        builder = _load_builder(Path(self.root) / NATIVE / "build.py")
+        builder = self._builder()
         try:
             library: Path = builder.build()
         except builder.BuildError as error:
-            if wanted == "1":
+            if self._is_required:
                 raise
             self.app.display_warning(f"Outpace is installed without its native backend: {error}")
             return

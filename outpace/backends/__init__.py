@@ -16,6 +16,7 @@ from outpace.models.llama_library import MAX_SEQUENCES
 from outpace.models.vocabulary import check_same_vocabulary
 
 log = logging.getLogger("outpace.backends")
+_told: set[str] = set()  # why the native library is missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +127,23 @@ def _open(
         except BackendError as reason:
             if wanted == "native":
                 raise
-            log.info("%s runs on llama.cpp: %s", path.name, reason)
+            _tell_of_missing_library(path, reason)
     _reject_head(config, head)
     from outpace.backends.native.verifier import native_verifier
 
     return LlamaModel(path, library, native_verifier), "llamacpp"
+
+
+def _tell_of_missing_library(path: Path, reason: BackendError) -> None:
+    """Warn once, not for each model, and only where the library can be built."""
+    from outpace.backends.native.build import IS_SUPPORTED
+    from outpace.backends.native.library import BENEFITS
+
+    if str(reason) in _told or not IS_SUPPORTED:
+        log.info("%s runs on llama.cpp: %s", path.name, reason)
+    else:
+        _told.add(str(reason))
+        log.warning("%s runs on llama.cpp: %s; %s", path.name, reason, BENEFITS)
 
 
 def _reject_head(config: EngineConfig, head: Path | None) -> None:

@@ -26,7 +26,6 @@ examples:
   outpace doctor --model target.gguf --json
 """
 _BANDWIDTH_BYTES = 256 << 20
-_BENEFITS = "it gives faster decoding, cheap verification of drafts, and bit-exact results"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +65,8 @@ def _machine(threads: int) -> dict[str, Any]:
         "torch": doctor_torch.torch_report(),
     }
     try:
-        found["compiler"] = shutil.which(find_compiler()[0])
+        compiler = find_compiler()
+        found["compiler"] = compiler.name if compiler.is_zig else shutil.which(compiler.command[0])
     except BuildError as error:
         found["compiler_missing"] = str(error)
     try:
@@ -111,17 +111,19 @@ def _model(path: Path, threads: int, options: argparse.Namespace) -> dict[str, A
 
 
 def _as_text(report: dict[str, Any]) -> str:
+    from outpace.backends.native.library import BENEFITS
+
     machine = report["machine"]
     lines = [
         f"outpace {machine['outpace']}, Python {machine['python']}, {machine['system']}, "
         f"{machine['cores']} usable cores, {machine['threads']} threads",
-        f"compiler         {machine['compiler'] or machine['compiler_missing']}",
+        f"compiler         {machine['compiler'] or 'none'}",
     ]
     if machine["native_library"]:
         lines.append(f"native library   {machine['native_library']}")
         lines.append(f"instruction set  {machine['instruction_set']}")
     else:
-        lines.append(f"native library   missing: {machine['native_missing']}; {_BENEFITS}")
+        lines.append(f"native library   missing: {machine['native_missing']}; {BENEFITS}")
     bandwidth = machine["bytes_per_second"]
     if bandwidth:
         lines.append(f"memory reads     {bandwidth / 1e9:.1f} GB/s with {machine['threads']} threads")
@@ -133,7 +135,11 @@ def _as_text(report: dict[str, Any]) -> str:
         lines.append(
             f"floor            {report['floor_ms']:.2f} ms a step ({report['bytes_per_step'] / 1e6:.0f} MB read)"
         )
-    lines += [f"{name:16} cannot run it: {reason}" for name, reason in report["unavailable"].items()]
+    lines += [
+        f"{name:16} cannot run it: {reason}"
+        for name, reason in report["unavailable"].items()
+        if reason != machine["native_missing"]  # said above
+    ]
     return "\n".join([*lines, *_table(report["curves"])])
 
 

@@ -7,6 +7,7 @@
 //     the rest            nothing more
 // On other architectures these files compile to nothing and need no flags.
 
+#include "cpu_features.h"
 #include "kernels_inline.h"
 
 #include <cmath>
@@ -28,12 +29,13 @@ struct Isa {
 
 // The best first.
 const Isa* isas(int* count) {
+#if defined(__x86_64__)
+    const CpuFeatures cpu = features_of(read_cpu());
+#endif
     static const Isa table[] = {
 #if defined(__x86_64__)
-        {"avx512vnni", matmul_avx512, quantise_avx2,
-         __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")},
-        {"avx2", matmul_avx2, quantise_avx2, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")},
+        {"avx512vnni", matmul_avx512, quantise_avx2, cpu.runs_avx512_files()},
+        {"avx2", matmul_avx2, quantise_avx2, cpu.runs_avx2_files()},
 #elif defined(__aarch64__) && defined(__linux__)
         {"neon", matmul_neon, quantise_portable, (getauxval(AT_HWCAP) & (1ul << 20)) != 0},  // HWCAP_ASIMDDP: dot products
 #elif defined(__aarch64__) && defined(__APPLE__)

@@ -1,5 +1,6 @@
 // Tests of packing, quantising and every kernel this machine can run, and (with `bench`) their times.
 
+#include "../cpu_features.h"
 #include "../kernels_inline.h"
 
 #include <algorithm>
@@ -55,8 +56,9 @@ struct IsaUnderTest {
 std::vector<IsaUnderTest> usable_isas() {
     std::vector<IsaUnderTest> out{{"portable", matmul_portable, quantise_portable}};
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) out.push_back({"avx2", matmul_avx2, quantise_avx2});
-    if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) out.push_back({"avx512vnni", matmul_avx512, quantise_avx2});
+    const CpuFeatures cpu = features_of(read_cpu());
+    if (cpu.runs_avx2_files()) out.push_back({"avx2", matmul_avx2, quantise_avx2});
+    if (cpu.runs_avx512_files()) out.push_back({"avx512vnni", matmul_avx512, quantise_avx2});
 #elif defined(__aarch64__)
     out.push_back({"neon", matmul_neon, quantise_portable});
 #endif
