@@ -96,7 +96,8 @@ class WatchedLock:
 
 
 def test_closing_waits_for_a_step_before_it_saves_the_costs(llm, monkeypatch):
-    is_stepping, has_begun, wants_to_close, has_closed, saved_during_step = Event(), Event(), Event(), Event(), []
+    is_stepping, has_begun, wants_to_close, has_closed = Event(), Event(), Event(), Event()
+    saved_during_step = list[bool]()
     step, stream, closer = llm.engine.step, llm.stream("abc", GREEDY), current_thread()
 
     def slow_step():
@@ -109,6 +110,10 @@ def test_closing_waits_for_a_step_before_it_saves_the_costs(llm, monkeypatch):
         finally:
             is_stepping.clear()
 
+    def on_wait():
+        if current_thread() is closer:
+            wants_to_close.set()
+
     def keep_costs():
         saved_during_step.append(is_stepping.is_set())
         wants_to_close.set()
@@ -120,7 +125,7 @@ def test_closing_waits_for_a_step_before_it_saves_the_costs(llm, monkeypatch):
 
     monkeypatch.setattr(llm.engine, "step", slow_step)
     monkeypatch.setattr(llm.engine, "keep_costs", keep_costs)
-    watched = WatchedLock(stream._driver._lock, lambda: current_thread() is closer and wants_to_close.set())
+    watched = WatchedLock(stream._driver._lock, on_wait)
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read)
         assert has_begun.wait(60)
