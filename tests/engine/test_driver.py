@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier, Event
-from time import sleep
+from contextlib import AbstractContextManager
+from threading import Barrier, Event, current_thread
+from typing import Any
 
 import pytest
 
@@ -109,25 +110,57 @@ def test_a_thread_may_drop_a_stream_while_another_reads(llm):
     assert is_clean(llm)
 
 
+class WatchedLock:
+    """A lock that runs `on_wait` in each thread that is about to take it."""
+
+    def __init__(self, lock: AbstractContextManager[Any], on_wait: Callable[[], None]) -> None:
+        self._lock, self._on_wait = lock, on_wait
+
+    def __enter__(self) -> None:
+        self._on_wait()
+        self._lock.__enter__()
+
+    def __exit__(self, *details: Any) -> None:
+        self._lock.__exit__(*details)
+
+
 def test_closing_waits_for_a_step_before_it_saves_the_costs(llm, monkeypatch):
-    is_stepping, has_begun, saved_during_step = Event(), Event(), []
-    step = llm.engine.step
+    is_stepping, has_begun, wants_to_close, has_closed = Event(), Event(), Event(), Event()
+    saved_during_step = list[bool]()
+    step, stream, closer = llm.engine.step, llm.stream("abc", GREEDY), current_thread()
 
     def slow_step():
+        """Lasts until the other thread waits for its end, or saves without waiting."""
         is_stepping.set()
         has_begun.set()
-        sleep(0.05)
+        assert wants_to_close.wait(60)
         try:
             return step()
         finally:
             is_stepping.clear()
 
+    def on_wait():
+        if current_thread() is closer:
+            wants_to_close.set()
+
+    def keep_costs():
+        saved_during_step.append(is_stepping.is_set())
+        wants_to_close.set()
+
+    def read():
+        next(stream)
+        assert has_closed.wait(60)
+        return list(stream)
+
     monkeypatch.setattr(llm.engine, "step", slow_step)
-    monkeypatch.setattr(llm.engine, "keep_costs", lambda: saved_during_step.append(is_stepping.is_set()))
+    monkeypatch.setattr(llm.engine, "keep_costs", keep_costs)
+    watched = WatchedLock(stream._driver._lock, on_wait)
     with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(list, llm.stream("abc", GREEDY))
-        has_begun.wait(10)
+        reading = pool.submit(read)
+        assert has_begun.wait(60)
+        monkeypatch.setattr(stream._driver, "_lock", watched)
         llm.close()
+        has_closed.set()
         with pytest.raises(UsageError, match="closed"):
             reading.result(timeout=60)
     llm.close()

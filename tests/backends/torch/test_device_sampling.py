@@ -313,10 +313,11 @@ def test_masks_equal_the_hosts_to_the_bit() -> None:
 
 
 def draws(weights: Sequence[float], seed: int, num_draws: int, **features: Any) -> NDArray[np.int64]:
-    logits = torch.tensor([weights], dtype=torch.float64).log().float().expand(num_draws, -1)
-    params = RowParams.of([SamplingParams(**features)] * num_draws)
-    seeds = torch.full((num_draws,), seed)
-    return np.asarray(draw(logits, params, seeds, torch.arange(num_draws)).numpy())
+    logits, found = torch.tensor([weights], dtype=torch.float64).log().float(), list[torch.Tensor]()
+    for positions in torch.arange(num_draws).split(1000):  # a step's arrays stay in the CPU's cache
+        params, seeds = RowParams.of([SamplingParams(**features)] * len(positions)), torch.full_like(positions, seed)
+        found.append(draw(logits.expand(len(positions), -1), params, seeds, positions))
+    return np.asarray(torch.cat(found).numpy())
 
 
 @pytest.mark.parametrize(

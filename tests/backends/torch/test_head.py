@@ -140,7 +140,7 @@ def test_speculation_with_a_head_changes_nothing(tmp_path: Path, params: dict[st
     texts = [[5] * 40 + [i, 7, i] for i in range(3)] + [[9 + i] * (3 + 30 * i) for i in range(3)]
     target = write_model(tmp_path / "target.gguf")
     head = write_head(tmp_path / "head.gguf", target)
-    options: dict[str, Any] = {"backend": "torch", "device": "cpu", "dtype": "float32"}
+    options: dict[str, Any] = {"backend": "torch", "device": "cpu", "dtype": "float32", "threads": 1}
 
     def outputs(**more: Any) -> tuple[list[list[int]], int]:
         with LLM(str(target), str(head), **options, **more) as llm:
