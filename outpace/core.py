@@ -43,6 +43,7 @@ class Request:
     predicted: Follower | None = None  # the text that the client expects, if it sent one
     matcher: Matcher | None = None  # of its structured output; the shaper's
     tokens: list[int] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of prompt[1], prompt[2], ..., if asked for
     seq: int | None = None  # the cache sequence held while running
     num_computed: int = 0  # leading tokens whose keys and values are in the target's cache
     finish_reason: FinishReason | None = None
@@ -71,6 +72,24 @@ class Request:
     def is_decoding(self) -> bool:
         num_tokens = len(self.tokens)
         return num_tokens - self.num_computed == 1 and num_tokens > len(self.prompt)
+
+    @property
+    def num_unscored(self) -> int:
+        """Prompt tokens whose log-probabilities were asked for and are not known yet; the first token has none."""
+        if self.params.prompt_logprobs is None:
+            return 0
+        return len(self.prompt) - 1 - len(self.prompt_logprobs)
+
+    @property
+    def num_shareable(self) -> int:
+        """Leading tokens that may come from another sequence's cache. The logits of all later tokens are needed: of the
+        last token for the output, and of every token that precedes an unscored one."""
+        return len(self.prompt_logprobs) if self.num_unscored else len(self.tokens) - 1
+
+    @property
+    def has_output(self) -> bool:
+        """False: only the prompt is scored."""
+        return self.max_length > len(self.prompt)
 
     @property
     def max_useful_depth(self) -> int:
@@ -163,13 +182,15 @@ class Case:
 class Row:
     """One sequence's tokens in a step, at positions start, start+1, ...; rows may differ in length.
 
-    Logits are needed for the last `num_logits` tokens: 0 inside a prompt, depth + 1 for a draft.
+    Logits are needed for the last `num_logits` tokens: 0 inside a prompt, depth + 1 for a draft. The first `num_scored`
+    of them score prompt tokens; the others, if any, are for the row's case.
     """
 
     seq: int
     start: int
     tokens: Sequence[int]
     num_logits: int
+    num_scored: int = 0
 
 
 @dataclass(slots=True)
@@ -181,6 +202,19 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         return sum([len(row.tokens) for row in self.rows])
+
+    @property
+    def num_scored(self) -> int:
+        return sum([row.num_scored for row in self.rows])
+
+    def lines_of_cases(self) -> list[int]:
+        """Of the requested logits, the lines that do not score a prompt."""
+        lines: list[int] = []
+        at = 0
+        for row in self.rows:
+            lines += range(at + row.num_scored, at + row.num_logits)
+            at += row.num_logits
+        return lines
 
 
 @dataclass(slots=True)
@@ -225,7 +259,7 @@ class StepStats:
     forward_seconds: float = 0.0
     verify_seconds: float = 0.0
     hidden_seconds: float = 0.0  # the pass ran this long while the host did other work, which thus cost no time
-    had_one_time_work: bool = False  # one-time work, such as a graph capture, took part of the time
+    had_one_time_work: bool = False  # other work, such as a graph capture or scoring a prompt, took part of the time
 
     def add_draft(self, method: str, verdict: Verdict) -> None:
         """Count the result of one decode row."""
@@ -269,6 +303,7 @@ class TokenLogprob:
     token_id: int
     logprob: float
     top: list[tuple[int, float]]  # the most likely tokens, best first
+    rank: int  # 1 for the likeliest token; tokens of equal probability share a rank
 
 
 @dataclass(slots=True)
@@ -329,3 +364,4 @@ class RequestOutput:
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
+    prompt_logprobs: list[TokenLogprob | None] | None = None  # one per prompt token, if asked for; the first has none

@@ -10,7 +10,7 @@ from typing import Any
 
 from outpace import backends
 from outpace.config import EngineConfig, Method, SamplingParams, SpeculationMode
-from outpace.core import CompletionOutput, Delta, Request, RequestOutput, Timing, ToolCall
+from outpace.core import CompletionOutput, Delta, Request, RequestOutput, Timing, TokenLogprob, ToolCall
 from outpace.decoding.constraints import Constraint
 from outpace.decoding.randomness import child_seed
 from outpace.engine.driver import Driver, Stream
@@ -223,7 +223,7 @@ class LLM:
             for delta in stream:
                 bar.add(delta)
         return [
-            RequestOutput(text, list(tokens), [completion(r, i) for i, r in enumerate(group)])
+            RequestOutput(text, list(tokens), [completion(r, i) for i, r in enumerate(group)], prompt_scores(group[0]))
             for text, tokens, group in zip(texts, encoded, groups, strict=True)
         ]
 
@@ -285,6 +285,11 @@ def completion(request: Request, index: int = 0) -> CompletionOutput:
             total=None if request.finished_at is None else request.finished_at - began,
         ),
     )
+
+
+def prompt_scores(request: Request) -> list[TokenLogprob | None] | None:
+    """The log-probabilities of the prompt, one per token; None if they were not asked for."""
+    return None if request.params.prompt_logprobs is None else [None, *request.prompt_logprobs]
 
 
 def _separate_calls(output: CompletionOutput, use: ToolUse) -> None:

@@ -27,6 +27,14 @@ class Capacity:
     max_step_tokens: int  # one forward pass
 
 
+_SCORING_BYTES = 64 << 20
+
+
+def max_scored_tokens(vocab_size: int) -> int:
+    """Prompt tokens whose log-probabilities one step computes: each needs a row of logits, and memory is limited."""
+    return max(1, _SCORING_BYTES // (4 * vocab_size))
+
+
 class Verifier(Protocol):
     """Turns logits into tokens: draft tokens, and the verdicts on all drafts of a step.
 
@@ -78,7 +86,8 @@ class StepExecutor(Protocol):
     def __call__(
         self, plan: StepPlan, cases: Sequence[Case], meanwhile: Callable[[], None] | None = None
     ) -> StepResult:  # fmt: skip
-        """`cases` are the rows of the plan with logits, in plan order; without cases the step is only run.
+        """`cases` are the rows of the plan with logits, in plan order, unless these only score a prompt; without cases
+        the step is only run.
 
         `meanwhile` is host work to do while the device is busy. An executor may skip it.
         """

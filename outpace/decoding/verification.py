@@ -80,7 +80,8 @@ class HostExecutor:
         begin = perf_counter()
         logits = self._runner.forward(plan)
         seconds = perf_counter() - begin
-        return StepResult(logits, self.verifier.verify(cases, logits) if cases else [], seconds)
+        of_cases = logits[plan.lines_of_cases()] if plan.num_scored else logits
+        return StepResult(logits, self.verifier.verify(cases, of_cases) if cases else [], seconds)
 
 
 class _Rows:

@@ -69,6 +69,10 @@ def wrong_fields(rng: Random) -> tuple[str, bytes]:
         body["speculation"] = {rng.choice(list(SpeculationFields.model_fields)): any_value(rng)}
     if "prediction" in kind.model_fields and rng.random() < 0.2:
         body["prediction"] = {"type": "content", "content": any_value(rng)}
+    if "prompt_logprobs" in kind.model_fields and rng.random() < 0.2:
+        body["prompt_logprobs"] = rng.choice((0, 1, 20, any_value(rng)))
+    if "echo" in kind.model_fields and rng.random() < 0.2:
+        body |= {"echo": True, "logprobs": rng.choice((0, 20)), "max_tokens": rng.choice((0, 0, 8, any_value(rng)))}
     if "guided_json" in kind.model_fields and rng.random() < 0.2:
         body |= wrong_form(rng)
     if "messages" in body and rng.random() < 0.3:

@@ -54,8 +54,10 @@ def make_acceptable(body: dict[str, Any]) -> None:
     body.pop("model", None)
     for name in ("max_tokens", "max_completion_tokens"):
         if body.get(name) is not None:
-            body[name] = body[name] % 8 + 1
-    if not body.get("stream"):
+            body[name] = body[name] % 8 + (not body.get("echo"))
+    if body.get("stream"):
+        body.pop("prompt_logprobs", None)
+    else:
         body.pop("stream_options", None)
     for message in body.get("messages") or []:
         message["content"] = str(message.get("content"))

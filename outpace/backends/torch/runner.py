@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.backends.base import Capabilities, Capacity, DraftTask, LoadedModel, Runner, Tokenizer
+from outpace.backends.base import Capabilities, Capacity, DraftTask, LoadedModel, Runner, Tokenizer, max_scored_tokens
 from outpace.backends.torch.device import (
     MemoryPlan,
     TorchOptions,
@@ -95,7 +95,8 @@ class TorchModel:
         # Workspace of the largest step: a few copies of its widest activations, and float32 logits. Graphs keep theirs.
         widest = 2 * c.hidden + c.q_size + 2 * c.kv_size + 4 * c.width
         captured = num_captured_tokens(capacity.max_sequences) if self.device.type == "cuda" else 0
-        num_logits = capacity.max_sequences + captured
+        num_scored = min(max_scored_tokens(c.vocab_size), capacity.max_step_tokens)
+        num_logits = capacity.max_sequences + captured + num_scored
         num_tokens = (2 if captured else 1) * capacity.max_step_tokens  # graphs have their own activations
         workspace = num_tokens * widest * size + num_logits * c.vocab_size * 4
         head_weights = self._head.num_parameters if self._head is not None else 0
