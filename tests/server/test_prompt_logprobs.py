@@ -192,3 +192,12 @@ def test_a_client_that_leaves_ends_its_scoring():
             urllib.request.urlopen(request, timeout=0.05)
         wait_until(lambda: not server.async_engine.num_open and not server.engine.has_requests)
         server.check_clean()
+
+
+def test_a_harness_finds_what_it_needs_of_the_tokenizer(server):
+    """lm-eval encodes with the server's tokenizer, and begins a text without context with the end token."""
+    status, found, _ = server.get("/tokenizer_info")
+    template = ByteTokenizer.chat_template
+    assert (status, found) == (200, {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template})
+    _, encoded, _ = server.post("/tokenize", {"prompt": found["eos_token"], "add_special_tokens": False})
+    assert encoded["tokens"] == [EOS]

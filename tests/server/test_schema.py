@@ -38,7 +38,7 @@ def test_no_request_breaks_the_server():
     with live(engine, ByteTokenizer(), 256, max_output_tokens=8) as server:
         schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
         operations: list[Any] = [result.ok() for result in schema.get_all_operations()]  # type: ignore[union-attr]
-        assert len(operations) == 9
+        assert len(operations) == 10
         for operation, mode in product(operations, MODES):
             if mode is GenerationMode.NEGATIVE and operation.method == "get":
                 continue  # no body that could be invalid
