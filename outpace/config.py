@@ -19,6 +19,7 @@ from outpace.structured import StructuredOutput
 SpeculationMode = Literal["auto", "off", "on"]
 Method = Literal["none", "grammar", "ngram", "suffix", "prediction", "draft", "head"]
 Acceptance = Literal["exact", "rejection", "block", "typical", "threshold"]
+Pooling = Literal["last", "mean"]
 Workload = Literal["code", "json", "narrative", "chat"]
 BackendName = Literal["auto", "native", "llamacpp", "torch"]
 DeviceName = Literal["auto", "cuda", "cpu"]
@@ -173,6 +174,9 @@ class SamplingParams:
     include_stop_str_in_output: bool = False  # the text ends with the stop string or stop token
     logprobs: int | None = None  # how many alternatives to report per token; None: no logprobs
     prompt_logprobs: int | None = None  # the same for the tokens of the prompt
+    pooling: Pooling | None = None
+    """The output is an embedding of the prompt, made of its last hidden states: that of the last token, or the mean of
+    all. `max_tokens` must be 0."""
     visible_tokens: Sequence[int] = ()  # control tokens whose text is part of the output
     structured: StructuredOutput | None = None  # the form that the output must have
     prediction: str | None = None
@@ -214,10 +218,14 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _check_int(name, getattr(self, name), 0, 100, meaning=" alternatives")
-        if self.prompt_logprobs is None:
-            _check_int("max_tokens", self.max_tokens, 1)
-        else:
-            _check_int("max_tokens", self.max_tokens, 0)  # 0: only the prompt is scored
+        if self.pooling is not None:
+            _check_choice("pooling", self.pooling, Pooling)
+            _check(
+                self.max_tokens == 0 and self.prompt_logprobs is None,
+                "a request with pooling has no answer and no prompt_logprobs; set max_tokens=0 and leave those out",
+            )
+        # 0: only the prompt is scored or embedded
+        _check_int("max_tokens", self.max_tokens, 1 if self.prompt_logprobs is None and self.pooling is None else 0)
         _check_int("min_tokens", self.min_tokens, 0)
         _check(
             self.min_tokens <= self.max_tokens,

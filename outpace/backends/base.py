@@ -139,12 +139,21 @@ class Head(Protocol):
         ...
 
 
+class States(Protocol):
+    def __call__(self, begin: int, end: int) -> NDArray[np.float32]:
+        """Hidden states after the final norm, [end - begin, width], of these lines of the latest step's logits; a copy.
+        The step's plan must have `needs_states`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     can_rewind: bool  # truncate to any length; without it there is no speculation and no prefix sharing
     exact_to_the_bit: bool = False  # logits do not depend on the batch or on the split into steps
     verifier: Verifier | None = None  # verifies drafts faster than numpy on the host
     executor: StepExecutor | None = None  # runs steps and verifies them where the logits are
+    states: States | None = None  # gives hidden states, for embeddings
+    state_width: int = 0  # of those
     head: Head | None = None  # drafts from this model's hidden states
     drafter: Drafter | None = None  # drafts all tokens of a draft in one call
     follow: Callable[[Runner], None] | None = None  # starts to verify that runner's drafts early

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from outpace.backends.base import Capacity, LoadedModel, StepResult, max_scored_tokens
 from outpace.config import ResolvedConfig, SamplingParams
-from outpace.core import Case, Delta, Draft, Request, Row, StepPlan, StepStats, Verdict
+from outpace.core import Case, Delta, Draft, Pooled, Request, Row, StepPlan, StepStats, Verdict
 from outpace.decoding.bad_words import as_token_ids
 from outpace.decoding.constraints import Constraint, Constraints
 from outpace.decoding.randomness import child_seed
@@ -127,6 +127,11 @@ class Engine:
         return self._runner.capacity
 
     @property
+    def embedding_width(self) -> int:
+        """0 if this backend makes no embeddings."""
+        return self._runner.capabilities.state_width
+
+    @property
     def max_running(self) -> int:
         return self._config.max_sequences
 
@@ -201,6 +206,7 @@ class Engine:
             writer=OutputWriter(self._tokenizer, params, stop_ids),
             max_length=min(len(prompt) + params.max_tokens, self._config.max_context),
             may_speculate=self._may_speculate(params),
+            pooled=None if params.pooling is None else Pooled(),
             submitted_at=perf_counter(),
         )
 
@@ -364,7 +370,10 @@ class Engine:
         at = 0
         for turn, row in zip(turns, plan.rows, strict=True):
             request = turn.work.request
-            if row.num_scored:
+            if row.num_scored and request.pooled is not None:
+                assert self._runner.capabilities.states is not None
+                request.pooled.add(self._runner.capabilities.states(at, at + row.num_scored))
+            elif row.num_scored:
                 self._score(request, row, result.logits[at : at + row.num_scored])
             if turn.work.emits:
                 wants_logprobs = request.params.logprobs is not None
@@ -390,8 +399,8 @@ class Engine:
         request.prompt_logprobs += [token_logprob(logits[i], token, num_top) for i, token in enumerate(tokens)]
 
     def _end_scored(self, request: Request, stats: StepStats) -> Delta:
-        """End a request that asked only for the log-probabilities of its prompt."""
-        request.finish_reason = "length"
+        """End a request that asked only for the log-probabilities or the embedding of its prompt."""
+        request.finish_reason = "length" if request.pooled is None else "stop"
         request.writer.finish()
         stats.num_finished += 1
         self._end(request, keep_prefix=True)
@@ -495,6 +504,10 @@ class Engine:
             for token in ids:
                 if not 0 <= token < vocab_size:
                     raise UsageError(f"token {token} in {name} is not in the vocabulary of {vocab_size} tokens")
+        if params.pooling is not None and self._runner.capabilities.states is None:
+            raise UsageError(
+                "this backend gives no hidden states, so it makes no embeddings; use the native or the torch backend"
+            )
         method = params.speculation.method
         if method not in (None, "none") and method not in self._proposers:
             raise UsageError(
@@ -506,6 +519,7 @@ def _plan(turns: Sequence[_Turn]) -> tuple[StepPlan, list[Case]]:
     """What the target computes, and the rows to verify or sample."""
     drafts = [turn.draft for turn in turns]
     plan = StepPlan([_row(turn.work, draft) for turn, draft in zip(turns, drafts, strict=True)])
+    plan.needs_states = any(turn.work.request.pooled is not None for turn in turns)
     cases = [Case(turn.work.request, draft) for turn, draft in zip(turns, drafts, strict=True) if turn.work.emits]
     return plan, cases
 
@@ -515,9 +529,12 @@ def _row(work: Work, draft: Draft | None) -> Row:
     assert request.seq is not None
     tokens = request.tokens[start : start + work.num_tokens]
     if not work.emits:
-        # Logits are those of a row's last tokens. At the end of a prompt without output, the last line is not used.
-        num_logits = work.num_scored + 1 if work.num_scored and work.completes else work.num_scored
-        return Row(request.seq, start, tokens, num_logits, num_logits)
+        num_lines = work.num_scored
+        if work.completes and request.params.pooling == "last":
+            num_lines = 1
+        elif work.completes and request.pooled is None and num_lines:
+            num_lines += 1  # lines are those of a row's last tokens; that of a prompt's last token is not used
+        return Row(request.seq, start, tokens, num_lines, num_lines)
     if draft is None:
         return Row(request.seq, start, tokens, 1 + work.num_scored, work.num_scored)
     return Row(request.seq, start, tokens + draft.tokens, 1 + len(draft.tokens))

@@ -29,7 +29,7 @@ class Work:
     num_tokens: int
     completes: bool
     is_decoding: bool  # its only pending token is one that it emitted
-    num_scored: int = 0  # of these tokens, how many give the log-probability of the next prompt token
+    num_scored: int = 0  # of these tokens, how many score the next prompt token, or add their state to an embedding
 
     @property
     def emits(self) -> bool:
@@ -173,7 +173,7 @@ class Scheduler:
 
     def _num_before_scoring(self, request: Request) -> int:
         """Pending tokens of a preempted request that need no logits: what follows them was scored before."""
-        return max(0, len(request.prompt_logprobs) - request.num_computed)
+        return max(0, request.num_scored - request.num_computed)
 
     def _preempt(self, request: Request) -> None:
         assert request.seq is not None

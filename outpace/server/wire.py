@@ -26,7 +26,7 @@ from outpace.server.tools import ToolChoice, Tools
 from outpace.server.vllm_fields import TemplateFields, VllmFields
 
 _FAIL_FAST = Field(fail_fast=True)
-_MANY = Field(fail_fast=True, min_length=1, max_length=1 << 16)
+MANY = Field(fail_fast=True, min_length=1, max_length=1 << 16)
 Tokens = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], _FAIL_FAST]
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -228,7 +228,7 @@ class PredictedContent(Body):
 
 
 class CompletionRequest(SamplingFields):
-    prompt: str | Tokens | Annotated[list[str], _MANY] | Annotated[list[Tokens], _MANY]
+    prompt: str | Tokens | Annotated[list[str], MANY] | Annotated[list[Tokens], MANY]
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool | None = False
     suffix: Literal[""] | None = Field(None, description="Filling in the middle is not supported.")
@@ -249,8 +249,7 @@ class CompletionRequest(SamplingFields):
         return max((number for number in wanted if number is not None), default=None)
 
     def prompts(self) -> list[str | list[int]]:
-        several: list[Any] = [self.prompt] if isinstance(self.prompt, str) else self.prompt
-        return [several] if not several or isinstance(several[0], int) else several
+        return given_prompts(self.prompt)
 
     def check(self) -> None:
         if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
@@ -275,6 +274,12 @@ class TokenizeRequest(TemplateFields, Body):
 class DetokenizeRequest(Body):
     model: str | None = None
     tokens: Tokens
+
+
+def given_prompts(given: Any) -> list[str | list[int]]:
+    """The prompts of a field that holds one or several, as texts or as token ids."""
+    several: list[Any] = [given] if isinstance(given, str) else given
+    return [several] if not several or isinstance(several[0], int) else several
 
 
 def _bias(given: dict[str, float] | None) -> dict[int, float] | None:

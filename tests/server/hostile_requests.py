@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from outpace.server.embeddings import EmbeddingRequest
 from outpace.server.wire import ChatRequest, CompletionRequest, DetokenizeRequest, SpeculationFields, TokenizeRequest
 from tests.schemas import SchemaMaker
 
@@ -21,6 +22,7 @@ ENDPOINTS: dict[str, tuple[type[BaseModel], Fields]] = {
     "/v1/completions": (CompletionRequest, {"prompt": "ab", **_SHORT}),
     "/v1/chat/completions": (ChatRequest, {"messages": _QUESTION, **_SHORT}),
     "/v1/chat/completions?tools": (ChatRequest, {"messages": _QUESTION, "tools": [_TOOL], **_SHORT}),
+    "/v1/embeddings": (EmbeddingRequest, {"input": ["ab", "c"]}),
     "/tokenize": (TokenizeRequest, {"prompt": "ab"}),
     "/detokenize": (DetokenizeRequest, {"tokens": [97, 98]}),
 }

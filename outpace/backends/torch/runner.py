@@ -156,6 +156,8 @@ class TorchRunner:
             drafter=self.draft,
             follow=self.follow,
             num_prepared=self.num_prepared,
+            states=self.states,
+            state_width=config.width,
             captured=LARGEST_BUCKET if embedding.is_cuda else None,
         )
         self.vocab_size = config.vocab_size
@@ -170,6 +172,7 @@ class TorchRunner:
         self._open: set[int] = set()
         self._graphs: Graphs | None = Graphs(model, self.caches, self._table_width, capacity.max_sequences)
         self._head: TorchHead | None = None
+        self._states: Tensor | None = None  # of the latest step, if its plan needed them
         self._taps: TapStore | None = None
         self._head_pages: Tensor | None = None
 
@@ -244,7 +247,9 @@ class TorchRunner:
         """Start a step; pages are reserved. `drafted` [depth, rows]: the tokens rows feed after their first."""
         graphs = self.check_open()
         num_logits = sum([row.num_logits for row in plan.rows])
-        bucket = graphs.find(plan)
+        # Graphs have no outputs for states, and reuse their memory.
+        bucket = None if plan.needs_states else graphs.find(plan)
+        self._states = None
         if bucket is not None:
             self.fill(bucket.host, plan)
             bucket.launch(drafted)
@@ -259,9 +264,17 @@ class TorchRunner:
             for i, row in enumerate(plan.rows):
                 begin, count = int(host.begins[i]), len(row.tokens) - 1
                 step.tokens[begin + 1 : begin + 1 + count] = drafted[:count, i]
-        logits = self.model.forward(step, self.caches)
+        states: list[Tensor] | None = [] if plan.needs_states else None
+        logits = self.model.forward(step, self.caches, states=states)
+        self._states = states[0] if states else None
         everything = torch.arange(num_logits, device=self.device)
         return Launched(logits, np.arange(num_logits), everything, lambda mode: Draws(logits, mode, None), None)
+
+    def states(self, begin: int, end: int) -> NDArray[np.float32]:
+        if self._states is None:
+            raise RuntimeError("the states of this step were not kept, because its plan did not need them")
+        found: NDArray[np.float32] = self._states[begin:end].float().cpu().numpy()
+        return found
 
     def fill(self, host: HostStep, plan: StepPlan) -> None:
         """Write a plan into a step's buffer, which may be larger than the plan needs."""
