@@ -45,8 +45,8 @@ def expected(path: Path, tokens: list[int], pooling: Pooling) -> NDArray[np.floa
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 def test_embeddings_are_those_of_the_numpy_reference(llm, path, pooling):
     prompts = [random_tokens(n, seed=n) for n in (1, 30, 150)]
-    found = llm.embed(prompts, pooling=pooling)
-    for prompt, each in zip(prompts, found, strict=True):
+    together, alone = llm.embed(prompts, pooling=pooling), [llm.embed(prompt, pooling=pooling)[0] for prompt in prompts]
+    for prompt, each in [*zip(prompts, together, strict=True), *zip(prompts, alone, strict=True)]:
         np.testing.assert_allclose(each, expected(path, prompt, pooling), atol=2e-3)
         assert abs(np.linalg.norm(each) - 1) < 1e-6
 
