@@ -465,7 +465,9 @@ def counted(method: Callable[..., Any], name: str, count: Counter[str]) -> Calla
     return wrapped
 
 
-def stream_of_requests(folder: Path, draft: Path | None = None, *, with_scores: bool = False) -> list[list[int]]:
+def stream_of_requests(
+    folder: Path, draft: Path | None = None, *, count: int = 12, with_scores: bool = False
+) -> list[list[int]]:
     """Some greedy, some sampled, of different lengths, a new one every few steps; two use drafts, or all.
 
     `with_scores`: prompts are scored beside them, and must have the scores that they have alone.
@@ -496,12 +498,12 @@ def stream_of_requests(folder: Path, draft: Path | None = None, *, with_scores: 
     ]
     requests: list[Request] = []
     scored: list[Request] = []
-    for i in range(160):
+    for i in range(12 * count + 16):
         if with_scores and i % 12 == 6:
             engine.scheduler._max_scored_tokens = 9
             params = SamplingParams(max_tokens=i // 12 % 2, temperature=0.0, prompt_logprobs=0)
             scored.append(engine.submit(random_tokens(20, seed=77), params))
-        if i % 12 == 0 and len(requests) < 12:
+        if i % 12 == 0 and len(requests) < count:
             params = SamplingParams(max_tokens=9 + 5 * len(requests), ignore_eos=True, **features[len(requests) % 6])
             requests.append(engine.submit(random_tokens(3 + 7 * len(requests), seed=len(requests)), params))
         engine.step()
@@ -521,7 +523,7 @@ def stream_of_requests(folder: Path, draft: Path | None = None, *, with_scores: 
 def test_prompts_scored_beside_steps_begun_early_change_nothing(tiny, damaged, has_draft, monkeypatch):
     monkeypatch.setattr(EarlyStart, "is_worth", lambda *_: True)
     draft = damaged if has_draft else None
-    assert stream_of_requests(tiny, draft, with_scores=True) == stream_of_requests(tiny, draft)
+    assert stream_of_requests(tiny, draft, count=4, with_scores=True) == stream_of_requests(tiny, draft, count=4)
 
 
 def test_logprobs_are_there_where_asked_for(tiny):
