@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.core import Case, MeasuredAcceptance, Request, Row, StepPlan, Verdict
+from outpace.core import Case, MeasuredAcceptance, Request, Row, StepPlan, TokenLogprob, Verdict
 
 if TYPE_CHECKING:
     from outpace.models.special_tokens import SpecialTokens
@@ -139,6 +139,12 @@ class Head(Protocol):
         ...
 
 
+class Scorer(Protocol):
+    def __call__(self, logits: Logits, begin: int, tokens: Sequence[int], num_top: int) -> list[TokenLogprob]:
+        """Log-probabilities of tokens: line begin + i of the latest step's logits precedes tokens[i]."""
+        ...
+
+
 class States(Protocol):
     def __call__(self, begin: int, end: int) -> NDArray[np.float32]:
         """Hidden states after the final norm, [end - begin, width], of these lines of the latest step's logits; a copy.
@@ -152,6 +158,7 @@ class Capabilities:
     exact_to_the_bit: bool = False  # logits do not depend on the batch or on the split into steps
     verifier: Verifier | None = None  # verifies drafts faster than numpy on the host
     executor: StepExecutor | None = None  # runs steps and verifies them where the logits are
+    scorer: Scorer | None = None  # scores prompts faster than numpy on the host
     states: States | None = None  # gives hidden states, for embeddings
     state_width: int = 0  # of those
     head: Head | None = None  # drafts from this model's hidden states

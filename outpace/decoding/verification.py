@@ -15,9 +15,9 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.backends.base import Runner, StepExecutor, StepResult, Verifier
+from outpace.backends.base import Logits, Runner, StepExecutor, StepResult, Verifier
 from outpace.config import SamplingParams
-from outpace.core import Case, Draft, Request, StepPlan, Verdict
+from outpace.core import Case, Draft, Request, StepPlan, TokenLogprob, Verdict
 from outpace.decoding import acceptance, sampling
 from outpace.decoding.randomness import Purpose, key, uniform
 
@@ -67,6 +67,12 @@ class HostVerifier:
 def executor_of(runner: Runner) -> StepExecutor:
     """The backend's own executor, or one that verifies on the host."""
     return runner.capabilities.executor or HostExecutor(runner, runner.capabilities.verifier or HostVerifier())
+
+
+def host_scores(logits: Logits, begin: int, tokens: Sequence[int], num_top: int) -> list[TokenLogprob]:
+    """`Scorer` in numpy; used if a backend provides nothing faster."""
+    rows = logits[begin : begin + len(tokens)]
+    return [sampling.token_logprob(row, token, num_top) for row, token in zip(rows, tokens, strict=True)]
 
 
 class HostExecutor:

@@ -16,14 +16,14 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.backends.base import Capacity, LoadedModel, StepResult, max_scored_tokens
+from outpace.backends.base import Capacity, LoadedModel, Logits, StepResult, max_scored_tokens
 from outpace.config import ResolvedConfig, SamplingParams
 from outpace.core import Case, Delta, Draft, Pooled, Request, Row, StepPlan, StepStats, Verdict
 from outpace.decoding.bad_words import as_token_ids
 from outpace.decoding.constraints import Constraint, Constraints
 from outpace.decoding.randomness import child_seed
 from outpace.decoding.sampling import Shaper, token_logprob
-from outpace.decoding.verification import executor_of
+from outpace.decoding.verification import executor_of, host_scores
 from outpace.engine.collection import PausedCollection
 from outpace.engine.output import OutputWriter
 from outpace.engine.scheduler import Scheduler, Work
@@ -71,6 +71,7 @@ class Engine:
         self._tokenizer = target.tokenizer
         self.constraints = Constraints(target.tokenizer, target.runner.vocab_size)
         self._forward_and_verify = executor_of(target.runner)
+        self._scores = target.runner.capabilities.scorer or host_scores
         # With a runner that starts steps ahead, the host can learn while the device works. Others would wait for it.
         self._can_postpone = target.runner.capabilities.follow is not None
         models = [target] if draft is None else [target, draft]
@@ -374,7 +375,7 @@ class Engine:
                 assert self._runner.capabilities.states is not None
                 request.pooled.add(self._runner.capabilities.states(at, at + row.num_scored))
             elif row.num_scored:
-                self._score(request, row, result.logits[at : at + row.num_scored])
+                self._score(request, row, result.logits, at)
             if turn.work.emits:
                 wants_logprobs = request.params.logprobs is not None
                 logits = result.logits[at + row.num_scored : at + row.num_logits] if wants_logprobs else None
@@ -390,13 +391,13 @@ class Engine:
             at += row.num_logits
         return deltas, outcomes
 
-    def _score(self, request: Request, row: Row, logits: NDArray[np.float32]) -> None:
+    def _score(self, request: Request, row: Row, logits: Logits, begin: int) -> None:
         """Log-probabilities of prompt tokens: each is in the logits of the token before it. Only they are kept."""
         num_top, first = request.params.prompt_logprobs, len(request.prompt_logprobs) + 1
         assert num_top is not None and first - 1 == row.start + len(row.tokens) - row.num_logits
         tokens = request.prompt[first : first + row.num_scored]
         # All or none: after a failed step the prompt is computed again, and what is missing here is scored then.
-        request.prompt_logprobs += [token_logprob(logits[i], token, num_top) for i, token in enumerate(tokens)]
+        request.prompt_logprobs += self._scores(logits, begin, tokens, num_top)
 
     def _end_scored(self, request: Request, stats: StepStats) -> Delta:
         """End a request that asked only for the log-probabilities or the embedding of its prompt."""

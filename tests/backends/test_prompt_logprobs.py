@@ -15,6 +15,7 @@ from outpace import LLM, SamplingParams
 from outpace.backends.native.library import load_library
 from outpace.core import TokenLogprob
 from outpace.decoding.sampling import token_logprob
+from outpace.decoding.verification import host_scores
 from outpace.errors import BackendError
 from tests.numpy_reference import ReferenceModel
 from tests.tiny_gguf import VOCAB_SIZE, write_model
@@ -66,6 +67,21 @@ def test_prompt_logprobs_are_those_of_the_numpy_reference(llm, path):
         np.testing.assert_allclose([s.logprob for s in scores], [w.logprob for w in wanted], atol=ROUNDING)
         found, tops = ([[p for _, p in each.top] for each in several] for several in (scores, wanted))
         np.testing.assert_allclose(found, tops, atol=ROUNDING)
+
+
+def test_prompts_scored_on_the_device_have_the_same_scores(llm):
+    if llm.config.backend != "torch":
+        pytest.skip("only the torch backend has a device")
+    from outpace.backends.torch.execution.executor import score
+
+    prompt = random_tokens(70, seed=8)
+    on_host, llm.engine._scores = scores_of(llm, prompt), score
+    for number in (0, 3):
+        on_device = scores_of(llm, prompt, replace(SCORED, prompt_logprobs=number))
+        assert [each.rank for each in on_device] == [each.rank for each in on_host]
+        assert [[t for t, _ in each.top] for each in on_device] == [[t for t, _ in e.top[:number]] for e in on_host]
+        np.testing.assert_allclose([d.logprob for d in on_device], [h.logprob for h in on_host], atol=1e-5)
+    llm.engine._scores = host_scores
 
 
 def test_an_answer_read_as_a_prompt_has_the_logprobs_that_it_was_generated_with(llm):

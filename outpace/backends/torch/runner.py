@@ -27,7 +27,7 @@ from outpace.backends.torch.device import (
 from outpace.backends.torch.execution import staging
 from outpace.backends.torch.execution.ahead import Ahead
 from outpace.backends.torch.execution.drafting import WIDTHS
-from outpace.backends.torch.execution.executor import DeviceExecutor
+from outpace.backends.torch.execution.executor import DeviceExecutor, score
 from outpace.backends.torch.execution.graphs import LARGEST_BUCKET, Graphs, num_captured_tokens
 from outpace.backends.torch.execution.launched import Launched
 from outpace.backends.torch.execution.step import HostStep, StepShape, views
@@ -156,6 +156,7 @@ class TorchRunner:
             drafter=self.draft,
             follow=self.follow,
             num_prepared=self.num_prepared,
+            scorer=score if embedding.is_cuda else None,  # in the host's memory, numpy is as fast
             states=self.states,
             state_width=config.width,
             captured=LARGEST_BUCKET if embedding.is_cuda else None,

@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from outpace.backends.base import DraftTask, StepResult
+from outpace.backends.base import DraftTask, Logits, StepResult
 from outpace.backends.torch.execution.ahead import Ahead, needs_only_tokens
 from outpace.backends.torch.execution.ahead import begin as begin_ahead
 from outpace.backends.torch.execution.early_start import EarlyStart
 from outpace.backends.torch.execution.graphs import Bucket
 from outpace.backends.torch.execution.launched import DiscardedLogits, Launched
+from outpace.backends.torch.sampling import scoring
 from outpace.backends.torch.sampling import verifier as device_verifier
 from outpace.backends.torch.sampling.draws import Draws, Fetch, mode_for
-from outpace.core import Case, Request, StepPlan, Verdict
+from outpace.core import Case, Request, StepPlan, TokenLogprob, Verdict
 from outpace.decoding.acceptance import match_known
 
 if TYPE_CHECKING:
@@ -298,6 +299,12 @@ class DeviceExecutor:
         chain.draws.replay()
         lines = {row.seq: i for i, row in enumerate(plan.rows)}
         self._begun = _Begun(chain, lines, [row.start + 1 for row in plan.rows], chain.draws.fetch())
+
+
+def score(logits: Logits, begin: int, tokens: Sequence[int], num_top: int) -> list[TokenLogprob]:
+    """Score prompt tokens on the device."""
+    assert isinstance(logits, Launched)
+    return scoring.score(logits.some(range(begin, begin + len(tokens))), tokens, num_top)
 
 
 def _by_row(plan: StepPlan, cases: Sequence[Case]) -> dict[int, Case]:
