@@ -45,7 +45,7 @@ ERRORS: Responses = {
     503: {"model": ErrorReply, "description": "The server is shutting down, or its engine has stopped."},
     504: {"model": ErrorReply, "description": "The answer took too long."},
 }
-MAX_PROMPT_LOGPROBS = 1 << 19  # in one reply: about 60 MB, and half a second to write it
+MAX_PROMPT_LOGPROBS = 1 << 19  # in one reply: up to 40 MB, and a second of a worker thread to write it
 _STREAM: Responses = {200: {"content": {"text/event-stream": {}}}}
 router = APIRouter()
 
