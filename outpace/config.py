@@ -19,6 +19,7 @@ from outpace.structured import StructuredOutput
 SpeculationMode = Literal["auto", "off", "on"]
 Method = Literal["none", "grammar", "ngram", "suffix", "prediction", "draft", "head"]
 Acceptance = Literal["exact", "rejection", "block", "typical", "threshold"]
+Pooling = Literal["last", "mean"]
 Workload = Literal["code", "json", "narrative", "chat"]
 BackendName = Literal["auto", "native", "llamacpp", "torch"]
 DeviceName = Literal["auto", "cuda", "cpu"]
@@ -172,6 +173,10 @@ class SamplingParams:
     skip_special_tokens: bool = True  # the text has no control tokens
     include_stop_str_in_output: bool = False  # the text ends with the stop string or stop token
     logprobs: int | None = None  # how many alternatives to report per token; None: no logprobs
+    prompt_logprobs: int | None = None  # the same for the tokens of the prompt
+    pooling: Pooling | None = None
+    """The output is an embedding of the prompt, made of its last hidden states: that of the last token, or the mean of
+    all. `max_tokens` must be 0."""
     visible_tokens: Sequence[int] = ()  # control tokens whose text is part of the output
     structured: StructuredOutput | None = None  # the form that the output must have
     prediction: str | None = None
@@ -210,7 +215,17 @@ class SamplingParams:
         object.__setattr__(self, "visible_tokens", tuple(self.visible_tokens))
         for token in self.visible_tokens:
             _check_int("a visible token id", token, 0)
-        _check_int("max_tokens", self.max_tokens, 1)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _check_int(name, getattr(self, name), 0, 100, meaning=" alternatives")
+        if self.pooling is not None:
+            _check_choice("pooling", self.pooling, Pooling)
+            _check(
+                self.max_tokens == 0 and self.prompt_logprobs is None,
+                "a request with pooling has no answer and no prompt_logprobs; set max_tokens=0 and leave those out",
+            )
+        # 0: only the prompt is scored or embedded
+        _check_int("max_tokens", self.max_tokens, 1 if self.prompt_logprobs is None and self.pooling is None else 0)
         _check_int("min_tokens", self.min_tokens, 0)
         _check(
             self.min_tokens <= self.max_tokens,
@@ -231,8 +246,6 @@ class SamplingParams:
             )
         _check_kind("prediction", self.prediction, (str, type(None)), "a string")
         _check_kind("speculation", self.speculation, SpeculationParams, "a SpeculationParams")
-        if self.logprobs is not None:
-            _check_int("logprobs", self.logprobs, 0, 100, meaning=" alternatives")
 
     @property
     def is_greedy(self) -> bool:

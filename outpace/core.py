@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from outpace.speculation.proposers.prediction import Follower
 
     FloatRow = NDArray[np.float32]
+    FloatRows = NDArray[np.float32]
 
 FinishReason = Literal["stop", "length", "abort"]
 MIN_ESTIMATE_TOKENS = 32  # with fewer generated tokens, an estimated speedup is mostly measurement noise
@@ -44,6 +45,8 @@ class Request:
     predicted: Follower | None = None  # the text that the client expects, if it sent one
     matcher: Matcher | None = None  # of its structured output; the shaper's
     tokens: list[int] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of prompt[1], prompt[2], ..., if asked for
+    pooled: Pooled | None = None  # if the request is for an embedding
     seq: int | None = None  # the cache sequence held while running
     num_computed: int = 0  # leading tokens whose keys and values are in the target's cache
     finish_reason: FinishReason | None = None
@@ -74,10 +77,56 @@ class Request:
         return num_tokens - self.num_computed == 1 and num_tokens > len(self.prompt)
 
     @property
+    def num_unscored(self) -> int:
+        """Prompt tokens whose log-probabilities or hidden states were asked for and are not known yet. The first token
+        has no log-probability."""
+        if self.pooled is not None:
+            return len(self.prompt) - self.pooled.num_tokens if self.params.pooling == "mean" else 0
+        if self.params.prompt_logprobs is None:
+            return 0
+        return len(self.prompt) - 1 - len(self.prompt_logprobs)
+
+    @property
+    def num_scored(self) -> int:
+        """Leading tokens that are not needed again for `num_unscored`."""
+        return len(self.prompt_logprobs) if self.pooled is None else self.pooled.num_tokens
+
+    @property
+    def num_shareable(self) -> int:
+        """Leading tokens that may come from another sequence's cache. The logits of all later tokens are needed: of the
+        last token for the output, and of every token that precedes an unscored one."""
+        return self.num_scored if self.num_unscored else len(self.tokens) - 1
+
+    @property
+    def has_output(self) -> bool:
+        """False: only the prompt is scored or embedded."""
+        return self.max_length > len(self.prompt)
+
+    @property
     def max_useful_depth(self) -> int:
         """The largest depth worth drafting: a step emits up to depth + 1 tokens, and no more than max_length allows."""
         left = self.max_length - len(self.tokens) - 1
         return left if left > 0 else 0
+
+
+@dataclass(slots=True)
+class Pooled:
+    """The sum of the hidden states of a prompt's first tokens."""
+
+    num_tokens: int = 0
+    total: NDArray[np.float64] | None = None
+
+    def add(self, states: FloatRows) -> None:
+        """`states` [tokens, width]: those of the next tokens. They are added one by one, in the same order always."""
+        for state in states.astype("float64"):
+            self.total = state if self.total is None else self.total + state
+            self.num_tokens += 1
+
+    def embedding(self) -> FloatRow:
+        """The sum with length 1; of a mean the direction is the same."""
+        assert self.total is not None
+        length = float((self.total * self.total).sum()) ** 0.5
+        return (self.total / (length or 1.0)).astype("float32")
 
 
 @dataclass(slots=True)
@@ -181,13 +230,15 @@ class Case:
 class Row:
     """One sequence's tokens in a step, at positions start, start+1, ...; rows may differ in length.
 
-    Logits are needed for the last `num_logits` tokens: 0 inside a prompt, depth + 1 for a draft.
+    Logits are needed for the last `num_logits` tokens: 0 inside a prompt, depth + 1 for a draft. The first `num_scored`
+    of them score prompt tokens; the others, if any, are for the row's case.
     """
 
     seq: int
     start: int
     tokens: Sequence[int]
     num_logits: int
+    num_scored: int = 0
 
 
 @dataclass(slots=True)
@@ -195,10 +246,24 @@ class StepPlan:
     """Everything the target computes in one forward pass."""
 
     rows: list[Row]
+    needs_states: bool = False  # the hidden states of all tokens with logits too
 
     @property
     def num_tokens(self) -> int:
         return sum([len(row.tokens) for row in self.rows])
+
+    @property
+    def num_scored(self) -> int:
+        return sum([row.num_scored for row in self.rows])
+
+    def lines_of_cases(self) -> list[int]:
+        """Of the requested logits, the lines that do not score a prompt."""
+        lines: list[int] = []
+        at = 0
+        for row in self.rows:
+            lines += range(at + row.num_scored, at + row.num_logits)
+            at += row.num_logits
+        return lines
 
 
 @dataclass(slots=True)
@@ -243,7 +308,7 @@ class StepStats:
     forward_seconds: float = 0.0
     verify_seconds: float = 0.0
     hidden_seconds: float = 0.0  # the pass ran this long while the host did other work, which thus cost no time
-    had_one_time_work: bool = False  # one-time work, such as a graph capture, took part of the time
+    had_one_time_work: bool = False  # other work, such as a graph capture or scoring a prompt, took part of the time
 
     def add_draft(self, method: str, verdict: Verdict) -> None:
         """Count the result of one decode row."""
@@ -287,6 +352,7 @@ class TokenLogprob:
     token_id: int
     logprob: float
     top: list[tuple[int, float]]  # the most likely tokens, best first
+    rank: int  # 1 for the likeliest token; tokens of equal probability share a rank
 
 
 @dataclass(slots=True)
@@ -347,3 +413,5 @@ class RequestOutput:
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
+    prompt_logprobs: list[TokenLogprob | None] | None = None  # one per prompt token, if asked for; the first has none
+    embedding: FloatRow | None = None  # of length 1, if `pooling` asked for it

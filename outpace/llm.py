@@ -8,9 +8,12 @@ from numbers import Integral
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from outpace import backends
-from outpace.config import EngineConfig, Method, SamplingParams, SpeculationMode
-from outpace.core import CompletionOutput, Delta, Request, RequestOutput, Timing, ToolCall
+from outpace.config import EngineConfig, Method, Pooling, SamplingParams, SpeculationMode, SpeculationParams
+from outpace.core import CompletionOutput, Delta, Request, RequestOutput, Timing, TokenLogprob, ToolCall
 from outpace.decoding.constraints import Constraint
 from outpace.decoding.randomness import child_seed
 from outpace.engine.driver import Driver, Stream
@@ -107,6 +110,14 @@ class LLM:
         encoded = [self._encode(prompt) for prompt in many]
         texts = [prompt if isinstance(prompt, str) else None for prompt in many]
         return self._run(encoded, texts, _params_per_prompt(params, len(many)), progress)
+
+    def embed(self, prompts: Prompt | Sequence[Prompt], *, pooling: Pooling = "last") -> list[NDArray[np.float32]]:
+        """The embedding of every prompt (text or token ids), of length 1: the hidden state of its last token after the
+        final norm, or the mean of all."""
+        # Nothing is drafted for a prompt, so costs need not be measured for it.
+        plain = SpeculationParams(mode="off")
+        params = SamplingParams(pooling=pooling, max_tokens=0, speculation=plain)
+        return [output.embedding for output in self.generate(prompts, params) if output.embedding is not None]
 
     def chat(
         self,
@@ -223,7 +234,13 @@ class LLM:
             for delta in stream:
                 bar.add(delta)
         return [
-            RequestOutput(text, list(tokens), [completion(r, i) for i, r in enumerate(group)])
+            RequestOutput(
+                text,
+                list(tokens),
+                [completion(r, i) for i, r in enumerate(group)],
+                prompt_scores(group[0]),
+                None if group[0].pooled is None else group[0].pooled.embedding(),
+            )
             for text, tokens, group in zip(texts, encoded, groups, strict=True)
         ]
 
@@ -285,6 +302,11 @@ def completion(request: Request, index: int = 0) -> CompletionOutput:
             total=None if request.finished_at is None else request.finished_at - began,
         ),
     )
+
+
+def prompt_scores(request: Request) -> list[TokenLogprob | None] | None:
+    """The log-probabilities of the prompt, one per token; None if they were not asked for."""
+    return None if request.params.prompt_logprobs is None else [None, *request.prompt_logprobs]
 
 
 def _separate_calls(output: CompletionOutput, use: ToolUse) -> None:

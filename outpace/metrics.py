@@ -122,7 +122,8 @@ class EngineMetrics:
         if last_at is None:
             self.num_prompt_tokens += len(request.prompt)
             self.num_prefix_hits += request.num_shared
-            self.time_to_first_token.observe(now - request.submitted_at)
+            if num_new:
+                self.time_to_first_token.observe(now - request.submitted_at)
         elif num_new:
             self.time_per_output_token.observe((now - last_at) / num_new, num_new)
 

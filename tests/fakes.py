@@ -75,6 +75,8 @@ class FakeModel:
     Two models with the same salt agree; `noise` mixes in another model's logits, for drafts that are sometimes right.
     """
 
+    width = 8  # of hidden states
+
     def __init__(
         self, vocab_size: int = 258, *, salt: int = 0, order: int = 3, noise: float = 0.0, sharpness: float = 3.0
     ) -> None:
@@ -91,6 +93,10 @@ class FakeModel:
             self._memory[state] = (self._sharpness * row).astype(np.float32)
         return self._memory[state]
 
+    def state(self, context: Sequence[int]) -> NDArray[np.float64]:
+        seed = zlib.crc32(np.array([self._salt, *context], np.int64).tobytes())
+        return np.random.default_rng(seed).normal(size=self.width)
+
     def _opinion(self, state: tuple[int, ...], salt: int) -> NDArray[np.float64]:
         seed = zlib.crc32(np.array([salt, *state], np.int64).tobytes())
         # A few tokens are much likelier, so that texts repeat and lookups find drafts.
@@ -104,7 +110,7 @@ class FakeRunner:
     def __init__(self, model: FakeModel, capacity: Capacity, *, can_rewind: bool = True) -> None:
         self.model = model
         self.capacity = capacity
-        self.capabilities = Capabilities(can_rewind=can_rewind)
+        self.capabilities = Capabilities(can_rewind=can_rewind, states=self.states, state_width=FakeModel.width)
         self.vocab_size = model.vocab_size
         self.sequences: dict[int, list[int]] = {}
         self._cells: dict[int, list[int]] = {}  # an id for each cached token; forks share ids
@@ -120,6 +126,8 @@ class FakeRunner:
         seqs = [row.seq for row in plan.rows]
         assert len(set(seqs)) == len(seqs), "a sequence twice in one step"
         logits = []
+        self._contexts: list[list[int]] = []
+        self._keeps_states = plan.needs_states
         for row in plan.rows:
             assert 0 <= row.seq < self.capacity.max_sequences
             held = self.sequences.setdefault(row.seq, [])
@@ -132,10 +140,16 @@ class FakeRunner:
                 self._next_cell += 1
                 if len(row.tokens) - i <= row.num_logits:
                     logits.append(self.model.logits(held))
+                    self._contexts.append(list(held) if plan.needs_states else [])
             assert len(held) <= self.capacity.max_context
             self.num_computed += len(row.tokens)
         assert self.num_cells <= self.capacity.cache_tokens, "more cache used than there is"
         return np.array(logits, np.float32).reshape(-1, self.vocab_size)
+
+    def states(self, begin: int, end: int) -> NDArray[np.float32]:
+        assert self._keeps_states, "the plan did not ask for states"
+        assert end <= len(self._contexts)
+        return np.array([self.model.state(context) for context in self._contexts[begin:end]], np.float32)
 
     @property
     def num_cells(self) -> int:

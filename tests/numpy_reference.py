@@ -57,9 +57,13 @@ class ReferenceModel:
 
     def logits(self, tokens: list[int]) -> Floats:
         """Logits after every token, [len(tokens), vocab_size]."""
-        (x,) = self.residuals(tokens, [self.num_layers])
         head = self.tensors.get("output.weight", self.tensors["token_embd.weight"])
-        return np.asarray(self._norm(x, self.tensors["output_norm.weight"]) @ head.T, np.float32)
+        return np.asarray(self.states(tokens) @ head.T, np.float32)
+
+    def states(self, tokens: list[int]) -> Floats:
+        """Hidden states after the final norm, [len(tokens), width]."""
+        (x,) = self.residuals(tokens, [self.num_layers])
+        return self._norm(x, self.tensors["output_norm.weight"])
 
     def residuals(self, tokens: list[int], after: list[int]) -> list[Floats]:
         """The residual stream after these numbers of layers, each [len(tokens), width]."""

@@ -58,6 +58,7 @@ NOT_NUMBERS = (NAN, INF, -INF, True, False, "0.5", None, [0.5])
         *wrong("max_tokens", 0, -1, None, *NOT_INTS),
         *wrong("min_tokens", -1, None, *NOT_INTS),
         *wrong("logprobs", -1, 101, *NOT_INTS),
+        *wrong("prompt_logprobs", -1, 101, *NOT_INTS),
         *wrong("prediction", 1, b"text", ["text"]),
     ],
 )
@@ -125,6 +126,7 @@ def test_sampling_parameters_that_cannot_be_meant_are_refused(options, sentence)
         {"max_tokens": 1},
         {"logprobs": 0},
         {"logprobs": 100},
+        {"prompt_logprobs": 100, "max_tokens": 0},
     ],
     ids=repr,
 )

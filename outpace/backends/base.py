@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.core import Case, MeasuredAcceptance, Request, Row, StepPlan, Verdict
+from outpace.core import Case, MeasuredAcceptance, Request, Row, StepPlan, TokenLogprob, Verdict
 
 if TYPE_CHECKING:
     from outpace.models.special_tokens import SpecialTokens
@@ -25,6 +25,14 @@ class Capacity:
     cache_tokens: int  # all sequences together; a token shared by several counts once
     max_context: int  # one sequence
     max_step_tokens: int  # one forward pass
+
+
+_SCORING_BYTES = 64 << 20
+
+
+def max_scored_tokens(vocab_size: int) -> int:
+    """Prompt tokens whose log-probabilities one step computes: each needs a row of logits, and memory is limited."""
+    return max(1, _SCORING_BYTES // (4 * vocab_size))
 
 
 class Verifier(Protocol):
@@ -78,7 +86,8 @@ class StepExecutor(Protocol):
     def __call__(
         self, plan: StepPlan, cases: Sequence[Case], meanwhile: Callable[[], None] | None = None
     ) -> StepResult:  # fmt: skip
-        """`cases` are the rows of the plan with logits, in plan order; without cases the step is only run.
+        """`cases` are the rows of the plan with logits, in plan order, unless these only score a prompt; without cases
+        the step is only run.
 
         `meanwhile` is host work to do while the device is busy. An executor may skip it.
         """
@@ -133,12 +142,28 @@ class Head(Protocol):
         ...
 
 
+class Scorer(Protocol):
+    def __call__(self, logits: Logits, begin: int, tokens: Sequence[int], num_top: int) -> list[TokenLogprob]:
+        """Log-probabilities of tokens: line begin + i of the latest step's logits precedes tokens[i]."""
+        ...
+
+
+class States(Protocol):
+    def __call__(self, begin: int, end: int) -> NDArray[np.float32]:
+        """Hidden states after the final norm, [end - begin, width], of these lines of the latest step's logits; a copy.
+        The step's plan must have `needs_states`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     can_rewind: bool  # truncate to any length; without it there is no speculation and no prefix sharing
     exact_to_the_bit: bool = False  # logits do not depend on the batch or on the split into steps
     verifier: Verifier | None = None  # verifies drafts faster than numpy on the host
     executor: StepExecutor | None = None  # runs steps and verifies them where the logits are
+    scorer: Scorer | None = None  # scores prompts faster than numpy on the host
+    states: States | None = None  # gives hidden states, for embeddings
+    state_width: int = 0  # of those
     head: Head | None = None  # drafts from this model's hidden states
     drafter: Drafter | None = None  # drafts all tokens of a draft in one call
     follow: Callable[[Runner], None] | None = None  # starts to verify that runner's drafts early

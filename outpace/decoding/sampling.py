@@ -200,7 +200,8 @@ def token_logprob(logits: FloatRow, token: int, num_top: int) -> TokenLogprob:
     largest = logits.max()
     log_total = float(largest) + math.log(float(np.exp(logits - largest).sum(dtype=np.float64)))
     top = [(int(i), float(logits[i]) - log_total) for i in _likeliest(logits, num_top)] if num_top else []
-    return TokenLogprob(token_id=token, logprob=float(logits[token]) - log_total, top=top)
+    rank = 1 + int(np.count_nonzero(logits > logits[token]))
+    return TokenLogprob(token_id=token, logprob=float(logits[token]) - log_total, top=top, rank=rank)
 
 
 def _likeliest(logits: FloatRow, count: int) -> NDArray[np.int64]:

@@ -15,9 +15,9 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.backends.base import Runner, StepExecutor, StepResult, Verifier
+from outpace.backends.base import Logits, Runner, StepExecutor, StepResult, Verifier
 from outpace.config import SamplingParams
-from outpace.core import Case, Draft, Request, StepPlan, Verdict
+from outpace.core import Case, Draft, Request, StepPlan, TokenLogprob, Verdict
 from outpace.decoding import acceptance, sampling
 from outpace.decoding.randomness import Purpose, key, uniform
 
@@ -69,6 +69,12 @@ def executor_of(runner: Runner) -> StepExecutor:
     return runner.capabilities.executor or HostExecutor(runner, runner.capabilities.verifier or HostVerifier())
 
 
+def host_scores(logits: Logits, begin: int, tokens: Sequence[int], num_top: int) -> list[TokenLogprob]:
+    """`Scorer` in numpy; used if a backend provides nothing faster."""
+    rows = logits[begin : begin + len(tokens)]
+    return [sampling.token_logprob(row, token, num_top) for row, token in zip(rows, tokens, strict=True)]
+
+
 class HostExecutor:
     def __init__(self, runner: Runner, verifier: Verifier) -> None:
         self._runner = runner
@@ -80,7 +86,8 @@ class HostExecutor:
         begin = perf_counter()
         logits = self._runner.forward(plan)
         seconds = perf_counter() - begin
-        return StepResult(logits, self.verifier.verify(cases, logits) if cases else [], seconds)
+        of_cases = logits[plan.lines_of_cases()] if plan.num_scored else logits
+        return StepResult(logits, self.verifier.verify(cases, of_cases) if cases else [], seconds)
 
 
 class _Rows:

@@ -16,14 +16,14 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.backends.base import Capacity, LoadedModel, StepResult
+from outpace.backends.base import Capacity, LoadedModel, Logits, StepResult, max_scored_tokens
 from outpace.config import ResolvedConfig, SamplingParams
-from outpace.core import Case, Delta, Draft, Request, Row, StepPlan, StepStats, Verdict
+from outpace.core import Case, Delta, Draft, Pooled, Request, Row, StepPlan, StepStats, Verdict
 from outpace.decoding.bad_words import as_token_ids
 from outpace.decoding.constraints import Constraint, Constraints
 from outpace.decoding.randomness import child_seed
 from outpace.decoding.sampling import Shaper, token_logprob
-from outpace.decoding.verification import executor_of
+from outpace.decoding.verification import executor_of, host_scores
 from outpace.engine.collection import PausedCollection
 from outpace.engine.output import OutputWriter
 from outpace.engine.scheduler import Scheduler, Work
@@ -71,6 +71,7 @@ class Engine:
         self._tokenizer = target.tokenizer
         self.constraints = Constraints(target.tokenizer, target.runner.vocab_size)
         self._forward_and_verify = executor_of(target.runner)
+        self._scores = target.runner.capabilities.scorer or host_scores
         # With a runner that starts steps ahead, the host can learn while the device works. Others would wait for it.
         self._can_postpone = target.runner.capabilities.follow is not None
         models = [target] if draft is None else [target, draft]
@@ -105,6 +106,7 @@ class Engine:
             max_running=self._config.max_sequences,
             max_step_tokens=self._config.max_step_tokens,
             prefix_reuse=self._config.prefix_reuse and can_rewind,
+            max_scored_tokens=max_scored_tokens(self._runner.vocab_size),
         )
 
     @property
@@ -124,6 +126,11 @@ class Engine:
     @property
     def capacity(self) -> Capacity:
         return self._runner.capacity
+
+    @property
+    def embedding_width(self) -> int:
+        """0 if this backend makes no embeddings."""
+        return self._runner.capabilities.state_width
 
     @property
     def max_running(self) -> int:
@@ -200,6 +207,7 @@ class Engine:
             writer=OutputWriter(self._tokenizer, params, stop_ids),
             max_length=min(len(prompt) + params.max_tokens, self._config.max_context),
             may_speculate=self._may_speculate(params),
+            pooled=None if params.pooling is None else Pooled(),
             submitted_at=perf_counter(),
         )
 
@@ -329,7 +337,7 @@ class Engine:
         masked = [(case.request.matcher, case.tokens) for case in cases if case.request.matcher is not None]
         waiting: list[Request] = []
         if self.stats.num_prefill_tokens and self.costs is not None:
-            begun = [turn.work.request for turn in turns if turn.work.completes and not turn.work.is_decoding]
+            begun = [turn.work.request for turn in turns if turn.work.emits and not turn.work.is_decoding]
             waiting = [request for request in begun if request.may_speculate]
         if self._postponed is None and not waiting and not masked:
             return None
@@ -363,9 +371,14 @@ class Engine:
         at = 0
         for turn, row in zip(turns, plan.rows, strict=True):
             request = turn.work.request
-            if turn.work.completes:
+            if row.num_scored and request.pooled is not None:
+                assert self._runner.capabilities.states is not None
+                request.pooled.add(self._runner.capabilities.states(at, at + row.num_scored))
+            elif row.num_scored:
+                self._score(request, row, result.logits, at)
+            if turn.work.emits:
                 wants_logprobs = request.params.logprobs is not None
-                logits = result.logits[at : at + row.num_logits] if wants_logprobs else None
+                logits = result.logits[at + row.num_scored : at + row.num_logits] if wants_logprobs else None
                 verdict = next(verdicts)
                 if turn.work.is_decoding:
                     outcomes.append(Outcome(request, turn.choice, verdict))
@@ -373,8 +386,26 @@ class Engine:
             else:
                 self._cache.commit(row.seq, len(row.tokens), len(row.tokens))
                 request.num_computed += len(row.tokens)
+                if turn.work.completes:
+                    deltas.append(self._end_scored(request, stats))
             at += row.num_logits
         return deltas, outcomes
+
+    def _score(self, request: Request, row: Row, logits: Logits, begin: int) -> None:
+        """Log-probabilities of prompt tokens: each is in the logits of the token before it. Only they are kept."""
+        num_top, first = request.params.prompt_logprobs, len(request.prompt_logprobs) + 1
+        assert num_top is not None and first - 1 == row.start + len(row.tokens) - row.num_logits
+        tokens = request.prompt[first : first + row.num_scored]
+        # All or none: after a failed step the prompt is computed again, and what is missing here is scored then.
+        request.prompt_logprobs += self._scores(logits, begin, tokens, num_top)
+
+    def _end_scored(self, request: Request, stats: StepStats) -> Delta:
+        """End a request that asked only for the log-probabilities or the embedding of its prompt."""
+        request.finish_reason = "length" if request.pooled is None else "stop"
+        request.writer.finish()
+        stats.num_finished += 1
+        self._end(request, keep_prefix=True)
+        return Delta(request, [], request.finish_reason)
 
     def _emit(
         self, turn: _Turn, row: Row, verdict: Verdict, logits: NDArray[np.float32] | None, stats: StepStats
@@ -439,7 +470,7 @@ class Engine:
         It must be now if a request has ended, or if the next decision depends on this step's result.
         """
         num_prepared = self._count_prepared()
-        stats.had_one_time_work = num_prepared > self._num_prepared
+        stats.had_one_time_work = num_prepared > self._num_prepared or plan.num_scored > 0
         self._num_prepared = num_prepared
         context = sum([row.start for row in plan.rows]) / len(plan.rows)
         shape = StepShape(plan.num_tokens, context, result.is_typical)
@@ -459,10 +490,11 @@ class Engine:
         """Raise UsageError for a request that cannot run here. Reads only constant state, so any thread may call it."""
         if not prompt:
             raise UsageError("the prompt is empty; give at least one token of text")
-        if len(prompt) >= self._config.max_context:
+        if len(prompt) + min(1, params.max_tokens) > self._config.max_context:
+            left = "at least one must be left for the answer; " if params.max_tokens else ""
             raise UsageError(
-                f"the prompt has {len(prompt)} tokens and the context holds {self._config.max_context}; at least one "
-                "must be left for the answer; shorten the prompt or raise max_context"
+                f"the prompt has {len(prompt)} tokens and the context holds {self._config.max_context}; {left}"
+                "shorten the prompt or raise max_context"
             )
         vocab_size = self._runner.vocab_size
         for name, ids in (
@@ -474,6 +506,10 @@ class Engine:
             for token in ids:
                 if not 0 <= token < vocab_size:
                     raise UsageError(f"token {token} in {name} is not in the vocabulary of {vocab_size} tokens")
+        if params.pooling is not None and self._runner.capabilities.states is None:
+            raise UsageError(
+                "this backend gives no hidden states, so it makes no embeddings; use the native or the torch backend"
+            )
         method = params.speculation.method
         if method not in (None, "none") and method not in self._proposers:
             raise UsageError(
@@ -485,7 +521,8 @@ def _plan(turns: Sequence[_Turn]) -> tuple[StepPlan, list[Case]]:
     """What the target computes, and the rows to verify or sample."""
     drafts = [turn.draft for turn in turns]
     plan = StepPlan([_row(turn.work, draft) for turn, draft in zip(turns, drafts, strict=True)])
-    cases = [Case(turn.work.request, draft) for turn, draft in zip(turns, drafts, strict=True) if turn.work.completes]
+    plan.needs_states = any(turn.work.request.pooled is not None for turn in turns)
+    cases = [Case(turn.work.request, draft) for turn, draft in zip(turns, drafts, strict=True) if turn.work.emits]
     return plan, cases
 
 
@@ -493,8 +530,13 @@ def _row(work: Work, draft: Draft | None) -> Row:
     request, start = work.request, work.request.num_computed
     assert request.seq is not None
     tokens = request.tokens[start : start + work.num_tokens]
-    if not work.completes:
-        return Row(request.seq, start, tokens, 0)
+    if not work.emits:
+        num_lines = work.num_scored
+        if work.completes and request.params.pooling == "last":
+            num_lines = 1
+        elif work.completes and request.pooled is None and num_lines:
+            num_lines += 1  # lines are those of a row's last tokens; that of a prompt's last token is not used
+        return Row(request.seq, start, tokens, num_lines, num_lines)
     if draft is None:
-        return Row(request.seq, start, tokens, 1)
+        return Row(request.seq, start, tokens, 1 + work.num_scored, work.num_scored)
     return Row(request.seq, start, tokens + draft.tokens, 1 + len(draft.tokens))

@@ -58,6 +58,7 @@ class Piece:
     finish_reason: FinishReason | None = None
     request: Request | None = None
     error: OutpaceError | None = None
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # in the first piece, if asked for
 
     @property
     def is_last(self) -> bool:
@@ -104,6 +105,7 @@ class Ticket:
             writer.logprobs[self.num_sent :],
             request.finish_reason,
             request if is_finished else None,
+            prompt_logprobs=request.prompt_logprobs if not self.num_sent else [],
         )
         self.num_sent, self.num_segments = request.num_output, writer.num_segments
         return piece

@@ -29,6 +29,11 @@ class Work:
     num_tokens: int
     completes: bool
     is_decoding: bool  # its only pending token is one that it emitted
+    num_scored: int = 0  # of these tokens, how many score the next prompt token, or add their state to an embedding
+
+    @property
+    def emits(self) -> bool:
+        return self.completes and self.request.has_output
 
 
 @dataclass(slots=True)
@@ -40,8 +45,19 @@ class _Kept:
 
 
 class Scheduler:
-    def __init__(self, cache: SequenceCache, *, max_running: int, max_step_tokens: int, prefix_reuse: bool) -> None:
+    def __init__(
+        self,
+        cache: SequenceCache,
+        *,
+        max_running: int,
+        max_step_tokens: int,
+        prefix_reuse: bool,
+        max_scored_tokens: int = 1,
+    ) -> None:
+        """`max_scored_tokens`: prompt tokens that are scored in one step; each needs a row of logits."""
         self._cache = cache
+        self._max_scored_tokens = max_scored_tokens
+        self._num_logits = 0  # for scoring, in the step that is being scheduled
         self._max_running = max_running
         self._max_step_tokens = max_step_tokens
         self._prefix_reuse = prefix_reuse
@@ -83,6 +99,7 @@ class Scheduler:
         """Choose this step's work and reserve cache for it."""
         work: list[Work] = []
         budget = self._max_step_tokens
+        self._num_logits = 0
         prefilling: list[Request] = []
         decoding: list[Request] = []
         for request in self.running:
@@ -95,6 +112,8 @@ class Scheduler:
                 if item is not None:
                     work.append(item)
                     budget -= item.num_tokens
+        if self._preempted:  # decodes of younger requests come before the prompt chunk that needed their room
+            work = [item for item in work if item.request.seq is not None]
         for request in list(self.waiting):
             if budget == 0 or len(self.running) >= self._max_running or not self._admit(request):
                 break
@@ -128,6 +147,9 @@ class Scheduler:
         """The next chunk of a running request; None if no budget is left for it or it was preempted."""
         num_pending = request.num_pending
         num_tokens = num_pending if num_pending < budget else budget
+        num_unscored = 0 if is_decoding else request.num_unscored
+        if num_unscored:
+            num_tokens = min(num_tokens, self._num_before_scoring(request) + self._max_scored_tokens - self._num_logits)
         if num_tokens == 0:
             return None
         assert request.seq is not None
@@ -142,7 +164,16 @@ class Scheduler:
             num_tokens = min(num_tokens, self._cache.num_free_tokens)
             reserved = self._cache.reserve(request.seq, num_tokens)
             assert reserved
-        return Work(request, num_tokens, num_tokens == num_pending, is_decoding)
+        num_scored = 0
+        if num_unscored:
+            num_lines = max(0, num_tokens - self._num_before_scoring(request))  # of logits
+            num_scored = min(num_lines, num_unscored)
+            self._num_logits += num_lines
+        return Work(request, num_tokens, num_tokens == num_pending, is_decoding, num_scored)
+
+    def _num_before_scoring(self, request: Request) -> int:
+        """Pending tokens of a preempted request that need no logits: what follows them was scored before."""
+        return max(0, request.num_scored - request.num_computed)
 
     def _preempt(self, request: Request) -> None:
         assert request.seq is not None
@@ -163,7 +194,7 @@ class Scheduler:
             donor, num_shared, worth_waiting = self._find_donor(request)
             if worth_waiting:
                 return True
-        needed = len(request.tokens) - num_shared + 1
+        needed = min(len(request.tokens) + 1, request.max_length) - num_shared
         while self._cache.num_free_tokens < needed or self._cache.num_unused_sequences == 0:
             if not (self._evict_kept(spare=donor) or self._trim_kept(donor, num_shared)):
                 return False
@@ -182,7 +213,7 @@ class Scheduler:
 
     def _find_donor(self, request: Request) -> tuple[int | None, int, bool]:
         """The sequence that shares most with the request, how many tokens now, and whether to wait for more."""
-        most = len(request.tokens) - 1  # the last token is always computed, for its logits
+        most = request.num_shareable  # 0 for a prompt that is to be scored: a cache has no logits
         best: int | None = None
         best_shared = MIN_SHARED_TOKENS - 1
         still_to_come = 0

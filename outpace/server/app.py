@@ -16,7 +16,7 @@ from outpace.backends.base import Tokenizer
 from outpace.engine.async_engine import AsyncEngine
 from outpace.metrics import log_line, summary
 from outpace.models import prompts
-from outpace.server import completions, errors, info
+from outpace.server import completions, embeddings, errors, info
 from outpace.server.config import ServerConfig
 from outpace.server.gate import Gate
 from outpace.server.responses import route as responses
@@ -56,6 +56,7 @@ def create_app(engine: AsyncEngine, tokenizer: Tokenizer, config: ServerConfig, 
     errors.install(app)
     app.include_router(completions.router)
     app.include_router(responses.router)
+    app.include_router(embeddings.router)
     app.include_router(info.router)
     app.add_middleware(Gate, config=config, metrics=state.http)
     if config.allowed_origins:

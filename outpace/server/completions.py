@@ -22,8 +22,9 @@ from outpace.errors import UsageError
 from outpace.models import prompts
 from outpace.models.tool_calls.use import ToolUse
 from outpace.server.errors import ApiError, ErrorReply
-from outpace.server.replies import Answer, ChatAnswer, Heading, TextAnswer, TokenTexts
+from outpace.server.replies import Answer, ChatAnswer, Heading, TextAnswer
 from outpace.server.reply_types import ChatReply, TextReply
+from outpace.server.scored import TokenTexts
 from outpace.server.state import Check, ServerState, state_of
 from outpace.server.streaming import EventStream, WholeReply
 from outpace.server.tool_replies import ToolAnswer
@@ -45,6 +46,7 @@ ERRORS: Responses = {
     503: {"model": ErrorReply, "description": "The server is shutting down, or its engine has stopped."},
     504: {"model": ErrorReply, "description": "The answer took too long."},
 }
+MAX_PROMPT_LOGPROBS = 1 << 19  # in one reply: up to 40 MB, and a second of a worker thread to write it
 STREAM: Responses = {200: {"content": {"text/event-stream": {}}}}
 router = APIRouter()
 
@@ -156,21 +158,22 @@ def _encode_prompt(state: ServerState, body: CompletionRequest, prompt: str | li
 
 def _fit_to_context(state: ServerState, body: SamplingFields, tokens: list[int]) -> Encoded:
     """Settle max_tokens, check that prompt and completion fit into the context, and build the parameters."""
-    tokens = body.truncated(tokens, state.max_context, body.wanted_tokens() or 1)
+    wanted = body.wanted_tokens()
+    least = 1 if wanted is None else wanted
+    tokens = body.truncated(tokens, state.max_context, least)
     room = state.max_context - len(tokens)
     limit = state.config.max_output_tokens
-    wanted = body.wanted_tokens()
     if wanted is not None and limit is not None and wanted > limit:
         raise ApiError(400, f"{wanted} tokens were requested; this server allows at most {limit}", param="max_tokens")
-    if room < (wanted or 1):
+    if room < least:
         message = (
-            f"the context holds {state.max_context} tokens; the prompt has {len(tokens)} and {wanted or 'at least 1'} "
-            "were requested; shorten the prompt or request fewer"
+            f"the context holds {state.max_context} tokens; the prompt has {len(tokens)} and "
+            f"{'at least 1' if wanted is None else wanted} were requested; shorten the prompt or request fewer"
         )
         raise ApiError(400, message, param="messages", code="context_length_exceeded")
     defaults = dict(state.config.default_sampling)
     recommended = int(defaults.pop("max_tokens", room))
-    max_tokens = wanted or min(room, limit or room, body.default_tokens or recommended)
+    max_tokens = min(room, limit or room, body.default_tokens or recommended) if wanted is None else wanted
     params = body.params(state.config.default_speculation, max_tokens, defaults)
     state.engine.engine.check(tokens, params)
     return Encoded(tokens, params, _compile(state, body, params))
@@ -204,6 +207,7 @@ def _answer(
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options is only allowed when stream is true", param="stream_options")
     num_each = encoded[0].params.n
+    _check_scores([each.tokens for each in encoded], encoded[0].params)
     # Clients with different keys, or with salts of their own, share no caches.
     salt = f"{request.scope.get('outpace.tenant', '')}:{body.cache_salt or ''}"
     priority = body.priority or 0 if state.config.scheduling_policy == "priority" else 0
@@ -223,12 +227,28 @@ def _answer(
         continuous_usage=body.stream_options is not None and body.stream_options.continuous_usage_stats,
         prompt_token_ids=[each.tokens for each in encoded] if body.return_token_ids else None,
         echoes=[each.echo for each in encoded for _ in range(num_each)],
+        prompts=[each.tokens for each in encoded],
+        prompt_logprobs=body.prompt_logprobs,
+        echoed_logprobs=body.echoed_logprobs(),
     )
     answer = kind(heading, state.texts)
     request.scope["outpace.answer"] = answer
     generation = state.engine.submit(orders, stream=bool(body.stream))
     response = EventStream if body.stream else WholeReply
     return response(generation, answer, state.config.request_timeout)
+
+
+def _check_scores(prompts: Sequence[Sequence[int]], params: SamplingParams) -> None:
+    """Refuse more log-probabilities of prompts than one reply should hold. Each completion has its own."""
+    if params.prompt_logprobs is None:
+        return
+    wanted = params.n * (1 + params.prompt_logprobs) * sum(map(len, prompts))
+    if wanted > MAX_PROMPT_LOGPROBS:
+        message = (
+            f"the reply would have {wanted} log-probabilities of prompts; at most {MAX_PROMPT_LOGPROBS} fit; "
+            "send fewer prompts at once, or ask for fewer alternatives"
+        )
+        raise ApiError(400, message, param="prompt", code="invalid_value")
 
 
 def _seed_of(params: SamplingParams, index: int) -> int | None:

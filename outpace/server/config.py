@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from outpace.config import SpeculationParams
+from outpace.config import Pooling, SpeculationParams
 from outpace.errors import UsageError
 
 LogFormat = Literal["text", "json"]
@@ -37,6 +37,7 @@ class ServerConfig:
     )  # for requests without a speculation field
     default_sampling: Mapping[str, int | float] = field(default_factory=dict)  # for requests that do not set them
     allow_control_tokens: bool = False  # in messages; then any role is accepted too
+    pooling: Pooling = "last"  # of embeddings
     tool_call_parser: str = "auto"  # a name of models/tool_calls; auto: as the chat template shows
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"

@@ -77,7 +77,11 @@ class Exporter(Collector):
         yield gauge("vllm:kv_cache_usage_perc", usage, m.cache_usage)
         yield gauge("vllm:gpu_cache_usage_perc", f"{usage} Older name of vllm:kv_cache_usage_perc.", m.cache_usage)
         yield counter("vllm:num_preemptions", "Requests preempted, to be computed again later.", m.num_preemptions)
-        yield counter("vllm:prompt_tokens", "Prompt tokens of requests that emitted a token.", m.num_prompt_tokens)
+        yield counter(
+            "vllm:prompt_tokens",
+            "Prompt tokens computed or shared for requests.",
+            m.num_prompt_tokens,
+        )
         yield counter("vllm:generation_tokens", "Tokens generated.", m.num_generated_tokens)
         yield counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.", m.num_prompt_tokens)
         yield counter("vllm:prefix_cache_hits", "Prompt tokens found there.", m.num_prefix_hits)

@@ -22,6 +22,7 @@ from outpace.config import (
     DtypeName,
     EngineConfig,
     Method,
+    Pooling,
     SpeculationMode,
 )
 from outpace.config import SpeculationParams as Speculation
@@ -71,6 +72,7 @@ SERVER_FIELDS = {
     "log_prompts": "log_prompts",
     "root_path": "root_path",
     "scheduling_policy": "scheduling_policy",
+    "pooling": "pooling",
 }
 
 # vLLM's short names, and those that `outpace run` had first
@@ -220,6 +222,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
               "(default: they are plain text)", action="store_true")  # fmt: skip
     flags.add("--tool-call-parser", "how the model writes calls of functions; auto: as its chat template shows",
               server.tool_call_parser, choices=("auto", *SYNTAXES))  # fmt: skip
+    flags.add("--pooling", "what /v1/embeddings makes of the last hidden states: that of the last token, as vLLM does "
+              "for models that generate, or the mean of all", server.pooling, choices=get_args(Pooling))  # fmt: skip
     flags.add("--request-timeout", "seconds an answer may take", server.request_timeout, metavar="S", type=float)
     flags.add("--shutdown-timeout", "seconds that running answers may take after SIGTERM", server.shutdown_timeout,
               metavar="S", type=float)  # fmt: skip

@@ -44,6 +44,14 @@ class DetokenizeReply(BaseModel):
     prompt: str
 
 
+class TokenizerInfo(BaseModel):
+    """Null where the model has none."""
+
+    bos_token: str | None
+    eos_token: str | None
+    chat_template: str | None
+
+
 class Health(BaseModel):
     status: Literal["ok", "shutting down", "failed"]
     reason: str | None = None
@@ -112,6 +120,16 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeRep
     state.check_model(body.model)
     with state.engine.reserve(1):
         return DetokenizeReply(prompt=await state.offload(request, lambda _: text_of(state, body.tokens)))
+
+
+@router.get("/tokenizer_info", responses=_DENIED, tags=["text"])
+async def tokenizer_info(request: Request) -> TokenizerInfo:
+    tokenizer = state_of(request).tokenizer
+    return TokenizerInfo(
+        bos_token=tokenizer.bos_text or None,
+        eos_token=tokenizer.eos_text or None,
+        chat_template=tokenizer.chat_template,
+    )
 
 
 @router.get("/health", response_model=Health, responses={503: {"model": Health}}, tags=["about"])

@@ -11,31 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outpace.backends.base import Tokenizer
 from outpace.core import Request, TokenLogprob, estimated_speedup
 from outpace.engine.generation import Piece
+from outpace.server.scored import ScoredPrompt, TokenTexts, finite, top_by_text
 
-_LEAST_LOGPROB = -9999.0  # OpenAI's value for minus infinity, which JSON lacks
 _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-
-
-class TokenTexts:
-    """The bytes and text of tokens. Control tokens, which produce no text, appear by their name in the vocabulary."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._written: Sequence[tuple[bytes, int]] | None = None
-
-    def bytes(self, token: int) -> bytes:
-        piece = self._tokenizer.token_bytes(token)
-        if not piece:
-            if self._written is None:
-                self._written = self._tokenizer.vocabulary()
-            piece = self._written[token][0]
-        return piece
-
-    def text(self, token: int) -> str:
-        return self.bytes(token).decode(errors="replace")
 
 
 @dataclass(slots=True)
@@ -52,6 +32,13 @@ class Heading:
     echoes: list[str]  # per completion: the prompt's text that precedes it, or empty
     continuous_usage: bool = False  # with include_usage: every chunk has usage
     prompt_token_ids: list[list[int]] | None = None  # per prompt, if the reply has token ids
+    prompts: Sequence[Sequence[int]] = ()  # token ids, per prompt; needed where they are scored
+    prompt_logprobs: int | None = None  # alternatives in vLLM's field of that name; None: the reply has no such field
+    echoed_logprobs: int | None = None  # alternatives for the tokens of a repeated prompt; None: no logprobs of them
+
+    @property
+    def is_scored(self) -> bool:
+        return self.prompt_logprobs is not None or self.echoed_logprobs is not None
 
 
 class Answer:
@@ -64,6 +51,7 @@ class Answer:
         self.finished: dict[int, Request] = {}
         self._opened: set[int] = set()
         self._folded: dict[int, Piece] = {}
+        self.scored: dict[int, ScoredPrompt] = {}
         self._chunk_begin = "data: " + _to_json(self._object(self.chunk_name))[:-1] + ',"choices":['
         self._no_usage = ',"usage":null' if heading.include_usage else ""
 
@@ -71,7 +59,13 @@ class Answer:
     def is_complete(self) -> bool:
         return len(self.finished) == len(self.heading.echoes)
 
+    @property
+    def is_long(self) -> bool:
+        """Whether writing the reply may take longer than the event loop may be blocked."""
+        return self.heading.is_scored
+
     def fold(self, piece: Piece) -> None:
+        self._note_scores(piece)
         self._record(piece)
         if piece.index in self._folded:
             self._folded[piece.index].merge(piece)
@@ -84,6 +78,7 @@ class Answer:
 
     def events(self, piece: Piece) -> bytes:
         """The chunks of one piece, as server-sent events."""
+        self._note_scores(piece)
         events = [] if piece.index in self._opened else self._first_events(piece.index)
         self._record(piece)
         delta = self.delta(piece)
@@ -167,6 +162,16 @@ class Answer:
         has_details = (heading.with_logprobs and piece.logprobs) or (heading.prompt_token_ids and piece.token_ids)
         return bool(piece.text or piece.is_last or has_details)
 
+    def _note_scores(self, piece: Piece) -> None:
+        if self.heading.is_scored and piece.index not in self.scored:
+            prompt = self.heading.prompts[piece.index // self.heading.completions_per_prompt]
+            self.scored[piece.index] = ScoredPrompt(prompt, piece.prompt_logprobs, self.texts)
+
+    def _prompt_logprobs(self, index: int) -> dict[str, Any]:
+        """vLLM's field, if it was asked for."""
+        num_top = self.heading.prompt_logprobs
+        return {} if num_top is None else {"prompt_logprobs": self.scored[index].by_token_id(num_top)}
+
     def _record(self, piece: Piece) -> None:
         self.num_completion_tokens += len(piece.token_ids)
         if piece.request is not None:
@@ -186,7 +191,7 @@ class ChatAnswer(Answer):
 
     def about_prompts(self) -> dict[str, Any]:
         ids = self.heading.prompt_token_ids
-        return {} if ids is None else {"prompt_token_ids": ids[0]}
+        return ({} if ids is None else {"prompt_token_ids": ids[0]}) | self._prompt_logprobs(0)
 
     def delta(self, piece: Piece) -> dict[str, Any] | None:
         if not self._has_news(piece):
@@ -213,7 +218,7 @@ class ChatAnswer(Answer):
 
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
         raw = self.texts.bytes(token)
-        return {"token": raw.decode(errors="replace"), "logprob": max(logprob, _LEAST_LOGPROB), "bytes": list(raw)}
+        return {"token": raw.decode(errors="replace"), "logprob": finite(logprob), "bytes": list(raw)}
 
 
 class TextAnswer(Answer):
@@ -225,8 +230,13 @@ class TextAnswer(Answer):
 
     def opening(self, index: int) -> list[dict[str, Any]]:
         echo, ids = self.heading.echoes[index], self._prompt_token_ids(index)
-        first = {"index": index, "text": echo, "logprobs": None, "finish_reason": None} | ids
-        return [first] if echo or ids else []
+        logprobs = self._echoed_logprobs(index)
+        first = {"index": index, "text": echo, "logprobs": logprobs, "finish_reason": None} | ids
+        return [first] if echo or ids or logprobs else []
+
+    def _echoed_logprobs(self, index: int) -> dict[str, list[Any]] | None:
+        num_top = self.heading.echoed_logprobs
+        return None if num_top is None else self.scored[index].by_text(num_top, self.heading.echoes[index])
 
     def _prompt_token_ids(self, index: int) -> dict[str, Any]:
         ids = self.heading.prompt_token_ids
@@ -241,8 +251,12 @@ class TextAnswer(Answer):
         return fields | self.token_ids(piece)
 
     def choice(self, piece: Piece) -> dict[str, Any]:
-        text = self.heading.echoes[piece.index] + piece.text
-        return self._text_choice(piece) | {"text": text} | self._prompt_token_ids(piece.index)
+        index, choice = piece.index, self._text_choice(piece)
+        choice["text"] = self.heading.echoes[index] + piece.text
+        echoed = self._echoed_logprobs(index)
+        if echoed is not None:
+            choice["logprobs"] = {name: echoed[name] + choice["logprobs"][name] for name in echoed}
+        return choice | self._prompt_token_ids(index) | self._prompt_logprobs(index)
 
     def _logprobs(self, index: int, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
         tokens = [self.texts.text(entry.token_id) for entry in entries]
@@ -252,15 +266,8 @@ class TextAnswer(Answer):
             self._offsets[index] += len(token)
         return {
             "tokens": tokens,
-            "token_logprobs": [max(entry.logprob, _LEAST_LOGPROB) for entry in entries],
-            # The token itself is always there, as with OpenAI, also with logprobs=0.
-            "top_logprobs": [
-                {
-                    self.texts.text(token): max(logprob, _LEAST_LOGPROB)
-                    for token, logprob in [(entry.token_id, entry.logprob), *entry.top]
-                }
-                for entry in entries
-            ],
+            "token_logprobs": [finite(entry.logprob) for entry in entries],
+            "top_logprobs": [top_by_text(entry, self.texts) for entry in entries],
             "text_offset": offsets,
         }
 

@@ -78,6 +78,15 @@ class ChatChoice(BaseModel):
     token_ids: list[int] | None = None  # with return_token_ids
 
 
+class PromptLogprob(BaseModel):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]  # for each token of the prompt, by token id
+
+
 class ChatReply(BaseModel):
     id: str
     object: Literal["chat.completion"]
@@ -86,12 +95,13 @@ class ChatReply(BaseModel):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | None = None  # with return_token_ids
+    prompt_logprobs: PromptLogprobs | None = None  # if asked for
 
 
 class TextLogprobs(BaseModel):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]  # null for the first token of a repeated prompt
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -102,6 +112,7 @@ class TextChoice(BaseModel):
     finish_reason: Literal["stop", "length"]
     token_ids: list[int] | None = None  # with return_token_ids
     prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None  # if asked for
 
 
 class TextReply(BaseModel):

@@ -24,7 +24,7 @@ from outpace.models.tool_calls import syntax_for
 from outpace.server.config import ServerConfig
 from outpace.server.errors import CLIENT_LEFT, ApiError
 from outpace.server.exporter import Exporter
-from outpace.server.replies import TokenTexts
+from outpace.server.scored import TokenTexts
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

@@ -72,7 +72,8 @@ class WholeReply(_AnswerResponse):
                 _raise_error(piece)
                 self.answer.fold(piece)
         if self.answer.is_complete:
-            await JSONResponse(self.answer.reply())(scope, receive, send)
+            response = await asyncio.to_thread(_whole, self.answer) if self.answer.is_long else _whole(self.answer)
+            await response(scope, receive, send)
         else:
             await Response(status_code=CLIENT_LEFT)(scope, receive, send)
 
@@ -110,6 +111,10 @@ class EventStream(_AnswerResponse):
             await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
         if data:
             await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+def _whole(answer: Answer) -> Response:
+    return JSONResponse(answer.reply())
 
 
 def _raise_error(piece: Piece) -> None:

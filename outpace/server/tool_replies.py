@@ -8,7 +8,8 @@ from uuid import uuid4
 from outpace.engine.generation import Piece
 from outpace.models.tool_calls.reader import CallDelta, CallReader, Found
 from outpace.models.tool_calls.use import ToolUse
-from outpace.server.replies import ChatAnswer, Heading, TokenTexts
+from outpace.server.replies import ChatAnswer, Heading
+from outpace.server.scored import TokenTexts
 
 
 class ToolAnswer(ChatAnswer):

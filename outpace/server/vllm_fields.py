@@ -31,6 +31,9 @@ class VllmFields(BaseModel):
         None, ge=-1, description="Keep only the last tokens of the prompt: so many, or with -1 as many as fit."
     )
     return_token_ids: bool | None = Field(None, description="The reply has the token ids of prompt and answer.")
+    prompt_logprobs: int | None = Field(
+        None, ge=0, le=20, description="The reply has the log-probabilities of the prompt, with so many alternatives."
+    )
 
     def writing(self) -> dict[str, Any]:
         """The SamplingParams that these fields set; None: not given."""

@@ -26,7 +26,7 @@ from outpace.server.tools import ToolChoice, Tools
 from outpace.server.vllm_fields import TemplateFields, VllmFields
 
 _FAIL_FAST = Field(fail_fast=True)
-_MANY = Field(fail_fast=True, min_length=1, max_length=1 << 16)
+MANY = Field(fail_fast=True, min_length=1, max_length=1 << 16)
 Tokens = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], _FAIL_FAST]
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -107,6 +107,16 @@ class SamplingFields(CommonFields, StructuredFields):
     def num_logprobs(self) -> int | None:
         raise NotImplementedError
 
+    def num_prompt_logprobs(self) -> int | None:
+        if self.prompt_logprobs is not None and self.stream:
+            message = "prompt_logprobs are not sent in a stream, as with vLLM; leave out stream or prompt_logprobs"
+            raise ApiError(400, message, param="prompt_logprobs", code="unsupported_parameter")
+        return self.prompt_logprobs
+
+    def echoed_logprobs(self) -> int | None:
+        """How many alternatives the log-probabilities of a repeated prompt have; None: there are none."""
+        return None
+
     def predicted_text(self) -> str | None:
         return None
 
@@ -130,6 +140,7 @@ class SamplingFields(CommonFields, StructuredFields):
             "min_tokens": self.min_tokens,
             "ignore_eos": self.ignore_eos,
             "logprobs": self.num_logprobs(),
+            "prompt_logprobs": self.num_prompt_logprobs(),
             "structured": self.structured(),
             **self.writing(),
             "prediction": self.predicted_text(),
@@ -222,25 +233,33 @@ class PredictedContent(Body):
 
 
 class CompletionRequest(SamplingFields):
-    prompt: str | Tokens | Annotated[list[str], _MANY] | Annotated[list[Tokens], _MANY]
+    prompt: str | Tokens | Annotated[list[str], MANY] | Annotated[list[Tokens], MANY]
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool | None = False
     suffix: Literal[""] | None = Field(None, description="Filling in the middle is not supported.")
     best_of: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=0, description="0 scores the prompt only, with echo or prompt_logprobs.")
 
     default_tokens: ClassVar[int | None] = 16  # OpenAI's default for this endpoint
 
     def num_logprobs(self) -> int | None:
         return self.logprobs
 
+    def echoed_logprobs(self) -> int | None:
+        return self.logprobs if self.echo else None
+
+    def num_prompt_logprobs(self) -> int | None:
+        # Without an answer the request only scores its prompt, whatever it shows of that.
+        wanted = (super().num_prompt_logprobs(), self.echoed_logprobs(), 0 if self.max_tokens == 0 else None)
+        return max((number for number in wanted if number is not None), default=None)
+
     def prompts(self) -> list[str | list[int]]:
-        several: list[Any] = [self.prompt] if isinstance(self.prompt, str) else self.prompt
-        return [several] if not several or isinstance(several[0], int) else several
+        return given_prompts(self.prompt)
 
     def check(self) -> None:
-        if self.echo and self.logprobs is not None:
-            message = "echo with logprobs would need the log-probabilities of the prompt, which are not computed"
-            raise ApiError(400, f"{message}; leave out one of them", param="echo", code="unsupported_parameter")
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            message = "max_tokens is 0 and nothing of the prompt is asked for; set echo or prompt_logprobs, or raise it"
+            raise ApiError(400, message, param="max_tokens", code="invalid_value")
         if self.best_of is not None and self.best_of != (self.n or 1):
             message = "best_of other than n is not supported: every completion is returned"
             raise ApiError(400, f"{message}; leave it out", param="best_of", code="unsupported_parameter")
@@ -260,6 +279,12 @@ class TokenizeRequest(TemplateFields, Body):
 class DetokenizeRequest(Body):
     model: str | None = None
     tokens: Tokens
+
+
+def given_prompts(given: Any) -> list[str | list[int]]:
+    """The prompts of a field that holds one or several, as texts or as token ids."""
+    several: list[Any] = [given] if isinstance(given, str) else given
+    return [several] if not several or isinstance(several[0], int) else several
 
 
 def _bias(given: dict[str, float] | None) -> dict[int, float] | None:

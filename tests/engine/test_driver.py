@@ -15,6 +15,7 @@ import pytest
 
 from outpace import LLM, SamplingParams
 from outpace.errors import UsageError
+from tests.fakes import runner_of
 from tests.test_llm import GREEDY, is_clean, token_ids, use_fakes
 
 PROMPTS = ["abc", "def", "hello there", "xyz", "a b c d", "once upon", "a time", "the end"]
@@ -53,7 +54,7 @@ def test_a_stream_can_be_stopped_while_its_prompt_is_computed(monkeypatch):
 
         monkeypatch.setattr(llm.engine._runner, "forward", stopping)
         assert list(stream) == [] and is_clean(llm)
-        assert llm.engine._runner.num_computed == 64, "it went on with the prompt"
+        assert runner_of(llm.engine).num_computed == 64, "it went on with the prompt"
 
 
 # ---- threads

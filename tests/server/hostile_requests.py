@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from outpace.server.embeddings import EmbeddingRequest
 from outpace.server.responses.request import ResponsesRequest
 from outpace.server.wire import ChatRequest, CompletionRequest, DetokenizeRequest, SpeculationFields, TokenizeRequest
 from tests.schemas import SchemaMaker
@@ -24,6 +25,7 @@ ENDPOINTS: dict[str, tuple[type[BaseModel], Fields]] = {
     "/v1/chat/completions": (ChatRequest, {"messages": _QUESTION, **_SHORT}),
     "/v1/chat/completions?tools": (ChatRequest, {"messages": _QUESTION, "tools": [_TOOL], **_SHORT}),
     "/v1/responses": (ResponsesRequest, {"input": _QUESTION, **_SHORT_RESPONSE}),
+    "/v1/embeddings": (EmbeddingRequest, {"input": ["ab", "c"]}),
     "/tokenize": (TokenizeRequest, {"prompt": "ab"}),
     "/detokenize": (DetokenizeRequest, {"tokens": [97, 98]}),
 }
@@ -72,6 +74,10 @@ def wrong_fields(rng: Random) -> tuple[str, bytes]:
         body["speculation"] = {rng.choice(list(SpeculationFields.model_fields)): any_value(rng)}
     if "prediction" in kind.model_fields and rng.random() < 0.2:
         body["prediction"] = {"type": "content", "content": any_value(rng)}
+    if "prompt_logprobs" in kind.model_fields and rng.random() < 0.2:
+        body["prompt_logprobs"] = rng.choice((0, 1, 20, any_value(rng)))
+    if "echo" in kind.model_fields and rng.random() < 0.2:
+        body |= {"echo": True, "logprobs": rng.choice((0, 20)), "max_tokens": rng.choice((0, 0, 8, any_value(rng)))}
     if "structured_outputs" in kind.model_fields and rng.random() < 0.2:
         body |= wrong_form(rng, kind)
     if "messages" in body and rng.random() < 0.3:

@@ -412,7 +412,6 @@ def test_a_bad_chat_request_hears_one_sentence(server, body, param, words):
     [
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "best_of": 3}, "best_of"),
-        ({"prompt": "a", "echo": True, "logprobs": 1}, "echo with logprobs"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [[]]}, "empty"),
         ({"prompt": [5000]}, "not in the vocabulary"),

@@ -39,10 +39,13 @@ class NativeExecutor:
         begin = perf_counter()
         logits = self._runner.forward(plan)
         seconds = perf_counter() - begin
+        lines = plan.lines_of_cases() if plan.num_scored else None
+        of_cases = logits if lines is None else logits[lines]
         if all(_emits_argmax(case.request) for case in cases):
-            verdicts = _matched(cases, logits, self._runner.likeliest(len(logits)))
+            likeliest = self._runner.likeliest(len(logits))
+            verdicts = _matched(cases, of_cases, likeliest if lines is None else [likeliest[line] for line in lines])
         else:
-            verdicts = self._verifier.verify(cases, logits)
+            verdicts = self._verifier.verify(cases, of_cases)
         return StepResult(logits, verdicts, seconds)
 
 

@@ -118,6 +118,8 @@ class NativeRunner:
             exact_to_the_bit=True,
             verifier=self._verifier,
             executor=NativeExecutor(self, self._verifier),
+            states=self.states,
+            state_width=model.file.description.architecture.width,
             head=head,
         )
         self._head = head
@@ -155,6 +157,10 @@ class NativeRunner:
         for row in plan.rows:
             self.pool.advance(row.seq, len(row.tokens))
         return self._logits_view(self._logits.value or 0, num_outputs)
+
+    def states(self, begin: int, end: int) -> NDArray[np.float32]:
+        """Hidden states after the final norm, of these lines of the latest logits: a copy."""
+        return logits_at(self._lib.states(self._handle), end, self.capabilities.state_width)[begin:end].copy()
 
     def likeliest(self, num_outputs: int) -> list[int]:
         """The argmax of each row of the latest logits, found by the threads that computed them."""

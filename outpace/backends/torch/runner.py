@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.backends.base import Capabilities, Capacity, DraftTask, LoadedModel, Runner, Tokenizer
+from outpace.backends.base import Capabilities, Capacity, DraftTask, LoadedModel, Runner, Tokenizer, max_scored_tokens
 from outpace.backends.torch.device import (
     MemoryPlan,
     TorchOptions,
@@ -27,7 +27,7 @@ from outpace.backends.torch.device import (
 from outpace.backends.torch.execution import staging
 from outpace.backends.torch.execution.ahead import Ahead
 from outpace.backends.torch.execution.drafting import WIDTHS
-from outpace.backends.torch.execution.executor import DeviceExecutor
+from outpace.backends.torch.execution.executor import DeviceExecutor, score
 from outpace.backends.torch.execution.graphs import LARGEST_BUCKET, Graphs, num_captured_tokens
 from outpace.backends.torch.execution.launched import Launched
 from outpace.backends.torch.execution.step import HostStep, StepShape, views
@@ -95,7 +95,8 @@ class TorchModel:
         # Workspace of the largest step: a few copies of its widest activations, and float32 logits. Graphs keep theirs.
         widest = 2 * c.hidden + c.q_size + 2 * c.kv_size + 4 * c.width
         captured = num_captured_tokens(capacity.max_sequences) if self.device.type == "cuda" else 0
-        num_logits = capacity.max_sequences + captured
+        num_scored = min(max_scored_tokens(c.vocab_size), capacity.max_step_tokens)
+        num_logits = capacity.max_sequences + captured + num_scored
         num_tokens = (2 if captured else 1) * capacity.max_step_tokens  # graphs have their own activations
         workspace = num_tokens * widest * size + num_logits * c.vocab_size * 4
         head_weights = self._head.num_parameters if self._head is not None else 0
@@ -155,6 +156,9 @@ class TorchRunner:
             drafter=self.draft,
             follow=self.follow,
             num_prepared=self.num_prepared,
+            scorer=score if embedding.is_cuda else None,  # in the host's memory, numpy is as fast
+            states=self.states,
+            state_width=config.width,
             captured=LARGEST_BUCKET if embedding.is_cuda else None,
         )
         self.vocab_size = config.vocab_size
@@ -169,6 +173,7 @@ class TorchRunner:
         self._open: set[int] = set()
         self._graphs: Graphs | None = Graphs(model, self.caches, self._table_width, capacity.max_sequences)
         self._head: TorchHead | None = None
+        self._states: Tensor | None = None  # of the latest step, if its plan needed them
         self._taps: TapStore | None = None
         self._head_pages: Tensor | None = None
 
@@ -243,7 +248,9 @@ class TorchRunner:
         """Start a step; pages are reserved. `drafted` [depth, rows]: the tokens rows feed after their first."""
         graphs = self.check_open()
         num_logits = sum([row.num_logits for row in plan.rows])
-        bucket = graphs.find(plan)
+        # Graphs have no outputs for states, and reuse their memory.
+        bucket = None if plan.needs_states else graphs.find(plan)
+        self._states = None
         if bucket is not None:
             self.fill(bucket.host, plan)
             bucket.launch(drafted)
@@ -258,9 +265,17 @@ class TorchRunner:
             for i, row in enumerate(plan.rows):
                 begin, count = int(host.begins[i]), len(row.tokens) - 1
                 step.tokens[begin + 1 : begin + 1 + count] = drafted[:count, i]
-        logits = self.model.forward(step, self.caches)
+        states: list[Tensor] | None = [] if plan.needs_states else None
+        logits = self.model.forward(step, self.caches, states=states)
+        self._states = states[0] if states else None
         everything = torch.arange(num_logits, device=self.device)
         return Launched(logits, np.arange(num_logits), everything, lambda mode: Draws(logits, mode, None), None)
+
+    def states(self, begin: int, end: int) -> NDArray[np.float32]:
+        if self._states is None:
+            raise RuntimeError("the states of this step were not kept, because its plan did not need them")
+        found: NDArray[np.float32] = self._states[begin:end].float().cpu().numpy()
+        return found
 
     def fill(self, host: HostStep, plan: StepPlan) -> None:
         """Write a plan into a step's buffer, which may be larger than the plan needs."""

@@ -10,8 +10,9 @@ from outpace.engine.generation import Piece
 from outpace.models.tool_calls.reader import Found
 from outpace.server.completions import Encoded
 from outpace.server.errors import ApiError
-from outpace.server.replies import ChatAnswer, Heading, TokenTexts
+from outpace.server.replies import ChatAnswer, Heading
 from outpace.server.responses.output import Event, Output
+from outpace.server.scored import TokenTexts
 
 _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 

@@ -465,8 +465,13 @@ def counted(method: Callable[..., Any], name: str, count: Counter[str]) -> Calla
     return wrapped
 
 
-def stream_of_requests(folder: Path, draft: Path | None = None) -> list[list[int]]:
-    """Some greedy, some sampled, of different lengths, a new one every few steps; two use drafts, or all."""
+def stream_of_requests(
+    folder: Path, draft: Path | None = None, *, count: int = 12, with_scores: bool = False
+) -> list[list[int]]:
+    """Some greedy, some sampled, of different lengths, a new one every few steps; two use drafts, or all.
+
+    `with_scores`: prompts are scored beside them, and must have the scores that they have alone.
+    """
     name = "draft" if draft else None
     config = EngineConfig(
         draft=name, max_sequences=4, max_context=200, max_step_tokens=64, cache_tokens=500,
@@ -492,8 +497,13 @@ def stream_of_requests(folder: Path, draft: Path | None = None) -> list[list[int
         {"temperature": 0.7, "seed": 8, "frequency_penalty": 0.5},
     ]
     requests: list[Request] = []
-    for i in range(160):
-        if i % 12 == 0 and len(requests) < 12:
+    scored: list[Request] = []
+    for i in range(12 * count + 16):
+        if with_scores and i % 12 == 6:
+            engine.scheduler._max_scored_tokens = 9
+            params = SamplingParams(max_tokens=i // 12 % 2, temperature=0.0, prompt_logprobs=0)
+            scored.append(engine.submit(random_tokens(20, seed=77), params))
+        if i % 12 == 0 and len(requests) < count:
             params = SamplingParams(max_tokens=9 + 5 * len(requests), ignore_eos=True, **features[len(requests) % 6])
             requests.append(engine.submit(random_tokens(3 + 7 * len(requests), seed=len(requests)), params))
         engine.step()
@@ -503,7 +513,17 @@ def stream_of_requests(folder: Path, draft: Path | None = None) -> list[list[int
         assert isinstance(each.runner, TorchRunner)
         each.runner.pool.check_integrity()
         each.runner.close()
+    for request in scored:
+        found, expected = ([each.logprob for each in one.prompt_logprobs] for one in (request, scored[0]))
+        np.testing.assert_allclose(found, expected, atol=1e-4)
     return [request.tokens for request in requests]
+
+
+@pytest.mark.parametrize("has_draft", [False, True])
+def test_prompts_scored_beside_steps_begun_early_change_nothing(tiny, damaged, has_draft, monkeypatch):
+    monkeypatch.setattr(EarlyStart, "is_worth", lambda *_: True)
+    draft = damaged if has_draft else None
+    assert stream_of_requests(tiny, draft, count=4, with_scores=True) == stream_of_requests(tiny, draft, count=4)
 
 
 def test_logprobs_are_there_where_asked_for(tiny):

@@ -258,6 +258,8 @@ int32_t outpace_forward(OutpaceModel* model, const OutpaceRow* rows, int32_t num
     });
 }
 
+const float* outpace_states(const OutpaceModel* model) { return model->model.states(); }
+
 int32_t outpace_copy_page(OutpaceModel* model, int32_t source, int32_t target) {
     return guarded([&] {
         const auto exists = [&](int32_t page) { return page >= 0 && page < model->model.num_pages(); };

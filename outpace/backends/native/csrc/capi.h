@@ -10,7 +10,7 @@ extern "C" {
 #endif
 
 #define OUTPACE_API __attribute__((visibility("default")))
-#define OUTPACE_ABI_VERSION 4
+#define OUTPACE_ABI_VERSION 5
 
 typedef struct OutpaceModel OutpaceModel;
 typedef struct OutpaceVerifier OutpaceVerifier;
@@ -57,6 +57,8 @@ OUTPACE_API int64_t outpace_bytes_per_step(const OutpaceModel* model);
 // call; and the argmax of each, [number requested], in the caller's memory: the first of equals, or the first NaN.
 OUTPACE_API int32_t outpace_forward(OutpaceModel* model, const OutpaceRow* rows, int32_t num_rows, const int32_t* tokens,
                                     const int32_t* tables, int64_t table_stride, const float** logits, int32_t* likeliest);
+// Hidden states after the final norm of the tokens that requested logits in the latest step, [number requested][width].
+OUTPACE_API const float* outpace_states(const OutpaceModel* model);
 OUTPACE_API int32_t outpace_copy_page(OutpaceModel* model, int32_t source, int32_t target);
 
 // A draft to verify (Case in verifier.h). The arrays hold all cases in order; each case has num_drafted + 1 rows of

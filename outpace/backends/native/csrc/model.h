@@ -120,6 +120,8 @@ class Model {
     const float* forward(const std::vector<Row>& rows, int32_t* likeliest, const float* states = nullptr);
     // The residual stream of the latest step after its last layer, [number of tokens][width].
     const float* residual() const { return x_.as<float>(); }
+    // The same after the final norm, of the tokens whose logits were requested, [number requested][width].
+    const float* states() const { return last_.as<float>(); }
     void copy_page(int64_t source, int64_t target);
 
     ~Model();

@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from outpace.backends.base import DraftTask, StepResult
+from outpace.backends.base import DraftTask, Logits, StepResult
 from outpace.backends.torch.execution.ahead import Ahead, needs_only_tokens
 from outpace.backends.torch.execution.ahead import begin as begin_ahead
 from outpace.backends.torch.execution.early_start import EarlyStart
 from outpace.backends.torch.execution.graphs import Bucket
 from outpace.backends.torch.execution.launched import DiscardedLogits, Launched
+from outpace.backends.torch.sampling import scoring
 from outpace.backends.torch.sampling import verifier as device_verifier
 from outpace.backends.torch.sampling.draws import Draws, Fetch, mode_for
-from outpace.core import Case, Request, StepPlan, Verdict
+from outpace.core import Case, Request, StepPlan, TokenLogprob, Verdict
 from outpace.decoding.acceptance import match_known
 
 if TYPE_CHECKING:
@@ -108,11 +109,14 @@ class DeviceExecutor:
         is_plain = len(cases) == plan.num_tokens == len(plan.rows) and all(map(_is_plain, cases))
         self._num_rows = len(plan.rows)
         self._update_early_start(plan, cases, is_plain, begin)
-        answered = self._expected_rows(begun, plan, cases) if begun is not None and cases else {}
-        verified = self._ahead.is_in(plan, cases) if self._ahead is not None and cases else None
+        can_use = bool(cases) and not plan.num_scored  # steps that were started early have no logits of prompts
+        answered = self._expected_rows(begun, plan, cases) if begun is not None and can_use else {}
+        verified = self._ahead.is_in(plan, cases) if self._ahead is not None and can_use else None
         if verified is None or (len(verified) < len(plan.rows) and _any_logprobs(cases)):
             self._drop_ahead()
-        if self._ahead is not None and verified is not None:
+        if plan.num_scored:
+            result = self._run_scored(plan, cases, begin, meanwhile)
+        elif self._ahead is not None and verified is not None:
             result = self._take_ahead(plan, cases, verified, begin, meanwhile)
         elif begun is not None and is_plain and len(answered) == len(plan.rows):
             result = self._take(begun, plan, cases, list(answered.values()), begin)
@@ -188,6 +192,18 @@ class DeviceExecutor:
             return self._concluded(plan, cases, tokens, exact, begin)
         seconds = perf_counter() - begin
         return StepResult(launched, _verdicts(cases, tokens, exact, launched), seconds)
+
+    def _run_scored(
+        self, plan: StepPlan, cases: Sequence[Case], begin: float, meanwhile: Callable[[], None] | None
+    ) -> StepResult:
+        """Run a step that also scores prompts. Its logits stay on the device until the engine asks for them."""
+        launched = self._runner.launch(plan)
+        if meanwhile is not None:
+            meanwhile()
+        verdicts = device_verifier.verify(cases, launched.some(plan.lines_of_cases())) if cases else []
+        if self._runner.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+        return StepResult(launched, verdicts, perf_counter() - begin)
 
     def _take(
         self, begun: _Begun, plan: StepPlan, cases: Sequence[Case], lines: list[int], begin: float
@@ -283,6 +299,12 @@ class DeviceExecutor:
         chain.draws.replay()
         lines = {row.seq: i for i, row in enumerate(plan.rows)}
         self._begun = _Begun(chain, lines, [row.start + 1 for row in plan.rows], chain.draws.fetch())
+
+
+def score(logits: Logits, begin: int, tokens: Sequence[int], num_top: int) -> list[TokenLogprob]:
+    """Score prompt tokens on the device."""
+    assert isinstance(logits, Launched)
+    return scoring.score(logits.some(range(begin, begin + len(tokens))), tokens, num_top)
 
 
 def _by_row(plan: StepPlan, cases: Sequence[Case]) -> dict[int, Case]:

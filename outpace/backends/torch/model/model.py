@@ -21,10 +21,13 @@ class Model:
         self.taps: TapStore | None = None  # keeps hidden states for a draft head
 
     @torch.inference_mode()
-    def forward(self, step: StepInputs, caches: list[Cache], room: Tensor | None = None) -> Tensor:
+    def forward(
+        self, step: StepInputs, caches: list[Cache], room: Tensor | None = None, states: list[Tensor] | None = None
+    ) -> Tensor:
         """Logits of the requested tokens, float32 [num_outputs, vocab_size]; writes keys and values into the caches.
 
-        `room`: a tensor to write the logits into.
+        `room`: a tensor to write the logits into. `states` receives the requested tokens' hidden states after the final
+        norm, [num_outputs, width].
         """
         ops, weights, epsilon = self.ops, self.weights, self.config.epsilon
         h = ops.embed(step.tokens, weights.embedding)
@@ -41,4 +44,6 @@ class Model:
                 taps.write(number, places, h.residual)
         if step.shape.num_outputs != len(h.residual):
             h = Hidden(h.residual.index_select(0, step.outputs))
+        if states is not None:
+            states.append(ops.norm(h.residual, weights.final_norm, epsilon))
         return ops.norm_logits(h, weights.final_norm, epsilon, weights.head, room)
