@@ -19,6 +19,7 @@ from outpace.models import prompts
 from outpace.server import completions, errors, info
 from outpace.server.config import ServerConfig
 from outpace.server.gate import Gate
+from outpace.server.messages import routes as messages
 from outpace.server.state import ServerState
 
 log = logging.getLogger("outpace.server")
@@ -46,7 +47,7 @@ def create_app(engine: AsyncEngine, tokenizer: Tokenizer, config: ServerConfig, 
     app = FastAPI(
         title="Outpace",
         version=outpace.__version__,
-        summary="The OpenAI API over speculative decoding: lossless, never slower, visible.",
+        summary="The OpenAI API, and Anthropic's, over speculative decoding: lossless, never slower, visible.",
         lifespan=lifespan,
         swagger_ui_parameters={"defaultModelsExpandDepth": 0},
     )
@@ -54,6 +55,7 @@ def create_app(engine: AsyncEngine, tokenizer: Tokenizer, config: ServerConfig, 
     app.root_path = config.root_path  # as uvicorn's, it would not work where the proxy leaves it in the path
     errors.install(app)
     app.include_router(completions.router)
+    app.include_router(messages.router)
     app.include_router(info.router)
     app.add_middleware(Gate, config=config, metrics=state.http)
     if config.allowed_origins:

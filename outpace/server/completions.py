@@ -44,7 +44,8 @@ ERRORS: Responses = {
     503: {"model": ErrorReply, "description": "The server is shutting down, or its engine has stopped."},
     504: {"model": ErrorReply, "description": "The answer took too long."},
 }
-_STREAM: Responses = {200: {"content": {"text/event-stream": {}}}}
+STREAM: Responses = {200: {"content": {"text/event-stream": {}}}}
+AnswerKind = Callable[[Heading, TokenTexts], Answer]
 router = APIRouter()
 
 
@@ -60,8 +61,15 @@ class _Encoded:
     tools: ToolUse | None = None
 
 
-@router.post("/v1/chat/completions", response_model=ChatReply, responses=ERRORS | _STREAM, tags=["generate"])
+@router.post("/v1/chat/completions", response_model=ChatReply, responses=ERRORS | STREAM, tags=["generate"])
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
+    return await answer_chat(body, request, _chat_answer, "chatcmpl-")
+
+
+async def answer_chat(
+    body: ChatRequest, request: Request, kind: Callable[[ToolUse | None], AnswerKind], prefix: str
+) -> Response:
+    """Answer a chat request. `kind` writes the answer in some API's format, given the tools that it may call."""
     state = state_of(request)
     state.check_model(body.model)
     with state.engine.reserve(body.n or 1):
@@ -73,11 +81,14 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
             is_long=is_long,
         )
     [first] = encoded
-    kind = ChatAnswer if first.tools is None else partial(ToolAnswer, use=first.tools)
-    return _answer(state, body, request, encoded, kind, "chatcmpl-")
+    return _answer(state, body, request, encoded, kind(first.tools), prefix)
 
 
-@router.post("/v1/completions", response_model=TextReply, responses=ERRORS | _STREAM, tags=["generate"])
+def _chat_answer(use: ToolUse | None) -> AnswerKind:
+    return ChatAnswer if use is None else partial(ToolAnswer, use=use)
+
+
+@router.post("/v1/completions", response_model=TextReply, responses=ERRORS | STREAM, tags=["generate"])
 async def completions(body: CompletionRequest, request: Request) -> Response:
     state = state_of(request)
     state.check_model(body.model)
@@ -94,14 +105,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 
 def _encode_chat(state: ServerState, body: ChatRequest, messages: Sequence[dict[str, Any]], check: Check) -> _Encoded:
     use = use_of(body.tools, body.tool_choice, body.parallel_tool_calls, state.call_syntax)
-    prompt = prompts.render(
-        state.tokenizer,
-        messages,
-        tools=() if use is None else use.tools,
-        syntax=state.call_syntax,
-        allow_control_tokens=state.config.allow_control_tokens,
-        **body.template_options(),
-    )
+    prompt = chat_prompt(state, body, messages, use)
     if state.config.log_prompts:
         log.info("prompt: %r", prompt.text)
     tokens = prompts.encode(state.tokenizer, prompt, max_tokens=_most_tokens(state, body), check=check)
@@ -110,6 +114,19 @@ def _encode_chat(state: ServerState, body: ChatRequest, messages: Sequence[dict[
     if use is not None:
         _constrain_to_calls(state, encoded, use)
     return encoded
+
+
+def chat_prompt(
+    state: ServerState, body: ChatRequest, messages: Sequence[dict[str, Any]], use: ToolUse | None
+) -> prompts.ChatPrompt:
+    return prompts.render(
+        state.tokenizer,
+        messages,
+        tools=() if use is None else use.tools,
+        syntax=state.call_syntax,
+        allow_control_tokens=state.config.allow_control_tokens,
+        **body.template_options(),
+    )
 
 
 def _most_tokens(state: ServerState, body: SamplingFields) -> int | None:
@@ -188,7 +205,7 @@ def _answer(
     body: SamplingFields,
     request: Request,
     encoded: Sequence[_Encoded],
-    kind: Callable[[Heading, TokenTexts], Answer],
+    kind: AnswerKind,
     prefix: str,
 ) -> Response:
     if body.stream_options is not None and not body.stream:

@@ -14,6 +14,7 @@ from typing import Any
 from outpace.backends.base import Tokenizer
 from outpace.core import Request, TokenLogprob
 from outpace.engine.generation import Piece
+from outpace.server.errors import ApiError
 
 _LEAST_LOGPROB = -9999.0  # OpenAI's value for minus infinity, which JSON lacks
 _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -107,6 +108,10 @@ class Answer:
         if not self.heading.include_usage:
             return DONE
         return event(self._object(self.chunk_name) | {"choices": [], "usage": self.usage()}) + DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """The end of a stream that fails after its start."""
+        return event(error.body()) + DONE
 
     def usage(self) -> dict[str, Any]:
         heading, requests = self.heading, list(self.finished.values())
@@ -265,9 +270,9 @@ def _members(fields: dict[str, Any]) -> str:
     return "," + _to_json(fields)[1:-1] if fields else ""
 
 
-def event(body: dict[str, Any]) -> bytes:
+def event(body: dict[str, Any], name: str | None = None) -> bytes:
     """One server-sent event."""
-    return b"data: " + _to_json(body).encode() + b"\n\n"
+    return (f"event: {name}\n" if name else "").encode() + b"data: " + _to_json(body).encode() + b"\n\n"
 
 
 DONE = b"data: [DONE]\n\n"
