@@ -19,8 +19,11 @@ from outpace.decoding.randomness import child_seed
 from outpace.engine.generation import Order
 from outpace.errors import UsageError
 from outpace.models import prompts
+from outpace.models.reasoning.syntax import ReasoningSyntax
+from outpace.models.reasoning.use import Reasoning
 from outpace.models.tool_calls.use import ToolUse
 from outpace.server.errors import ApiError, ErrorReply
+from outpace.server.reasoning_replies import ReasoningAnswer, ReasoningToolAnswer
 from outpace.server.replies import Answer, ChatAnswer, Heading, TextAnswer, TokenTexts
 from outpace.server.reply_types import ChatReply, TextReply
 from outpace.server.state import Check, ServerState, state_of
@@ -59,6 +62,7 @@ class _Encoded:
     prediction: Prediction | None = None
     echo: str = ""
     tools: ToolUse | None = None
+    reasoning: Reasoning | None = None  # how the answer thinks; None: the model does not
 
 
 @router.post("/v1/chat/completions", response_model=ChatReply, responses=ERRORS | STREAM, tags=["generate"])
@@ -67,9 +71,12 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
 
 
 async def answer_chat(
-    body: ChatRequest, request: Request, kind: Callable[[ToolUse | None], AnswerKind], prefix: str
+    body: ChatRequest,
+    request: Request,
+    kind: Callable[[ToolUse | None, Reasoning | None], AnswerKind],
+    prefix: str,
 ) -> Response:
-    """Answer a chat request. `kind` writes the answer in some API's format, given the tools that it may call."""
+    """Answer a chat request. `kind` writes the answer in some API's format, given what the answer may contain."""
     state = state_of(request)
     state.check_model(body.model)
     with state.engine.reserve(body.n or 1):
@@ -81,11 +88,15 @@ async def answer_chat(
             is_long=is_long,
         )
     [first] = encoded
-    return _answer(state, body, request, encoded, kind(first.tools), prefix)
+    return _answer(state, body, request, encoded, kind(first.tools, first.reasoning), prefix)
 
 
-def _chat_answer(use: ToolUse | None) -> AnswerKind:
-    return ChatAnswer if use is None else partial(ToolAnswer, use=use)
+def _chat_answer(use: ToolUse | None, reasoning: Reasoning | None) -> AnswerKind:
+    if reasoning is None:
+        return ChatAnswer if use is None else partial(ToolAnswer, use=use)
+    if use is None:
+        return partial(ReasoningAnswer, reasoning=reasoning)
+    return partial(ReasoningToolAnswer, reasoning=reasoning, use=use)
 
 
 @router.post("/v1/completions", response_model=TextReply, responses=ERRORS | STREAM, tags=["generate"])
@@ -113,7 +124,20 @@ def _encode_chat(state: ServerState, body: ChatRequest, messages: Sequence[dict[
     encoded.prediction = state.engine.engine.read_prediction(encoded.params, check)
     if use is not None:
         _constrain_to_calls(state, encoded, use)
+    if state.reasoning_syntax is not None:
+        _allow_thinking(state, body, encoded, prompt, state.reasoning_syntax)
     return encoded
+
+
+def _allow_thinking(
+    state: ServerState, body: ChatRequest, encoded: _Encoded, prompt: prompts.ChatPrompt, syntax: ReasoningSyntax
+) -> None:
+    beginning = syntax.beginning(prompt.hidden)
+    if body.continue_final_message:
+        beginning = syntax.continued(body.messages[-1].text())
+    encoded.reasoning = Reasoning(syntax, beginning, is_shown=body.include_reasoning is not False)
+    encoded.params = encoded.reasoning.allow(encoded.params, state.tokenizer)
+    encoded.constraint = _compile(state, body, encoded.params)
 
 
 def chat_prompt(

@@ -123,6 +123,7 @@ class Answer:
         return self._counts() | {
             "prompt_tokens_details": {"cached_tokens": sum(request.num_shared for request in firsts)},
             "completion_tokens_details": {
+                "reasoning_tokens": sum(self.num_reasoning_tokens(request) for request in requests),
                 "accepted_prediction_tokens": sum(spec.accepted_prediction_tokens for spec in specs),
                 "rejected_prediction_tokens": sum(spec.rejected_prediction_tokens for spec in specs),
             },
@@ -160,14 +161,21 @@ class Answer:
         """Fields beside the choices that a reply has once, a stream in its first chunk."""
         return {}
 
+    def num_reasoning_tokens(self, request: Request) -> int:
+        """Of a finished completion."""
+        return 0
+
     def token_ids(self, piece: Piece) -> dict[str, Any]:
         """Those of a choice, if they were asked for."""
         return {} if self.heading.prompt_token_ids is None else {"token_ids": piece.token_ids}
 
     def _has_news(self, piece: Piece) -> bool:
+        return bool(piece.text or piece.is_last or self._has_details(piece))
+
+    def _has_details(self, piece: Piece) -> bool:
+        """Whether a chunk must be sent for its tokens, also without any text."""
         heading = self.heading
-        has_details = (heading.with_logprobs and piece.logprobs) or (heading.prompt_token_ids and piece.token_ids)
-        return bool(piece.text or piece.is_last or has_details)
+        return bool((heading.with_logprobs and piece.logprobs) or (heading.prompt_token_ids and piece.token_ids))
 
     def _record(self, piece: Piece) -> None:
         self.num_completion_tokens += len(piece.token_ids)

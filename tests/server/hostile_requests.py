@@ -89,6 +89,10 @@ _GRAMMARS = (
     'start: "a" b',
     "%import x",
     'start: ""',
+    "start: @described",
+    '{"grammars": []}',
+    '{"grammars": 1}',
+    "{",
 )
 
 

@@ -12,7 +12,10 @@ from uuid import uuid4
 
 from pydantic_core import from_json
 
+from outpace.core import Request
 from outpace.engine.generation import Piece
+from outpace.models.reasoning.reader import Thought
+from outpace.models.reasoning.use import Reasoning
 from outpace.models.tool_calls.reader import CallDelta, Found
 from outpace.models.tool_calls.use import ToolUse
 from outpace.server.errors import ApiError
@@ -24,8 +27,12 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 
 class MessagesAnswer(Answer):
-    def __init__(self, heading: Heading, texts: TokenTexts, use: ToolUse | None) -> None:
+    def __init__(
+        self, heading: Heading, texts: TokenTexts, *, use: ToolUse | None, reasoning: Reasoning | None
+    ) -> None:
         super().__init__(heading, texts)
+        self._reasoning = reasoning
+        self._thoughts = None if reasoning is None else reasoning.reader()
         self._reader = None if use is None else use.reader()
         self._num_blocks = 0
         self._open_type: str | None = None  # of the block that takes the next delta
@@ -49,6 +56,11 @@ class MessagesAnswer(Answer):
     def closing(self) -> bytes:
         delta = {"type": "message_delta", "delta": self._ending(), "usage": self._usage()}
         return event(delta, "message_delta") + event({"type": "message_stop"}, "message_stop")
+
+    def num_reasoning_tokens(self, request: Request) -> int:
+        if self._reasoning is None:
+            return 0
+        return self._reasoning.num_tokens(map(self.texts.bytes, request.tokens[len(request.prompt) :]))
 
     def failure(self, error: ApiError) -> bytes:
         request_id = self.heading.id.removeprefix("msg_")
@@ -83,12 +95,18 @@ class MessagesAnswer(Answer):
     def _usage(self) -> Fields:
         usage = self.usage()
         num_cached = usage["prompt_tokens_details"]["cached_tokens"]
-        return self._prompt_usage(num_cached) | {"speculation": usage["speculation"]}
+        num_thinking = usage["completion_tokens_details"]["reasoning_tokens"]
+        details = {"output_tokens_details": {"thinking_tokens": num_thinking}, "speculation": usage["speculation"]}
+        return self._prompt_usage(num_cached) | details
 
     # ---- steps that build the content
 
     def _steps(self, piece: Piece) -> Iterator[Fields]:
-        found = self._read(piece)
+        thought = self._thought(piece)
+        if thought.reasoning and self._reasoning is not None and self._reasoning.is_shown:
+            yield from self._begun("thinking", {"thinking": "", "signature": ""})
+            yield self._delta({"type": "thinking_delta", "thinking": thought.reasoning})
+        found = self._read(thought.content, is_last=piece.is_last)
         if found.content:
             yield from self._begun("text", {"text": "", "citations": None})
             yield self._delta({"type": "text_delta", "text": found.content})
@@ -97,11 +115,16 @@ class MessagesAnswer(Answer):
         if piece.is_last:
             yield from self._ended()
 
-    def _read(self, piece: Piece) -> Found:
+    def _thought(self, piece: Piece) -> Thought:
+        if self._thoughts is None:
+            return Thought(content=piece.text)
+        return self._thoughts.read(piece.text, is_last=piece.is_last)
+
+    def _read(self, content: str, *, is_last: bool) -> Found:
         if self._reader is None:
-            return Found(piece.text)
-        found = self._reader.feed(piece.text)
-        return found.joined(self._reader.finish()) if piece.is_last else found
+            return Found(content)
+        found = self._reader.feed(content)
+        return found.joined(self._reader.finish()) if is_last else found
 
     def _call_steps(self, call: CallDelta) -> Iterator[Fields]:
         if call.name is not None:
@@ -137,10 +160,12 @@ def _built(steps: Iterator[Fields]) -> list[Fields]:
         if step["type"] == "content_block_start":
             blocks.append(step["content_block"])
             arguments = ""
-        elif step["type"] == "content_block_delta" and step["delta"]["type"] == "text_delta":
-            blocks[-1]["text"] += step["delta"]["text"]
         elif step["type"] == "content_block_delta":
-            arguments += step["delta"]["partial_json"]
+            delta = step["delta"]
+            arguments += delta.get("partial_json", "")
+            for name in ("text", "thinking"):
+                if name in delta:
+                    blocks[-1][name] += delta[name]
         elif blocks[-1]["type"] == "tool_use":
             blocks[-1]["input"] = _input(arguments)
     return blocks

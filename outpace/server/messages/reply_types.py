@@ -15,6 +15,12 @@ class TextReplyBlock(BaseModel):
     citations: None
 
 
+class ThinkingReplyBlock(BaseModel):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
 class ToolUseReplyBlock(BaseModel):
     type: Literal["tool_use"]
     id: str
@@ -22,7 +28,11 @@ class ToolUseReplyBlock(BaseModel):
     input: dict[str, Any]
 
 
-ReplyBlock = Annotated[TextReplyBlock | ToolUseReplyBlock, Field(discriminator="type")]
+ReplyBlock = Annotated[TextReplyBlock | ThinkingReplyBlock | ToolUseReplyBlock, Field(discriminator="type")]
+
+
+class OutputDetails(BaseModel):
+    thinking_tokens: int
 
 
 class MessageUsage(BaseModel):
@@ -32,6 +42,7 @@ class MessageUsage(BaseModel):
     cache_read_input_tokens: int
     cache_creation_input_tokens: int
     output_tokens: int
+    output_tokens_details: OutputDetails
     speculation: Speculation
 
 

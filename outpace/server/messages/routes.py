@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from outpace.models import prompts
+from outpace.models.reasoning.use import Reasoning
 from outpace.models.tool_calls.use import ToolUse
 from outpace.server.completions import ERRORS, STREAM, AnswerKind, Responses, answer_chat, chat_prompt
 from outpace.server.messages.answer import MessagesAnswer
@@ -29,8 +30,8 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
     return await answer_chat(chat_request(body), request, _messages_answer, "msg_")
 
 
-def _messages_answer(use: ToolUse | None) -> AnswerKind:
-    return partial(MessagesAnswer, use=use)
+def _messages_answer(use: ToolUse | None, reasoning: Reasoning | None) -> AnswerKind:
+    return partial(MessagesAnswer, use=use, reasoning=reasoning)
 
 
 @router.post("/v1/messages/count_tokens", responses=_COUNT_ERRORS, tags=["text"])

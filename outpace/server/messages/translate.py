@@ -15,6 +15,8 @@ from outpace.server.messages.wire import (
     PromptFields,
     TextBlock,
     Texts,
+    Thinking,
+    ThinkingBlock,
     ToolChoice,
     ToolResultBlock,
     ToolUseBlock,
@@ -32,6 +34,7 @@ def chat_request(asked: PromptFields) -> ChatRequest:
         "messages": list(_messages(asked)),
         "tools": None if asked.tools is None else [_tool(tool) for tool in asked.tools],
         "chat_template_kwargs": _thinking_variables(asked),
+        "include_reasoning": _shows_thinking(asked.thinking),
         **_choice(asked.tool_choice),
         **_output(asked.output_config),
     }
@@ -51,6 +54,11 @@ def _thinking_variables(asked: PromptFields) -> Fields:
         return {}  # the template's default
     wants = asked.thinking is not None and asked.thinking.type == "enabled"
     return {"enable_thinking": wants, "thinking": wants}
+
+
+def _shows_thinking(asked: Thinking | None) -> bool:
+    """Clients that do not ask for thinking take the first block for the text."""
+    return asked is not None and asked.type != "disabled" and asked.display != "omitted"
 
 
 def _choice(asked: ToolChoice | None) -> Fields:
@@ -101,6 +109,7 @@ def _blocks(turn: Turn) -> list[Any]:
 
 def _assistant(blocks: Iterable[Block]) -> Fields:
     texts: list[str] = []
+    thoughts: list[str] = []
     calls: list[Fields] = []
     for block in blocks:
         if isinstance(block, TextBlock):
@@ -110,8 +119,10 @@ def _assistant(blocks: Iterable[Block]) -> Fields:
             calls.append({"id": block.id, "type": "function", "function": function})
         elif isinstance(block, ToolResultBlock):
             raise _misplaced(block, "assistant")
-    message: Fields = {"role": "assistant", "content": _joined(texts)}
-    return message | {"tool_calls": calls} if calls else message
+        elif isinstance(block, ThinkingBlock):
+            thoughts.append(block.thinking)
+    message: Fields = {"role": "assistant", "content": _joined(texts), "reasoning_content": _joined(thoughts)}
+    return message | {"tool_calls": calls}
 
 
 def _user(blocks: list[Block]) -> Iterator[Fields]:
