@@ -248,7 +248,8 @@ def test_a_call_that_is_cut_off_keeps_what_is_complete(ask):
 
 
 def test_a_format_of_the_output_is_kept(greeting):
-    schema = {"type": "object", "properties": {"sky": {"enum": ["clear"]}}, "required": ["sky"]}
+    sky = {"sky": {"enum": ["clear", "cloudy"]}}
+    schema = {"type": "object", "properties": sky, "required": ["sky"], "additionalProperties": False}
     config = {"format": {"type": "json_schema", "schema": schema}}
     jsonschema.validate(json.loads(whole(greeting, output_config=config).content[0].text), schema)
 

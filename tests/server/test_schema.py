@@ -58,13 +58,17 @@ def make_acceptable(body: dict[str, Any]) -> None:
     body.pop("model", None)
     for name in ("max_tokens", "max_completion_tokens"):
         if body.get(name) is not None:
-            body[name] = body[name] % 8 + 1
+            body[name] = int(body[name]) % 8 + 1  # in JSON's schemas, 1.0 is an integer
     if not body.get("stream"):
         body.pop("stream_options", None)
     for message in body.get("messages") or []:
-        message["content"] = str(message.get("content"))
+        message["content"] = str(message.get("content"))[:40]
         for name in set(message) - {"role", "content"}:
             del message[name]
+    for names in (("system",), ("tools", "tool_choice")):
+        if len(str(body.get(names[0]))) > 100:  # longer than the context
+            for name in names:
+                body.pop(name, None)
     for name in ("logit_bias", "stop_token_ids", "min_tokens"):
         if body.get(name) and len(str(body)) % 2:
             del body[name]
