@@ -14,21 +14,31 @@ from outpace.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Thinking:
+    """Free text before a structured output, between tags. A tag is a text, or the id of a control token."""
+
+    closer: str | int
+    opener: str | int | None = None  # with it the output may begin with thinking; None: the prompt has opened it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutput:
-    """Exactly one of these. `SamplingParams(structured=StructuredOutput(regex="[0-9]+"))`."""
+    """Exactly one description. `SamplingParams(structured=StructuredOutput(regex="[0-9]+"))`."""
 
     json_schema: Mapping[str, Any] | bool | str | None = None  # a string is the schema's JSON; kept as such
     json_object: bool = False  # any JSON object
     regex: str | None = None  # the whole output matches it
     choice: Sequence[str] | None = None  # the output is one of these
     grammar: str | None = None  # Lark, as llguidance reads it
+    after: Thinking | None = None  # what is described begins after this
 
     def __post_init__(self) -> None:
-        given = [one.name for one in fields(self) if getattr(self, one.name) not in (None, False)]
+        descriptions = [one.name for one in fields(self) if one.name != "after"]
+        given = [name for name in descriptions if getattr(self, name) not in (None, False)]
         if self.json_schema is False:
             raise UsageError("the JSON schema false allows no output at all; give a schema that something satisfies")
         if len(given) != 1:
-            names = ", ".join(one.name for one in fields(self))
+            names = ", ".join(descriptions)
             found = f"got {' and '.join(given)}" if given else "got none"
             raise UsageError(f"a structured output is described by exactly one of {names}; {found}")
         if self.json_schema is not None:

@@ -21,10 +21,10 @@ ANSWER_BEGINS = "\nassistant:"
 class ScriptedTokenizer(ByteTokenizer):
     """Bytes, and more control tokens, as families have that begin calls with one."""
 
-    def __init__(self, template: str, *controls: str) -> None:
+    def __init__(self, template: str, *controls: str, ending: str = "") -> None:
         more = [SpecialToken(258 + i, text, is_control=True) for i, text in enumerate(controls)]
         self.vocab_size = 258 + len(controls)
-        self.chat_template = template + ANSWER_BEGINS
+        self.chat_template = template + ANSWER_BEGINS + ending
         self.specials = SpecialTokens([*ByteTokenizer.specials.tokens, *more])
 
 
@@ -60,12 +60,16 @@ def scripted(
     *,
     template: str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
     controls: Sequence[str] = (),
+    ending: str = "",
     **options: Any,
 ) -> Iterator[LiveServer]:
-    """A server whose model gives this answer, or the answer of a function to the prompt."""
+    """A server whose model gives this answer, or the answer of a function to the prompt.
+
+    `ending` is a part of the template after the beginning of the answer, so the answer must begin with its text.
+    """
     from tests.server_helper import live  # it loads the server and its clients, which takes a second
 
-    tokenizer = ScriptedTokenizer(template, *controls)
+    tokenizer = ScriptedTokenizer(template, *controls, ending=ending)
     model = ScriptedModel(answer if callable(answer) else lambda _: answer, tokenizer)
     engine = fake_engine(model, tokenizer=tokenizer, max_context=4096, cache_tokens=16384, speculation="off")
     with live(engine, tokenizer, 4096, **options) as server:

@@ -8,6 +8,7 @@ schema compile it once. JSON is written on one line, with a space after ":" and 
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from dataclasses import dataclass
 from threading import Lock
@@ -18,7 +19,7 @@ from outpace.decoding.exact_tokenizer import ExactTokenizer
 from outpace.decoding.matcher import Matcher, Parser
 from outpace.errors import UsageError
 from outpace.stacks import run_on_stack
-from outpace.structured import StructuredOutput
+from outpace.structured import StructuredOutput, Thinking
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits, LLTokenizer
@@ -92,6 +93,8 @@ class Constraints:
 
         try:
             grammar = _grammar(structured)
+            if structured.after is not None:
+                grammar = _after_thinking(grammar, structured.after)
         except (ValueError, UnicodeEncodeError) as problem:
             raise _refused(structured, str(problem)) from None
         parser = LLMatcher(self._adapted_tokenizer(), grammar, log_level=0, limits=_limits())
@@ -129,6 +132,27 @@ def _grammar(structured: StructuredOutput) -> str:
         return LLMatcher.grammar_from_regex("|".join(map(_escaped, structured.choice)))
     assert structured.grammar is not None
     return LLMatcher.grammar_from_lark(structured.grammar)
+
+
+def _after_thinking(grammar: str, thinking: Thinking) -> str:
+    """The grammar after free text. Lazy lexemes end at their first match, so tags are found in any text."""
+    described = json.loads(grammar)["grammars"] if grammar.lstrip().startswith("{") else [{"lark_grammar": grammar}]
+    closer = thinking.closer
+    rules = {"SPACE": "/[ \\n]{0,4}/"}
+    if isinstance(closer, int):
+        thought = f"/(.|\\n)*/ <[{closer}]> SPACE"
+    else:
+        thought = "thought SPACE"
+        rules["thought[lazy]"] = f"/(.|\\n)*{_escaped(closer)}/"
+    if thinking.opener is None:
+        rules["start"] = f"{thought} @described"
+    elif isinstance(thinking.opener, int):
+        rules["start"] = f"(<[{thinking.opener}]> {thought})? @described"
+    else:
+        rules["opening[lazy]"] = f"/[ \\n]{{0,4}}{_escaped(thinking.opener)}/"
+        rules["start"] = f"(opening {thought})? @described"
+    before = {"lark_grammar": "".join(f"{name}: {rule}\n" for name, rule in rules.items())}
+    return json.dumps({"grammars": [before, {**described[0], "name": "described"}, *described[1:]]})
 
 
 def _escaped(text: str) -> str:

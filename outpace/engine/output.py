@@ -27,6 +27,7 @@ class OutputWriter:
         self._fresh: list[Segment] = []
         self.num_tokens = 0
         self.logprobs: list[TokenLogprob] = []
+        self.stopped_by: str | None = None  # the stop string that ended the output
         self._finished = False
         self._names = _names_of_controls(tokenizer, params)
 
@@ -110,6 +111,7 @@ class OutputWriter:
         if not places:
             return False
         place, length = min(places)
+        self.stopped_by = text[place : place + length]
         end = place + length if self._params.include_stop_str_in_output else place
         self._release(keep=len(text) - end)
         self._held.clear()

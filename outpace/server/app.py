@@ -19,6 +19,7 @@ from outpace.models import prompts
 from outpace.server import completions, embeddings, errors, info
 from outpace.server.config import ServerConfig
 from outpace.server.gate import Gate
+from outpace.server.messages import routes as messages
 from outpace.server.responses import route as responses
 from outpace.server.state import ServerState
 
@@ -47,7 +48,7 @@ def create_app(engine: AsyncEngine, tokenizer: Tokenizer, config: ServerConfig, 
     app = FastAPI(
         title="Outpace",
         version=outpace.__version__,
-        summary="The OpenAI API over speculative decoding: lossless, never slower, visible.",
+        summary="The OpenAI API, and Anthropic's, over speculative decoding: lossless, never slower, visible.",
         lifespan=lifespan,
         swagger_ui_parameters={"defaultModelsExpandDepth": 0},
     )
@@ -56,6 +57,7 @@ def create_app(engine: AsyncEngine, tokenizer: Tokenizer, config: ServerConfig, 
     errors.install(app)
     app.include_router(completions.router)
     app.include_router(responses.router)
+    app.include_router(messages.router)
     app.include_router(embeddings.router)
     app.include_router(info.router)
     app.add_middleware(Gate, config=config, metrics=state.http)

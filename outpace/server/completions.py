@@ -20,8 +20,11 @@ from outpace.decoding.randomness import child_seed
 from outpace.engine.generation import Order
 from outpace.errors import UsageError
 from outpace.models import prompts
+from outpace.models.reasoning.syntax import ReasoningSyntax
+from outpace.models.reasoning.use import Reasoning
 from outpace.models.tool_calls.use import ToolUse
 from outpace.server.errors import ApiError, ErrorReply
+from outpace.server.reasoning_replies import ReasoningAnswer, ReasoningToolAnswer
 from outpace.server.replies import Answer, ChatAnswer, Heading, TextAnswer
 from outpace.server.reply_types import ChatReply, TextReply
 from outpace.server.scored import TokenTexts
@@ -61,6 +64,7 @@ class Encoded:
     prediction: Prediction | None = None
     echo: str = ""
     tools: ToolUse | None = None
+    reasoning: Reasoning | None = None  # how the answer thinks; None: the model does not
 
 
 @router.post("/v1/chat/completions", response_model=ChatReply, responses=ERRORS | STREAM, tags=["generate"])
@@ -69,13 +73,19 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
 
 
 def _chat_answer(encoded: Encoded, heading: Heading, texts: TokenTexts) -> Answer:
-    return ChatAnswer(heading, texts) if encoded.tools is None else ToolAnswer(heading, texts, encoded.tools)
+    use, reasoning = encoded.tools, encoded.reasoning
+    if reasoning is None:
+        return ChatAnswer(heading, texts) if use is None else ToolAnswer(heading, texts, use)
+    if use is None:
+        return ReasoningAnswer(heading, texts, reasoning=reasoning)
+    return ReasoningToolAnswer(heading, texts, reasoning=reasoning, use=use)
 
 
 async def answer_chat(
     body: ChatRequest, request: Request, kind: Callable[[Encoded, Heading, TokenTexts], Answer], prefix: str
 ) -> Response:
-    """Generate what a chat request asks for. `kind` writes the answer; its id begins with `prefix`."""
+    """Generate what a chat request asks for. `kind` writes the answer in some API's format; its id begins with
+    `prefix`."""
     state = state_of(request)
     state.check_model(body.model)
     with state.engine.reserve(body.n or 1):
@@ -106,14 +116,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 
 def _encode_chat(state: ServerState, body: ChatRequest, messages: Sequence[dict[str, Any]], check: Check) -> Encoded:
     use = use_of(body.tools, body.tool_choice, body.parallel_tool_calls, state.call_syntax)
-    prompt = prompts.render(
-        state.tokenizer,
-        messages,
-        tools=() if use is None else use.tools,
-        syntax=state.call_syntax,
-        allow_control_tokens=state.config.allow_control_tokens,
-        **body.template_options(),
-    )
+    prompt = chat_prompt(state, body, messages, use)
     if state.config.log_prompts:
         log.info("prompt: %r", prompt.text)
     tokens = prompts.encode(state.tokenizer, prompt, max_tokens=_most_tokens(state, body), check=check)
@@ -121,7 +124,33 @@ def _encode_chat(state: ServerState, body: ChatRequest, messages: Sequence[dict[
     encoded.prediction = state.engine.engine.read_prediction(encoded.params, check)
     if use is not None:
         _constrain_to_calls(state, encoded, use)
+    if state.reasoning_syntax is not None:
+        _allow_thinking(state, body, encoded, prompt, state.reasoning_syntax)
     return encoded
+
+
+def _allow_thinking(
+    state: ServerState, body: ChatRequest, encoded: Encoded, prompt: prompts.ChatPrompt, syntax: ReasoningSyntax
+) -> None:
+    beginning = syntax.beginning(prompt.hidden)
+    if body.continue_final_message:
+        beginning = syntax.continued(body.messages[-1].text())
+    encoded.reasoning = Reasoning(syntax, beginning, is_shown=body.include_reasoning is not False)
+    encoded.params = encoded.reasoning.allow(encoded.params, state.tokenizer)
+    encoded.constraint = _compile(state, body, encoded.params)
+
+
+def chat_prompt(
+    state: ServerState, body: ChatRequest, messages: Sequence[dict[str, Any]], use: ToolUse | None
+) -> prompts.ChatPrompt:
+    return prompts.render(
+        state.tokenizer,
+        messages,
+        tools=() if use is None else use.tools,
+        syntax=state.call_syntax,
+        allow_control_tokens=state.config.allow_control_tokens,
+        **body.template_options(),
+    )
 
 
 def _most_tokens(state: ServerState, body: SamplingFields) -> int | None:

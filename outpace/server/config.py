@@ -39,6 +39,7 @@ class ServerConfig:
     allow_control_tokens: bool = False  # in messages; then any role is accepted too
     pooling: Pooling = "last"  # of embeddings
     tool_call_parser: str = "auto"  # a name of models/tool_calls; auto: as the chat template shows
+    reasoning_parser: str = "auto"  # a name of models/reasoning, or none; auto: as template and vocabulary show
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"
     log_interval: float = 10.0  # seconds between log lines about the engine while it works; 0: none

@@ -1,4 +1,7 @@
-"""Errors in OpenAI's format, {"error": {"message", "type", "param", "code"}}, with the matching HTTP status."""
+"""Errors in OpenAI's format, {"error": {"message", "type", "param", "code"}}, with the matching HTTP status.
+
+At the paths of Anthropic's API they have its format.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from outpace.engine.generation import EngineStopped, Overloaded
 from outpace.errors import ModelError, OutpaceError, PromptTooLong, UsageError
+from outpace.server.messages.errors import error_body, is_messages_path
 
 log = logging.getLogger("outpace.server")
 
@@ -78,30 +83,38 @@ def as_api_error(error: BaseException) -> ApiError:
     return ApiError(500, "the server failed on this request; its log has the details", type="server_error")
 
 
-def reply(error: BaseException) -> JSONResponse:
+def reply(error: BaseException, scope: Scope) -> JSONResponse:
+    """The error in the format of the path's clients."""
     api_error = as_api_error(error)
-    return JSONResponse(api_error.body(), api_error.status, headers=api_error.headers)
+    body = api_error.body()
+    if is_messages_path(scope["path"]):
+        body = error_body(api_error.status, str(api_error), scope["outpace.request_id"])
+    return JSONResponse(body, api_error.status, headers=api_error.headers)
 
 
 def install(app: FastAPI) -> None:
     """Register handlers, so that every error has the same format."""
 
     @app.exception_handler(OutpaceError)
-    async def known(_: Request, error: OutpaceError) -> JSONResponse:
-        return reply(error)
+    async def known(request: Request, error: OutpaceError) -> JSONResponse:
+        return reply(error, request.scope)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        return reply(_from_validation(error))
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return reply(_from_validation(error), request.scope)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
-        if error.status_code == HTTPStatus.NOT_FOUND:
-            return reply(ApiError(404, f"there is nothing at {request.url.path}; /docs lists the routes"))
-        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            message = f"{request.method} is not allowed at {request.url.path}; see /docs"
-            return reply(ApiError(405, message, headers=error.headers))
-        return reply(ApiError(error.status_code, str(error.detail), headers=error.headers))
+        return reply(_from_http(request, error), request.scope)
+
+
+def _from_http(request: Request, error: HTTPException) -> ApiError:
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        return ApiError(404, f"there is nothing at {request.url.path}; /docs lists the routes")
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        message = f"{request.method} is not allowed at {request.url.path}; see /docs"
+        return ApiError(405, message, headers=error.headers)
+    return ApiError(error.status_code, str(error.detail), headers=error.headers)
 
 
 def _from_validation(error: RequestValidationError) -> ApiError:

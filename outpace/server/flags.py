@@ -26,6 +26,7 @@ from outpace.config import (
     SpeculationMode,
 )
 from outpace.config import SpeculationParams as Speculation
+from outpace.models.reasoning import PARSERS
 from outpace.models.tool_calls import SYNTAXES
 from outpace.server.config import LogFormat, LogLevel, SchedulingPolicy, ServerConfig
 
@@ -65,6 +66,7 @@ SERVER_FIELDS = {
     "request_timeout": "request_timeout",
     "allow_control_tokens": "allow_control_tokens",
     "tool_call_parser": "tool_call_parser",
+    "reasoning_parser": "reasoning_parser",
     "shutdown_timeout": "shutdown_timeout",
     "log_level": "log_level",
     "log_format": "log_format",
@@ -115,6 +117,7 @@ LACKING = {
 WITHOUT_EFFECT = {
     "use_v2_block_manager": "it selects a component of vLLM",
     "enable_auto_tool_choice": "a request with tools may always call them",
+    "enable_reasoning": "thinking is separated where the model shows its tags; see --reasoning-parser",
     "enforce_eager": "it turns off CUDA graphs in vLLM",
     "enable_chunked_prefill": "prompts are always computed in chunks",
     "trust_remote_code": "no code from a model's folder is ever run",
@@ -224,6 +227,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
               server.tool_call_parser, choices=("auto", *SYNTAXES))  # fmt: skip
     flags.add("--pooling", "what /v1/embeddings makes of the last hidden states: that of the last token, as vLLM does "
               "for models that generate, or the mean of all", server.pooling, choices=get_args(Pooling))  # fmt: skip
+    flags.add("--reasoning-parser", "the tags around the model's thinking, which replies separate from the content; "
+              "auto: those of its chat template or vocabulary; none: thinking is content", server.reasoning_parser,
+              choices=("auto", "none", *PARSERS))  # fmt: skip
     flags.add("--request-timeout", "seconds an answer may take", server.request_timeout, metavar="S", type=float)
     flags.add("--shutdown-timeout", "seconds that running answers may take after SIGTERM", server.shutdown_timeout,
               metavar="S", type=float)  # fmt: skip

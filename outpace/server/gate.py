@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from outpace.engine.generation import EngineStopped
 from outpace.server.config import ServerConfig
 from outpace.server.errors import CLIENT_LEFT, ApiError, as_api_error, reply
+from outpace.server.messages.errors import is_messages_path
 from outpace.server.replies import Answer
 from outpace.server.state import HttpMetrics
 
@@ -64,7 +65,10 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                answer_headers = MutableHeaders(scope=message)
+                answer_headers["x-request-id"] = request_id
+                if is_messages_path(scope["path"]):
+                    answer_headers["request-id"] = request_id  # the name that Anthropic's clients read
             await send(message)
 
         try:
@@ -76,9 +80,8 @@ class Gate:
         except asyncio.CancelledError:
             # Only a shutdown cancels requests: it has waited for as long as it may.
             if not status:
-                await reply(EngineStopped("the server is shutting down; send the request to another one, or later"))(
-                    scope, receive, send_with_id
-                )
+                stopped = EngineStopped("the server is shutting down; send the request to another one, or later")
+                await reply(stopped, scope)(scope, receive, send_with_id)
         except Exception as error:
             api_error = as_api_error(error)
             if api_error.status == 500:
@@ -87,7 +90,7 @@ class Gate:
                 raise  # headers are already sent, so the connection is closed
             if api_error.status == 413:
                 await _discard(receive)
-            await reply(api_error)(scope, receive, send_with_id)
+            await reply(api_error, scope)(scope, receive, send_with_id)
         finally:
             self._log_request(scope, request_id, status, perf_counter() - began)
 
@@ -123,11 +126,12 @@ class Gate:
         if not self._keys or _path(scope) in _OPEN_PATHS or scope["method"] == "OPTIONS":
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
+        bearer = _digest(key.strip().encode("latin-1") if scheme.lower() == "bearer" else b"")
+        x_api_key = _digest(headers.get("x-api-key", "").strip().encode("latin-1"))  # as Anthropic's clients send it
         # Constant time: digests have equal length, and every key is compared.
-        given = _digest(key.strip().encode("latin-1"))
-        matches = [hmac.compare_digest(given, known) for known in self._keys]
-        if scheme.lower() != "bearer" or not any(matches):
-            message = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
+        matches = [hmac.compare_digest(bearer, key) | hmac.compare_digest(x_api_key, key) for key in self._keys]
+        if not any(matches):
+            message = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         scope["outpace.tenant"] = matches.index(True)
 

@@ -100,13 +100,14 @@ async def tokenize(body: TokenizeRequest, request: Request) -> TokenizeReply:
 
 
 def _tokens(state: ServerState, body: TokenizeRequest, check: Check) -> list[int]:
+    tools = checked_tools(body.tools)
     if body.messages is None:
         assert body.prompt is not None
         return prompts.encode(state.tokenizer, body.prompt, add_special=body.add_special_tokens, check=check)
     rendered = prompts.render(
         state.tokenizer,
         [message.as_dict() for message in body.messages],
-        tools=checked_tools(body.tools),
+        tools=tools,
         syntax=state.call_syntax,
         allow_control_tokens=state.config.allow_control_tokens,
         **body.template_options(),

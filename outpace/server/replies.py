@@ -13,6 +13,7 @@ from typing import Any
 
 from outpace.core import Request, TokenLogprob, estimated_speedup
 from outpace.engine.generation import Piece
+from outpace.server.errors import ApiError
 from outpace.server.scored import ScoredPrompt, TokenTexts, finite, top_by_text
 
 _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -103,9 +104,9 @@ class Answer:
             return DONE
         return event(self._object(self.chunk_name) | {"choices": [], "usage": self.usage()}) + DONE
 
-    def failure(self, error: dict[str, Any]) -> bytes:
-        """The end of a stream that failed after its start."""
-        return event(error) + DONE
+    def failure(self, error: ApiError) -> bytes:
+        """The end of a stream that fails after its start."""
+        return event(error.body()) + DONE
 
     def usage(self) -> dict[str, Any]:
         heading, requests = self.heading, list(self.finished.values())
@@ -116,6 +117,7 @@ class Answer:
         return self._counts() | {
             "prompt_tokens_details": {"cached_tokens": sum(request.num_shared for request in firsts)},
             "completion_tokens_details": {
+                "reasoning_tokens": sum(self.num_reasoning_tokens(request) for request in requests),
                 "accepted_prediction_tokens": sum(spec.accepted_prediction_tokens for spec in specs),
                 "rejected_prediction_tokens": sum(spec.rejected_prediction_tokens for spec in specs),
             },
@@ -153,14 +155,21 @@ class Answer:
         """Fields beside the choices that a reply has once, a stream in its first chunk."""
         return {}
 
+    def num_reasoning_tokens(self, request: Request) -> int:
+        """Of a finished completion."""
+        return 0
+
     def token_ids(self, piece: Piece) -> dict[str, Any]:
         """Those of a choice, if they were asked for."""
         return {} if self.heading.prompt_token_ids is None else {"token_ids": piece.token_ids}
 
     def _has_news(self, piece: Piece) -> bool:
+        return bool(piece.text or piece.is_last or self._has_details(piece))
+
+    def _has_details(self, piece: Piece) -> bool:
+        """Whether a chunk must be sent for its tokens, also without any text."""
         heading = self.heading
-        has_details = (heading.with_logprobs and piece.logprobs) or (heading.prompt_token_ids and piece.token_ids)
-        return bool(piece.text or piece.is_last or has_details)
+        return bool((heading.with_logprobs and piece.logprobs) or (heading.prompt_token_ids and piece.token_ids))
 
     def _note_scores(self, piece: Piece) -> None:
         if self.heading.is_scored and piece.index not in self.scored:
@@ -277,9 +286,9 @@ def _members(fields: dict[str, Any]) -> str:
     return "," + _to_json(fields)[1:-1] if fields else ""
 
 
-def event(body: dict[str, Any]) -> bytes:
+def event(body: dict[str, Any], name: str | None = None) -> bytes:
     """One server-sent event."""
-    return b"data: " + _to_json(body).encode() + b"\n\n"
+    return (f"event: {name}\n" if name else "").encode() + b"data: " + _to_json(body).encode() + b"\n\n"
 
 
 DONE = b"data: [DONE]\n\n"

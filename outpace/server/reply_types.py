@@ -22,8 +22,10 @@ class PromptDetails(BaseModel):
 
 
 class CompletionDetails(BaseModel):
-    """Of the tokens of a prediction, how many are in the completion; over all completions. 0 if it was not used."""
+    """Over all completions: tokens of thinking, and of the tokens of a prediction how many are in the completion (0 if
+    it was not used)."""
 
+    reasoning_tokens: int
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
 
@@ -67,7 +69,9 @@ class AssistantMessage(BaseModel):
     role: Literal["assistant"]
     content: str | None
     refusal: None
-    tool_calls: list[ToolCall] | None = None  # left out where there are none
+    reasoning: str | None = None  # left out where there is none; so are the next two
+    reasoning_content: str | None = None  # the same, by its older name
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(BaseModel):

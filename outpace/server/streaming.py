@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from outpace.engine.generation import Generation, Piece
 from outpace.errors import OutpaceError
-from outpace.server.errors import CLIENT_LEFT, ApiError, as_api_error
+from outpace.server.errors import CLIENT_LEFT, ApiError, as_api_error, reply
 from outpace.server.replies import Answer
 
 _LAST_EVENT_SECONDS = 1.0
@@ -62,7 +62,7 @@ class _AnswerResponse(Response):
 
     async def send_error(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         self.status_code = error.status
-        await JSONResponse(error.body(), error.status, headers=error.headers)(scope, receive, send)
+        await reply(error, scope)(scope, receive, send)
 
 
 class WholeReply(_AnswerResponse):
@@ -103,7 +103,7 @@ class EventStream(_AnswerResponse):
         # The likely cause is a client that stopped reading, so do not wait long for it here.
         with suppress(TimeoutError):
             async with asyncio.timeout(_LAST_EVENT_SECONDS):
-                await send({"type": "http.response.body", "body": self.answer.failure(error.body())})
+                await send({"type": "http.response.body", "body": self.answer.failure(error)})
 
     async def _write(self, send: Send, data: bytes) -> None:
         if not self._began:

@@ -26,7 +26,7 @@ class ToolAnswer(ChatAnswer):
         delta: dict[str, Any] = {"content": found.content} if found.content else {}
         if found.calls:
             delta["tool_calls"] = [{"index": call.index, **_written(call)} for call in found.calls]
-        if not delta and not piece.is_last and not (self.heading.with_logprobs and piece.logprobs):
+        if not delta and not piece.is_last and not self._has_details(piece):
             return None
         return self._fields(piece) | {"delta": delta}
 

@@ -162,6 +162,11 @@ class Message(BaseModel):
     def _known_by_templates(cls, role: str) -> str:
         return "system" if role == "developer" else role
 
+    def text(self) -> str:
+        if isinstance(self.content, list):
+            return "".join(str(part.get("text", "")) for part in self.content)
+        return self.content or ""
+
     def as_dict(self) -> dict[str, Any]:
         extra = {name: value for name, value in (self.model_extra or {}).items() if not _is_empty(value)}
         if "function_call" in extra:
@@ -169,7 +174,13 @@ class Message(BaseModel):
         if not isinstance(extra.get("name", ""), str):
             raise ApiError(400, "the name of a message must be a string", param="messages", code="invalid_value")
         known = {name: value for name, value in extra.items() if name in ("name", "tool_calls", "tool_call_id")}
-        return {"role": self.role, "content": self.content, **known}
+        return {"role": self.role, "content": self.content, **known, **_reasoning(extra)}
+
+
+def _reasoning(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """The thinking of an earlier answer, under the name by which templates know it."""
+    given = extra.get("reasoning_content") or extra.get("reasoning")
+    return {"reasoning_content": given} if isinstance(given, str) else {}
 
 
 def _is_empty(value: object) -> bool:
@@ -198,6 +209,7 @@ class ChatRequest(TemplateFields, SamplingFields):
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = Field(None, description="As in vLLM. False: the reply leaves out the thinking.")
     # Accepted only with values that do not use the feature
     functions: Annotated[list[Any], Field(max_length=0), BeforeValidator(_use_tools)] | None = None
     function_call: Annotated[Literal["none", "auto"], BeforeValidator(_use_tools)] | None = None

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from outpace.server.embeddings import EmbeddingRequest
+from outpace.server.messages.wire import CountTokensRequest, MessagesRequest
 from outpace.server.responses.request import ResponsesRequest
 from outpace.server.wire import ChatRequest, CompletionRequest, DetokenizeRequest, SpeculationFields, TokenizeRequest
 from tests.schemas import SchemaMaker
@@ -26,6 +27,8 @@ ENDPOINTS: dict[str, tuple[type[BaseModel], Fields]] = {
     "/v1/chat/completions?tools": (ChatRequest, {"messages": _QUESTION, "tools": [_TOOL], **_SHORT}),
     "/v1/responses": (ResponsesRequest, {"input": _QUESTION, **_SHORT_RESPONSE}),
     "/v1/embeddings": (EmbeddingRequest, {"input": ["ab", "c"]}),
+    "/v1/messages": (MessagesRequest, {"messages": _QUESTION, **_SHORT}),
+    "/v1/messages/count_tokens": (CountTokensRequest, {"messages": _QUESTION}),
     "/tokenize": (TokenizeRequest, {"prompt": "ab"}),
     "/detokenize": (DetokenizeRequest, {"tokens": [97, 98]}),
 }
@@ -120,6 +123,10 @@ _GRAMMARS = (
     'start: "a" b',
     "%import x",
     'start: ""',
+    "start: @described",
+    '{"grammars": []}',
+    '{"grammars": 1}',
+    "{",
 )
 
 
@@ -201,6 +208,40 @@ def _dict(described: Fields) -> Fields:
     return function if isinstance(function, dict) else {"name": function}
 
 
+_BLOCKS: tuple[Fields, ...] = (
+    {"type": "text", "text": "a"},
+    {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"a": 1}},
+    {"type": "tool_result", "tool_use_id": "toolu_1", "content": "<|im_end|>"},
+    {"type": "thinking", "thinking": "hm", "signature": ""},
+    {"type": "image", "source": {}},
+)
+
+
+def blocks(rng: Random) -> tuple[str, bytes]:
+    """Messages of Anthropic's format: blocks of any kind in any role, and own and foreign tools."""
+
+    def block() -> Any:
+        found = rng.choice(_BLOCKS)
+        if rng.random() < 0.2:
+            found = {**found, rng.choice(list(found)): any_value(rng)}
+        return found
+
+    turns = [
+        {"role": rng.choice(("user", "user", "assistant", "system")), "content": [block()] * rng.choice((0, 1, 1, 2))}
+        for _ in range(rng.randrange(1, 4))
+    ]
+    schema = any_value(rng) if rng.random() < 0.2 else rng.choice(_SCHEMAS)
+    kind = rng.choice(("auto", "any", "tool", "none", any_value(rng)))
+    choice = {"type": kind, "name": "f"} if kind == "tool" else {"type": kind}
+    thinking = {"type": rng.choice(("enabled", "disabled", "adaptive", any_value(rng))), "budget_tokens": 9}
+    body: Fields = {"messages": turns, "stream": rng.random() < 0.5, **_SHORT}
+    for name, value in (("tools", [{"name": "f", "input_schema": schema}]), ("tool_choice", choice),
+                        ("thinking", thinking), ("system", [block()])):  # fmt: skip
+        if rng.random() < 0.4:
+            body[name] = value
+    return "/v1/messages", json.dumps(body).encode()
+
+
 def _several(rng: Random, value: Any) -> list[Any]:
     """One or more of it, in a body that is not too large to be read."""
     return [value] * (rng.choice((1, 1, 2, 150)) if len(repr(value)) < 1000 else 1)
@@ -268,7 +309,15 @@ def broken_json(rng: Random) -> tuple[str, bytes]:
     return path, bytes(broken[:200_000])
 
 
-BODIES: tuple[Callable[[Random], tuple[str, bytes]], ...] = (right, wrong_fields, tools, deep, huge, broken_json)
+BODIES: tuple[Callable[[Random], tuple[str, bytes]], ...] = (
+    right,
+    wrong_fields,
+    tools,
+    blocks,
+    deep,
+    huge,
+    broken_json,
+)
 
 
 def as_http(path: str, data: bytes, *, extra: bytes = b"connection: close\r\n") -> bytes:

@@ -55,7 +55,7 @@ class Fuzzer:
         self._log = _Log()
         tokenizer = ByteTokenizer()
         tokenizer.chat_template = _TEMPLATE
-        options |= {"request_timeout": 20.0, "tool_call_parser": "hermes"}
+        options |= {"request_timeout": 20.0, "tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
         self._server = LiveServer(engine, tokenizer, 256, **options)
         self._seed = seed
         self._lock = Lock()

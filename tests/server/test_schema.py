@@ -28,6 +28,8 @@ CHECKS: list[Any] = [
 ]
 
 
+# It takes longer to generate from these schemas, and the second is a part of the first.
+FEWER_EXAMPLES = {"/v1/messages": 20, "/v1/messages/count_tokens": 4}
 MODES = [GenerationMode.POSITIVE, GenerationMode.NEGATIVE]
 
 
@@ -38,15 +40,15 @@ def test_no_request_breaks_the_server():
     with live(engine, ByteTokenizer(), 256, max_output_tokens=8) as server:
         schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
         operations: list[Any] = [result.ok() for result in schema.get_all_operations()]  # type: ignore[union-attr]
-        assert len(operations) == 12
+        assert len(operations) == 14
         for operation, mode in product(operations, MODES):
-            if mode is GenerationMode.NEGATIVE and operation.method == "get":
-                continue  # no body that could be invalid
+            if mode is GenerationMode.NEGATIVE and (operation.method == "get" or "count_tokens" in operation.path):
+                continue  # no body that could be invalid, or one whose fields another route has too
             try_operation(operation, mode)
         server.check_clean()
         metrics = server.metrics()
-        routes = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings", "/tokenize")
-        for route, status in product(routes, (200, 400)):
+        routes = ("completions", "chat/completions", "responses", "messages", "embeddings")
+        for route, status in product([*(f"/v1/{name}" for name in routes), "/tokenize"], (200, 400)):
             assert metrics[f"outpace_http_responses_total{{route={route},status={status}}}"] > 5, "hardly tried"
 
 
@@ -55,16 +57,20 @@ def make_acceptable(body: dict[str, Any]) -> None:
     body.pop("model", None)
     for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
         if body.get(name) is not None:
-            body[name] = body[name] % 8 + (not body.get("echo"))
+            body[name] = int(body[name]) % 8 + (not body.get("echo"))  # in JSON's schemas, 1.0 is an integer
     body.pop("dimensions", None)
     if body.get("stream"):
         body.pop("prompt_logprobs", None)
     else:
         body.pop("stream_options", None)
     for message in body.get("messages") or []:
-        message["content"] = str(message.get("content"))
+        message["content"] = str(message.get("content"))[:40]
         for name in set(message) - {"role", "content"}:
             del message[name]
+    for names in (("system",), ("tools", "tool_choice")):
+        if len(str(body.get(names[0]))) > 100:  # longer than the context
+            for name in names:
+                body.pop(name, None)
     for name in ("logit_bias", "stop_token_ids", "min_tokens"):
         if body.get(name) and len(str(body)) % 2:
             del body[name]
@@ -72,7 +78,7 @@ def make_acceptable(body: dict[str, Any]) -> None:
 
 def try_operation(operation: Any, mode: GenerationMode) -> None:
     @settings(
-        max_examples=50,
+        max_examples=FEWER_EXAMPLES.get(operation.path, 50),
         deadline=None,
         database=None,
         phases=[Phase.explicit, Phase.generate],

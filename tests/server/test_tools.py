@@ -279,6 +279,12 @@ def test_tokenize_counts_the_tools():
         assert counted == answer.usage.prompt_tokens > server.post("/tokenize", {"messages": QUESTION})[1]["count"]
 
 
+def test_tokenize_checks_the_tools_beside_a_prompt_too():
+    with scripted("x") as server:
+        status, reply, _ = server.post("/tokenize", {"prompt": "a", "tools": [{"type": "function"}]})
+    assert status == 400 and reply["error"]["param"] == "tools"
+
+
 NAMED = {"type": "function", "function": {"name": "weather"}}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from outpace.models.held_text import length_of_beginning
 from outpace.models.tool_calls.json_text import Nesting, NotACall, Reading, after_space, require, string
 from outpace.models.tool_calls.syntax import CallSyntax
 
@@ -94,7 +95,7 @@ class CallReader:
                 self._begin_call(text[place:first])
                 return first
         start = text.find(opener, place)
-        end = start if start >= 0 else len(text) - _length_of_beginning(text, opener)
+        end = start if start >= 0 else len(text) - length_of_beginning(text, opener)
         shown = text[place:end].rstrip()  # white space before a call belongs to it
         self._content.append(shown)
         rest = text[place + len(shown) : start + len(opener) if start >= 0 else len(text)]
@@ -233,11 +234,3 @@ class CallReader:
                 self._deltas.setdefault(index, CallDelta(index)).arguments += text
 
         return write
-
-
-def _length_of_beginning(text: str, opener: str) -> int:
-    """The length of the longest end of the text that begins the opener."""
-    for length in range(min(len(text), len(opener) - 1), 0, -1):
-        if text.endswith(opener[:length]):
-            return length
-    return 0

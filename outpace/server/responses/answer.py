@@ -51,9 +51,9 @@ class ResponsesAnswer(ChatAnswer):
     def closing(self) -> bytes:
         return b""  # the last piece has ended the stream
 
-    def failure(self, error: dict[str, Any]) -> bytes:
+    def failure(self, error: ApiError) -> bytes:
         events = [self._event(each) for each in self._output.close("incomplete")]
-        events.append(self._about_all("response.failed", "failed", str(error["error"]["message"])))
+        events.append(self._about_all("response.failed", "failed", str(error)))
         return "".join(events).encode()
 
     def _read(self, piece: Piece) -> Iterable[Event]:
