@@ -170,7 +170,7 @@ def extraction(llm: LLM, prompts: Sequence[Prompt], temperature: float, rounds: 
 def watched_masks() -> Iterator[Stopwatch]:
     """Times all that matchers do and the application of masks to logits."""
     watch = Stopwatch()
-    names = ("mask", "allows", "masked", "count_allowed", "forced", "ending", "advance")
+    names = ("mask", "allows", "only_token", "masked", "count_allowed", "forced", "ending", "advance")
     methods = {name: getattr(Matcher, name) for name in names}
     for name, method in methods.items():
         setattr(Matcher, name, watch.wrapped(method))

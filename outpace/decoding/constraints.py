@@ -29,6 +29,15 @@ KEPT_CHARS = 1 << 20  # of all compiled descriptions that are kept
 _STACK_BYTES = 256 << 20
 _JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _LONGEST_ERROR = 200
+# The tokens of JSON strings by their number of characters. Where a whole group is allowed, llguidance need not look at
+# its tokens one by one. Its own groups end at 10 and 30; near the end of a string with `maxLength` none of them fits,
+# and a mask took three times as long. They change no mask.
+_STRING_CHAR = r'[^"\\\x00-\x1F\x7F]'
+_TOKEN_GROUPS = [
+    r"[\x20\x0A\x0D\x09]+",
+    *(f"{_STRING_CHAR}{{1,{longest}}}" for longest in (3, 6, 10, 15, 30)),
+    f"{_STRING_CHAR}+",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +63,7 @@ class Constraints:
         self.num_tokens = max(vocab_size, tokenizer.vocab_size) + (not self.end_ids)
         self._tokenizer = tokenizer
         self._lock = Lock()
-        self._ll_tokenizer: LLTokenizer | None = None  # takes a quarter of a second, so not before it is needed
+        self._ll_tokenizer: LLTokenizer | None = None  # takes half a second, so not before it is needed
         self._kept: OrderedDict[StructuredOutput, Constraint] = OrderedDict()
         self._num_kept_chars = 0
         self.tokenize = ExactTokenizer(tokenizer)
@@ -148,7 +157,8 @@ def _adapted(tokenizer: Tokenizer, tokenize: ExactTokenizer, num_tokens: int) ->
     from llguidance import LLTokenizer, TokenizerWrapper
 
     ends = sorted(tokenizer.end_ids) or [num_tokens - 1]
-    return LLTokenizer(TokenizerWrapper(_Vocabulary(tokenizer, tokenize, num_tokens, ends[0])), eos_token=ends)
+    wrapper = TokenizerWrapper(_Vocabulary(tokenizer, tokenize, num_tokens, ends[0]))
+    return LLTokenizer(wrapper, eos_token=ends, slices=_TOKEN_GROUPS)
 
 
 class _Vocabulary:

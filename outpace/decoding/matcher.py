@@ -2,7 +2,8 @@
 
 A matcher has one parser, which it moves along a draft by consuming tokens and back by rolling back. Its answers depend
 only on the emitted tokens and the prefix, not on what was asked before. Masks along the latest draft are kept, so the
-mask that was computed to cut a draft also serves its verification.
+mask that was computed to cut a draft also serves its verification. A mask takes ten times as long as one token's way
+through the parser, so `only_token` and `allows` answer without a mask where they can.
 
 A parser that exceeds its limits, or finds that nothing can follow, is at a dead end. The request then ends there, with
 the reason "length", as an incomplete answer does; the step goes on.
@@ -50,6 +51,15 @@ class Forced:
         return [1.0] * self.num_certain + [_OTHERWISE_SPELLED] * (len(self.tokens) - self.num_certain)
 
 
+@dataclass(slots=True)
+class _Place:
+    """What is known of a place on the parser's path."""
+
+    mask: Mask | None = None
+    is_forced: bool | None = None  # the mask has fewer tokens than the parser accepts; None: not asked yet
+    only: int | None = None  # the mask's only token, if forced text gives one
+
+
 @dataclass(frozen=True, slots=True)
 class Ending:
     """The request ends after this many of the given tokens."""
@@ -75,7 +85,7 @@ class Matcher:
         self._masking = Masking()
         self._emitted: list[int] = []
         self._path: list[int] = []  # tokens that the parser has consumed after the emitted ones
-        self._masks: list[Mask | None] = [None]  # after each number of tokens of the path
+        self._places = [_Place()]  # after each number of tokens of the path
         self.is_too_complex = False  # the parser has exceeded a limit
         self._dead_end: tuple[list[int], FinishReason] | None = None  # a path after which no token is possible
 
@@ -89,23 +99,27 @@ class Matcher:
             return known
         if not self._seek(prefix):
             return self._all
-        known = self._masks[-1]
-        if known is None:
-            known = self._masks[-1] = self._computed()
-            if known is None:
-                return self._all
-        return known
+        place = self._places[-1]
+        if place.mask is None:
+            place.mask = self._computed()
+        return self._all if place.mask is None else place.mask
+
+    def only_token(self, prefix: Sequence[int] = ()) -> int | None:
+        """The only token of the mask after `prefix`, where forced text leaves one; None elsewhere."""
+        place = self._explored(prefix)
+        return None if place is None else place.only
 
     def allows(self, token: int, prefix: Sequence[int] = ()) -> bool:
         """Whether the mask after `prefix` has this token, mostly without computing the mask.
 
         The mask has what the parser accepts, except where text is forced: there it has one spelling only.
         """
-        if token in self._stop_ids or self._known_mask(prefix) is not None or not self._seek(prefix):
+        place = self._explored(prefix)
+        if place is not None and place.only is not None:
+            return token == place.only
+        if place is None or place.is_forced or place.mask is not None or token in self._stop_ids:
             return allows(self.mask(prefix), token)
-        if self._parser.is_stopped() or self._parser.compute_ff_bytes():
-            return allows(self.mask(prefix), token)
-        return self._seek([*prefix, token])
+        return self._path[len(prefix) :][:1] == [token] or self._seek([*prefix, token])
 
     def allows_text(self) -> bool:
         """Whether another token than a stop token may come next."""
@@ -154,7 +168,7 @@ class Matcher:
             path, reason = self._dead_end
             self._dead_end = (path[len(tokens) :], reason) if _begins_with(path, tokens) else None
         self._emitted += self._path
-        self._path, self._masks = [], self._masks[-1:]
+        self._path, self._places = [], self._places[-1:]
 
     def _seek(self, prefix: Sequence[int]) -> bool:
         """Move the parser along `prefix`; False if it stands before a stop token, a forbidden one or a dead end."""
@@ -163,7 +177,7 @@ class Matcher:
         if path != list(prefix[:same]):
             same = common_length(path, prefix)
             self._parser.rollback(len(path) - same)
-            del path[same:], self._masks[same + 1 :]
+            del path[same:], self._places[same + 1 :]
         if self._dead_end is not None and _begins_with(prefix, self._dead_end[0]):
             return False
         if same < len(prefix):
@@ -171,15 +185,34 @@ class Matcher:
             until_stop = next((i for i, token in enumerate(rest) if token in self._stop_ids), len(rest))
             num_consumed = self._parser.try_consume_tokens(rest[:until_stop])
             path += rest[:num_consumed]
-            self._masks += [None] * num_consumed
+            self._places += [_Place() for _ in range(num_consumed)]
             if self._parser.is_error():
                 self._die("length")
         return len(self._path) == len(prefix)
 
     def _known_mask(self, prefix: Sequence[int]) -> Mask | None:
         """A mask on the path of the latest draft; the parser need not go back for it."""
+        place = self._known_place(prefix)
+        return None if place is None else place.mask
+
+    def _known_place(self, prefix: Sequence[int]) -> _Place | None:
         length = len(prefix)
-        return self._masks[length] if length < len(self._masks) and self._path[:length] == list(prefix) else None
+        is_known = length < len(self._places) and (not length or self._path[:length] == list(prefix))
+        return self._places[length] if is_known else None
+
+    def _explored(self, prefix: Sequence[int]) -> _Place | None:
+        """The place after `prefix`, with what is forced there; None if the parser cannot get there."""
+        place = self._known_place(prefix)
+        if place is not None and place.is_forced is not None:
+            return place
+        if not self._seek(prefix):
+            return None
+        place, parser = self._places[-1], self._parser
+        is_stopped = parser.is_stopped()
+        place.is_forced = is_stopped or bool(parser.compute_ff_bytes())
+        if place.is_forced and not is_stopped and not parser.is_accepting():
+            place.only = next(iter(parser.compute_ff_tokens()), None)
+        return place
 
     def _computed(self) -> Mask | None:
         """The mask at the parser's place; None if nothing can follow or the parser fails."""
@@ -200,7 +233,7 @@ class Matcher:
             self.is_too_complex = True
         self._parser = self._template.deep_copy()
         self._parser.try_consume_tokens(self._emitted)
-        self._path, self._masks = [], [None]
+        self._path, self._places = [], [_Place()]
 
 
 def _begins_with(tokens: Sequence[int], beginning: Sequence[int]) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 from outpace.backends.native.build import HERE, LIBRARY_NAME, BuildError, find_compiler
 from outpace.errors import BackendError
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 REBUILD = "python -m outpace.backends.native.build"
 
 OK, BAD_ARGUMENT, NO_MEMORY, FAULT = range(4)
@@ -74,7 +74,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "outpace_draft": (_I, [_P, _P, _I, _P, _P, _L, _P, _P, _P, _P]),
     "outpace_verifier_create": (_I, [_L, _I, c.POINTER(_P)]),
     "outpace_verifier_destroy": (None, [_P]),
-    "outpace_verify": (_I, [_P, _P, _I, _P, _P, _P, _P]),
+    "outpace_verify": (_I, [_P, _P, _I, _P, _P, _P, _P, _P]),
     "outpace_probs": (_I, [_P, _P, _P, _P]),
 }
 
