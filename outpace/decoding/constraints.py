@@ -9,12 +9,13 @@ schema compile it once. JSON is written on one line, with a space after ":" and 
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
 from outpace.backends.base import Tokenizer
 from outpace.decoding.exact_tokenizer import ExactTokenizer
+from outpace.decoding.forced_runs import ForcedRuns
 from outpace.decoding.matcher import Matcher, Parser
 from outpace.errors import UsageError
 from outpace.stacks import run_on_stack
@@ -46,11 +47,12 @@ class Constraint:
 
     template: Parser
     constraints: Constraints
+    runs: ForcedRuns = field(default_factory=ForcedRuns)
 
     def matcher(self, stop_ids: frozenset[int]) -> Matcher:
         """A matcher for one completion, at its beginning."""
         made_for = self.constraints
-        return Matcher(self.template, made_for.num_tokens, stop_ids | made_for.end_ids, made_for.tokenize)
+        return Matcher(self.template, made_for.num_tokens, stop_ids | made_for.end_ids, made_for.tokenize, self.runs)
 
 
 class Constraints:

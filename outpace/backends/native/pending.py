@@ -19,7 +19,6 @@ from outpace.decoding.verification import matches_own_tokens
 
 FloatRow = NDArray[np.float32]
 LogitRow = tuple[int, int, int]  # OutpaceLogitRow of csrc/capi.h: addresses of logits and mask, and the only token
-Picked = Sequence[int]  # OutpacePicked of csrc/capi.h: the token, the likeliest token, whether the pick is stable
 MATCH_GREEDY, MATCH, REJECT, BLOCK = range(4)
 _LARGEST_INT = 2**31 - 1
 _NO_MASK, _NOT_ONLY = 0, -1
@@ -113,18 +112,22 @@ class PendingCase:
             self._rows.append(maker.row(request, tokens[:i], self._logits[i], at, with_mask=with_mask))
         return self._rows
 
-    def take(self, num_accepted: int, token: int, picked: Sequence[Picked]) -> bool:
-        """Take the library's verdict. False if a pick in it needs a mask, so that the case must run again."""
+    def take(self, num_accepted: int, token: int, picked: Sequence[int]) -> bool:
+        """Take the library's verdict. False if a pick in it needs a mask, so that the case must run again.
+
+        `picked` has for each row the token, the likeliest token, and whether the pick is stable.
+        """
         first, tokens = self._num_settled, self._case.tokens
         for i in range(num_accepted + 1) if self.guesses else ():
-            if self._rows[i][1:] == (_NO_MASK, _NOT_ONLY) and not self._holds(picked[i], tokens[: first + i]):
+            is_guess = self._rows[i][1:] == (_NO_MASK, _NOT_ONLY)
+            if is_guess and not self._holds(picked[3 * i : 3 * i + 3], tokens[: first + i]):
                 self._num_settled, self._is_masked = first + i, True
                 return False
         num_accepted += first
         self.verdict = Verdict([*tokens[:num_accepted], token], len(tokens), num_accepted)
         return True
 
-    def _holds(self, picked: Picked, prefix: Sequence[int]) -> bool:
+    def _holds(self, picked: Sequence[int], prefix: Sequence[int]) -> bool:
         token, likeliest, is_stable = picked
         matcher = self._case.request.matcher
         if matcher is None or not is_stable:

@@ -79,11 +79,11 @@ class NativeVerifier:
                 picked,
             )
         )
+        flat = picked[:] if picked is not None else []
         left, at = [], 0
         for i, pending in enumerate(all_pending):
             end = at + len(rows[i])
-            of_case = [] if picked is None else [picked[3 * row : 3 * row + 3] for row in range(at, end)]
-            if not pending.take(found[2 * i], found[2 * i + 1], of_case):
+            if not pending.take(found[2 * i], found[2 * i + 1], flat[3 * at : 3 * end]):
                 left.append(pending)
             at = end
         return left

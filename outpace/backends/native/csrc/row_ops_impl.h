@@ -120,12 +120,13 @@ void powers_allowed(const float* x, const uint32_t* allowed, int64_t n, float la
         const uint64_t bits = bits_at(allowed, i, n);
         if (!bits) {
             std::memset(out + i, 0, size_t(count) * sizeof(float));
-            continue;
+        } else if (count == kBlock) {
+            for (int j = 0; j < kBlock; j += kLanes) store(out + i + j, powers_of(only_allowed(load(x + i + j), bits >> j), top, factor));
+        } else {
+            float block[kBlock];
+            copy_block(x + i, count, bits, block);
+            powers(block, count, largest, sharpness, out + i);
         }
-        float block[kBlock];
-        copy_block(x + i, count, bits, block);
-        for (int j = 0; j < kBlock; j += kLanes) store(block + j, powers_of(load(block + j), top, factor));
-        std::memcpy(out + i, block, size_t(count) * sizeof(float));
     }
 }
 
