@@ -203,10 +203,10 @@ class Matcher:
 
     def _seek(self, prefix: Sequence[int]) -> bool:
         """Move the parser along `prefix`; False if it stands before a stop token, a forbidden one or a dead end."""
-        path = self._path
         if self._num_owed:
             self._consume_owed()
-        elif path == prefix and self._dead_end is None:
+        path = self._path
+        if path == prefix and self._dead_end is None:
             return True
         same = len(path)
         if path != list(prefix[:same]):

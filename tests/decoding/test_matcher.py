@@ -260,6 +260,35 @@ def test_a_parser_that_fails_ends_the_request_there_as_incomplete():
     assert matcher.ending([*b"ba"]) == Ending(2, "stop")
 
 
+class Refusing:
+    """A parser that fails as soon as it is told so, as one that exceeds a limit while it consumes tokens."""
+
+    def __init__(self, inner: object) -> None:
+        self._inner, self.is_failing = inner, False
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    def deep_copy(self) -> Refusing:
+        return Refusing(self._inner.deep_copy())  # type: ignore[attr-defined]
+
+    def try_consume_tokens(self, tokens: list[int]) -> int:
+        return 0 if self.is_failing else self._inner.try_consume_tokens(tokens)  # type: ignore[attr-defined]
+
+    def is_error(self) -> bool:
+        return self.is_failing
+
+
+def test_a_parser_that_fails_after_a_forced_run_ends_the_request_as_incomplete():
+    template = Refusing(BYTES.compile(StructuredOutput(regex="start: [ab]")).template)
+    matcher = Matcher(template, 258, frozenset({EOS}), BYTES.tokenize)  # type: ignore[arg-type]
+    assert matcher.only_token() == ord("s")
+    matcher.advance([*b"start:"])
+    matcher._parser.is_failing = True  # type: ignore[attr-defined]
+    assert matcher.ending([ord(" ")]) == Ending(0, "length")
+    assert len(allowed(matcher)) == 258
+
+
 def test_a_grammar_without_a_way_on_ends_as_incomplete():
     grammar = StructuredOutput(grammar='start: "a" more | "b"\nmore: more "c"')
     matcher = BYTES.compile(grammar).matcher(frozenset({EOS}))

@@ -214,6 +214,29 @@ void test_stable_picks_hold_under_masks() {
     CHECK(num_stable > 3000 && num_others > 300 && num_filtered == 0, "%ld %ld %ld", long(num_stable), long(num_others), long(num_filtered));
 }
 
+// Rounding may decide between tokens this close, and it changes with the sum that a mask leaves.
+void test_close_calls_are_not_stable() {
+    const Shaping plain{1.0f, 0, 1.0, 0.0};  // logits are exponents of two
+    int64_t num_ties = 0;
+    for (int64_t position = 0; position < 200; position++) {
+        const uint64_t key = noise_key(5, Purpose::kToken, {uint64_t(position)});
+        const double noise[] = {minus_log(uniform(key, 0)), minus_log(uniform(key, 1))};
+        if (std::fabs(std::log2(noise[0] / noise[1])) > 9) continue;  // one of them would be in the tail
+        Sampler pair(2), row(40);
+        const Floats tied = {float(std::log2(noise[0])), float(std::log2(noise[1]))};
+        CHECK(!pair.pick(tied.data(), plain, 5, position).is_stable, "a tie at %ld", long(position));
+        num_ties++;
+        Floats at_cut(40, -80.0f);
+        at_cut[3] = 0;
+        CHECK(row.pick(at_cut.data(), plain, 5, position).is_stable, "one token at %ld", long(position));
+        for (float factor : {0.99995f, 1.0f, 1.00005f}) {
+            at_cut[9] = std::log2(1e-3f * factor);
+            CHECK(!row.pick(at_cut.data(), plain, 5, position).is_stable, "at the cut, %ld", long(position));
+        }
+    }
+    CHECK(num_ties > 100, "%ld ties", long(num_ties));
+}
+
 // The rows and drafts of a step, and cases that point into them.
 struct Step {
     std::vector<Floats> rows, probs;
@@ -310,6 +333,7 @@ int main() {
     test_peaks_merge_to_the_argmax();
     test_probabilities_sum_to_one();
     test_stable_picks_hold_under_masks();
+    test_close_calls_are_not_stable();
     test_verdicts_do_not_depend_on_threads();
     test_rows_that_are_not_numbers_stay_within_memory();
     test_logarithms();
