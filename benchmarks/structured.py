@@ -169,8 +169,7 @@ def extraction(llm: LLM, prompts: Sequence[Prompt], temperature: float, rounds: 
 
 @contextmanager
 def watched_masks() -> Iterator[Stopwatch]:
-    """Times all that matchers do, the application of masks to logits, and what the native backend does only for requests
-    with a grammar."""
+    """Times all that matchers do, the application of masks to logits, and sampling again with a mask."""
     watch = Stopwatch()
     of_matchers = ("mask", "allows", "only_token", "masked", "count_allowed", "forced", "ending", "advance")
     watched: list[tuple[type, str]] = [(Matcher, name) for name in of_matchers]

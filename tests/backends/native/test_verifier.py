@@ -450,6 +450,32 @@ def test_a_mask_is_computed_only_where_it_changes_the_token(native: Verifiers) -
         assert matcher.num_masks == 1
 
 
+def test_a_pick_does_not_hold_where_the_likeliest_token_is_forbidden(native: Verifiers) -> None:
+    """Without it, other tokens are likely enough to be drawn one by one, with noise of their own, not as a group."""
+    probs = np.full(300, 0.0008, np.float32)
+    probs[[7, 8]] = 1.0, 0.5
+    logits = np.log(probs)[None]
+    num_kept = 0
+    for seed in range(200):
+        request = request_with(SamplingParams(), seed)
+        [free] = both(native, [Case(request, None)], logits)
+        [masked] = both(native, [Case(constrained(request, FixedMatcher([*range(8, 300)], 300)), None)], logits)
+        num_kept += free.tokens == masked.tokens == [8]
+    assert num_kept > 20
+
+
+def test_a_pick_out_of_the_group_of_unlikely_tokens_does_not_hold(native: Verifiers) -> None:
+    """A mask that allows the pick may leave so little of its group that the group is no longer drawn."""
+    probs = np.full(300, 0.0009, np.float32)
+    probs[7] = 1.0
+    logits = np.log(probs)[None]
+    num_from_group = 0
+    for seed in range(300):
+        request = constrained(request_with(SamplingParams(), seed), FixedMatcher([*range(100)], 300))
+        num_from_group += both(native, [Case(request, None)], logits)[0].tokens != [7]
+    assert num_from_group > 5
+
+
 def test_logits_are_not_read_where_one_token_is_allowed(native: Verifiers) -> None:
     logits = np.full((2, 300), np.nan, np.float32)
     for params in (SamplingParams(temperature=0.0), SamplingParams(temperature=0.6, top_p=0.9)):
