@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 from outpace.backends.base import Tokenizer
 from outpace.decoding.exact_tokenizer import ExactTokenizer
 from outpace.decoding.forced_runs import ForcedRuns
-from outpace.decoding.matcher import Matcher, Parser
+from outpace.decoding.matcher import Matcher
+from outpace.decoding.parser import Parser
 from outpace.errors import UsageError
 from outpace.stacks import run_on_stack
 from outpace.structured import StructuredOutput

@@ -8,17 +8,31 @@ one question instead of one for each of its tokens.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outpace.decoding.masks import Mask
+from outpace.decoding.parser import Parser
 
 _MOST_KEPT = 4096
 
 
-class RunParser(Protocol):
-    """The part of `llguidance.LLMatcher` that is used here."""
+@dataclass(slots=True)
+class Place:
+    """What is known of a place on the parser's path."""
 
-    def try_consume_tokens(self, tokens: list[int]) -> int: ...
-    def rollback(self, num_tokens: int) -> bool: ...
-    def compute_ff_tokens(self) -> list[int]: ...
+    mask: Mask | None = None
+    is_forced: bool | None = None  # the mask has fewer tokens than the parser accepts; None: not asked yet
+    run: tuple[int, ...] = ()  # tokens that must follow: each is the only one of its mask
+
+    def after(self, tokens: Sequence[int]) -> Place:
+        """The place after these tokens, with what this one tells of it."""
+        return Place(None, True, self.run[len(tokens) :]) if self.begins_run(tokens) else Place()
+
+    def begins_run(self, tokens: Sequence[int]) -> bool:
+        """Whether the tokens begin the run and it goes on after them."""
+        run = self.run
+        return len(tokens) < len(run) and run[: len(tokens)] == tuple(tokens)
 
 
 class ForcedRuns:
@@ -27,7 +41,7 @@ class ForcedRuns:
     def __init__(self) -> None:
         self._lengths: dict[tuple[bytes, tuple[int, ...]], int] = {}
 
-    def at(self, parser: RunParser, text: bytes, stop_ids: frozenset[int]) -> tuple[int, ...]:
+    def at(self, parser: Parser, text: bytes, stop_ids: frozenset[int]) -> tuple[int, ...]:
         """The run at the parser's place, where it forces `text`; it ends with the first stop token."""
         tokens = tuple(parser.compute_ff_tokens())
         if len(tokens) < 2:
@@ -41,7 +55,7 @@ class ForcedRuns:
         return tokens[: min(length, first_stop + 1)]
 
 
-def _length_of(parser: RunParser, tokens: tuple[int, ...]) -> int:
+def _length_of(parser: Parser, tokens: tuple[int, ...]) -> int:
     """How many of the tokens the parser also gives from each place between them."""
     length = 1
     while length < len(tokens) and parser.try_consume_tokens([tokens[length - 1]]) == 1:

@@ -15,32 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from outpace.core import FinishReason
 from outpace.decoding.acceptance import common_length
-from outpace.decoding.forced_runs import ForcedRuns
+from outpace.decoding.forced_runs import ForcedRuns, Place
 from outpace.decoding.masks import FloatRow, Mask, Masking, MaskMemory, allows, is_empty, mask_of, mask_of_all
+from outpace.decoding.parser import Parser
 
 _OTHERWISE_SPELLED = 0.8  # confidence in a token of forced text that other tokens may spell too
 
 
 _NONE: list[int] = []  # an empty prefix
-
-
-class Parser(Protocol):
-    """The part of `llguidance.LLMatcher` that a matcher uses."""
-
-    def try_consume_tokens(self, tokens: list[int]) -> int: ...
-    def rollback(self, num_tokens: int) -> bool: ...
-    def unsafe_compute_mask_ptr(self, trg_pointer: int, trg_byte_size: int) -> None: ...
-    def compute_ff_bytes(self) -> bytes: ...
-    def compute_ff_tokens(self) -> list[int]: ...
-    def is_accepting(self) -> bool: ...
-    def is_stopped(self) -> bool: ...
-    def is_error(self) -> bool: ...
-    def get_error(self) -> str: ...
-    def deep_copy(self) -> Parser: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +38,6 @@ class Forced:
     @property
     def confidence(self) -> list[float]:
         return [1.0] * self.num_certain + [_OTHERWISE_SPELLED] * (len(self.tokens) - self.num_certain)
-
-
-@dataclass(slots=True)
-class _Place:
-    """What is known of a place on the parser's path."""
-
-    mask: Mask | None = None
-    is_forced: bool | None = None  # the mask has fewer tokens than the parser accepts; None: not asked yet
-    run: tuple[int, ...] = ()  # tokens that must follow: each is the only one of its mask
-
-    def after(self, tokens: Sequence[int]) -> _Place:
-        """The place after these tokens, with what this one tells of it."""
-        return _Place(None, True, self.run[len(tokens) :]) if self.begins_run(tokens) else _Place()
-
-    def begins_run(self, tokens: Sequence[int]) -> bool:
-        """Whether the tokens begin the run and it goes on after them."""
-        run = self.run
-        return len(tokens) < len(run) and run[: len(tokens)] == tuple(tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +74,7 @@ class Matcher:
         self._emitted: list[int] = []
         self._num_owed = 0  # the last emitted tokens, of a forced run, which the parser has not consumed
         self._path: list[int] = []  # tokens that the parser has consumed after the emitted ones
-        self._places = [_Place()]  # after each number of tokens of the path
+        self._places = [Place()]  # after each number of tokens of the path
         self.is_too_complex = False  # the parser has exceeded a limit
         self._dead_end: tuple[list[int], FinishReason] | None = None  # a path after which no token is possible
 
@@ -238,12 +205,12 @@ class Matcher:
         place = self._known_place(prefix)
         return None if place is None else place.mask
 
-    def _known_place(self, prefix: Sequence[int]) -> _Place | None:
+    def _known_place(self, prefix: Sequence[int]) -> Place | None:
         length = len(prefix)
         is_known = length < len(self._places) and (not length or self._path[:length] == list(prefix))
         return self._places[length] if is_known else None
 
-    def _explored(self, prefix: Sequence[int]) -> _Place | None:
+    def _explored(self, prefix: Sequence[int]) -> Place | None:
         """The place after `prefix`, with what is forced there; None if the parser cannot get there."""
         place = self._known_place(prefix)
         if place is not None and place.is_forced is not None:
@@ -277,7 +244,7 @@ class Matcher:
             self.is_too_complex = True
         self._parser = self._template.deep_copy()
         self._parser.try_consume_tokens(self._emitted)
-        self._path, self._places = [], [_Place()]
+        self._path, self._places = [], [Place()]
 
 
 def _begins_with(tokens: Sequence[int], beginning: Sequence[int]) -> bool:
