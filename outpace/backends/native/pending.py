@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outpace.backends.native.library import Case as NativeCase
+from outpace.config import SamplingParams
 from outpace.core import Case, Request, Verdict
 from outpace.decoding.verification import matches_own_tokens
 
@@ -73,9 +74,9 @@ class RowMaker:
 class PendingCase:
     """A case without a lossy rule, and how far its verdict is known."""
 
-    def __init__(self, case: Case, logits: FloatRow, address: int) -> None:
-        """`logits` are its rows, contiguous and at this address."""
-        self._case, self._logits, self._address = case, logits, address
+    def __init__(self, case: Case, logits: FloatRow, first_row: int, address: int) -> None:
+        """`logits` are the rows of all cases, contiguous; `address` is that of its first row."""
+        self._case, self._logits, self._first_row, self._address = case, logits, first_row, address
         request, params = case.request, case.request.params
         probs = None if matches_own_tokens(params) or case.draft is None else case.draft.probs
         self.draft_probs: list[FloatRow] = []
@@ -86,12 +87,11 @@ class PendingCase:
             self.draft_probs = probs
         else:
             self._rule = MATCH_GREEDY if params.is_greedy else MATCH
-        is_filtered = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
-        self.guesses = request.matcher is not None and probs is None and (params.is_greedy or not is_filtered)
+        self.guesses = request.matcher is not None and probs is None and (params.is_greedy or not _filters(params))
         self._num_settled = 0  # rows whose tokens are known to be accepted draft tokens
         self._is_masked = False  # the first row after those has its mask
         self._rows: list[LogitRow] = []
-        self.verdict = Verdict([], 0, 0)
+        self.verdict: Verdict  # as soon as `take` returns True
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -104,12 +104,15 @@ class PendingCase:
 
     def rows(self, maker: RowMaker) -> list[LogitRow]:
         request, tokens, first = self._case.request, self._case.tokens, self._num_settled
-        size = self._logits.strides[0]
+        places, size = range(first, len(tokens) + 1), self._logits.strides[0]
+        if request.matcher is None and request.shaper.has_only_mask:  # the library reads the logits as they are
+            self._rows = [(self._address + i * size, _NO_MASK, _NOT_ONLY) for i in places]
+            return self._rows
         self._rows = []
-        for i in range(first, len(tokens) + 1):
+        for i in places:
             with_mask = not self.guesses or (self._is_masked and i == first)
-            at = self._address + i * size
-            self._rows.append(maker.row(request, tokens[:i], self._logits[i], at, with_mask=with_mask))
+            logits, address = self._logits[self._first_row + i], self._address + i * size
+            self._rows.append(maker.row(request, tokens[:i], logits, address, with_mask=with_mask))
         return self._rows
 
     def take(self, num_accepted: int, token: int, picked: Sequence[int]) -> bool:
@@ -134,3 +137,8 @@ class PendingCase:
             return matcher is None
         # The picked token is asked last: the parser then stands where the request will go on.
         return (token == likeliest or matcher.allows(likeliest, prefix)) and matcher.allows(token, prefix)
+
+
+def _filters(params: SamplingParams) -> bool:
+    """Whether sampling drops tokens. Which ones depends on all allowed tokens, so on the mask."""
+    return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0

@@ -42,9 +42,8 @@ class NativeVerifier:
             raise ValueError(f"logits of shape {logits.shape} do not fit {num_rows} rows of {self._vocab_size}")
         all_pending, at, address = [], 0, logits.ctypes.data
         for case in cases:
-            end = at + len(case.tokens) + 1
-            all_pending.append(PendingCase(case, logits[at:end], address + at * logits.strides[0]))
-            at = end
+            all_pending.append(PendingCase(case, logits, at, address + at * logits.strides[0]))
+            at += len(case.tokens) + 1
         self._settle(all_pending)
         return [pending.verdict for pending in all_pending]
 
