@@ -14,7 +14,7 @@ from typing import Any
 from outpace.backends.native.build import HERE, LIBRARY_NAME, BuildError, find_compiler
 from outpace.errors import BackendError
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 REBUILD = "python -m outpace.backends.native.build"
 
 OK, BAD_ARGUMENT, NO_MEMORY, FAULT = range(4)

@@ -10,7 +10,7 @@ extern "C" {
 #endif
 
 #define OUTPACE_API __attribute__((visibility("default")))
-#define OUTPACE_ABI_VERSION 5
+#define OUTPACE_ABI_VERSION 6
 
 typedef struct OutpaceModel OutpaceModel;
 typedef struct OutpaceVerifier OutpaceVerifier;
