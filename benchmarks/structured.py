@@ -5,8 +5,8 @@
 Every prompt asks for the facts of a short text as JSON under a schema. One process answers each prompt with `auto` and
 with plain decoding, in turns and in changing order; both must give the same tokens. The speed-up of a prompt is the
 median over rounds of plain seconds / auto seconds. Then eight requests decode plainly together under the schema: mask
-work is all time in matchers and in applying masks, given as a share of the other time of those steps. `--prompts` is a
-JSONL file with the fields `text` and `schema`, to be used instead of the built-in texts.
+work is all time in matchers, in applying masks and in sampling again with a mask, given as a share of the other time of
+those steps. `--prompts` is a JSONL file with the fields `text` and `schema`, to be used instead of the built-in texts.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 from benchmarks.report import median_interval, provenance, write_json
 from benchmarks.stopwatch import Stopwatch
 from outpace import LLM, SamplingParams, SpeculationParams, StructuredOutput
+from outpace.backends.native.verifier import NativeVerifier
 from outpace.decoding.matcher import Matcher
 from outpace.models.resolve import resolve_model
 
@@ -168,17 +169,19 @@ def extraction(llm: LLM, prompts: Sequence[Prompt], temperature: float, rounds: 
 
 @contextmanager
 def watched_masks() -> Iterator[Stopwatch]:
-    """Times all that matchers do and the application of masks to logits."""
+    """Times all that matchers do, the application of masks to logits, and sampling again with a mask."""
     watch = Stopwatch()
-    names = ("mask", "allows", "masked", "count_allowed", "forced", "ending", "advance")
-    methods = {name: getattr(Matcher, name) for name in names}
-    for name, method in methods.items():
-        setattr(Matcher, name, watch.wrapped(method))
+    of_matchers = ("mask", "allows", "only_token", "masked", "count_allowed", "forced", "ending", "advance")
+    watched: list[tuple[type, str]] = [(Matcher, name) for name in of_matchers]
+    watched += [(NativeVerifier, name) for name in ("run_with_masks", "own_token")]
+    methods = [(owner, name, getattr(owner, name)) for owner, name in watched]
+    for owner, name, method in methods:
+        setattr(owner, name, watch.wrapped(method))
     try:
         yield watch
     finally:
-        for name, method in methods.items():
-            setattr(Matcher, name, method)
+        for owner, name, method in methods:
+            setattr(owner, name, method)
 
 
 def mask_share(llm: LLM, prompts: Sequence[Prompt], temperature: float, num_requests: int = 8) -> dict[str, Any]:

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
 from outpace.backends.base import Tokenizer
 from outpace.decoding.exact_tokenizer import ExactTokenizer
-from outpace.decoding.matcher import Matcher, Parser
+from outpace.decoding.forced_runs import ForcedRuns
+from outpace.decoding.matcher import Matcher
+from outpace.decoding.parser import Parser
 from outpace.errors import UsageError
 from outpace.stacks import run_on_stack
 from outpace.structured import StructuredOutput, Thinking
@@ -30,6 +32,15 @@ KEPT_CHARS = 1 << 20  # of all compiled descriptions that are kept
 _STACK_BYTES = 256 << 20
 _JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _LONGEST_ERROR = 200
+# The tokens of JSON strings by their number of characters. Where a whole group is allowed, llguidance need not look at
+# its tokens one by one. Its own groups end at 10 and 30; near the end of a string with `maxLength` none of them fits,
+# and a mask took three times as long. They change no mask.
+_STRING_CHAR = r'[^"\\\x00-\x1F\x7F]'
+_TOKEN_GROUPS = [
+    r"[\x20\x0A\x0D\x09]+",
+    *(f"{_STRING_CHAR}{{1,{longest}}}" for longest in (3, 6, 10, 15, 30)),
+    f"{_STRING_CHAR}+",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +49,12 @@ class Constraint:
 
     template: Parser
     constraints: Constraints
+    runs: ForcedRuns = field(default_factory=ForcedRuns)
 
     def matcher(self, stop_ids: frozenset[int]) -> Matcher:
         """A matcher for one completion, at its beginning."""
         made_for = self.constraints
-        return Matcher(self.template, made_for.num_tokens, stop_ids | made_for.end_ids, made_for.tokenize)
+        return Matcher(self.template, made_for.num_tokens, stop_ids | made_for.end_ids, made_for.tokenize, self.runs)
 
 
 class Constraints:
@@ -55,7 +67,7 @@ class Constraints:
         self.num_tokens = max(vocab_size, tokenizer.vocab_size) + (not self.end_ids)
         self._tokenizer = tokenizer
         self._lock = Lock()
-        self._ll_tokenizer: LLTokenizer | None = None  # takes a quarter of a second, so not before it is needed
+        self._ll_tokenizer: LLTokenizer | None = None  # takes half a second, so not before it is needed
         self._kept: OrderedDict[StructuredOutput, Constraint] = OrderedDict()
         self._num_kept_chars = 0
         self.tokenize = ExactTokenizer(tokenizer)
@@ -172,7 +184,8 @@ def _adapted(tokenizer: Tokenizer, tokenize: ExactTokenizer, num_tokens: int) ->
     from llguidance import LLTokenizer, TokenizerWrapper
 
     ends = sorted(tokenizer.end_ids) or [num_tokens - 1]
-    return LLTokenizer(TokenizerWrapper(_Vocabulary(tokenizer, tokenize, num_tokens, ends[0])), eos_token=ends)
+    wrapper = TokenizerWrapper(_Vocabulary(tokenizer, tokenize, num_tokens, ends[0]))
+    return LLTokenizer(wrapper, eos_token=ends, slices=_TOKEN_GROUPS)
 
 
 class _Vocabulary:

@@ -30,6 +30,26 @@ class Masking:
         return logits + self._added.reshape(-1)[: logits.size]
 
 
+class MaskMemory:
+    """Memory for masks, with its address. Asking numpy for an address each time took as long as a mask."""
+
+    _NUM_ROWS = 8
+
+    def __init__(self, num_words: int) -> None:
+        self._rows = np.empty((0, num_words), np.uint32)
+        self._address = 0
+        self._num_taken = 0
+
+    def take(self) -> tuple[Mask, int]:
+        """A mask with arbitrary bits, and its address."""
+        if self._num_taken == len(self._rows):
+            self._rows = np.empty((self._NUM_ROWS, self._rows.shape[1]), np.uint32)
+            self._address, self._num_taken = self._rows.ctypes.data, 0
+        row = self._num_taken
+        self._num_taken += 1
+        return self._rows[row], self._address + row * self._rows.strides[0]
+
+
 def without_forbidden(probs: FloatRow, mask: Mask) -> FloatRow:
     """A copy with zeros for the tokens that are not allowed."""
     members = np.unpackbits(mask.view(np.uint8), count=probs.size, bitorder="little")
@@ -40,6 +60,10 @@ def without_forbidden(probs: FloatRow, mask: Mask) -> FloatRow:
 
 def allows(mask: Mask, token: int) -> bool:
     return bool(mask.item(token >> 5) >> (token & 31) & 1)
+
+
+def is_empty(mask: Mask) -> bool:
+    return not mask.tobytes().strip(b"\0")  # five times as fast as numpy's any, whose code is seldom in the cache
 
 
 def num_members(mask: Mask) -> int:

@@ -4,6 +4,9 @@ A matcher has one parser, which it moves along a draft by consuming tokens and b
 only on the emitted tokens and the prefix, not on what was asked before. Masks along the latest draft are kept, so the
 mask that was computed to cut a draft also serves its verification.
 
+A mask takes ten times as long as one token's way through the parser, so `only_token` and `allows` answer without a mask
+where they can. Tokens of a forced run are known from its beginning; the parser gets them only when it is needed again.
+
 A parser that exceeds its limits, or finds that nothing can follow, is at a dead end. The request then ends there, with
 the reason "length", as an incomplete answer does; the step goes on.
 """
@@ -12,30 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-import numpy as np
 
 from outpace.core import FinishReason
 from outpace.decoding.acceptance import common_length
-from outpace.decoding.masks import FloatRow, Mask, Masking, allows, mask_of, mask_of_all
+from outpace.decoding.forced_runs import ForcedRuns, Place
+from outpace.decoding.masks import FloatRow, Mask, Masking, MaskMemory, allows, is_empty, mask_of, mask_of_all
+from outpace.decoding.parser import Parser
 
 _OTHERWISE_SPELLED = 0.8  # confidence in a token of forced text that other tokens may spell too
 
 
-class Parser(Protocol):
-    """The part of `llguidance.LLMatcher` that a matcher uses."""
-
-    def try_consume_tokens(self, tokens: list[int]) -> int: ...
-    def rollback(self, num_tokens: int) -> bool: ...
-    def unsafe_compute_mask_ptr(self, trg_pointer: int, trg_byte_size: int) -> None: ...
-    def compute_ff_bytes(self) -> bytes: ...
-    def compute_ff_tokens(self) -> list[int]: ...
-    def is_accepting(self) -> bool: ...
-    def is_stopped(self) -> bool: ...
-    def is_error(self) -> bool: ...
-    def get_error(self) -> str: ...
-    def deep_copy(self) -> Parser: ...
+_NONE: list[int] = []  # an empty prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +50,15 @@ class Ending:
 
 class Matcher:
     def __init__(
-        self, template: Parser, num_tokens: int, stop_ids: frozenset[int], tokenize: Callable[[bytes], list[int]]
+        self,
+        template: Parser,
+        num_tokens: int,
+        stop_ids: frozenset[int],
+        tokenize: Callable[[bytes], list[int]],
+        runs: ForcedRuns | None = None,
     ) -> None:
-        """`template` is a parser at the start, which is only copied; `tokenize` splits forced text into tokens.
+        """`template` is a parser at the start, which is only copied; `tokenize` splits forced text into tokens. `runs`
+        may be shared by all matchers of a template.
 
         Any token of `stop_ids` ends the request, so the parser never gets one.
         """
@@ -73,13 +69,16 @@ class Matcher:
         self._stop_bits = mask_of(stop_ids, num_tokens)
         self._all = mask_of_all(num_tokens)
         self._masking = Masking()
+        self._memory = MaskMemory(self._stop_bits.size)
+        self._runs = runs or ForcedRuns()
         self._emitted: list[int] = []
+        self._num_owed = 0  # the last emitted tokens, of a forced run, which the parser has not consumed
         self._path: list[int] = []  # tokens that the parser has consumed after the emitted ones
-        self._masks: list[Mask | None] = [None]  # after each number of tokens of the path
+        self._places = [Place()]  # after each number of tokens of the path
         self.is_too_complex = False  # the parser has exceeded a limit
         self._dead_end: tuple[list[int], FinishReason] | None = None  # a path after which no token is possible
 
-    def mask(self, prefix: Sequence[int] = ()) -> Mask:
+    def mask(self, prefix: Sequence[int] = _NONE) -> Mask:
         """The tokens allowed after `prefix`; stop tokens exactly where the grammar may end. Do not change it.
 
         All tokens, if no token after `prefix` can be emitted: it has a forbidden token, or the request ends before.
@@ -89,23 +88,29 @@ class Matcher:
             return known
         if not self._seek(prefix):
             return self._all
-        known = self._masks[-1]
-        if known is None:
-            known = self._masks[-1] = self._computed()
-            if known is None:
-                return self._all
-        return known
+        place = self._places[-1]
+        if place.mask is None:
+            place.mask = self._computed()
+        return self._all if place.mask is None else place.mask
 
-    def allows(self, token: int, prefix: Sequence[int] = ()) -> bool:
+    def only_token(self, prefix: Sequence[int] = _NONE) -> int | None:
+        """The only token of the mask after `prefix`, where forced text leaves one; None elsewhere."""
+        if self._places[0].begins_run(prefix):
+            return self._places[0].run[len(prefix)]
+        place = self._explored(prefix)
+        return place.run[0] if place is not None and place.run else None
+
+    def allows(self, token: int, prefix: Sequence[int] = _NONE) -> bool:
         """Whether the mask after `prefix` has this token, mostly without computing the mask.
 
         The mask has what the parser accepts, except where text is forced: there it has one spelling only.
         """
-        if token in self._stop_ids or self._known_mask(prefix) is not None or not self._seek(prefix):
+        place = self._explored(prefix)
+        if place is not None and place.run:
+            return token == place.run[0]
+        if place is None or place.is_forced or place.mask is not None or token in self._stop_ids:
             return allows(self.mask(prefix), token)
-        if self._parser.is_stopped() or self._parser.compute_ff_bytes():
-            return allows(self.mask(prefix), token)
-        return self._seek([*prefix, token])
+        return self._path[len(prefix) :][:1] == [token] or self._seek([*prefix, token])
 
     def allows_text(self) -> bool:
         """Whether another token than a stop token may come next."""
@@ -126,7 +131,7 @@ class Matcher:
         """A copy of the logits, with -inf for the tokens that are not allowed after `prefix`."""
         return self._masking(logits, self.mask(prefix))
 
-    def forced(self, prefix: Sequence[int] = ()) -> Forced:
+    def forced(self, prefix: Sequence[int] = _NONE) -> Forced:
         """The text that must follow `prefix`, as the tokenizer splits it."""
         if not self._seek(prefix) or self._parser.is_stopped():
             return _NOTHING_FORCED
@@ -138,6 +143,8 @@ class Matcher:
 
     def ending(self, tokens: Sequence[int]) -> Ending | None:
         """Where the grammar ends, or fails, if these tokens are emitted. A stop token ends a request anyway."""
+        if self._places[0].begins_run(tokens):
+            return None  # more must follow
         at_end = self._seek(tokens)
         if self._dead_end is not None and _begins_with(tokens, self._dead_end[0]):
             return Ending(len(self._dead_end[0]), self._dead_end[1])
@@ -149,46 +156,83 @@ class Matcher:
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Record emitted tokens."""
+        if not self._path and self._places[0].begins_run(tokens):
+            self._num_owed += len(tokens)
+            self._emitted += tokens
+            self._places = [self._places[0].after(tokens)]
+            return
         self._seek(tokens)
         if self._dead_end is not None:
             path, reason = self._dead_end
             self._dead_end = (path[len(tokens) :], reason) if _begins_with(path, tokens) else None
         self._emitted += self._path
-        self._path, self._masks = [], self._masks[-1:]
+        self._path, self._places = [], self._places[-1:]
 
     def _seek(self, prefix: Sequence[int]) -> bool:
         """Move the parser along `prefix`; False if it stands before a stop token, a forbidden one or a dead end."""
+        if self._num_owed:
+            self._consume_owed()
         path = self._path
+        if path == prefix and self._dead_end is None:
+            return True
         same = len(path)
         if path != list(prefix[:same]):
             same = common_length(path, prefix)
             self._parser.rollback(len(path) - same)
-            del path[same:], self._masks[same + 1 :]
+            del path[same:], self._places[same + 1 :]
         if self._dead_end is not None and _begins_with(prefix, self._dead_end[0]):
             return False
         if same < len(prefix):
             rest = list(prefix[same:])
-            until_stop = next((i for i, token in enumerate(rest) if token in self._stop_ids), len(rest))
-            num_consumed = self._parser.try_consume_tokens(rest[:until_stop])
-            path += rest[:num_consumed]
-            self._masks += [None] * num_consumed
+            if not self._stop_ids.isdisjoint(rest):
+                del rest[next(i for i, token in enumerate(rest) if token in self._stop_ids) :]
+            del rest[self._parser.try_consume_tokens(rest) :]
+            path += rest
+            for token in rest:
+                self._places.append(self._places[-1].after([token]))
             if self._parser.is_error():
                 self._die("length")
         return len(self._path) == len(prefix)
 
+    def _consume_owed(self) -> None:
+        owed = self._emitted[len(self._emitted) - self._num_owed :]
+        self._num_owed = 0
+        if self._parser.try_consume_tokens(owed) < len(owed):
+            self._die("length")  # it has exceeded a limit
+
     def _known_mask(self, prefix: Sequence[int]) -> Mask | None:
         """A mask on the path of the latest draft; the parser need not go back for it."""
+        place = self._known_place(prefix)
+        return None if place is None else place.mask
+
+    def _known_place(self, prefix: Sequence[int]) -> Place | None:
         length = len(prefix)
-        return self._masks[length] if length < len(self._masks) and self._path[:length] == list(prefix) else None
+        is_known = length < len(self._places) and (not length or self._path[:length] == list(prefix))
+        return self._places[length] if is_known else None
+
+    def _explored(self, prefix: Sequence[int]) -> Place | None:
+        """The place after `prefix`, with what is forced there; None if the parser cannot get there."""
+        place = self._known_place(prefix)
+        if place is not None and place.is_forced is not None:
+            return place
+        if not self._seek(prefix):
+            return None
+        place, parser = self._places[-1], self._parser
+        is_stopped = parser.is_stopped()
+        text = b"" if is_stopped else parser.compute_ff_bytes()
+        place.is_forced = is_stopped or bool(text)
+        if text and not parser.is_accepting():
+            place.run = self._runs.at(parser, text, self._stop_ids)
+        return place
 
     def _computed(self) -> Mask | None:
         """The mask at the parser's place; None if nothing can follow or the parser fails."""
-        mask = np.empty_like(self._stop_bits)
-        self._parser.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        mask, address = self._memory.take()
+        self._parser.unsafe_compute_mask_ptr(address, mask.nbytes)
         is_accepting = not self._parser.is_error() and self._parser.is_accepting()
         if is_accepting:
             mask |= self._stop_bits
-        if self._parser.is_error() or not mask.any():
+        if self._parser.is_error() or is_empty(mask):
             self._die("stop" if is_accepting else "length")
             return None
         return mask
@@ -200,7 +244,7 @@ class Matcher:
             self.is_too_complex = True
         self._parser = self._template.deep_copy()
         self._parser.try_consume_tokens(self._emitted)
-        self._path, self._masks = [], [None]
+        self._path, self._places = [], [Place()]
 
 
 def _begins_with(tokens: Sequence[int], beginning: Sequence[int]) -> bool:

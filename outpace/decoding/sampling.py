@@ -116,10 +116,17 @@ class Shaper:
 
     def adjusted(self, logits: FloatRow, prefix: Sequence[int]) -> FloatRow:
         """Apply bias, penalties and masks. Returns `logits` itself, not a copy, if none applies; see `may_adjust`."""
+        x = self.unmasked(logits, prefix)
+        return x if self.matcher is None else self.matcher.masked(x, prefix)
+
+    def unmasked(self, logits: FloatRow, prefix: Sequence[int]) -> FloatRow:
+        """The same without the grammar's mask, which comes last."""
+        if self.has_only_mask:
+            return logits
         masks_stops = self.num_output + len(prefix) < self.params.min_tokens and self.stop_ids.size > 0
         forbidden = self.forbidden(prefix)
         if not (self._bias_ids.size or masks_stops or self.params.has_penalties or forbidden):
-            return logits if self.matcher is None else self.matcher.masked(logits, prefix)
+            return logits
         x = logits.copy()
         if self._bias_ids.size:
             x[self._bias_ids] += self._bias
@@ -129,7 +136,7 @@ class Shaper:
             x[self.stop_ids] = -np.inf
         if forbidden:
             x[forbidden] = -np.inf
-        return x if self.matcher is None else self.matcher.masked(x, prefix)
+        return x
 
     def _penalise(self, x: FloatRow, prefix: Sequence[int]) -> None:
         params = self.params

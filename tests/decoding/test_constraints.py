@@ -160,3 +160,23 @@ def test_forced_text_is_spelled_by_tokens_of_exactly_its_bytes(tokenizer: ByteTo
 def test_forced_text_is_split_as_the_tokenizer_splits_it():
     tokenizer = PieceTokenizer()
     assert ExactTokenizer(SpacedTokenizer())(b"name") == tokenizer.encode("name", add_special=False)
+
+
+@pytest.mark.parametrize("longest", [1, 2, 4, 7, 12, 20, 40])
+def test_groups_of_tokens_change_no_mask(longest: int, monkeypatch: pytest.MonkeyPatch):
+    """At every place of strings with `maxLength`, where groups fit less and less."""
+    structured = StructuredOutput(json_schema={"type": "array", "items": {"type": "string", "maxLength": longest}})
+    made = []
+    for groups in (module._TOKEN_GROUPS, []):
+        monkeypatch.setattr(module, "_TOKEN_GROUPS", groups)
+        made.append(Constraints(PieceTokenizer(), PieceTokenizer.vocab_size).compile(structured))
+    grouped, plain = (constraint.matcher(frozenset({EOS})) for constraint in made)
+    num_places = 0
+    for token in PieceTokenizer().encode(json.dumps(["greenblue" * 9], ensure_ascii=False), add_special=False):
+        assert grouped.mask().tobytes() == plain.mask().tobytes()
+        num_places += 1
+        if not plain.allows(token):
+            break
+        grouped.advance([token])
+        plain.advance([token])
+    assert num_places > longest / 9

@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from outpace.decoding.masks import Masking, allows, mask_of, mask_of_all, num_members, without_forbidden
+from outpace.decoding.masks import (
+    Masking,
+    MaskMemory,
+    allows,
+    is_empty,
+    mask_of,
+    mask_of_all,
+    num_members,
+    without_forbidden,
+)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 31, 32, 33, 258, 1000])
@@ -33,3 +42,19 @@ def test_a_row_may_be_shorter_than_its_mask(size: int, members: list[int]):
 @pytest.mark.parametrize("num_tokens", [1, 32, 33, 258])
 def test_the_mask_of_all_allows_each_token_and_no_other_bit(num_tokens: int):
     assert mask_of_all(num_tokens).tolist() == mask_of(range(num_tokens), num_tokens).tolist()
+
+
+def test_masks_from_one_memory_are_apart_and_at_their_addresses():
+    memory, taken = MaskMemory(5), []
+    for i in range(20):
+        mask, address = memory.take()
+        assert address == mask.ctypes.data and mask.size == 5
+        mask[:] = i
+        taken.append(mask)
+    assert [mask.tolist() for mask in taken] == [[i] * 5 for i in range(20)]
+
+
+def test_a_mask_without_tokens_is_empty():
+    assert is_empty(mask_of([], 100))
+    for token in (0, 50, 99):
+        assert not is_empty(mask_of([token], 100))

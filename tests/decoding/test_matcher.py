@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from outpace.decoding.constraints import Constraints
+from outpace.decoding.constraints import Constraint, Constraints
 from outpace.decoding.masks import allows, num_members
 from outpace.decoding.matcher import Ending, Matcher
 from outpace.structured import StructuredOutput
@@ -115,6 +115,11 @@ def likely_draft(matcher: Matcher, rng: random.Random, vocab_size: int) -> list[
     return draft
 
 
+def assert_only_tokens_are_those_of_masks(matcher: Matcher, fresh: Matcher, prefix: Sequence[int]) -> None:
+    only, mask = matcher.only_token(prefix), fresh.mask(prefix)
+    assert only is None or (num_members(mask) == 1 and allows(mask, only))
+
+
 def walk(
     constraints: Constraints, structured: StructuredOutput, rng: random.Random, vocab_size: int, steps: int
 ) -> int:
@@ -133,6 +138,7 @@ def walk(
         for i, token in enumerate(forced.tokens[: forced.num_certain]):
             mask = matcher.mask(forced.tokens[:i])
             assert allows(mask, token) and num_members(mask) == 1
+        assert_only_tokens_are_those_of_masks(matcher, fresh, draft[:num_accepted])
         assert forced.tokens == [] or matcher.count_allowed(forced.tokens) == len(forced.tokens)
         token = rng.choice([*draft[num_accepted : num_accepted + 1], rng.randrange(vocab_size)])
         prefix = draft[:num_accepted]
@@ -156,6 +162,52 @@ def test_a_matcher_equals_a_fresh_one_after_any_history(name: str, tokenizer: By
         if num_steps >= 1000:
             break
     assert num_steps >= 1000
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), PieceTokenizer()], ids=["bytes", "pieces"])
+def test_plain_decoding_along_forced_text_equals_fresh_matchers(name: str, tokenizer: ByteTokenizer):
+    """As the engine does without drafts: one token, its ending, advance."""
+    constraint = Constraints(tokenizer, tokenizer.vocab_size).compile(STRUCTURES[name])
+    num_forced = 0
+    for seed in range(30):
+        rng, matcher, emitted = random.Random(f"{name} {seed}"), constraint.matcher(frozenset({EOS})), list[int]()
+        while len(emitted) < 40:
+            fresh = matcher_after(constraint, emitted)
+            only, mask = matcher.only_token(), fresh.mask()
+            if only is not None:
+                assert num_members(mask) == 1 and allows(mask, only)
+                num_forced += 1
+            choices = [token for token in range(tokenizer.vocab_size) if allows(mask, token)]
+            token = only if only is not None else rng.choice(choices)
+            assert matcher.allows(token)
+            ending = matcher.ending([token])
+            assert ending == fresh.ending([token])
+            if ending is not None or token == EOS:
+                break
+            matcher.advance([token])
+            emitted.append(token)
+            if rng.random() < 0.1:
+                assert answers(matcher, []) == answers(matcher_after(constraint, emitted), [])
+    assert num_forced > 10 or name == "grammar"  # that one forces nothing
+
+
+def matcher_after(constraint: Constraint, emitted: Sequence[int]) -> Matcher:
+    fresh = constraint.matcher(frozenset({EOS}))
+    fresh.advance(emitted)
+    return fresh
+
+
+def test_a_forced_run_is_asked_for_once():
+    matcher = BYTES.compile(StructuredOutput(regex="start: [ab]")).matcher(frozenset({EOS}))
+    assert matcher.only_token() == ord("s")
+    matcher._parser = None  # type: ignore[assignment]
+    for token in b"start:":
+        assert matcher.only_token() == token
+        assert matcher.allows(token) and not matcher.allows(ord("x"))
+        assert matcher.ending([token]) is None
+        matcher.advance([token])
+    assert matcher.only_token() == ord(" ")
 
 
 class Failing:
@@ -206,6 +258,35 @@ def test_a_parser_that_fails_ends_the_request_there_as_incomplete():
     matcher.advance([*b"a"])
     assert allowed(matcher) == [*b"ab"]
     assert matcher.ending([*b"ba"]) == Ending(2, "stop")
+
+
+class Refusing:
+    """A parser that fails as soon as it is told so, as one that exceeds a limit while it consumes tokens."""
+
+    def __init__(self, inner: object) -> None:
+        self._inner, self.is_failing = inner, False
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    def deep_copy(self) -> Refusing:
+        return Refusing(self._inner.deep_copy())  # type: ignore[attr-defined]
+
+    def try_consume_tokens(self, tokens: list[int]) -> int:
+        return 0 if self.is_failing else self._inner.try_consume_tokens(tokens)  # type: ignore[attr-defined]
+
+    def is_error(self) -> bool:
+        return self.is_failing
+
+
+def test_a_parser_that_fails_after_a_forced_run_ends_the_request_as_incomplete():
+    template = Refusing(BYTES.compile(StructuredOutput(regex="start: [ab]")).template)
+    matcher = Matcher(template, 258, frozenset({EOS}), BYTES.tokenize)  # type: ignore[arg-type]
+    assert matcher.only_token() == ord("s")
+    matcher.advance([*b"start:"])
+    matcher._parser.is_failing = True  # type: ignore[attr-defined]
+    assert matcher.ending([ord(" ")]) == Ending(0, "length")
+    assert len(allowed(matcher)) == 258
 
 
 def test_a_grammar_without_a_way_on_ends_as_incomplete():

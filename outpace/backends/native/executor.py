@@ -43,27 +43,27 @@ class NativeExecutor:
         of_cases = logits if lines is None else logits[lines]
         if all(_emits_argmax(case.request) for case in cases):
             likeliest = self._runner.likeliest(len(logits))
-            verdicts = _matched(cases, of_cases, likeliest if lines is None else [likeliest[line] for line in lines])
+            of_lines = likeliest if lines is None else [likeliest[line] for line in lines]
+            verdicts = self._matched(cases, of_cases, of_lines)
         else:
             verdicts = self._verifier.verify(cases, of_cases)
         return StepResult(logits, verdicts, seconds)
+
+    def _matched(self, cases: Sequence[Case], logits: FloatRows, likeliest: list[int]) -> list[Verdict]:
+        verdicts, at = [], 0
+        for case in cases:
+            end = at + len(case.tokens) + 1
+            own_token: Callable[[int], int] = likeliest[at:end].__getitem__
+            if case.request.matcher is not None:
+                own_token = _Constrained(case, case.request.matcher, self._verifier, logits[at:end], likeliest[at:end])
+            verdicts.append(acceptance.match(case.tokens, own_token))
+            at = end
+        return verdicts
 
 
 def _emits_argmax(request: Request) -> bool:
     params = request.params
     return params.is_greedy and request.shaper.has_only_mask and not params.speculation.is_lossy
-
-
-def _matched(cases: Sequence[Case], logits: FloatRows, likeliest: list[int]) -> list[Verdict]:
-    verdicts, at = [], 0
-    for case in cases:
-        end = at + len(case.tokens) + 1
-        own_token: Callable[[int], int] = likeliest[at:end].__getitem__
-        if case.request.matcher is not None:
-            own_token = _Constrained(case, case.request.matcher, logits[at:end], likeliest[at:end])
-        verdicts.append(acceptance.match(case.tokens, own_token))
-        at = end
-    return verdicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,15 @@ class _Constrained:
 
     case: Case
     matcher: Matcher
+    verifier: NativeVerifier
     logits: FloatRows
     likeliest: list[int]
 
     def __call__(self, i: int) -> int:
         token, prefix = self.likeliest[i], self.case.tokens[:i]
-        return token if self.matcher.allows(token, prefix) else self.case.request.shaper.greedy(self.logits[i], prefix)
+        only = self.matcher.only_token(prefix)
+        if only is not None:
+            return only
+        if self.matcher.allows(token, prefix):
+            return token
+        return self.verifier.own_token(self.case.request, prefix, self.logits[i])

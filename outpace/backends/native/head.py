@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from outpace.backends.base import DraftedTokens, HeadTask
 from outpace.backends.native.library import Case, Library
 from outpace.backends.native.model_file import HeadFile
-from outpace.backends.native.verifier import native_case
+from outpace.backends.native.pending import native_case
 from outpace.core import MeasuredAcceptance
 from outpace.decoding.verification import matches_own_tokens
 from outpace.errors import BackendError

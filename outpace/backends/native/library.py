@@ -14,7 +14,7 @@ from typing import Any
 from outpace.backends.native.build import HERE, IS_SUPPORTED, LIBRARY_NAME, BuildError, find_compiler
 from outpace.errors import BackendError
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 LIBRARY_PATH = HERE / LIBRARY_NAME
 REBUILD = "python -m outpace.backends.native.build"
 BENEFITS = "the library gives faster decoding, cheap verification of drafts, and bit-exact results"
@@ -77,7 +77,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "outpace_draft": (_I, [_P, _P, _I, _P, _P, _L, _P, _P, _P, _P]),
     "outpace_verifier_create": (_I, [_L, _I, c.POINTER(_P)]),
     "outpace_verifier_destroy": (None, [_P]),
-    "outpace_verify": (_I, [_P, _P, _I, _P, _P, _P, _P]),
+    "outpace_verify": (_I, [_P, _P, _I, _P, _P, _P, _P, _P]),
     "outpace_probs": (_I, [_P, _P, _P, _P]),
 }
 

@@ -20,6 +20,7 @@ from outpace.backends.native.verifier import NativeVerifier
 from outpace.config import SamplingParams, SpeculationParams
 from outpace.core import Case, Draft, Request, Verdict
 from outpace.decoding import sampling
+from outpace.decoding.masks import Mask, Masking, mask_of
 from outpace.decoding.randomness import Purpose, key, uniform
 from outpace.decoding.verification import HostVerifier, draw_weighted
 from outpace.errors import BackendError
@@ -346,6 +347,155 @@ def test_lossy_requests_share_a_step_with_others(native: Verifiers) -> None:
 
 def test_prompt_steps_have_nothing_to_verify(native: Verifiers) -> None:
     assert native[40].verify([], np.empty((0, 40), np.float32)) == []
+
+
+# --- masks ------------------------------------------------------------------------------------------------------
+
+
+class FixedMatcher:
+    """A grammar with the same mask everywhere. Counts how often the mask is asked for."""
+
+    def __init__(self, members: Sequence[int], num_tokens: int, *, tells_only: bool = True) -> None:
+        self.members, self._mask, self.num_masks = {*members}, mask_of(members, num_tokens), 0
+        self._tells_only = tells_only
+
+    def mask(self, prefix: Sequence[int] = ()) -> Mask:
+        self.num_masks += 1
+        return self._mask
+
+    def masked(self, logits: FloatRow, prefix: Sequence[int]) -> FloatRow:
+        return Masking()(logits, self._mask)
+
+    def only_token(self, prefix: Sequence[int] = ()) -> int | None:
+        return next(iter(self.members)) if self._tells_only and len(self.members) == 1 else None
+
+    def allows(self, token: int, prefix: Sequence[int] = ()) -> bool:
+        return token in self.members
+
+
+def constrained(request: Request, matcher: FixedMatcher) -> Request:
+    request.matcher = request.shaper.matcher = cast(Any, matcher)
+    request.shaper.may_adjust = True
+    return request
+
+
+def some_members(vocab_size: int, rng: np.random.Generator) -> list[list[int]]:
+    kept = [*range(vocab_size)]
+    return [
+        [int(rng.integers(4, vocab_size))],
+        sorted({int(i) for i in rng.integers(4, vocab_size, size=5)}),
+        [i for i in kept if rng.random() < 0.5] + [vocab_size - 1],
+        kept,
+        kept[: vocab_size // 2 + 1],
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # numpy's, where infinity meets infinity
+@pytest.mark.parametrize("shaping", SHAPINGS, ids=name_of)
+@pytest.mark.parametrize("vocab_size", [7, 64, 1003, 49_152])
+def test_masks_are_read_as_numpy_applies_them(native: Verifiers, vocab_size: int, shaping: dict[str, Any]) -> None:
+    rng = np.random.default_rng(vocab_size)
+    rows = {name: row for name, row in awkward_rows(vocab_size, rng).items() if np.isfinite(row).all()}
+    params = SamplingParams(**shaping)
+    for seed, members in enumerate(some_members(vocab_size, rng)):
+        cases = []
+        for i in range(len(rows)):
+            matcher = FixedMatcher(members, vocab_size, tells_only=i % 2 == 0)
+            cases.append(Case(constrained(request_with(params, 31 * seed + i, num_emitted=i), matcher), None))
+        verdicts = both(native, cases, np.stack([*rows.values()]))
+        assert {verdict.tokens[0] for verdict in verdicts} <= {*members}
+        request = cases[0].request
+        for row in rows.values():
+            own_token = native[vocab_size].own_token(request, [], row)
+            assert own_token == HOST.own_token(request, [], row)
+            assert_same_bits(native[vocab_size].probs(request, [], row), request.shaper.probs(row, []))
+
+
+@pytest.mark.parametrize(("vocab_size", "num_seeds"), [(9, 100), (300, 40), (49_152, 2)])
+@pytest.mark.parametrize(("name", "options", "neural"), DRAFTED, ids=[name for name, _, _ in DRAFTED])
+def test_constrained_drafts_get_the_same_verdicts(
+    native: Verifiers, name: str, options: dict[str, Any], neural: bool, vocab_size: int, num_seeds: int
+) -> None:
+    rng = np.random.default_rng([vocab_size, len(name)])
+    num_accepted = 0
+    for seed in range(num_seeds):
+        cases, rows = [], []
+        for depth in (1, 4, 0, 7):
+            logits = (rng.normal(size=(depth + 1, vocab_size)) * 2).astype(np.float32)
+            logits[:, rng.integers(vocab_size)] += 6
+            members = some_members(vocab_size, rng)[(seed + depth) % 5]
+            request = request_with(drafted_params(options), 13 * seed + depth, num_emitted=depth)
+            constrained(request, FixedMatcher(members, vocab_size))
+            draft = draft_for(request, logits, depth, rng, neural=neural) if depth else None
+            cases.append(Case(request, draft))
+            rows.append(logits)
+        num_accepted += sum(verdict.num_accepted for verdict in both(native, cases, np.concatenate(rows)))
+    assert num_accepted > 0
+
+
+def test_a_mask_is_computed_only_where_it_changes_the_token(native: Verifiers) -> None:
+    logits = np.full((1, 300), -5, np.float32)
+    logits[0, [7, 8]] = 9, 8
+    for params in (SamplingParams(temperature=0.0), SamplingParams(temperature=0.6)):
+        num_masks, num_tokens = 0, set[int]()
+        for seed in range(50):
+            matcher = FixedMatcher([5, 7, 8, 200], 300)
+            verdicts = native[300].verify([Case(constrained(request_with(params, seed), matcher), None)], logits)
+            num_masks += matcher.num_masks
+            num_tokens.add(verdicts[0].tokens[0])
+        assert num_masks <= 5
+        assert num_tokens == ({7} if params.is_greedy else {7, 8})
+        matcher = FixedMatcher([5, 8, 200], 300)  # without the likeliest
+        both(native, [Case(constrained(request_with(params, 1), matcher), None)], logits)
+        assert matcher.num_masks == 1
+
+
+def test_a_pick_does_not_hold_where_the_likeliest_token_is_forbidden(native: Verifiers) -> None:
+    """Without it, other tokens are likely enough to be drawn one by one, with noise of their own, not as a group."""
+    probs = np.full(300, 0.0008, np.float32)
+    probs[[7, 8]] = 1.0, 0.5
+    logits = np.log(probs)[None]
+    num_kept = 0
+    for seed in range(200):
+        request = request_with(SamplingParams(), seed)
+        [free] = both(native, [Case(request, None)], logits)
+        [masked] = both(native, [Case(constrained(request, FixedMatcher([*range(8, 300)], 300)), None)], logits)
+        num_kept += free.tokens == masked.tokens == [8]
+    assert num_kept > 20
+
+
+def test_a_pick_out_of_the_group_of_unlikely_tokens_does_not_hold(native: Verifiers) -> None:
+    """A mask that allows the pick may leave so little of its group that the group is no longer drawn."""
+    probs = np.full(300, 0.0009, np.float32)
+    probs[7] = 1.0
+    logits = np.log(probs)[None]
+    num_from_group = 0
+    for seed in range(300):
+        request = constrained(request_with(SamplingParams(), seed), FixedMatcher([*range(100)], 300))
+        num_from_group += both(native, [Case(request, None)], logits)[0].tokens != [7]
+    assert num_from_group > 5
+
+
+def test_logits_are_not_read_where_one_token_is_allowed(native: Verifiers) -> None:
+    logits = np.full((2, 300), np.nan, np.float32)
+    for params in (SamplingParams(temperature=0.0), SamplingParams(temperature=0.6, top_p=0.9)):
+        matcher = FixedMatcher([200], 300)
+        case = Case(constrained(request_with(params, 3), matcher), Draft([200], "grammar"))
+        assert native[300].verify([case], logits) == [Verdict([200, 200], 1, 1)]
+        assert matcher.num_masks == 0
+
+
+def test_a_bad_word_is_not_emitted_even_where_the_grammar_allows_nothing_else(native: Verifiers) -> None:
+    logits = np.zeros((1, 300), np.float32)
+    params = SamplingParams(temperature=0.0, bad_words=((200,),))
+    request = constrained(request_with(params, 3), FixedMatcher([200], 300))
+    assert both(native, [Case(request, None)], logits)[0].tokens != [200]
+
+
+def test_a_mask_for_a_smaller_vocabulary_is_refused(native: Verifiers) -> None:
+    request = constrained(request_with(SamplingParams(), 1), FixedMatcher([1, 2], 40))
+    with pytest.raises(ValueError, match="a mask of 64 tokens does not fit a vocabulary of 300"):
+        native[300].verify([Case(request, None)], -np.arange(300, dtype=np.float32)[None])
 
 
 # --- errors -----------------------------------------------------------------------------------------------------

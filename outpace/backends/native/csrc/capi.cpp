@@ -28,6 +28,8 @@ struct OutpaceVerifier {
     outpace::Verifier verifier;
     outpace::Sampler sampler;
     std::vector<outpace::Case> cases;
+    std::vector<outpace::LogitRow> rows;
+    std::vector<outpace::Picked> picks;
     std::vector<outpace::Verdict> verdicts;
 };
 
@@ -131,14 +133,21 @@ void check_row(const Model& model, const OutpaceRow& row, const int32_t* tokens,
 
 Shaping shaping_of(const OutpaceCase& one) { return {one.sharpness, one.top_k, one.top_p, one.min_p}; }
 
-Case checked_case(const OutpaceCase& one, int64_t vocab_size, const float* const* logits, const int32_t* drafted, const float* const* draft_probs) {
+LogitRow checked_logits(const OutpaceLogitRow& row, int64_t vocab_size) {
+    check(row.only >= -1 && row.only < vocab_size, "the only allowed token " + std::to_string(row.only) + " is not in the vocabulary");
+    check(row.logits || row.only >= 0, "a row has neither logits nor an only token");
+    return {row.logits, row.allowed, row.only};
+}
+
+// Without its rows and picks.
+Case checked_case(const OutpaceCase& one, int64_t vocab_size, const int32_t* drafted, const float* const* draft_probs) {
     check(one.rule >= 0 && one.rule < int32_t(Rule::kCount), "there is no rule of acceptance number " + std::to_string(one.rule));
     check(one.num_drafted >= 0 && one.num_drafted < (1 << 20), "a draft has an impossible length");
     check(one.top_p > 0, "top_p leaves no token");
     for (int32_t i = 0; i < one.num_drafted; i++) {
         check(drafted[i] >= 0 && drafted[i] < vocab_size, "drafted token " + std::to_string(drafted[i]) + " is not in the vocabulary");
     }
-    return {Rule(one.rule), one.num_drafted, logits, drafted, draft_probs, shaping_of(one), one.seed, one.position};
+    return {Rule(one.rule), one.num_drafted, nullptr, drafted, draft_probs, shaping_of(one), one.seed, one.position, nullptr};
 }
 
 }  // namespace
@@ -298,29 +307,39 @@ int32_t outpace_verifier_create(int64_t vocab_size, int32_t num_threads, Outpace
     return guarded([&] {
         check(vocab_size >= 1 && vocab_size <= 1 << 24, "the vocabulary has an impossible size");
         check(num_threads >= 1 && num_threads <= 1024, "the number of threads must be between 1 and 1024");
-        *verifier = new OutpaceVerifier{{vocab_size, num_threads}, Sampler(vocab_size), {}, {}};
+        *verifier = new OutpaceVerifier{{vocab_size, num_threads}, Sampler(vocab_size), {}, {}, {}, {}};
     });
 }
 
 void outpace_verifier_destroy(OutpaceVerifier* verifier) { delete verifier; }
 
-int32_t outpace_verify(OutpaceVerifier* verifier, const OutpaceCase* cases, int32_t num_cases, const float* const* logits, const int32_t* drafted,
-                      const float* const* draft_probs, OutpaceVerdict* verdicts) {
+int32_t outpace_verify(OutpaceVerifier* verifier, const OutpaceCase* cases, int32_t num_cases, const OutpaceLogitRow* rows, const int32_t* drafted,
+                      const float* const* draft_probs, OutpaceVerdict* verdicts, OutpacePicked* picks) {
     return guarded([&] {
+        const int64_t vocab_size = verifier->verifier.vocab_size();
         verifier->cases.clear();
+        verifier->rows.clear();
         for (int32_t i = 0; i < num_cases; i++) {
-            const Case one = checked_case(cases[i], verifier->verifier.vocab_size(), logits, drafted, draft_probs);
+            const Case one = checked_case(cases[i], vocab_size, drafted, draft_probs);
             verifier->cases.push_back(one);
-            logits += one.num_drafted + 1;
+            for (int32_t j = 0; j <= one.num_drafted; j++) verifier->rows.push_back(checked_logits(*rows++, vocab_size));
             drafted += one.num_drafted;
             if (one.rule > Rule::kMatch) draft_probs += one.num_drafted;
+        }
+        verifier->picks.resize(verifier->rows.size());
+        size_t at = 0;  // the vectors do not grow from here on
+        for (Case& one : verifier->cases) {
+            one.rows = verifier->rows.data() + at;
+            one.picks = picks ? verifier->picks.data() + at : nullptr;
+            at += size_t(one.num_drafted) + 1;
         }
         verifier->verdicts.resize(verifier->cases.size());
         verifier->verifier.verify(verifier->cases, verifier->verdicts.data());
         for (size_t i = 0; i < verifier->verdicts.size(); i++) verdicts[i] = {verifier->verdicts[i].num_accepted, verifier->verdicts[i].token};
+        for (size_t i = 0; picks && i < at; i++) picks[i] = {verifier->picks[i].token, verifier->picks[i].likeliest, verifier->picks[i].is_stable};
     });
 }
 
-int32_t outpace_probs(OutpaceVerifier* verifier, const OutpaceCase* shaping, const float* logits, float* probs) {
-    return guarded([&] { verifier->sampler.probs(logits, shaping_of(*shaping), probs); });
+int32_t outpace_probs(OutpaceVerifier* verifier, const OutpaceCase* shaping, const OutpaceLogitRow* row, float* probs) {
+    return guarded([&] { verifier->sampler.probs(checked_logits(*row, verifier->verifier.vocab_size()), shaping_of(*shaping), probs); });
 }

@@ -10,7 +10,7 @@ extern "C" {
 #endif
 
 #define OUTPACE_API __attribute__((visibility("default")))
-#define OUTPACE_ABI_VERSION 5
+#define OUTPACE_ABI_VERSION 6
 
 typedef struct OutpaceModel OutpaceModel;
 typedef struct OutpaceVerifier OutpaceVerifier;
@@ -71,9 +71,20 @@ typedef struct {
     int32_t top_k, rule, num_drafted;
 } OutpaceCase;
 
+// LogitRow in sampling.h: `allowed` has a bit per token, or is null. If `only` is not -1, `logits` may be null.
+typedef struct {
+    const float* logits;
+    const uint32_t* allowed;
+    int64_t only;
+} OutpaceLogitRow;
+
 typedef struct {
     int32_t num_accepted, token;
 } OutpaceVerdict;
+
+typedef struct {
+    int32_t token, likeliest, is_stable;
+} OutpacePicked;
 
 // Drafts row.num_logits tokens after the last of each row (DraftRow in drafting.h); row.start is the number of entries that
 // the head's cache holds, at least 1. Of a case, `rule` says how tokens are picked. Writes the tokens and confidences of
@@ -83,10 +94,11 @@ OUTPACE_API int32_t outpace_draft(OutpaceModel* head, const OutpaceRow* rows, in
 
 OUTPACE_API int32_t outpace_verifier_create(int64_t vocab_size, int32_t num_threads, OutpaceVerifier** verifier);
 OUTPACE_API void outpace_verifier_destroy(OutpaceVerifier* verifier);
-OUTPACE_API int32_t outpace_verify(OutpaceVerifier* verifier, const OutpaceCase* cases, int32_t num_cases, const float* const* logits,
-                                  const int32_t* drafted, const float* const* draft_probs, OutpaceVerdict* verdicts);
+// `picks`, one per row, may be null (Case in verifier.h); those of other rows than it says are not written.
+OUTPACE_API int32_t outpace_verify(OutpaceVerifier* verifier, const OutpaceCase* cases, int32_t num_cases, const OutpaceLogitRow* rows,
+                                  const int32_t* drafted, const float* const* draft_probs, OutpaceVerdict* verdicts, OutpacePicked* picks);
 // The distribution from which the token of a row of logits is drawn, [vocab_size].
-OUTPACE_API int32_t outpace_probs(OutpaceVerifier* verifier, const OutpaceCase* shaping, const float* logits, float* probs);
+OUTPACE_API int32_t outpace_probs(OutpaceVerifier* verifier, const OutpaceCase* shaping, const OutpaceLogitRow* row, float* probs);
 
 #if defined(__cplusplus)
 }

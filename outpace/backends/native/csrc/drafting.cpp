@@ -99,11 +99,11 @@ void Drafting::pick(Drafted& drafted, const float* logits, int32_t likeliest, in
     drafted.confidence[nth] = largest_share(logits, logits[likeliest], scratch);
     int64_t picked = likeliest;
     if (row.pick == Pick::kNoise) {
-        picked = scratch.sampler.choose(scratch.sampler.shape(logits, row.shaping), row.seed, row.position + nth, ids_.data());
+        picked = scratch.sampler.choose(scratch.sampler.shape({logits}, row.shaping), row.seed, row.position + nth, ids_.data());
     } else if (row.pick == Pick::kDraw) {
         const int64_t n = int64_t(ids_.size());
         float *probs = scratch.probs.as<float>(), *all = row.probs + nth * vocab_size_;
-        scratch.sampler.probs(logits, row.shaping, probs);
+        scratch.sampler.probs({logits}, row.shaping, probs);
         for (int64_t i = 0; i < n; i++) all[ids_[size_t(i)]] = probs[i];
         const uint64_t key = noise_key(row.seed, Purpose::kDraft, {uint64_t(row.position), uint64_t(nth)});
         picked = draw_weighted(probs, n, uniform(key, 0));

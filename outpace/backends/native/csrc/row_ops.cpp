@@ -1,5 +1,7 @@
 #include "row_ops.h"
 
+#include <limits>
+
 #include "numerics.h"
 #include "ops.h"
 #include "peak.h"
@@ -31,6 +33,23 @@ void powers(const float* x, int64_t n, float largest, float sharpness, float* ou
     }
 }
 
+float allowed_or_lowest(const float* x, const uint32_t* allowed, int64_t i) {
+    return allowed[i / 32] >> (i % 32) & 1 ? x[i] : -std::numeric_limits<float>::infinity();
+}
+
+int64_t argmax_allowed(const float* x, const uint32_t* allowed, int64_t n) {
+    int64_t at = 0;
+    for (int64_t i = 1; i < n; i++) at = exceeds(allowed_or_lowest(x, allowed, i), allowed_or_lowest(x, allowed, at)) ? i : at;
+    return at;
+}
+
+void powers_allowed(const float* x, const uint32_t* allowed, int64_t n, float largest, float sharpness, float* out) {
+    for (int64_t i = 0; i < n; i++) {
+        const float one = allowed_or_lowest(x, allowed, i);
+        powers(&one, 1, largest, sharpness, out + i);
+    }
+}
+
 float total_of_row(const float* x, int64_t n, float* sums) { return total(x, n, sums); }
 
 void divide(float* x, int64_t n, float divisor) {
@@ -58,7 +77,7 @@ bool residual(float weight, const float* target, const float* draft, int64_t n, 
 }  // namespace
 
 const RowOps& row_ops_reference() {
-    static const RowOps reference{argmax, powers, total_of_row, divide, collect, residual};
+    static const RowOps reference{argmax, powers, argmax_allowed, powers_allowed, total_of_row, divide, collect, residual};
     return reference;
 }
 

@@ -10,6 +10,10 @@ struct RowOps {
     int64_t (*argmax)(const float* x, int64_t n);
     // out = 2^((x - largest) * sharpness), computed as in numerics.py.
     void (*powers)(const float* x, int64_t n, float largest, float sharpness, float* out);
+    // The same two for a row of which only the tokens with a set bit in `allowed` count; the others are minus infinity.
+    // The lowest bit is the first token.
+    int64_t (*argmax_allowed)(const float* x, const uint32_t* allowed, int64_t n);
+    void (*powers_allowed)(const float* x, const uint32_t* allowed, int64_t n, float largest, float sharpness, float* out);
     // The sum in the order of numerics.h; `sums` has room for half of the row.
     float (*total)(const float* x, int64_t n, float* sums);
     // x /= divisor.

@@ -19,22 +19,30 @@ float below(float probability, float divisor) {
     return product > 1e-36f ? product * 0.999999f : 0.0f;
 }
 
+// Numbers that differ by less than this part of them may change places when the row is divided by another sum: probabilities
+// are rounded to float32 and the sum of a row has a relative error of at most 4e-6 (numerics.h).
+constexpr double kMargin = 1e-4;
+
 // Picks the token with the largest p / exponential, the first among equals. The logarithm is only computed for a token
-// that could win: exponential = -log(u) is at least 1 - u.
+// that could win, or come within the margin of the winner: exponential = -log(u) is at least 1 - u.
 struct Race {
     uint64_t key;
-    double score = -1;
+    double score = -1, second = -1;
     int64_t winner = -1;
 
     void enter(int64_t token, int64_t id, double p) {
         const double u = uniform(key, id);
-        if (p < score * (1.0 - u) * 0.999999) return;
+        if (p < score * (1.0 - u) * (1 - kMargin)) return;
         const double mine = p / minus_log(u);
         if (mine > score) {
+            second = score;
             score = mine;
             winner = token;
+        } else if (mine > second) {
+            second = mine;
         }
     }
+    bool is_clearly_below_winner(double other) const { return other < score * (1 - kMargin); }
 };
 
 }  // namespace
@@ -43,9 +51,15 @@ Sampler::Sampler(int64_t vocab_size)
     : ops_(row_ops()), n_(vocab_size), values_(size_t(n_) * sizeof(float)), sums_(size_t(n_ / 2 + 1) * sizeof(float)),
       places_(size_t(n_ + 1) * sizeof(int32_t)), kept_(size_t(n_) * sizeof(float)), doubles_(size_t(n_) * 2 * sizeof(double)) {}
 
-Distribution Sampler::shape(const float* logits, const Shaping& shaping) {
+int64_t Sampler::greedy(const LogitRow& row) const {
+    return row.allowed ? ops_.argmax_allowed(row.logits, row.allowed, n_) : ops_.argmax(row.logits, n_);
+}
+
+Distribution Sampler::shape(const LogitRow& row, const Shaping& shaping) {
     float* values = values_.as<float>();
-    ops_.powers(logits, n_, logits[ops_.argmax(logits, n_)], shaping.sharpness, values);
+    likeliest_ = greedy(row);
+    if (row.allowed) ops_.powers_allowed(row.logits, row.allowed, n_, row.logits[likeliest_], shaping.sharpness, values);
+    else ops_.powers(row.logits, n_, row.logits[likeliest_], shaping.sharpness, values);
     if (shaping.top_k > 0 && shaping.top_k < n_) keep_top_k(shaping.top_k);
     const float sum = ops_.total(values, n_, sums_.as<float>());
     const float peak = 1.0f / sum;  // the largest power is 1
@@ -67,8 +81,13 @@ Distribution Sampler::shape(const float* logits, const Shaping& shaping) {
     return {values, left, peak / left};
 }
 
-void Sampler::probs(const float* logits, const Shaping& shaping, float* out) {
-    const Distribution d = shape(logits, shaping);
+void Sampler::probs(const LogitRow& row, const Shaping& shaping, float* out) {
+    if (row.only >= 0) {
+        std::memset(out, 0, size_t(n_) * sizeof(float));
+        out[row.only] = 1.0f;
+        return;
+    }
+    const Distribution d = shape(row, shaping);
     std::memcpy(out, d.values, size_t(n_) * sizeof(float));
     ops_.divide(out, n_, d.divisor);
 }
@@ -133,25 +152,39 @@ int64_t Sampler::keep_top_p(float sum, double top_p) {
     }
 }
 
-int64_t Sampler::choose(const Distribution& probs, uint64_t seed, int64_t position, const int32_t* ids) {
+int64_t Sampler::choose(const Distribution& probs, uint64_t seed, int64_t position, const int32_t* ids, bool* is_stable) {
     int32_t* places = places_.as<int32_t>();
     double* head = doubles_.as<double>();
     const float cut = probs.peak * kHeadRatio;
-    const int64_t num_found = ops_.collect(probs.values, n_, below(cut, probs.divisor), places);
+    const float low = cut * float(1 - kMargin), high = cut * float(1 + kMargin);  // a mask may move the cut between these
+    const int64_t num_found = ops_.collect(probs.values, n_, below(is_stable ? low : cut, probs.divisor), places);
+    bool is_near_cut = false;
     Race race{noise_key(seed, Purpose::kToken, {uint64_t(position)})};
     int64_t count = 0;
     for (int64_t i = 0; i < num_found; i++) {
         const float p = probs[places[i]];
+        is_near_cut = is_near_cut || (p >= low && p <= high);
         if (p < cut) continue;
         head[count++] = p;
         race.enter(places[i], ids ? ids[places[i]] : places[i], p);
     }
     if (race.winner < 0) return 0;  // only if the logits contain a NaN
-    const double tail_mass = 1.0 - total(head, count, head + n_);
-    if (tail_mass / minus_log(uniform(race.key, kTailIndex)) > race.score) {
+    const double tail_mass = 1.0 - total(head, count, head + n_), tail_noise = minus_log(uniform(race.key, kTailIndex));
+    if (is_stable) {
+        *is_stable = !is_near_cut && race.is_clearly_below_winner(race.second) && race.is_clearly_below_winner((tail_mass + kMargin) / tail_noise);
+    }
+    if (tail_mass / tail_noise > race.score) {
         return choose_from_tail(probs, cut, noise_key(seed, Purpose::kTail, {uint64_t(position)}), race.winner, ids);
     }
     return race.winner;
+}
+
+// Why a pick is stable: a mask that allows the likeliest token changes no power, only their sum, so all allowed tokens keep
+// their scores up to a common factor and rounding. The tail's mass can only shrink. So a clear winner stays the winner.
+Picked Sampler::pick(const float* logits, const Shaping& shaping, uint64_t seed, int64_t position) {
+    bool is_stable = false;
+    const int64_t token = choose(shape({logits}, shaping), seed, position, nullptr, &is_stable);
+    return {int32_t(token), int32_t(likeliest_), is_stable && !shaping.filters(n_)};
 }
 
 int64_t Sampler::choose_from_tail(const Distribution& probs, float cut, uint64_t key, int64_t otherwise, const int32_t* ids) const {

@@ -48,7 +48,8 @@ void Verifier::verify(const std::vector<Case>& cases, Verdict* verdicts) {
         const bool is_matched = one.rule <= Rule::kMatch;
         firsts_[i].store(INT64_MAX, std::memory_order_relaxed);
         for (int32_t row = 0; row <= (is_matched ? one.num_drafted : 0); row++) units_.push_back({int32_t(i), row});
-        cost += (one.num_drafted + 1) * n_ * (one.rule == Rule::kMatchGreedy ? 1 : kSampleCost);
+        const int64_t num_read = std::count_if(one.rows, one.rows + one.num_drafted + 1, [](const LogitRow& row) { return row.only < 0; });
+        cost += num_read * n_ * (one.rule == Rule::kMatchGreedy ? 1 : kSampleCost);
     }
     if (units_.size() > 1 && units_.size() <= size_t(Relay::kMostUnits) && pool_->size() > 1 && cost >= kWorthSharing) {
         const uint64_t phase = relay_.begin({int64_t(units_.size())});
@@ -81,15 +82,22 @@ void Verifier::work_on(const Unit& unit, Scratch& scratch) {
     }
 }
 
+int64_t Verifier::own_token(const Case& one, int32_t i, Sampler& sampler) {
+    const LogitRow& row = one.rows[i];
+    if (row.only >= 0) return row.only;
+    const bool is_greedy = one.rule == Rule::kMatchGreedy;
+    if (!one.picks || row.allowed) return is_greedy ? sampler.greedy(row) : sampler.choose(sampler.shape(row, one.shaping), one.seed, one.position + i);
+    const int32_t likeliest = is_greedy ? int32_t(sampler.greedy(row)) : 0;
+    one.picks[i] = is_greedy ? Picked{likeliest, likeliest, true} : sampler.pick(row.logits, one.shaping, one.seed, one.position + i);
+    return one.picks[i].token;
+}
+
 // Computes the target's own token for one row. Rows after a rejecting row are skipped: they are not needed.
 void Verifier::match_row(const Unit& unit, Scratch& scratch) {
     std::atomic<int64_t>& first = firsts_[size_t(unit.index)];
     if (first.load(std::memory_order_relaxed) < ending(unit.row, 0)) return;
     const Case& one = (*cases_)[size_t(unit.index)];
-    const float* logits = one.logits[unit.row];
-    Sampler& sampler = scratch.sampler;
-    const int64_t own = one.rule == Rule::kMatchGreedy ? sampler.greedy(logits)
-                                                       : sampler.choose(sampler.shape(logits, one.shaping), one.seed, one.position + unit.row);
+    const int64_t own = own_token(one, unit.row, scratch.sampler);
     if (unit.row < one.num_drafted && own == one.drafted[unit.row]) return;
     int64_t earliest = first.load(std::memory_order_relaxed);
     const int64_t mine = ending(unit.row, own);
@@ -100,7 +108,7 @@ void Verifier::match_row(const Unit& unit, Scratch& scratch) {
 Verdict Verifier::reject(const Case& one, Scratch& scratch) const {
     float* target = scratch.target.as<float>();
     for (int32_t i = 0; i < one.num_drafted; i++) {
-        scratch.sampler.probs(one.logits[i], one.shaping, target);
+        scratch.sampler.probs(one.rows[i], one.shaping, target);
         const float* draft = one.draft_probs[i];
         const int32_t token = one.drafted[i];
         if (!happens(one, i, std::min(1.0, double(target[token]) / double(draft[token])))) {
@@ -109,7 +117,7 @@ Verdict Verifier::reject(const Case& one, Scratch& scratch) const {
             return {i, draw(one, i, is_left ? residual : target, n_)};
         }
     }
-    scratch.sampler.probs(one.logits[one.num_drafted], one.shaping, target);
+    scratch.sampler.probs(one.rows[one.num_drafted], one.shaping, target);
     return {one.num_drafted, draw(one, one.num_drafted, target, n_)};
 }
 
@@ -118,12 +126,12 @@ Verdict Verifier::verify_block(const Case& one, Scratch& scratch) const {
     const int32_t n = one.num_drafted;
     double weight = 1;
     int32_t num_accepted = 0;
-    scratch.sampler.probs(one.logits[0], one.shaping, target);
+    scratch.sampler.probs(one.rows[0], one.shaping, target);
     bool is_left = n > 0 && ops_.residual(1.0f, target, one.draft_probs[0], n_, residual);
     for (int32_t i = 1; i <= n; i++) {
         const int32_t token = one.drafted[i - 1];
         weight = std::min(1.0, weight * double(target[token]) / double(one.draft_probs[i - 1][token]));
-        scratch.sampler.probs(one.logits[i], one.shaping, target);
+        scratch.sampler.probs(one.rows[i], one.shaping, target);
         double kept = weight;
         bool is_left_over = true;
         if (i < n) {
@@ -139,7 +147,7 @@ Verdict Verifier::verify_block(const Case& one, Scratch& scratch) const {
         if (weight == 0) break;
     }
     if (num_accepted == n) return {n, draw(one, n, target, n_)};
-    if (!is_left) scratch.sampler.probs(one.logits[num_accepted], one.shaping, target);
+    if (!is_left) scratch.sampler.probs(one.rows[num_accepted], one.shaping, target);
     return {num_accepted, draw(one, num_accepted, is_left ? residual : target, n_)};
 }
 

@@ -22,12 +22,13 @@ enum class Rule : int32_t { kMatchGreedy, kMatch, kReject, kBlock, kCount };
 struct Case {
     Rule rule;
     int32_t num_drafted;
-    const float* const* logits;       // [num_drafted + 1]
+    const LogitRow* rows;             // [num_drafted + 1]
     const int32_t* drafted;           // [num_drafted]
     const float* const* draft_probs;  // [num_drafted]; only for rejection and block verification
     Shaping shaping;
     uint64_t seed;
     int64_t position;  // of the first token to emit
+    Picked* picks;       // [num_drafted + 1], or null: with a match rule, of each row without a mask up to the verdict's
 };
 
 struct Verdict {
@@ -60,6 +61,7 @@ class Verifier {
     };
 
     void work_on(const Unit& unit, Scratch& scratch);
+    static int64_t own_token(const Case& one, int32_t row, Sampler& sampler);
     void match_row(const Unit& unit, Scratch& scratch);
     Verdict reject(const Case& one, Scratch& scratch) const;
     Verdict verify_block(const Case& one, Scratch& scratch) const;

@@ -55,6 +55,26 @@ Floats random_logits(int64_t n) {
     return row;
 }
 
+using Bits = std::vector<uint32_t>;
+
+// At least one token is allowed; often only a few are, or all of a block.
+Bits random_mask(int64_t n) {
+    Bits bits(size_t((n + 31) / 32));
+    const int64_t kind = random_int(0, 2);
+    for (uint32_t& word : bits) word = kind == 0 ? uint32_t(rng()) : random_int(0, 9) ? 0 : kind == 1 ? ~0u : 1u << random_int(0, 31);
+    const int64_t token = random_int(0, n - 1);
+    bits[size_t(token / 32)] |= 1u << (token % 32);
+    return bits;
+}
+
+bool is_allowed(const Bits& bits, int64_t token) { return bits[size_t(token / 32)] >> (token % 32) & 1; }
+
+Floats with_forbidden_removed(Floats row, const Bits& bits) {
+    for (size_t i = 0; i < row.size(); i++)
+        if (!is_allowed(bits, int64_t(i))) row[i] = -kInfinity;
+    return row;
+}
+
 bool same_bits(const Floats& a, const Floats& b) { return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0; }
 
 void test_row_ops(const RowOps& op, const char* name) {
@@ -70,6 +90,16 @@ void test_row_ops(const RowOps& op, const char* name) {
         op.powers(x.data(), n, x[size_t(at)], sharpness, found.data());
         reference.powers(x.data(), n, x[size_t(at)], sharpness, expected.data());
         CHECK(same_bits(found, expected), "powers %s n=%ld", name, long(n));
+
+        const Bits bits = random_mask(n);
+        const Floats masked = with_forbidden_removed(x, bits);
+        const int64_t best = reference.argmax(masked.data(), n);
+        reference.powers(masked.data(), n, masked[size_t(best)], sharpness, expected.data());
+        for (const RowOps* each : {&op, &reference}) {
+            CHECK(each->argmax_allowed(x.data(), bits.data(), n) == best, "argmax_allowed %s n=%ld", name, long(n));
+            each->powers_allowed(x.data(), bits.data(), n, masked[size_t(best)], sharpness, found.data());
+            CHECK(same_bits(found, expected), "powers_allowed %s n=%ld", name, long(n));
+        }
 
         Floats sums(size_t(n / 2 + 1));
         const float sum = op.total(found.data(), n, sums.data());
@@ -102,6 +132,9 @@ void test_argmax_of_nans(const RowOps& op, const char* name) {
         for (int64_t i = first + 1; i < n; i++)
             if (random_int(0, 9) == 0) x[size_t(i)] = std::nanf("");
         CHECK(op.argmax(x.data(), n) == first, "argmax %s n=%ld", name, long(n));
+        const Bits bits = random_mask(n);
+        const int64_t first_allowed = row_ops_reference().argmax(with_forbidden_removed(x, bits).data(), n);
+        CHECK(op.argmax_allowed(x.data(), bits.data(), n) == first_allowed, "argmax_allowed %s n=%ld", name, long(n));
     }
 }
 
@@ -144,7 +177,7 @@ void test_probabilities_sum_to_one() {
         const Floats logits = random_logits(n);
         const Shaping shaping = random_shaping();
         Floats probs(logits.size());
-        sampler.probs(logits.data(), shaping, probs.data());
+        sampler.probs({logits.data()}, shaping, probs.data());
         double sum = 0;
         int64_t count = 0;
         for (float p : probs) {
@@ -153,15 +186,63 @@ void test_probabilities_sum_to_one() {
         }
         CHECK(std::fabs(sum - 1) < 1e-5, "sum %g n=%ld", sum, long(n));
         CHECK(shaping.top_k == 0 || count <= shaping.top_k, "%ld of top %d", long(count), shaping.top_k);
-        const int64_t chosen = sampler.choose(sampler.shape(logits.data(), shaping), uint64_t(round), round);
+        const int64_t chosen = sampler.choose(sampler.shape({logits.data()}, shaping), uint64_t(round), round);
         CHECK(chosen >= 0 && chosen < n && probs[size_t(chosen)] > 0, "chose %ld of %ld", long(chosen), long(n));
     }
+}
+
+// A stable pick is the pick under any mask that allows it and the likeliest token.
+void test_stable_picks_hold_under_masks() {
+    int64_t num_stable = 0, num_others = 0, num_filtered = 0;
+    for (int round = 0; round < 3000; round++) {
+        const int64_t n = random_int(1, round % 3 ? 400 : 4000);
+        Sampler sampler(n);
+        const Floats logits = random_logits(n);
+        const Shaping shaping = round % 5 ? Shaping{std::ldexp(1.0f, int(random_int(-6, 6))), 0, 1.0, 0.0} : random_shaping();
+        const Picked pick = sampler.pick(logits.data(), shaping, uint64_t(round), round);
+        CHECK(pick.token == sampler.choose(sampler.shape({logits.data()}, shaping), uint64_t(round), round), "n=%ld", long(n));
+        CHECK(pick.likeliest == row_ops_reference().argmax(logits.data(), n), "n=%ld", long(n));
+        num_filtered += pick.is_stable && shaping.filters(n);
+        for (int i = 0; i < 4; i++) {
+            Bits bits = random_mask(n);
+            for (int32_t token : {pick.token, pick.likeliest}) bits[size_t(token / 32)] |= 1u << (token % 32);
+            const int64_t token = sampler.choose(sampler.shape({logits.data(), bits.data()}, shaping), uint64_t(round), round);
+            (pick.is_stable ? num_stable : num_others) += token == pick.token;
+            CHECK(!pick.is_stable || token == pick.token, "%ld, not %d, n=%ld", long(token), pick.token, long(n));
+        }
+    }
+    CHECK(num_stable > 3000 && num_others > 300 && num_filtered == 0, "%ld %ld %ld", long(num_stable), long(num_others), long(num_filtered));
+}
+
+// Rounding may decide between tokens this close, and it changes with the sum that a mask leaves.
+void test_close_calls_are_not_stable() {
+    const Shaping plain{1.0f, 0, 1.0, 0.0};  // logits are exponents of two
+    int64_t num_ties = 0;
+    for (int64_t position = 0; position < 200; position++) {
+        const uint64_t key = noise_key(5, Purpose::kToken, {uint64_t(position)});
+        const double noise[] = {minus_log(uniform(key, 0)), minus_log(uniform(key, 1))};
+        if (std::fabs(std::log2(noise[0] / noise[1])) > 9) continue;  // one of them would be in the tail
+        Sampler pair(2), row(40);
+        const Floats tied = {float(std::log2(noise[0])), float(std::log2(noise[1]))};
+        CHECK(!pair.pick(tied.data(), plain, 5, position).is_stable, "a tie at %ld", long(position));
+        num_ties++;
+        Floats at_cut(40, -80.0f);
+        at_cut[3] = 0;
+        CHECK(row.pick(at_cut.data(), plain, 5, position).is_stable, "one token at %ld", long(position));
+        for (float factor : {0.99995f, 1.0f, 1.00005f}) {
+            at_cut[9] = std::log2(1e-3f * factor);
+            CHECK(!row.pick(at_cut.data(), plain, 5, position).is_stable, "at the cut, %ld", long(position));
+        }
+    }
+    CHECK(num_ties > 100, "%ld ties", long(num_ties));
 }
 
 // The rows and drafts of a step, and cases that point into them.
 struct Step {
     std::vector<Floats> rows, probs;
-    std::vector<const float*> logits, draft_probs;
+    std::vector<Bits> masks;
+    std::vector<LogitRow> logits;
+    std::vector<const float*> draft_probs;
     std::vector<int32_t> drafted;
     std::vector<Case> cases;
 };
@@ -173,20 +254,24 @@ Step random_step(int64_t n) {
     std::vector<int32_t> lengths;
     for (int64_t i = 0; i < num_cases; i++) {
         lengths.push_back(int32_t(random_int(0, 5)));
-        step.cases.push_back({Rule(random_int(0, 3)), lengths.back(), nullptr, nullptr, nullptr, random_shaping(), uint64_t(random_int(0, INT64_MAX)), random_int(0, 5000)});
+        step.cases.push_back({Rule(random_int(0, 3)), lengths.back(), nullptr, nullptr, nullptr, random_shaping(), uint64_t(random_int(0, INT64_MAX)), random_int(0, 5000), nullptr});
         for (int32_t j = 0; j <= lengths.back(); j++) step.rows.push_back(random_logits(n));
         for (int32_t j = 0; j < lengths.back(); j++) {
             Floats probs(static_cast<size_t>(n));
-            sampler.probs(step.rows[step.rows.size() - size_t(j) - 1].data(), step.cases.back().shaping, probs.data());
+            sampler.probs({step.rows[step.rows.size() - size_t(j) - 1].data()}, step.cases.back().shaping, probs.data());
             step.drafted.push_back(int32_t(draw_weighted(probs.data(), n, uniform(uint64_t(random_int(0, INT64_MAX)), 0))));
             step.probs.push_back(std::move(probs));
         }
     }
-    for (const Floats& row : step.rows) step.logits.push_back(row.data());
+    for (const Floats& row : step.rows) {
+        step.masks.push_back(random_mask(n));
+        const int64_t kind = random_int(0, 3);  // half of the rows have no mask
+        step.logits.push_back({row.data(), kind == 0 ? step.masks.back().data() : nullptr, kind == 1 ? random_int(0, n - 1) : -1});
+    }
     for (const Floats& row : step.probs) step.draft_probs.push_back(row.data());
     size_t row = 0, token = 0;
     for (Case& one : step.cases) {
-        one.logits = step.logits.data() + row;
+        one.rows = step.logits.data() + row;
         one.drafted = step.drafted.data() + token;
         one.draft_probs = step.draft_probs.data() + token;
         row += size_t(one.num_drafted) + 1;
@@ -222,7 +307,7 @@ void test_rows_that_are_not_numbers_stay_within_memory() {
             for (int round = 0; round < 100; round++) {
                 Floats logits = random_logits(n);
                 for (float& x : logits) x = round % 2 || random_int(0, 1) ? value : x;
-                const int64_t chosen = sampler.choose(sampler.shape(logits.data(), random_shaping()), 1, round);
+                const int64_t chosen = sampler.choose(sampler.shape({logits.data()}, random_shaping()), 1, round);
                 CHECK(chosen >= 0 && chosen < n, "chose %ld", long(chosen));
             }
         }
@@ -247,6 +332,8 @@ int main() {
     if (uses_avx2()) test_argmax_of_nans(row_ops_avx2(), "avx2");
     test_peaks_merge_to_the_argmax();
     test_probabilities_sum_to_one();
+    test_stable_picks_hold_under_masks();
+    test_close_calls_are_not_stable();
     test_verdicts_do_not_depend_on_threads();
     test_rows_that_are_not_numbers_stay_within_memory();
     test_logarithms();
