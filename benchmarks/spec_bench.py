@@ -1,6 +1,7 @@
 """`auto` and fixed drafts of the head beside plain decoding, for each class of Spec-Bench, with the embedded model.
 
     python -m benchmarks.spec_bench --prompts question.jsonl [--concurrency 1] [--temperature 0] [--json FILE]
+    python -m benchmarks.spec_bench --model TARGET --draft HEAD --prompts HumanEval.jsonl.gz  # or another model
 
 Every block of prompts runs with every setting, in changing order, in one process; no run reuses anything of an earlier
 run. Figures are tokens per second of decoding over plain decoding's, all tokens over all time, with 95% intervals over
@@ -19,6 +20,7 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.pair import elementwise_sum, ratio
+from benchmarks.prompts import load_prompts
 from benchmarks.report import provenance, write_json
 from outpace import LLM, SamplingParams
 from outpace.bench.loads import Closed
@@ -33,7 +35,9 @@ CONVERSATION = "conversation"
 
 
 def load_classes(path: Path, count: int) -> dict[str, list[str]]:
-    """`count` first turns of each class."""
+    """`count` first turns of each class; a file without classes, such as HumanEval, is one."""
+    if path.suffix == ".gz" or "category" not in json.loads(path.read_text(encoding="utf-8").partition("\n")[0]):
+        return {path.name.partition(".")[0]: load_prompts(path, count)}
     found: dict[str, list[str]] = defaultdict(list)
     for line in path.read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
@@ -60,12 +64,13 @@ def summary(runs: dict[str, list[Run]]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=Path, required=True, help="Spec-Bench's question.jsonl")
+    parser.add_argument("--prompts", type=Path, required=True, help="Spec-Bench's question.jsonl, or other prompts")
     parser.add_argument("--settings", nargs="+", default=("auto", "head:3"), help="(default: auto head:3)")
     parser.add_argument("--blocks", type=int, default=6, help="of each class (default: %(default)s)")
     parser.add_argument("--concurrency", type=int, default=1, help="requests at once (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0, help="(default: %(default)s)")
     parser.add_argument("--max-tokens", type=int, default=128, help="(default: %(default)s)")
+    parser.add_argument("--model", help="a model file or folder (default: the embedded one)")
     parser.add_argument("--draft", help="another head (default: the one that comes with the model)")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
@@ -73,7 +78,7 @@ def main() -> None:
     load = Closed(options.concurrency)
     classes: dict[str, dict[str, Any]] = {}
     llm_options: dict[str, Any] = {"prefix_reuse": False, "max_context": 4096, "cache_tokens": 4096 * load.concurrency}
-    with LLM(draft=options.draft, max_sequences=max(8, load.concurrency), **llm_options) as llm:
+    with LLM(options.model, options.draft, max_sequences=max(8, load.concurrency), **llm_options) as llm:
         target = EngineTarget(llm)
         params = SamplingParams(temperature=options.temperature, max_tokens=options.max_tokens)
         for name, texts in load_classes(options.prompts, options.blocks * load.concurrency).items():
