@@ -215,12 +215,13 @@ class Engine:
         """Load the costs of steps, or measure them if none are saved or `again` is set. Only while nothing runs."""
         costs = self._cost_file.load() if self._cost_file is not None and not again else None
         proposers = [proposer for name, proposer in self._proposers.items() if name != "none"]
+        scratch = self._request([0], SamplingParams(), 0)
+        self.scheduler.forget_kept()  # measuring and warming up use the runner's sequences
         if costs is not None and costs.drafts.keys() == {proposer.name for proposer in proposers}:
             for proposer in proposers:
-                proposer.warm_up()
+                proposer.warm_up(scratch)
         else:
-            self.scheduler.forget_kept()
-            costs = measure(self._runner, proposers, self._request([0], SamplingParams(), 0))
+            costs = measure(self._runner, proposers, scratch)
             if self._cost_file is not None:
                 self._cost_file.save(costs)
         self._num_prepared = self._count_prepared()

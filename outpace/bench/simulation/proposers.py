@@ -70,6 +70,7 @@ class TextProposer(NoDraft):
 class ModelProposer(NoDraft):
     name = MODEL
     is_lookup = False
+    drafts_whole = False
 
     def __init__(self, running: dict[int, Running], clock: Clock, scenario: Scenario, rng: np.random.Generator) -> None:
         self._running, self._clock, self._scenario, self._rng = running, clock, scenario, rng

@@ -111,6 +111,17 @@ def warm_up(runner: Runner) -> None:
     _timed(runner, _plan(runner, [1], 0))
 
 
+def warm_up_head(runner: Runner, head: Head, scratch: Request) -> None:
+    """The same for a head, which drafts from what the target has computed: a first draft reads the head's file."""
+    request = replace(scratch, params=SamplingParams(temperature=0.0), tokens=_some_tokens(runner, 2), seq=0,
+                      num_computed=1)  # fmt: skip
+    try:
+        _prefill(runner, 0, 0, 1, runner.capacity.max_step_tokens)
+        head.draft([HeadTask(request, 1)])
+    finally:
+        runner.free(0)
+
+
 def measure_steps(runner: Runner, budget: float) -> StepCosts:
     start, room = _start(runner), runner.capacity
     largest = min(room.max_step_tokens, room.max_context - 1, room.cache_tokens - start * room.max_sequences)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outpace.core import Request, StepStats
-from outpace.speculation.policy.baseline import Baseline
+from outpace.speculation.policy.baseline import DISTURBED, Baseline
 from outpace.speculation.policy.budget import Backoff, Budget
 from outpace.speculation.policy.decision import Decision
 from outpace.speculation.policy.planner import Situation
@@ -75,6 +75,10 @@ class Accounts:
         """Book a step with drafts; whether it took less time than plain decoding of its tokens."""
         num_drafted = sum([outcome.verdict.num_drafted for outcome in outcomes])
         spent, excused = baseline.decoding_seconds(situation, num_drafted, stats)
+        if decision.plan is not None and decision.plan.model is not None:
+            usual = decision.plan.draft_seconds + decision.plan.catch_up_seconds
+            disturbed = max(0.0, stats.draft_seconds - DISTURBED * usual)
+            excused, catch_up_seconds = excused + disturbed, max(0.0, catch_up_seconds - disturbed)
         plain_step = baseline.plain_seconds(situation.rows, situation.context)
         gains = decision.plan.gains if decision.plan is not None else {}
         num_emitted, has_forced = 0, False

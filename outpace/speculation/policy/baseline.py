@@ -13,7 +13,7 @@ from outpace.speculation.policy.planner import Situation
 _LEARNING_RATE = 0.05  # of a plain step; higher for the first ones
 _CALIBRATION_WEIGHT = 2  # calibration counts as this many observed plain steps
 _MAX_SURPRISE = 1.2  # limits the effect of a single disturbed step
-_DISTURBED = 1.5  # times the usual forward time; the excess is not charged
+DISTURBED = 1.5  # times the usual time of a pass or a draft; the excess is not charged
 
 
 class Baseline:
@@ -59,7 +59,7 @@ class Baseline:
             whole = target.seconds(rows, rows + num_drafted + stats.num_prefill_tokens, context)
             seconds *= usual / whole
             usual = whole
-        excused = max(0.0, stats.forward_seconds - _DISTURBED * usual) if num_drafted else 0.0
+        excused = max(0.0, stats.forward_seconds - DISTURBED * usual) if num_drafted else 0.0
         return stats.speculation_seconds + stats.draft_seconds + seconds, excused
 
     def idle(self, stats: StepStats) -> None:

@@ -76,6 +76,7 @@ class Plan:
     model: str | None = None  # drafts for the rows without a lookup
     depth: int = 0  # of the model's drafts
     seconds: float = 0.0  # of the step, without catching up
+    draft_seconds: float = 0.0  # of the model's drafts, without catching up
     catch_up_seconds: float = 0.0  # the model needs these first
     steps_left: float = 1.0  # steps that share the cost of catching up
     speed: float = 0.0  # expected tokens per second
@@ -180,9 +181,11 @@ class Planner:
             return sum(acceptance.survival(temperature, draft.confidence[:depth], shift, 0.0))
         return acceptance.forecast(temperature, depth, shift)[-1]
 
-    def _price(self, situation: Situation, plan: Plan, num_drafted: int, draft_seconds: float = 0.0) -> None:
+    def _price(self, situation: Situation, plan: Plan, num_drafted: int) -> None:
         emitted = situation.emitted + sum(plan.gains.values())
-        plan.seconds = draft_seconds + situation.total_seconds(num_drafted, emitted, is_repeated=plan.is_repeatable)
+        plan.seconds = plan.draft_seconds + situation.total_seconds(
+            num_drafted, emitted, is_repeated=plan.is_repeatable
+        )
         plan.speed = emitted / (plan.seconds + plan.catch_up_seconds / plan.steps_left)
         last = min(num_drafted, situation.rows)
         if last:
@@ -274,8 +277,8 @@ class Planner:
             left = sum([self.remaining(situation.requests[each.row]) for each in candidates])
             plan.steps_left = self._steps_left(left / size, sum([plan.gains[each.row] for each in candidates]) / size)
             plan.catch_up_seconds = costs.catch_up_seconds(sum([each.num_uncached for each in candidates]), size)
-        draft_seconds = costs.seconds(size, depth, situation.context)
-        self._price(situation, plan, sum(plan.depths.values()), draft_seconds)
+        plan.draft_seconds = costs.seconds(size, depth, situation.context)
+        self._price(situation, plan, sum(plan.depths.values()))
         return plan
 
     def smaller(self, situation: Situation, plan: Plan) -> list[Plan]:

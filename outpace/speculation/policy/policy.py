@@ -272,7 +272,7 @@ class Policy:
         decision.reason = f"expected {gain:.2f} of plain" + (", a trial" if decision.is_trial else "")
         at_least = plan.speed * plan.slot_seconds
         to_go_on = at_least
-        if plan.model is not None:
+        if plan.model is not None and not self._proposers[plan.model].drafts_whole:
             assert self.costs is not None
             drafting = len(plan.depths) - len(plan.lookups)
             passes = self.costs.drafts[plan.model]

@@ -42,6 +42,8 @@ class Proposer(Protocol):
     measured: MeasuredAcceptance | None  # what the policy may expect before it has seen drafts; None: nothing is known
     is_lookup: bool
     """Drafts take microseconds and no model, so the policy can get them before it decides whether to use them."""
+    drafts_whole: bool
+    """A draft has its full depth before its confidence is known: stopping early saves verifying, not drafting."""
 
     def serves(self, request: Request) -> bool:
         """Whether it can ever have a draft for this request. The answer never changes."""
@@ -71,7 +73,7 @@ class Proposer(Protocol):
         """Measure the cost of drafts. Called while nothing runs; `scratch` is a request to measure on."""
         ...
 
-    def warm_up(self) -> None:
+    def warm_up(self, scratch: Request) -> None:
         """Called instead of `measure_costs` if costs are known: do the one-time work of a first draft."""
         ...
 
@@ -85,6 +87,7 @@ class NoDraft:
 
     name = "none"
     is_lookup = True
+    drafts_whole = False
     measured: MeasuredAcceptance | None = None
     timing: DraftTiming | None = None
 
@@ -120,7 +123,7 @@ class NoDraft:
             scratch.tokens = list(scratch.prompt)  # the timed text must not be learned
             self.release(scratch)
 
-    def warm_up(self) -> None:
+    def warm_up(self, scratch: Request) -> None:
         pass
 
     def forget(self) -> None:

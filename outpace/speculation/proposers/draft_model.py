@@ -45,6 +45,7 @@ class _Drafting:
 class DraftModelProposer:
     name = "draft"
     is_lookup = False
+    drafts_whole = False
     measured: MeasuredAcceptance | None = None
 
     def __init__(self, model: LoadedModel, target_vocab_size: int, verifier: Verifier | None = None) -> None:
@@ -107,7 +108,7 @@ class DraftModelProposer:
     def measure_costs(self, scratch: Request) -> DraftCosts:
         return measure_draft_model(self._runner)
 
-    def warm_up(self) -> None:
+    def warm_up(self, scratch: Request) -> None:
         warm_up(self._runner)
 
     def forget(self) -> None:

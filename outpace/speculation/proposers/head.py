@@ -12,7 +12,7 @@ from time import perf_counter
 
 from outpace.backends.base import USUAL_UNCACHED, DraftedTokens, Head, HeadTask, Runner
 from outpace.core import Draft, Request, Verdict
-from outpace.speculation.costs.calibration import measure_head
+from outpace.speculation.costs.calibration import measure_head, warm_up_head
 from outpace.speculation.costs.curves import DraftCosts
 from outpace.speculation.costs.timing import DraftTiming
 from outpace.speculation.proposers.base import MOST_CONFIDENT, DraftAsk
@@ -21,6 +21,7 @@ from outpace.speculation.proposers.base import MOST_CONFIDENT, DraftAsk
 class HeadProposer:
     name = "head"
     is_lookup = False
+    drafts_whole = True
 
     def __init__(self, runner: Runner, head: Head) -> None:
         """`runner` is the target's."""
@@ -58,8 +59,8 @@ class HeadProposer:
     def measure_costs(self, scratch: Request) -> DraftCosts:
         return measure_head(self._runner, self._head, scratch)
 
-    def warm_up(self) -> None:
-        pass
+    def warm_up(self, scratch: Request) -> None:
+        warm_up_head(self._runner, self._head, scratch)
 
     def observe(self, request: Request, verdict: Verdict) -> None:
         pass  # the runner rewinds the head's entries with the target's cache

@@ -534,6 +534,27 @@ def test_what_a_draft_model_costs_counts_against_it():
     assert dear.depths([request_of(length=2)]) == [0], "a draft token that costs a whole target step is never worth it"
 
 
+def test_a_draft_that_was_held_up_is_not_charged():
+    """Another program had the processor for the time of 100 plain steps."""
+    driver, who = SessionDriver(FLAT, draft=always(sure=0.9), draft_seconds=0.05), request_of()
+    driver.run([who], 30)
+    model, balance = driver.model(), driver.policy.budget.balance
+    usual, model.costs = model.costs, model_costs(50.0)
+    while not sum(depth for [depth] in driver.run([who], 1)):
+        pass
+    model.costs = usual
+    assert driver.policy.budget.balance > balance - 1.0
+    assert sum(depth > 0 for [depth] in driver.run([who], 30)) > 20
+
+
+def test_a_draft_model_that_is_dearer_than_believed_is_found_out():
+    """Each time, what is charged is limited, and the cost that the next plan assumes is larger."""
+    driver, who = SessionDriver(FLAT, draft=always(sure=0.9), draft_seconds=0.05), request_of()
+    driver.model().costs = model_costs(5.0)
+    taken = [depth > 0 for [depth] in driver.run([who], 300)]
+    assert sum(taken) < 30 and not any(taken[200:])
+
+
 def test_a_draft_goes_on_by_its_confidence_and_a_doubtful_one_stops():
     driver, who = SessionDriver(USUAL, draft=always(sure=0.9), draft_seconds=0.01), request_of(length=2)
     driver.run([who], 30)
