@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from outpace.backends.base import Tokenizer
+from typing import TYPE_CHECKING
+
 from outpace.errors import UsageError
 from outpace.models.reasoning.syntax import ReasoningSyntax
+
+if TYPE_CHECKING:
+    from outpace.backends.base import Tokenizer
 
 # The names are vLLM's. For 'auto', the first whose tags a model shows is taken.
 PARSERS = {

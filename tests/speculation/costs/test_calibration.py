@@ -20,7 +20,7 @@ from outpace.core import MeasuredAcceptance, Row, StepPlan
 from outpace.engine.engine import Engine
 from outpace.speculation.costs import calibration
 from outpace.speculation.costs import file as kept
-from outpace.speculation.costs.calibration import SIZES, measure, measure_head, measure_steps
+from outpace.speculation.costs.calibration import SIZES, measure, measure_head, measure_steps, warm_up_head
 from outpace.speculation.costs.curves import Costs, DraftCosts, StepCosts
 from outpace.speculation.costs.file import CostFile
 from outpace.speculation.proposers.base import DraftAsk
@@ -305,6 +305,14 @@ def test_a_heads_catching_up_is_measured_as_far_as_it_is_quick(monkeypatch, seco
     assert costs.passes is not None and costs.passes.seconds(4, 4) == pytest.approx(1e-4)
     assert costs.catch_up is not None and set(costs.catch_up.points) == sizes
     assert costs.catch_up_seconds(200) == pytest.approx(2e-4, rel=0.1)
+
+
+def test_a_head_is_warmed_up_by_one_draft_that_leaves_nothing(monkeypatch):
+    runner = TimedRunner(monkeypatch, fast)
+    head = TimedHead(runner, 1e-4, 1e-6, capture=2.0)
+    warm_up_head(runner, head, make_request([0]))
+    assert head._captured == {(1, 1)}
+    assert runner.sequences == {} and runner.num_cells == 0
 
 
 @pytest.mark.parametrize("number", [0, 1, 30, 56, 58, 59, 62, 66, 72, 80, 90, 105])
