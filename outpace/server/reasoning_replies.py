@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from outpace.core import Request
 from outpace.engine.generation import Piece
 from outpace.models.reasoning.use import Reasoning
 from outpace.server.replies import ChatAnswer, Heading
@@ -16,13 +15,14 @@ from outpace.server.tool_replies import ToolAnswer
 class ReasoningAnswer(ChatAnswer):
     def __init__(self, heading: Heading, texts: TokenTexts, *, reasoning: Reasoning, **others: Any) -> None:
         super().__init__(heading, texts, **others)
-        self._reasoning = reasoning
+        self.reasoning = reasoning
+        self._is_shown = reasoning.is_shown
         self._thoughts = [reasoning.reader() for _ in heading.echoes]
 
     def delta(self, piece: Piece) -> dict[str, Any] | None:
         thought = self._thoughts[piece.index].read(piece.text, is_last=piece.is_last)
         choice = super().delta(replace(piece, text=thought.content))
-        if not thought.reasoning or not self._reasoning.is_shown:
+        if not thought.reasoning or not self._is_shown:
             return choice
         choice = choice or self._choice_fields(piece) | {"delta": {}}
         return choice | {"delta": _fields(thought.reasoning) | choice["delta"]}
@@ -31,12 +31,9 @@ class ReasoningAnswer(ChatAnswer):
         thought = self._thoughts[piece.index].read(piece.text, is_last=piece.is_last)
         choice = super().choice(replace(piece, text=thought.content))
         if thought.reasoning:
-            shown = _fields(thought.reasoning) if self._reasoning.is_shown else {}
+            shown = _fields(thought.reasoning) if self._is_shown else {}
             choice["message"] |= {"content": choice["message"]["content"] or None, **shown}
         return choice
-
-    def num_reasoning_tokens(self, request: Request) -> int:
-        return self._reasoning.num_tokens(map(self.texts.bytes, request.tokens[len(request.prompt) :]))
 
 
 class ReasoningToolAnswer(ReasoningAnswer, ToolAnswer):

@@ -13,6 +13,7 @@ from typing import Any
 
 from outpace.core import Request, TokenLogprob, estimated_speedup
 from outpace.engine.generation import Piece
+from outpace.models.reasoning.use import Reasoning
 from outpace.server.errors import ApiError
 from outpace.server.scored import ScoredPrompt, TokenTexts, finite, top_by_text
 
@@ -140,6 +141,7 @@ class Answer:
     # ---- for subclasses
 
     name = chunk_name = ""
+    reasoning: Reasoning | None = None  # how the answers think; None: the model does not
 
     def opening(self, index: int) -> list[dict[str, Any]]:
         raise NotImplementedError
@@ -157,7 +159,9 @@ class Answer:
 
     def num_reasoning_tokens(self, request: Request) -> int:
         """Of a finished completion."""
-        return 0
+        if self.reasoning is None:
+            return 0
+        return self.reasoning.num_tokens(map(self.texts.bytes, request.tokens[len(request.prompt) :]))
 
     def token_ids(self, piece: Piece) -> dict[str, Any]:
         """Those of a choice, if they were asked for."""

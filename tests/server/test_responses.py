@@ -16,11 +16,19 @@ from langchain_openai import ChatOpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
-from outpace.core import StepPlan
+from outpace.config import SamplingParams
+from outpace.core import StepPlan, TokenLogprob
+from outpace.engine.generation import Piece
+from outpace.models.reasoning import PARSERS
+from outpace.models.reasoning.use import Reasoning
 from outpace.models.tool_calls import SYNTAXES
-from outpace.models.tool_calls.reader import CallReader
+from outpace.models.tool_calls.reader import CallReader, Found
 from outpace.models.tool_calls.syntax import Call
+from outpace.server.completions import Encoded
+from outpace.server.replies import Heading
+from outpace.server.responses.answer import ResponsesAnswer
 from outpace.server.responses.output import Output
+from outpace.server.scored import TokenTexts
 from tests.fakes import ByteTokenizer, fake_engine, runner_of
 from tests.scripted_model import scripted
 from tests.server_helper import LiveServer, live
@@ -374,6 +382,183 @@ def test_the_client_parses_calls_into_models(server):
     assert response.output[0].parsed_arguments == ASA
 
 
+# ---- thinking
+
+
+THOUGHT = "Let me see:\n\n<tool_call> and 🌧."
+TAGGED = f"<think>\n{THOUGHT}\n</think>\n\n"
+LINES = "{% for m in messages %}{{ m.role }}: {{ m.reasoning_content }}|{{ m.content }}\n{% endfor %}"
+
+
+def think(prompt: str) -> str:
+    if "say nothing" in prompt:
+        return TAGGED
+    if "no thinking" in prompt:
+        return "<think>\n\n</think>\n\nYes."
+    return TAGGED + act(prompt)
+
+
+@pytest.fixture(scope="module")
+def before() -> Iterator[LiveServer]:
+    """The model opens its thinking."""
+    with scripted(think, reasoning_parser="qwen3") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def inside() -> Iterator[LiveServer]:
+    """The prompt opens it."""
+    with scripted(think, ending="{{ '<think>\\n' }}", reasoning_parser="deepseek_r1") as server:
+        yield server
+
+
+@pytest.fixture(params=["before", "inside"])
+def thinker(request: pytest.FixtureRequest) -> LiveServer:
+    found: LiveServer = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.mark.parametrize("ask", [whole, streamed])
+def test_thinking_is_an_item_before_the_message(thinker, ask):
+    response = ask(thinker)
+    reasoning, message = response.output
+    assert reasoning.type == "reasoning" and reasoning.id.startswith("rs_") and reasoning.status == "completed"
+    assert reasoning.summary == [] and [part.to_dict() for part in reasoning.content] == [
+        {"type": "reasoning_text", "text": THOUGHT}
+    ]
+    assert message.content[0].text == response.output_text == "Good day. 🌞" and message.status == "completed"
+
+
+def test_a_stream_of_thinking_has_every_event_in_its_place(thinker):
+    events = events_of(thinker)
+    deltas = [event for event in events if event.type == "response.reasoning_text.delta"]
+    of_item = [event for event in events if getattr(event, "output_index", None) == 0]
+    assert [event.type for event in of_item if event not in deltas] == [
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.reasoning_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+    ]
+    added, part, *_, done, part_done, finished = of_item
+    assert added.item.status == "in_progress" and added.item.content == [] and part.part.text == ""
+    assert {event.item_id for event in [part, *deltas, done, part_done]} == {added.item.id}
+    assert "".join(event.delta for event in deltas) == done.text == part_done.part.text == THOUGHT
+    assert finished.item == events[-1].response.output[0]
+    following = events[events.index(finished) + 1]  # the message begins after the thinking has ended
+    assert following.type == "response.output_item.added" and following.output_index == 1
+    assert facts(events[-1].response) == facts(whole(thinker))
+
+
+def test_the_stream_helper_of_the_client_follows_thinking(before):
+    with before.client().responses.stream(model="fake", input="Åsa as JSON", text_format=Person) as stream:
+        thoughts = [event.delta for event in stream if event.type == "response.reasoning_text.delta"]
+        assert stream.get_final_response().output_parsed == ASA
+    assert "".join(thoughts) == THOUGHT
+
+
+@pytest.mark.parametrize("ask", [whole, streamed])
+def test_tokens_of_thinking_are_counted(before, inside, ask):
+    tags = "<think>\n", f"{THOUGHT}\n</think>"
+    assert ask(before).usage.output_tokens_details.reasoning_tokens == len("".join(tags).encode())
+    assert ask(inside).usage.output_tokens_details.reasoning_tokens == len(tags[1].encode())
+
+
+@pytest.mark.parametrize("ask", [whole, streamed])
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_calls_are_items_after_thinking(thinker, ask, choice):
+    response = ask(thinker, input=[QUESTION], tools=[WEATHER], tool_choice=choice, temperature=0)
+    kinds = [item.type for item in response.output if item.type != "message"]  # required: without words
+    assert kinds[:2] == ["reasoning", "function_call"] and response.output[0].content[0].text == THOUGHT
+    assert response.output_text == ("Let me look." if choice == "auto" else "")
+    if choice == "auto":
+        assert calls_of(response) == [OSLO, ROME]
+
+
+@pytest.mark.parametrize("ask", [whole, streamed])
+def test_thinking_that_is_cut_off_is_the_only_item_and_incomplete(thinker, ask):
+    response = ask(thinker, max_output_tokens=20, tools=[WEATHER], input=[QUESTION])
+    assert response.status == "incomplete" and response.incomplete_details.reason == "max_output_tokens"
+    [reasoning] = response.output
+    assert reasoning.type == "reasoning" and reasoning.status == "incomplete" and response.output_text == ""
+    assert THOUGHT.startswith(reasoning.content[0].text) and len(reasoning.content[0].text) > 5
+    assert response.usage.output_tokens_details.reasoning_tokens == response.usage.output_tokens == 20
+
+
+@pytest.mark.parametrize("ask", [whole, streamed])
+def test_only_what_is_there_becomes_an_item(before, ask):
+    assert [item.type for item in ask(before, input="say nothing").output] == ["reasoning"]
+    [message] = ask(before, input="no thinking").output
+    assert message.content[0].text == "Yes."
+
+
+@pytest.mark.parametrize("ask", [whole, streamed])
+def test_logprobs_are_those_of_the_message_without_its_thinking(thinker, ask):
+    response = ask(thinker, include=[LOGPROBS])
+    entries = response.output[1].content[0].logprobs
+    assert b"".join(bytes(entry.bytes) for entry in entries[:-1]).decode() == "Good day. 🌞"
+    response = ask(thinker, include=[LOGPROBS], input=[QUESTION], tools=[WEATHER])
+    assert "".join(entry.token for entry in response.output[1].content[0].logprobs) == "Let me look."
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])
+@pytest.mark.parametrize(
+    ("said", "thinking", "text"),
+    [
+        ("<think>\na b\n</think>\n\nYes <b>.", "a b", "Yes <b>."),
+        (" <thing", "", " <thing"),
+        ("<think></think> x", "", "x"),
+        ("<think>a </thi", "a </thi", ""),
+    ],
+)
+def test_thinking_does_not_depend_on_how_an_answer_comes_in_pieces(said, thinking, text, size):
+    encoded = Encoded([1], SamplingParams(), reasoning=Reasoning(PARSERS["qwen3"], "before"))
+    heading = Heading("resp_1", 0, "fake", 1, 1, with_logprobs=True, include_usage=False, echoes=[""])
+    answer, events = ResponsesAnswer({}, encoded, heading, TokenTexts(ByteTokenizer())), []
+    for start in range(0, len(said), size):
+        ids = list(said[start : start + size].encode())
+        scores = [TokenLogprob(each, -1.0, [], 1) for each in ids]
+        is_last = start + size >= len(said)
+        piece = Piece(0, bytes(ids).decode(), ids, scores, finish_reason="stop" if is_last else None)
+        events += [json.loads(block.split("data: ")[1]) for block in answer.events(piece).decode().split("\n\n")[:-1]]
+    deltas = {"reasoning_text": "", "output_text": "", "logprobs": ""}
+    for event in events:
+        if event["type"].endswith("text.delta"):
+            deltas[event["type"].split(".")[1]] += event["delta"]
+            deltas["logprobs"] += "".join(entry["token"] for entry in event.get("logprobs", ()))
+    assert deltas == {"reasoning_text": thinking, "output_text": text, "logprobs": text}
+    kinds = ["reasoning"] * bool(thinking) + ["message"] * bool(text)
+    assert [item["type"] for item in events[-1]["response"]["output"]] == kinds
+
+
+def test_a_token_of_thinking_and_text_counts_for_the_text():
+    output = Output()
+    tokens = ["hm", "</think", ">\n\nYes", ",", " it", " is"]
+    entries = [{"token": token, "bytes": list(token.encode())} for token in tokens]
+    list(output.add(Found("Yes,"), entries[:4], len("hm</think>\n\n")))
+    list(output.add(Found(" it"), entries[4:]))
+    assert [entry["token"] for entry in output.items[0]["content"][0]["logprobs"]] == tokens[2:5]
+
+
+def test_a_fault_in_thinking_ends_its_item():
+    events = [*(output := Output()).add_thinking("hm"), *output.close("incomplete")]
+    assert events[-1]["type"] == "response.output_item.done" and events[-1]["item"]["status"] == "incomplete"
+
+
+@pytest.mark.parametrize("ask", [whole, streamed])
+def test_thinking_that_is_sent_back_reaches_the_template(ask):
+    prompts: list[str] = []
+
+    def answer(prompt: str) -> str:
+        prompts.append(prompt)
+        return "<think>hm</think>Yes."
+
+    with scripted(answer, template=LINES, reasoning_parser="qwen3") as server:
+        first = ask(server)
+        ask(server, input=[{"role": "user", "content": "a"}, *first.output, {"role": "user", "content": "b"}])
+    assert prompts[-1].endswith("user: |a\nassistant: hm|Yes.\nuser: |b\nassistant:")
+
+
 # ---- structured output
 
 
@@ -404,17 +589,32 @@ def weather(city: str, days: int = 1) -> str:
     return f"{city}: rain for {days} days"
 
 
+def answer_of(model: Any, messages: list[Any], *, streams: bool) -> AIMessage:
+    if not streams:
+        answer: AIMessage = model.invoke(messages)
+        return answer
+    chunks = [chunk for chunk in model.stream(messages) if isinstance(chunk, AIMessageChunk)]
+    return sum(chunks[1:], start=chunks[0])
+
+
 @pytest.mark.parametrize("streams", [False, True])
 def test_an_agent_loop_of_langchain_ends_with_words(server, streams):
     options: dict[str, Any] = {"base_url": f"{server.url}/v1", "api_key": "none", "use_responses_api": True}
     model = ChatOpenAI(model="fake", max_retries=0, timeout=60, **options).bind_tools([weather])
     messages: list[Any] = [HumanMessage(QUESTION["content"])]
     for num_calls in (2, 0):
-        if streams:
-            chunks = [chunk for chunk in model.stream(messages) if isinstance(chunk, AIMessageChunk)]
-            answer: AIMessage = sum(chunks[1:], start=chunks[0])
-        else:
-            answer = model.invoke(messages)
+        answer = answer_of(model, messages, streams=streams)
         assert len(answer.tool_calls) == num_calls and not answer.invalid_tool_calls
         messages += [answer, *(weather.invoke(call) for call in answer.tool_calls)]
     assert messages[-1].text == "Rain here and there." and messages[1].text == "Let me look."
+
+
+@pytest.mark.parametrize("version", ["v0", "responses/v1"])
+@pytest.mark.parametrize("streams", [False, True])
+def test_langchain_may_send_thinking_back(before, streams, version):
+    options: dict[str, Any] = {"base_url": f"{before.url}/v1", "api_key": "none", "output_version": version}
+    model = ChatOpenAI(model="fake", max_retries=0, timeout=60, use_responses_api=True, **options)
+    question = HumanMessage("Hello")
+    answer = answer_of(model, [question], streams=streams)
+    assert answer.text == "Good day. 🌞" and "think>" not in str(answer.content)
+    assert model.invoke([question, answer, question]).text == "Good day. 🌞"

@@ -41,6 +41,11 @@ def output_item(call_id: str, output: Any = "x") -> dict[str, Any]:
     return {"type": "function_call_output", "call_id": call_id, "output": output}
 
 
+def thoughts(*texts: str) -> dict[str, Any]:
+    parts = [{"type": "reasoning_text", "text": text} for text in texts]
+    return {"type": "reasoning", "id": "r", "summary": [], "content": parts, "status": "completed"}
+
+
 TEXTS = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
 SAID: dict[str, Any] = {"type": "output_text", "text": "a", "annotations": [], "logprobs": None}
 RESULT = {"role": "tool", "tool_call_id": "1", "content": "x"}
@@ -68,6 +73,13 @@ def read(body: dict[str, Any]) -> list[dict[str, Any]]:
             [called(None, "1"), RESULT, called(None, "2")],
         ),
         ([user("a"), {"type": "reasoning", "id": "r", "summary": []}, called("b")], [user("a"), called("b")]),
+        ([thoughts("h", "m"), called("b")], [called("b") | {"reasoning_content": "hm"}]),
+        ([thoughts("h"), thoughts("m"), call_item("1")], [called(None, "1") | {"reasoning_content": "hm"}]),
+        (
+            [thoughts("h"), called("b"), thoughts("m"), call_item("1"), output_item("1"), called("c")],
+            [called("b", "1") | {"reasoning_content": "hm"}, RESULT, called("c")],
+        ),
+        ([thoughts("h"), user("a"), called("b"), thoughts("m")], [user("a"), called("b")]),
     ],
 )
 def test_items_become_messages(items, messages):
@@ -111,6 +123,8 @@ NUMBER = {"minimum": float("nan")}
         ({"input": [{"type": "function_call", "name": "f"}]}, "input.0.call_id", "needs input.0.call_id"),
         ({"input": []}, "input", "at least 1 item"),
         ({"input": [{"type": "reasoning"}]}, "input", "no message; send at least one"),
+        ({"input": [thoughts("hm")]}, "input", "no message; send at least one"),
+        ({"input": [{"type": "reasoning", "content": "hm"}, user("a")]}, "input.0.content", "valid list"),
         ({"max_output_tokens": 9999}, "input", "request fewer"),
         ({"max_output_tokens": 2, "min_tokens": 3}, None, "larger than max_output_tokens (2)"),
         ({"top_logprobs": 2}, "top_logprobs", "needs include: ['message.output_text.logprobs']"),

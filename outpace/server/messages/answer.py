@@ -12,7 +12,6 @@ from uuid import uuid4
 
 from pydantic_core import from_json
 
-from outpace.core import Request
 from outpace.engine.generation import Piece
 from outpace.models.reasoning.reader import Thought
 from outpace.models.tool_calls.reader import CallDelta, Found
@@ -30,7 +29,7 @@ class MessagesAnswer(Answer):
     def __init__(self, encoded: Encoded, heading: Heading, texts: TokenTexts) -> None:
         super().__init__(heading, texts)
         reasoning, use = encoded.reasoning, encoded.tools
-        self._reasoning = reasoning
+        self.reasoning = reasoning
         self._thoughts = None if reasoning is None else reasoning.reader()
         self._reader = None if use is None else use.reader()
         self._num_blocks = 0
@@ -55,11 +54,6 @@ class MessagesAnswer(Answer):
     def closing(self) -> bytes:
         delta = {"type": "message_delta", "delta": self._ending(), "usage": self._usage()}
         return event(delta, "message_delta") + event({"type": "message_stop"}, "message_stop")
-
-    def num_reasoning_tokens(self, request: Request) -> int:
-        if self._reasoning is None:
-            return 0
-        return self._reasoning.num_tokens(map(self.texts.bytes, request.tokens[len(request.prompt) :]))
 
     def failure(self, error: ApiError) -> bytes:
         request_id = self.heading.id.removeprefix("msg_")
@@ -102,7 +96,7 @@ class MessagesAnswer(Answer):
 
     def _steps(self, piece: Piece) -> Iterator[Fields]:
         thought = self._thought(piece)
-        if thought.reasoning and self._reasoning is not None and self._reasoning.is_shown:
+        if thought.reasoning and self.reasoning is not None and self.reasoning.is_shown:
             yield from self._begun("thinking", {"thinking": "", "signature": ""})
             yield self._delta({"type": "thinking_delta", "thinking": thought.reasoning})
         found = self._read(thought.content, is_last=piece.is_last)

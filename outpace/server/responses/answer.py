@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from outpace.engine.generation import Piece
+from outpace.models.reasoning.reader import Thought
 from outpace.models.tool_calls.reader import Found
 from outpace.server.completions import Encoded
 from outpace.server.errors import ApiError
@@ -26,6 +27,9 @@ class ResponsesAnswer(ChatAnswer):
         params = encoded.params
         self._repeated = repeated | {"temperature": params.temperature, "top_p": params.top_p}
         self._repeated_json = _checked_json(self._repeated)
+        self.reasoning = encoded.reasoning
+        self._thoughts = None if encoded.reasoning is None else encoded.reasoning.reader()
+        self._num_skipped = 0  # bytes of the answer since its last content that are in no item, or in thinking
         self._reader = None if encoded.tools is None else encoded.tools.reader()
         self._output = Output()
         self._token_ids: list[int] = []
@@ -59,12 +63,29 @@ class ResponsesAnswer(ChatAnswer):
     def _read(self, piece: Piece) -> Iterable[Event]:
         self._token_ids += piece.token_ids
         entries = self.logprob_entries(piece) if self.heading.with_logprobs else []
-        reader = self._reader
-        yield from self._output.add(Found(piece.text) if reader is None else reader.feed(piece.text), entries)
+        thought, reader = self._thought(piece), self._reader
+        if thought.reasoning:
+            yield from self._output.add_thinking(thought.reasoning)
+        found = Found(thought.content) if reader is None else reader.feed(thought.content)
+        yield from self._output.add(found, entries, self._newly_skipped(piece, thought))
         if piece.is_last:
             if reader is not None:
                 yield from self._output.add(reader.finish(), [])
             yield from self._output.finish(_status(piece))
+
+    def _thought(self, piece: Piece) -> Thought:
+        if self._thoughts is None:
+            return Thought(content=piece.text)
+        return self._thoughts.read(piece.text, is_last=piece.is_last)
+
+    def _newly_skipped(self, piece: Piece, thought: Thought) -> int:
+        """Bytes of thinking, its tags and the space around it. Text that is held back may become content, so they are
+        known where content follows, or at the end."""
+        self._num_skipped += len(piece.text.encode()) - len(thought.content.encode())
+        if not thought.content and not piece.is_last:
+            return 0
+        num_skipped, self._num_skipped = self._num_skipped, 0
+        return num_skipped
 
     # ---- the object of the response, and events
 
@@ -93,7 +114,7 @@ class ResponsesAnswer(ChatAnswer):
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": usage["prompt_tokens_details"] | {"cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": usage["completion_tokens_details"] | {"reasoning_tokens": 0},
+            "output_tokens_details": usage["completion_tokens_details"],
             "total_tokens": usage["total_tokens"],
             "speculation": usage["speculation"],
         }

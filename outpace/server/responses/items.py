@@ -80,10 +80,16 @@ class FunctionCallOutputItem(_Loose):
     output: Content
 
 
+class ReasoningPart(_Loose):
+    type: Literal["reasoning_text"]
+    text: str
+
+
 class ReasoningItem(_Loose):
-    """Thoughts of another model; this server shows them to none."""
+    """Thinking of an earlier answer. Without content, as from other servers, it is ignored."""
 
     type: Literal["reasoning"]
+    content: Annotated[list[ReasoningPart], Field(fail_fast=True)] | None = None
 
 
 def _tag_of_item(given: object) -> str | None:
@@ -124,6 +130,7 @@ class Conversation:
 
     messages: list[dict[str, Any]] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
+    thinking: str = ""  # what the assistant thought before its next message
 
     def add(self, origin: str, message: dict[str, Any]) -> None:
         self.messages.append(message)
@@ -131,7 +138,8 @@ class Conversation:
 
 
 def read_input(given: str | Sequence[InputItem], instructions: str | None) -> Conversation:
-    """Instructions become a system message; a call belongs to the message of the assistant before it."""
+    """Instructions become a system message; a call belongs to the message of the assistant before it, thinking to the
+    one after it."""
     found = Conversation()
     if instructions is not None:
         found.add("instructions", {"role": "system", "content": instructions})
@@ -144,6 +152,19 @@ def read_input(given: str | Sequence[InputItem], instructions: str | None) -> Co
 
 
 def _add_item(found: Conversation, origin: str, item: InputItem) -> None:
+    if isinstance(item, ReasoningItem):
+        found.thinking += "".join([part.text for part in item.content or ()])
+        return
+    _add_message_or_call(found, origin, item)
+    thinking, found.thinking = found.thinking, ""
+    last = found.messages[-1]
+    if thinking and last["role"] == "assistant":
+        last["reasoning_content"] = last.get("reasoning_content", "") + thinking
+
+
+def _add_message_or_call(
+    found: Conversation, origin: str, item: MessageItem | FunctionCallItem | FunctionCallOutputItem
+) -> None:
     last: dict[str, Any] = found.messages[-1] if found.messages else {"role": None}
     match item:
         case MessageItem():
@@ -162,8 +183,6 @@ def _add_item(found: Conversation, origin: str, item: InputItem) -> None:
         case FunctionCallOutputItem():
             result = {"role": "tool", "tool_call_id": item.call_id, "content": _text_of(item.output)}
             found.add(origin, result)
-        case ReasoningItem():
-            pass
 
 
 def _text_of(content: Content) -> str:

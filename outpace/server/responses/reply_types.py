@@ -15,17 +15,26 @@ class InputDetails(PromptDetails):
     cache_write_tokens: int
 
 
-class OutputDetails(CompletionDetails):
-    reasoning_tokens: int
-
-
 class ResponsesUsage(BaseModel):
     input_tokens: int
     input_tokens_details: InputDetails
     output_tokens: int
-    output_tokens_details: OutputDetails
+    output_tokens_details: CompletionDetails
     total_tokens: int
     speculation: Speculation
+
+
+class ReasoningText(BaseModel):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class OutputReasoning(BaseModel):
+    type: Literal["reasoning"]
+    id: str
+    status: ItemStatus
+    summary: list[Any]
+    content: list[ReasoningText]
 
 
 class OutputText(BaseModel):
@@ -64,7 +73,7 @@ class ResponsesReply(BaseModel):
     error: None
     incomplete_details: IncompleteDetails | None
     model: str
-    output: list[OutputMessage | OutputCall]
+    output: list[OutputReasoning | OutputMessage | OutputCall]
     usage: ResponsesUsage
     prompt_token_ids: list[int] | None = None  # with return_token_ids
     token_ids: list[int] | None = None
