@@ -63,15 +63,16 @@ class Coverage:
         return True
 
     def _may_catch_up(self, situation: Situation, plan: Plan) -> bool:
-        """Whether a model may spend more than the budget on catching up: not in debt, and only after trials.
-        A request that runs alone is itself the trial, unless its text is too long for any budget."""
-        if self._budget.balance <= 0.0 or plan.model is None:
+        """Whether a model may spend more than the budget on catching up: only after trials, which may have been made
+        when it was trained. What it then gains at the lower bound pays for it. Before, and with a budget, a request
+        that runs alone is itself the trial, unless its text is too long for any budget."""
+        if plan.model is None:
             return False
         acceptance = self._acceptances[plan.model]
         if all(acceptance.is_tried(situation.states[row].settings.temperature) for row in plan.depths):
             return True
         most = TUNABLES.most_balance * situation.plain_seconds
-        return situation.rows == 1 and plan.catch_up_seconds <= most
+        return self._budget.balance > 0.0 and situation.rows == 1 and plan.catch_up_seconds <= most
 
     def _allowance(self, step: int) -> float:
         """Plain steps that the engine may lose. In debt: none, and a plan runs only when the back-off is due."""

@@ -198,6 +198,15 @@ def test_in_debt_a_model_that_has_paid_goes_on_for_texts_it_has_followed():
     assert drafts_in(driver, who, 40) > 30
 
 
+def test_in_debt_a_new_text_is_caught_up_with_by_a_model_that_has_paid():
+    """Otherwise a debt would keep a good model from every new request until plain steps have paid it off."""
+    driver = catching_up(1.0)
+    driver.run([request_of(length=LENGTH)], 60)
+    driver.lose(20.0)
+    assert driver.policy.budget.balance < -5.0
+    assert drafts_in(driver, request_of(length=LENGTH), 40) > 20
+
+
 def test_a_text_that_was_refused_for_want_of_a_budget_is_caught_up_with_when_there_is_one():
     driver = catching_up(0.5)
     batch = [request_of(length=LENGTH) for _ in range(4)]  # too many for an untried model
