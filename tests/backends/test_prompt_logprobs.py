@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 from outpace import LLM, SamplingParams
-from outpace.backends.native.library import load_library
 from outpace.core import TokenLogprob
 from outpace.decoding.sampling import token_logprob
 from outpace.decoding.verification import host_scores
-from outpace.errors import BackendError
+from tests.backends.tiny_llm import tiny_llm
 from tests.numpy_reference import ReferenceModel
 from tests.tiny_gguf import VOCAB_SIZE, write_model
 
@@ -36,14 +35,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=["native", "llamacpp", "torch"])
 def llm(request: pytest.FixtureRequest, path: Path) -> Iterator[LLM]:
-    if request.param == "torch":
-        pytest.importorskip("torch", reason="torch is not installed; pip install outpace[torch]")
-    if request.param == "native":
-        try:
-            load_library()
-        except BackendError as error:
-            pytest.skip(str(error))
-    with LLM(str(path), backend=request.param, device="cpu", max_context=256, max_step_tokens=64, threads=1) as made:
+    with tiny_llm(path, request.param) as made:
         yield made
 
 
