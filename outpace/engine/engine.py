@@ -27,7 +27,7 @@ from outpace.decoding.verification import executor_of, host_scores
 from outpace.engine.collection import PausedCollection
 from outpace.engine.output import OutputWriter
 from outpace.engine.scheduler import Scheduler, Work
-from outpace.errors import UsageError
+from outpace.errors import PromptTooLong, UsageError
 from outpace.kv.cache import SequenceCache
 from outpace.speculation.costs.calibration import measure
 from outpace.speculation.costs.curves import Costs
@@ -493,7 +493,7 @@ class Engine:
             raise UsageError("the prompt is empty; give at least one token of text")
         if len(prompt) + min(1, params.max_tokens) > self._config.max_context:
             left = "at least one must be left for the answer; " if params.max_tokens else ""
-            raise UsageError(
+            raise PromptTooLong(
                 f"the prompt has {len(prompt)} tokens and the context holds {self._config.max_context}; {left}"
                 "shorten the prompt or raise max_context"
             )
