@@ -27,7 +27,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = [_dashed(word) for word in (sys.argv[1:] if argv is None else argv)]
     parser = argparse.ArgumentParser(
         prog="outpace",
         description="LLM inference built around speculative decoding: lossless, never slower, visible.",
@@ -66,6 +66,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader closed the pipe, as `| head` does. Redirect stdout so that the interpreter can flush it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _dashed(word: str) -> str:
+    """A flag with dashes: command lines for vLLM also have --max_model_len."""
+    if not word.startswith("--"):
+        return word
+    flag, equals, value = word.partition("=")
+    return flag.replace("_", "-") + equals + value
 
 
 if __name__ == "__main__":

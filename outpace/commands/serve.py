@@ -12,11 +12,20 @@ from typing import Any
 
 from outpace.config import EngineConfig, SpeculationParams
 from outpace.errors import UsageError
-from outpace.models.chat_template import read_template
+from outpace.json_flag import json_object
+from outpace.models.chat_template import RESERVED_VARIABLES, read_template
 from outpace.models.generation_config import GenerationChoice
 from outpace.server import speculative_config
 from outpace.server.config import ServerConfig
-from outpace.server.flags import ACCEPTANCE, ENGINE_FIELDS, LACKING, SERVER_FIELDS, WITHOUT_EFFECT, add_flags
+from outpace.server.flags import (
+    ACCEPTANCE,
+    ENGINE_FIELDS,
+    LACKING,
+    SERVER_FIELDS,
+    VALUES_WITHOUT_EFFECT,
+    WITHOUT_EFFECT,
+    add_flags,
+)
 from outpace.server.settings import gather
 
 _EMBEDDED_NAME = "SmolLM2-135M-Instruct"
@@ -50,7 +59,7 @@ def execute(options: argparse.Namespace) -> int:
 
     logs.configure(server.log_level, server.log_format)
     log = logging.getLogger("outpace.server")
-    for name, reason in WITHOUT_EFFECT.items():
+    for name, reason in (WITHOUT_EFFECT | VALUES_WITHOUT_EFFECT).items():
         if name in settings:
             log.warning("--%s has no effect here: %s", name.replace("_", "-"), reason)
     with LLM(**engine) as llm:
@@ -83,6 +92,7 @@ def configure(settings: Mapping[str, Any]) -> tuple[dict[str, Any], ServerConfig
         api_keys=_keys(settings),
         allowed_origins=tuple(settings.get("allowed_origins", ())),
         default_speculation=_acceptance(settings),
+        default_template_variables=_template_variables(settings),
         **server,
     )
 
@@ -108,6 +118,15 @@ def _keys(settings: Mapping[str, Any]) -> tuple[str, ...]:
     if not in_file:
         raise UsageError(f"there is no API key in {path}; write one key per line")
     return (*keys, *in_file)
+
+
+def _template_variables(settings: Mapping[str, Any]) -> dict[str, Any]:
+    given, flag = settings.get("default_chat_template_kwargs"), "--default-chat-template-kwargs"
+    values = {} if given is None else json_object(flag, given, '{"enable_thinking": false}')
+    reserved = sorted(RESERVED_VARIABLES & set(values))
+    if reserved:
+        raise UsageError(f"{flag} cannot set {reserved[0]}, which the server sets itself; leave it out")
+    return values
 
 
 def _acceptance(settings: Mapping[str, Any]) -> SpeculationParams:

@@ -149,7 +149,7 @@ def chat_prompt(
         tools=() if use is None else use.tools,
         syntax=state.call_syntax,
         allow_control_tokens=state.config.allow_control_tokens,
-        **body.template_options(),
+        **body.template_options(state.config.default_template_variables),
     )
 
 
@@ -252,7 +252,8 @@ def _answer(
         num_prompt_tokens=sum(len(each.tokens) for each in encoded),
         completions_per_prompt=num_each,
         with_logprobs=encoded[0].params.logprobs is not None,
-        include_usage=body.stream_options is not None and body.stream_options.include_usage,
+        include_usage=state.config.always_include_usage
+        or (body.stream_options is not None and body.stream_options.include_usage),
         continuous_usage=body.stream_options is not None and body.stream_options.continuous_usage_stats,
         prompt_token_ids=[each.tokens for each in encoded] if body.return_token_ids else None,
         echoes=[each.echo for each in encoded for _ in range(num_each)],

@@ -75,6 +75,7 @@ SERVER_FIELDS = {
     "root_path": "root_path",
     "scheduling_policy": "scheduling_policy",
     "pooling": "pooling",
+    "enable_force_include_usage": "always_include_usage",
 }
 
 # vLLM's short names, and those that `outpace run` had first
@@ -123,6 +124,23 @@ WITHOUT_EFFECT = {
     "trust_remote_code": "no code from a model's folder is ever run",
     "disable_log_requests": "prompts are not logged unless --log-prompts is set",
     "disable_log_stats": "set --log-interval 0 to log nothing about the engine",
+    "enable_prompt_tokens_details": "usage always has the cached tokens of the prompt",
+    "enable_request_id_headers": "every reply has its x-request-id",
+    "enable_tokenizer_info_endpoint": "/tokenizer_info is always there",
+    "exclude_tools_when_tool_choice_none": "with tool_choice none the model never hears of tools",
+    "async_scheduling": "it selects a component of vLLM",
+    "disable_frontend_multiprocessing": "the server is one process",
+    "disable_uvicorn_access_log": "the server logs requests itself; see --log-level",
+}
+# The same for flags with a value.
+VALUES_WITHOUT_EFFECT = {
+    "attention_backend": "each backend has its own kernels",
+    "block_size": "the cache's pages have a fixed size",
+    "swap_space": "a preempted request is computed again",
+    "guided_decoding_backend": "llguidance enforces structured output",
+    "structured_outputs_config": "llguidance enforces structured output",
+    "chat_template_content_format": "a template gets contents as text",
+    "uvicorn_log_level": "see --log-level",
 }
 
 ACCEPTANCE: dict[str, Acceptance] = {"rejection_sampler": "exact", "typical_acceptance_sampler": "typical"}
@@ -169,6 +187,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flags.add("--llama-library", "a libllama to use instead of the installed one", metavar="FILE")
     flags.add("--chat-template", "a file with a Jinja template, or the template itself, instead of the model's",
               metavar="FILE")  # fmt: skip
+    flags.add("--default-chat-template-kwargs", "variables of the chat template for requests that do not set them, as "
+              "in '{\"enable_thinking\": false}'", metavar="JSON")  # fmt: skip
     flags.add("--generation-config", "sampling settings for requests without their own: auto (the model's), vllm "
               "(neutral ones) or a folder with generation_config.json", "auto", metavar="WHICH")  # fmt: skip
     flags.add("--override-generation-config", "replace some of these settings, as in '{\"temperature\": 0.5}'",
@@ -230,6 +250,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flags.add("--reasoning-parser", "the tags around the model's thinking, which replies separate from the content; "
               "auto: those of its chat template or vocabulary; none: thinking is content", server.reasoning_parser,
               choices=("auto", "none", *PARSERS))  # fmt: skip
+    flags.add("--enable-force-include-usage", "streams end with their usage even if a request does not ask for it",
+              server.always_include_usage, action=argparse.BooleanOptionalAction)  # fmt: skip
     flags.add("--request-timeout", "seconds an answer may take", server.request_timeout, metavar="S", type=float)
     flags.add("--shutdown-timeout", "seconds that running answers may take after SIGTERM", server.shutdown_timeout,
               metavar="S", type=float)  # fmt: skip
@@ -246,8 +268,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     for name, lacking in LACKING.items():
         flags.add(_flag(name), f"only {' or '.join(lacking.harmless)}", metavar="X")
     for name, reason in WITHOUT_EFFECT.items():
-        switch = argparse.BooleanOptionalAction if name.startswith("enable_") else "store_true"
-        flags.add(_flag(name), f"has no effect: {reason}", action=switch)
+        flags.add(_flag(name), f"has no effect: {reason}", action=argparse.BooleanOptionalAction)
+    for name, reason in VALUES_WITHOUT_EFFECT.items():
+        flags.add(_flag(name), f"has no effect: {reason}", metavar="X")
 
 
 class _Group:

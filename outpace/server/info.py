@@ -110,7 +110,7 @@ def _tokens(state: ServerState, body: TokenizeRequest, check: Check) -> list[int
         tools=tools,
         syntax=state.call_syntax,
         allow_control_tokens=state.config.allow_control_tokens,
-        **body.template_options(),
+        **body.template_options(state.config.default_template_variables),
     )
     return prompts.encode(state.tokenizer, rendered, check=check)
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, Field
@@ -81,8 +81,8 @@ class TemplateFields(BaseModel):
     )
     verbosity: Annotated[str, Field(max_length=64)] | None = None
 
-    def template_options(self) -> dict[str, Any]:
-        """Arguments of `prompts.render`."""
+    def template_options(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments of `prompts.render`. `defaults`: variables of the template that the request need not set."""
         if self.add_generation_prompt and self.continue_final_message:
             message = "continue_final_message needs add_generation_prompt: false; a prompt cannot do both"
             raise ApiError(400, message, param="continue_final_message")
@@ -96,5 +96,5 @@ class TemplateFields(BaseModel):
         return {
             "add_generation_prompt": self.add_generation_prompt,
             "continue_final_message": self.continue_final_message,
-            "variables": variables,
+            "variables": {**defaults, **variables},
         }

@@ -16,7 +16,15 @@ from outpace.commands.serve import configure
 from outpace.config import EngineConfig
 from outpace.errors import UsageError
 from outpace.server.config import ServerConfig
-from outpace.server.flags import ALIASES, ENGINE_FIELDS, LACKING, SERVER_FIELDS, WITHOUT_EFFECT, add_flags
+from outpace.server.flags import (
+    ALIASES,
+    ENGINE_FIELDS,
+    LACKING,
+    SERVER_FIELDS,
+    VALUES_WITHOUT_EFFECT,
+    WITHOUT_EFFECT,
+    add_flags,
+)
 from outpace.server.settings import gather
 
 
@@ -78,6 +86,22 @@ def test_the_command_line_of_todays_vllm():
     assert server.root_path == "/llm"
 
 
+def test_flags_with_underscores_are_the_same(capsys):
+    """As in vLLM. Values keep theirs."""
+    status, error = refusal(capsys, "no_such/model.gguf", "--max_model_len=0", "--served_model_name", "my_model")
+    assert status == 2 and error == "outpace: max_context must be a whole number at least 1; got 0\n"
+
+
+def test_the_template_and_the_usage_of_streams_have_server_wide_defaults(tmp_path):
+    values = {"enable_thinking": False}
+    _, server = configured("--default-chat-template-kwargs", json.dumps(values), "--enable-force-include-usage")
+    assert server.default_template_variables == values and server.always_include_usage
+    file = tmp_path / "serve.yaml"
+    file.write_text(yaml.safe_dump({"default-chat-template-kwargs": values}))
+    _, server = configured("--config", str(file))
+    assert server.default_template_variables == values and not server.always_include_usage
+
+
 def test_run_and_serve_have_the_same_names_of_the_same_settings():
     from outpace.commands import run, serve
 
@@ -99,11 +123,13 @@ def test_run_and_serve_have_the_same_names_of_the_same_settings():
 def test_a_flag_without_effect_is_noticed_in_the_log(capsys, monkeypatch, caplog):
     monkeypatch.setattr("outpace.server.logs.configure", lambda *_: None)  # pytest owns the log of this process
     with caplog.at_level("WARNING", logger="outpace.server"):
-        refusal(capsys, "no/such/model.gguf", "--enforce-eager", "--no-enable-chunked-prefill")
+        refusal(capsys, "no/such/model.gguf", "--enforce-eager", "--no-enable-chunked-prefill",
+                "--block-size", "16")  # fmt: skip
     notices = [record.message for record in caplog.records]
     assert notices == [
         "--enforce-eager has no effect here: it turns off CUDA graphs in vLLM",
         "--enable-chunked-prefill has no effect here: prompts are always computed in chunks",
+        "--block-size has no effect here: the cache's pages have a fixed size",
     ]
 
 
@@ -172,6 +198,8 @@ def test_vllms_object_for_speculation_means_the_flags(tmp_path, values, expected
         (["--api-key-file", "missing.txt"], "check --api-key-file"),
         (["--config", "missing.yaml"], "check --config"),
         (["--api-key", ""], "must not be empty"),
+        (["--default-chat-template-kwargs", "[1]"], "--default-chat-template-kwargs is not a JSON object"),
+        (["--default-chat-template-kwargs", '{"messages": 1}'], "cannot set messages, which the server sets itself"),
         (["--speculative-config", "{"], "--speculative-config is not JSON"),
         (["--speculative-config", "[" * 100_000], "--speculative-config is not JSON"),
         (["--speculative-config", "3"], "is not a JSON object"),
@@ -207,9 +235,10 @@ def test_every_flag_goes_somewhere():
     names = {action.dest for action in parser._actions} - {"help"}
     by_name = {"model_argument", "served_model_name", "api_key", "api_key_file", "allowed_origins", "config"}
     by_name |= {"spec_decoding_acceptance_method"}
-    by_name |= {"speculative_config", "generation_config", "override_generation_config"}
+    by_name |= {"speculative_config", "generation_config", "override_generation_config", "default_chat_template_kwargs"}
     by_name |= {f"typical_acceptance_sampler_posterior_{what}" for what in ("threshold", "alpha")}
-    assert names == by_name | set(ENGINE_FIELDS) | set(SERVER_FIELDS) | set(LACKING) | set(WITHOUT_EFFECT)
+    unused = {*LACKING, *WITHOUT_EFFECT, *VALUES_WITHOUT_EFFECT}
+    assert names == by_name | set(ENGINE_FIELDS) | set(SERVER_FIELDS) | unused
     assert set(SERVER_FIELDS.values()) <= set(ServerConfig.__dataclass_fields__)
     assert set(ENGINE_FIELDS.values()) <= set(EngineConfig.__dataclass_fields__)
 
