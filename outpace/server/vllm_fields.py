@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field
 
@@ -30,6 +30,9 @@ class VllmFields(BaseModel):
     truncate_prompt_tokens: int | None = Field(
         None, ge=-1, description="Keep only the last tokens of the prompt: so many, or with -1 as many as fit."
     )
+    truncation_side: Literal["left", "right"] | None = Field(
+        None, description="With truncate_prompt_tokens: drop tokens at the beginning (left, the default) or at the end."
+    )
     return_token_ids: bool | None = Field(None, description="The reply has the token ids of prompt and answer.")
     prompt_logprobs: int | None = Field(
         None, ge=0, le=20, description="The reply has the log-probabilities of the prompt, with so many alternatives."
@@ -47,8 +50,8 @@ class VllmFields(BaseModel):
             return list(tokens)
         if limit == 0:
             raise ApiError(400, "truncate_prompt_tokens must be -1, or at least 1", param="truncate_prompt_tokens")
-        most = max_context - num_wanted if limit == -1 else limit
-        return list(tokens[-max(1, most) :])
+        most = max(1, max_context - num_wanted if limit == -1 else limit)
+        return list(tokens[:most] if self.truncation_side == "right" else tokens[-most:])
 
 
 def _nothing_deep(variables: dict[str, Any]) -> dict[str, Any]:

@@ -369,6 +369,7 @@ def test_a_request_id_is_given_back_or_made(server):
         ({"messages": []}, "messages", "at least 1 item"),
         ({}, "messages", "needs messages"),
         ({"messages": HELLO, "temprature": 1}, "temprature", "unrecognized request argument"),
+        ({"messages": HELLO, "use_beam_search": True}, "use_beam_search", "is not supported; completions are sampled"),
         ({"messages": HELLO, "temperature": 3}, "temperature", "less than or equal to 2"),
         ({"messages": HELLO, "temperature": "hot"}, "temperature", "valid number"),
         ({"messages": HELLO, "n": 0}, "n", "greater than or equal to 1"),

@@ -152,14 +152,16 @@ def test_control_tokens_are_in_the_text_if_asked(client):
 
 
 def test_the_last_tokens_of_a_prompt_are_kept(client):
-    def ask(prompt: Any, limit: int, **options: Any) -> Any:
-        body = {"truncate_prompt_tokens": limit, "return_token_ids": True}
+    def ask(prompt: Any, limit: int, side: str | None = None, **options: Any) -> Any:
+        body = {"truncate_prompt_tokens": limit, "truncation_side": side, "return_token_ids": True}
         return client.completions.create(prompt=prompt, extra_body=body, **{"max_tokens": 4, **options}, **ANSWER)
 
     kept = ask("abcdefgh", 3)
     assert kept.choices[0].prompt_token_ids == list(b"fgh") and kept.usage.prompt_tokens == 3
     assert kept.choices[0].text == offline(list(b"fgh"), max_tokens=4, temperature=0.0)
     assert ask(list(b"abcdefgh"), 3).choices[0].prompt_token_ids == list(b"fgh")
+    assert ask(list(b"abcdefgh"), 3, "left").choices[0].prompt_token_ids == list(b"fgh")
+    assert ask(list(b"abcdefgh"), 3, "right").choices[0].prompt_token_ids == list(b"abc")
     assert ask("ab", 30).choices[0].prompt_token_ids == [BOS, *b"ab"]
     assert ask("abcdefgh", 3, echo=True).choices[0].text.startswith("fgh")
     long = ask("x" * 999, -1, max_tokens=56)
