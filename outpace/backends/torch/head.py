@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from outpace.backends.base import USUAL_UNCACHED, DraftedTokens, DraftTask, HeadTask
-from outpace.backends.torch.execution import staging
 from outpace.backends.torch.execution.graphs import Graphs
-from outpace.backends.torch.execution.step import HostStep, StepShape, views
+from outpace.backends.torch.execution.head_passes import HeadPasses
 from outpace.backends.torch.model.head import HeadLoop, HeadModel
 from outpace.backends.torch.sampling.draws import Mode
 from outpace.core import MeasuredAcceptance, Row
@@ -36,6 +35,7 @@ class TorchHead:
         self.size_bytes = model.weights.num_bytes
         self._logits = torch.empty(0, device=runner.device)
         self._loops = graphs.loops_of(self._loop_model)
+        self._passes = HeadPasses(model, graphs)
 
     def _loop_model(self, num_rows: int) -> HeadLoop:
         if len(self._logits) < num_rows:
@@ -87,12 +87,7 @@ class TorchHead:
             loop.states[places] = states
 
     def _pass(self, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-        counts = [len(row.tokens) for row in rows]
-        shape = StepShape(sum(counts), len(rows), len(rows), max(counts), self._runner.tables.shape[1])
-        host = HostStep(shape, pinned=self._runner.device.type == "cuda")
-        staging.fill(host, rows, self._runner.tables)
-        step = views(host.buffer.to(self._runner.device), shape)
-        return self._model.forward(step, self._model.fuse(step))
+        return self._passes.find(rows).run(rows, self._runner.tables)
 
 
 def passes(rows: Sequence[Row], limit: int) -> list[list[tuple[int, Row]]]:

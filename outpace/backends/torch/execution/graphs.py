@@ -204,24 +204,24 @@ class Graphs:
     def __init__(self, model: Model, caches: list[Cache], table_width: int, max_rows: int = ROW_BUCKETS[-1]) -> None:
         self._model = model
         self._caches = caches
-        self._table_width = table_width
+        self.table_width = table_width
         self._most_packed = most_packed(max_rows)
-        self._made = Captures()
+        self.captures = Captures()
         self._buckets: dict[StepShape, Bucket] = {}
         self._prefill_buckets: dict[tuple[int, int], Bucket] = {}
         self._num_parameters = model.weights.num_parameters
         self._packed_logits: Tensor | None = None  # shared by all packed buckets, because there are many
         self._captures = model.weights.embedding.is_cuda
-        self._pool: Pool | None = torch.cuda.graph_pool_handle() if self._captures else None
+        self.pool: Pool | None = torch.cuda.graph_pool_handle() if self._captures else None
         self.loops = self.loops_of(lambda _: DraftModel(model, caches))  # with this model as the draft
 
     def loops_of(self, make: Callable[[int], LoopModel]) -> DraftLoops:
         """Draft loops in the same memory pool; `make(rows)` makes what one runs."""
-        return DraftLoops(make, self._model.config.vocab_size, self._table_width, self._pool, self._made)
+        return DraftLoops(make, self._model.config.vocab_size, self.table_width, self.pool, self.captures)
 
     @property
     def num_captured(self) -> int:
-        return self._made.num
+        return self.captures.num
 
     def is_prepared(self, plan: StepPlan, mode: Mode) -> bool:
         """Whether the plan runs without a new capture; always true without graphs."""
@@ -238,12 +238,12 @@ class Graphs:
             if shape is None:
                 return self._find_prefill(plan, longest)
         elif longest == 1:
-            shape = StepShape(len(plan.rows), len(plan.rows), len(plan.rows), 1, self._table_width)
+            shape = StepShape(len(plan.rows), len(plan.rows), len(plan.rows), 1, self.table_width)
         else:  # without graphs, padding gains nothing, and such shapes seldom repeat
             return None
         if shape not in self._buckets:
             room = self._packed_room(shape.num_tokens) if shape.is_packed else None
-            self._buckets[shape] = Bucket(self._model, self._caches, shape, self._pool, self._made, room)
+            self._buckets[shape] = Bucket(self._model, self._caches, shape, self.pool, self.captures, room)
         return self._buckets[shape]
 
     def _shape(self, plan: StepPlan) -> StepShape | None:
@@ -252,11 +252,11 @@ class Graphs:
         padded, packed = find_bucket(num_rows, longest), find_packed_bucket(num_rows, longest, plan.num_tokens)
         if packed is not None and (padded is None or packed[1] <= _DENSE * padded[0] * padded[1]):
             rows, num_tokens, row_tokens = packed
-            return StepShape(num_tokens, rows, num_tokens, row_tokens, self._table_width, is_packed=True)
+            return StepShape(num_tokens, rows, num_tokens, row_tokens, self.table_width, is_packed=True)
         if padded is None:
             return None
         num_tokens = padded[0] * padded[1]
-        return StepShape(num_tokens, padded[0], num_tokens, padded[1], self._table_width)
+        return StepShape(num_tokens, padded[0], num_tokens, padded[1], self.table_width)
 
     def _packed_room(self, num_tokens: int) -> Tensor:
         if self._packed_logits is None:
@@ -273,8 +273,8 @@ class Graphs:
         if 2 * tokens * self._num_parameters > _LAUNCH_BOUND:
             return None
         if size not in self._prefill_buckets:
-            shape = StepShape(tokens, rows, rows, min(tokens, MAX_PREFILL_ROW), self._table_width, is_packed=True)
-            self._prefill_buckets[size] = Bucket(self._model, self._caches, shape, self._pool, self._made)
+            shape = StepShape(tokens, rows, rows, min(tokens, MAX_PREFILL_ROW), self.table_width, is_packed=True)
+            self._prefill_buckets[size] = Bucket(self._model, self._caches, shape, self.pool, self.captures)
         return self._prefill_buckets[size]
 
 
