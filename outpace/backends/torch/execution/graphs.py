@@ -21,8 +21,9 @@ from outpace.backends.torch.execution.drafting import DraftLoop, DraftModel, Loo
 from outpace.backends.torch.execution.step import DRAFTED, PADDING, Advance, HostStep, StepInputs, StepShape, views
 from outpace.backends.torch.kernels.base import Cache
 from outpace.backends.torch.model.model import Model
-from outpace.backends.torch.sampling.draws import Draws, Mode, Pool
-from outpace.core import StepPlan
+from outpace.backends.torch.sampling.draws import Draws, Mode, Pool, mode_for
+from outpace.backends.torch.sampling.independent import draws_independently, max_kept
+from outpace.core import Request, StepPlan
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 TOKEN_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 17)  # per row; 17 is a draft of 16 and the token before it
@@ -158,7 +159,7 @@ def load_step(host: Tensor, step: StepInputs, drafted: Tensor, most: int) -> Non
 
 
 class DraftLoops:
-    """Draft loops by rows, tokens fed first, depth and mode; captured on first use."""
+    """Draft loops by rows, tokens fed first, depth, mode and whether they keep probs; captured on first use."""
 
     def __init__(
         self,
@@ -167,30 +168,49 @@ class DraftLoops:
         table_width: int,
         pool: Pool | None,
         captures: Captures,
+        most_kept: int,
     ) -> None:
+        """`most_kept`: distributions of one draft of all rows that are kept, if its tokens are drawn independently."""
         self._make = make
         self._vocab_size = vocab_size
         self._table_width = table_width
         self._pool = pool
         self._made = captures
-        self._loops: dict[tuple[int, int, int, Mode], DraftLoop] = {}
+        self._most_kept = most_kept
+        self._loops: dict[tuple[int, int, int, Mode, bool], DraftLoop] = {}
         self._first_logits: Tensor | None = None
+        self._probs: Tensor | None = None
 
-    def find(self, num_rows: int, width: int, depth: int, mode: Mode) -> DraftLoop:
+    def find(self, requests: Sequence[Request], width: int, depth: int, *, may_keep_probs: bool = True) -> DraftLoop:
         """The loop for rows that feed up to `width` tokens; width 0 starts from `first_logits`."""
+        num_rows = len(requests)
         rows = next((size for size in ROW_BUCKETS if size >= num_rows), None) if self._pool is not None else None
+        fits = (rows or num_rows) * depth <= self._most_kept
+        keeps_probs = may_keep_probs and fits and draws_independently(requests)
+        mode: Mode = "greedy" if all(request.params.is_greedy for request in requests) else "sampled"
+        if keeps_probs:
+            mode = mode_for(requests)
         if rows is None:  # more rows than any graph has
-            return self._new(num_rows, width, depth, mode, None)
-        key = (rows, width, depth, mode)
+            return self._new(num_rows, width, depth, mode, keeps_probs, None)
+        key = (rows, width, depth, mode, keeps_probs)
         if key not in self._loops:
             self._loops[key] = self._new(*key, self._pool)
             self._made.num += 1
         return self._loops[key]
 
-    def _new(self, rows: int, width: int, depth: int, mode: Mode, pool: Pool | None) -> DraftLoop:
+    def _new(
+        self, rows: int, width: int, depth: int, mode: Mode, keeps_probs: bool, pool: Pool | None
+    ) -> DraftLoop:  # fmt: skip
         model = self._make(rows)
         logits = None if width else self.first_logits(rows, model.device)
-        return DraftLoop(model, rows, width, depth, self._table_width, mode, pool, logits)
+        probs = self._kept_probs(rows, depth, model.device) if keeps_probs else None
+        return DraftLoop(model, rows, width, depth, self._table_width, mode, pool, logits, probs)
+
+    def _kept_probs(self, rows: int, depth: int, device: torch.device) -> Tensor:
+        """Room for the distributions of a loop's draws; one tensor for all loops."""
+        if self._probs is None:
+            self._probs = torch.zeros((self._most_kept, self._vocab_size), device=device)
+        return self._probs[: rows * depth].view(rows, depth, -1)
 
     def first_logits(self, num_rows: int, device: torch.device) -> Tensor:
         """The logits that loops of width 0 start from; one tensor for all loops."""
@@ -206,6 +226,7 @@ class Graphs:
         self._caches = caches
         self.table_width = table_width
         self._most_packed = most_packed(max_rows)
+        self._most_kept = max_kept(max_rows)
         self.captures = Captures()
         self._buckets: dict[StepShape, Bucket] = {}
         self._prefill_buckets: dict[tuple[int, int], Bucket] = {}
@@ -217,7 +238,8 @@ class Graphs:
 
     def loops_of(self, make: Callable[[int], LoopModel]) -> DraftLoops:
         """Draft loops in the same memory pool; `make(rows)` makes what one runs."""
-        return DraftLoops(make, self._model.config.vocab_size, self.table_width, self.pool, self.captures)
+        vocab_size = self._model.config.vocab_size
+        return DraftLoops(make, vocab_size, self.table_width, self.pool, self.captures, self._most_kept)
 
     @property
     def num_captured(self) -> int:
