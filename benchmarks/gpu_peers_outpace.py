@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import gpu_padded_model
+from benchmarks import gpu_experiment, gpu_padded_model
 from benchmarks import gpu_peers_checkpoint as checkpoint
 from benchmarks.gpu_cells import Pair, speculation_params
 from benchmarks.gpu_experiment import Experiment, Report
@@ -22,6 +23,7 @@ from outpace.engine.engine import Engine
 from outpace.errors import UsageError
 
 _PREFILL_TOKENS = 4096  # of one step
+_WARM_UP_SECONDS = 150.0  # what is not prepared then is prepared in steps that are not measured
 
 
 class DrivenOutpace:
@@ -91,10 +93,16 @@ class OutpacePeer:
 
     def warm_up(self) -> None:
         """Compile kernels and capture graphs. The costs found here are not used: other engines start meanwhile."""
+        begin = time.perf_counter()
         self._experiment.calibrate(max(self._concurrency))
         for concurrency in self._concurrency:
+            is_prepared = "auto" in self._settings and concurrency <= gpu_experiment.MAX_PREPARED
+            settings = gpu_experiment.SETTINGS if is_prepared else self._settings  # with the depths `auto` may choose
             for temperature in TEMPERATURES:
-                self._experiment.warm_up(concurrency, temperature, self._settings)
+                if time.perf_counter() - begin > _WARM_UP_SECONDS:
+                    print(f"not prepared: {concurrency} at once, temperature {temperature}", flush=True)
+                    continue
+                self._experiment.warm_up(concurrency, temperature, settings)
 
     def begin(self) -> dict[str, Any]:
         """Measure the costs of steps, now that no other engine works."""

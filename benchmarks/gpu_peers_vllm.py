@@ -1,7 +1,9 @@
 """vLLM, driven step by step, with the settings of one measurement.
 
-Graphs are captured for the measured sizes alone, which only shortens the start. The KV cache gets a fixed size, because
-several engines are on the GPU at the same time, and vLLM's own measurement of free memory assumes that it is alone.
+Graphs are captured for the measured sizes alone, which only shortens the start. vLLM rounds sizes up to a multiple of
+depth + 1 and captures no draft step for more than `max_num_seqs` requests, so that is rounded up too. The KV cache gets
+a fixed size, because several engines are on the GPU at the same time, and vLLM's own measurement of free memory assumes
+that it is alone.
 """
 
 from __future__ import annotations
@@ -33,23 +35,33 @@ def environment(settings: PeerSettings, cache: Path) -> dict[str, str]:
 
 def engine_settings(settings: PeerSettings, model: Path, head: Path) -> dict[str, Any]:
     """The arguments of `vllm.LLM`."""
-    depth = settings.depth
-    sizes = {n * k for n in CONCURRENCY for k in (1, depth + 1)}
     return {
         "model": str(model),
         "skip_tokenizer_init": True,
         "dtype": "bfloat16",
         "quantization": settings.quantization,
         "max_model_len": CONTEXT,
-        "max_num_seqs": max(CONCURRENCY),
+        "max_num_seqs": _rounded(max(CONCURRENCY), settings.depth + 1),
         "max_num_batched_tokens": _PREFILL_TOKENS,
         "gpu_memory_utilization": 0.1,  # only compared with the free memory, since the cache's size is given
         "kv_cache_memory_bytes": settings.cache_bytes,
         "enable_prefix_caching": False,
-        "compilation_config": {"cudagraph_capture_sizes": sorted(sizes)},
+        "compilation_config": {"cudagraph_capture_sizes": _captured_sizes(settings)},
         "disable_log_stats": True,
         "speculative_config": _speculation(settings, head),
     }
+
+
+def _captured_sizes(settings: PeerSettings) -> list[int]:
+    """Tokens of a step, and requests of a pass of the head."""
+    length = settings.depth + 1
+    if settings.method == "ngram":  # drafts of any length up to the depth
+        return [1, 2, 4, *range(8, 256, 8), *range(256, max(CONCURRENCY) * length + 1, 32)]
+    return sorted({size for n in CONCURRENCY for size in (_rounded(n, length), n * length)})
+
+
+def _rounded(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 def _speculation(settings: PeerSettings, head: Path) -> dict[str, Any] | None:

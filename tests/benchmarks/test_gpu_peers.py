@@ -226,15 +226,22 @@ def test_vllm_is_driven_in_its_process(tmp_path):
 def test_vllm_gets_the_settings_of_each_measurement(tmp_path):
     model, head = tmp_path / "m", tmp_path / "h"
     eagle = engine_settings(peer_named("vllm-eagle3:3"), model, head)
-    assert eagle["compilation_config"]["cudagraph_capture_sizes"] == [1, 4, 8, 32, 128, 512]
+    assert eagle["compilation_config"]["cudagraph_capture_sizes"] == [4, 8, 32, 128, 512]
     assert eagle["speculative_config"]["draft_sample_method"] == "probabilistic"
     assert eagle["speculative_config"]["model"] == str(head)
+    deeper = engine_settings(peer_named("vllm-eagle3:5"), model, head)
+    assert deeper["compilation_config"]["cudagraph_capture_sizes"] == [6, 12, 36, 48, 132, 192, 768]
+    assert deeper["max_num_seqs"] == 132
     plain = engine_settings(peer_named("vllm-plain"), model, head)
     assert plain["speculative_config"] is None
     assert plain["compilation_config"]["cudagraph_capture_sizes"] == [1, 8, 32, 128]
     assert engine_settings(peer_named("vllm-fp8"), model, head)["quantization"] == "fp8"
     ngram = engine_settings(peer_named("vllm-ngram:5"), model, head)["speculative_config"]
     assert (ngram["method"], ngram["num_speculative_tokens"]) == ("ngram", 5)
+    assert (
+        engine_settings(peer_named("vllm-ngram:5"), model, head)["compilation_config"]["cudagraph_capture_sizes"][-1]
+        == 768
+    )
     modes = [environment(peer_named(name), tmp_path)["VLLM_ENABLE_V1_MULTIPROCESSING"]
              for name in ("vllm-plain", "vllm-plain-in-process")]  # fmt: skip
     assert modes == ["1", "0"]
@@ -247,7 +254,8 @@ def test_outpace_writes_the_checkpoint_and_is_measured(files, tmp_path, monkeypa
     """As on a GPU; only the shape and the lengths are small."""
     monkeypatch.setitem(gpu_models.SHAPES, gpu_padded_model.SHAPE, LARGE_CONFIG)
     monkeypatch.setattr(gpu_padded_model, "DRAFT_VOCABULARY", DRAFT_VOCABULARY)
-    monkeypatch.setattr(gpu_experiment, "PREPARED", ("head:1",))  # a CPU captures no graphs
+    monkeypatch.setattr(gpu_experiment, "PREPARED", ())  # a CPU captures no graphs
+    monkeypatch.setattr(gpu_experiment, "SETTINGS", ("plain", "head:1", "auto"))
     for module, names in ((gpu_peers_outpace, {"CONTEXT": 96, "STEP_CONTEXT": 40, "STEP_TOKENS": 6, "NEW_TOKENS": 6,
                                                "TEMPERATURES": (1.0,)}),
                           (gpu_peers_worker, {"STEP_PROMPT": 20, "STEP_TOKENS": 6, "NEW_TOKENS": 6,
