@@ -30,6 +30,7 @@ from outpace.bench.provenance import provenance
 
 _START_SECONDS = 240.0
 _ANSWER_SECONDS = 60.0
+_WAVE_SECONDS = 90.0  # with less time left, no wave is started
 
 
 class Comparison:
@@ -48,7 +49,7 @@ class Comparison:
     def run(self) -> None:
         for number, wave in enumerate(self._options.waves, 1):
             self.say(f"wave {number}: {', '.join(peer.name for peer in wave)}")
-            if self.elapsed > self._options.seconds:
+            if self.elapsed + _WAVE_SECONDS > self._options.seconds:
                 for peer in wave:
                     self._miss(peer.name, "the time is over")
                 continue
@@ -74,7 +75,7 @@ class Comparison:
         ready = {}
         for name, worker in started.items():
             try:
-                left = _START_SECONDS - (time.perf_counter() - begin)
+                left = min(_START_SECONDS - (time.perf_counter() - begin), o.seconds - self.elapsed)
                 self.figures["engines"][name] = worker.wait_until_ready(left)
                 ready[name] = worker
                 self.say(f"  {name}: {self.figures['engines'][name]}")
