@@ -44,8 +44,17 @@ _BYTES = [
     )
     for plane in range(2)
 ]
+# Bits of FP8 moved to their place in bfloat16 are the value times 2**-120.
+_FP8 = [
+    _assembly(
+        f"{move}; and.b32 t, t, 0x07f007f0; lop3.b32 t, u, 0x80008000, t, 0xEA; mov.b32 u, 0x7B807B80; "
+        "mov.b32 v, 0x80008000; fma.rn.bf16x2 $0, t, u, v;"
+    )
+    for move in ("shl.b32 t, $1, 4; shl.b32 u, $1, 8", "shr.u32 t, $1, 4; mov.b32 u, $1")
+]
 _NIBBLES_0, _NIBBLES_1, _NIBBLES_2, _NIBBLES_3 = _NIBBLES
 _BYTES_0, _BYTES_1 = _BYTES
+_FP8_0, _FP8_1 = _FP8
 
 
 @triton.jit
@@ -57,34 +66,44 @@ def _unpack_pairs(units, ASSEMBLY: tl.constexpr):
 def _nibbles(units, J: tl.constexpr):
     """128 + code of plane J: such a number of 16 bits has the code in its lowest bits."""
     if J == 0:
-        return _unpack_pairs(units, _NIBBLES_0)
+        found = _unpack_pairs(units, _NIBBLES_0)
     elif J == 1:
-        return _unpack_pairs(units, _NIBBLES_1)
+        found = _unpack_pairs(units, _NIBBLES_1)
     elif J == 2:
-        return _unpack_pairs(units, _NIBBLES_2)
+        found = _unpack_pairs(units, _NIBBLES_2)
     else:
-        return _unpack_pairs(units, _NIBBLES_3)
+        found = _unpack_pairs(units, _NIBBLES_3)
+    return found
 
 
 @triton.jit
-def _bytes(units, J: tl.constexpr):
-    """The code of plane J, less 128: (128 + lower seven bits) - (128 or 256)."""
-    if J == 0:
-        return _unpack_pairs(units, _BYTES_0)
+def _bytes(units, J: tl.constexpr, IS_FP8: tl.constexpr):
+    """The number of plane J in FP8; or its code less 128, as (128 + lower seven bits) - (128 or 256)."""
+    if ON_GPU:
+        if IS_FP8:
+            found = _unpack_pairs(units, _FP8_0) if J == 0 else _unpack_pairs(units, _FP8_1)
+        else:
+            found = _unpack_pairs(units, _BYTES_0) if J == 0 else _unpack_pairs(units, _BYTES_1)
     else:
-        return _unpack_pairs(units, _BYTES_1)
+        code = ((units >> (8 * J)) & 0xFF).to(tl.int32)
+        if IS_FP8:
+            bits = ((code & 0x80) << 24) | ((code & 0x7F) << 20)
+            found = bits.to(tl.float32, bitcast=True) * 2.0**120
+        else:
+            found = code.to(tl.float32) - 128
+    return found
 
 
 @triton.jit
-def _codes(units, high, chunk, J: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr, dtype: tl.constexpr):
+def _codes(
+    units, high, chunk, J: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr, IS_FP8: tl.constexpr,
+    dtype: tl.constexpr,
+):  # fmt: skip
     """The codes of plane J, less the zero; exact."""
     if BITS == 8:
-        if ON_GPU:
-            return _bytes(units, J).to(dtype)
-        else:
-            return (((units >> (8 * J)) & 0xFF).to(tl.float32) - ZERO).to(dtype)
+        found = _bytes(units, J, IS_FP8)
     elif BITS == 4 and ON_GPU:
-        return (_nibbles(units, J) - (128.0 + ZERO)).to(dtype)
+        found = _nibbles(units, J) - (128.0 + ZERO)
     else:
         code = (units >> (4 * J)) & 0xF
         if BITS > 4:
@@ -94,9 +113,22 @@ def _codes(units, high, chunk, J: tl.constexpr, BITS: tl.constexpr, ZERO: tl.con
             wide = high.to(tl.int16) << 4
             code |= (wide >> ((chunk % SHARED * 4 + J) * HIGH).to(tl.int16)) & MASK
         if ON_GPU:  # as in `_nibbles`: no conversion from an integer, which is slow
-            return ((code | 0x4300).to(tl.int16).to(tl.bfloat16, bitcast=True) - (128.0 + ZERO)).to(dtype)
+            found = (code | 0x4300).to(tl.int16).to(tl.bfloat16, bitcast=True) - (128.0 + ZERO)
         else:
-            return (code.to(tl.float32) - ZERO).to(dtype)
+            found = code.to(tl.float32) - ZERO
+    return found.to(dtype)
+
+
+@triton.jit
+def _lifted(of_parts, PARTS: tl.constexpr, NDIM: tl.constexpr):
+    """A value for each part, with dimensions for what a part has; with one part, a plain number."""
+    if PARTS == 1:
+        found = of_parts
+    elif NDIM == 2:
+        found = of_parts[:, None]
+    else:
+        found = of_parts[:, None, None]
+    return found
 
 
 @triton.jit
@@ -118,10 +150,12 @@ def _minimum(values, blocks, group, scale, block_of_group: tl.constexpr, ROWS: t
 
 
 @triton.jit
-def _scales_of(values, blocks, chunk, GROUPS: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr,
-               BLOCK: tl.constexpr, ROWS: tl.constexpr, HAS_BLOCKS: tl.constexpr):  # fmt: skip
+def _scales_of(
+    values, blocks, chunk, PARTS: tl.constexpr, GROUPS: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, HAS_BLOCKS: tl.constexpr,
+):  # fmt: skip
     """Of the up to four groups of a chunk."""
-    group = (chunk * CHUNK // GROUP)[:, None]
+    group = _lifted(chunk * CHUNK // GROUP, PARTS, 2)
     s0 = _scale(values, blocks, group, BLOCK // GROUP, ROWS, HAS_BLOCKS)
     s1, s2, s3 = s0, s0, s0
     if GROUPS > 1:
@@ -138,11 +172,11 @@ def _planar_kernel(
     high_ptr, scales_ptr, minima_ptr, block_scales_ptr, block_minima_ptr, M, num_squares, epsilon,
     N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr,
     BITS: tl.constexpr, PLANE: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, ZERO: tl.constexpr,
-    HAS_MINIMA: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BLOCKS: tl.constexpr, SQUARES_BLOCK: tl.constexpr,
-    HAS_SQUARES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NEXT: tl.constexpr,
-    IS_SWIGLU: tl.constexpr, DEPENDENT: tl.constexpr,
+    IS_FP8: tl.constexpr, HAS_MINIMA: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BLOCKS: tl.constexpr,
+    SQUARES_BLOCK: tl.constexpr, HAS_SQUARES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    HAS_NEXT: tl.constexpr, IS_SWIGLU: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """The first dimension of units, tokens and sums is the part of K."""
+    """If there are several parts of K, they are the first dimension of units, tokens and sums."""
     PLANES: tl.constexpr = 2 if BITS == 8 else 4
     CHUNK: tl.constexpr = PLANES * PLANE
     CHUNKS: tl.constexpr = (K + CHUNK - 1) // CHUNK
@@ -162,89 +196,98 @@ def _planar_kernel(
     is_row, is_token = n < N, m < M
     rows = tl.minimum(n, N - 1)
     i = tl.arange(0, PLANE)
-    first = tl.arange(0, PARTS) * PART  # chunk of each part
-    in_tile = rows[None, :, None] * PLANE + i[None, None, :]
-    xs = x_ptr + m[None, None, :].to(tl.int64) * K + i[None, :, None]
-    there = is_token[None, None, :]
-    scales, minima = scales_ptr + rows[None, :], minima_ptr + rows[None, :]
-    block_scales, block_minima = block_scales_ptr + rows[None, :], block_minima_ptr + rows[None, :]
+    in_tile = rows[:, None] * PLANE + i[None, :]
+    xs = x_ptr + m[None, :].to(tl.int64) * K + i[:, None]
+    there = is_token[None, :]
+    row = rows
+    if PARTS == 1:
+        first = 0
+        sums_zero = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        ones = tl.full((BLOCK_N, PLANE), 1.0, dtype)
+    else:
+        first = tl.arange(0, PARTS) * PART  # chunk of each part
+        in_tile, xs, there, row = in_tile[None, :, :], xs[None, :, :], there[None, :, :], rows[None, :]
+        sums_zero = tl.zeros((PARTS, BLOCK_N, BLOCK_M), tl.float32)
+        ones = tl.full((PARTS, BLOCK_N, PLANE), 1.0, dtype)
+    scales, minima = scales_ptr + row, minima_ptr + row
+    block_scales, block_minima = block_scales_ptr + row, block_minima_ptr + row
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
-    acc = tl.zeros((PARTS, BLOCK_N, BLOCK_M), tl.float32)
-    acc_up = acc
-    ones = tl.full((PARTS, BLOCK_N, PLANE), 1.0, dtype)
+    acc, acc_up = sums_zero, sums_zero
     # Scales are loaded one chunk ahead: the loads of a loop that no product reads directly are not pipelined.
     begin = tl.minimum(first, CHUNKS - 1)
-    scale = _scales_of(scales, block_scales, begin, GROUPS, CHUNK, GROUP, BLOCK, ROWS, HAS_BLOCKS)
+    scale = _scales_of(scales, block_scales, begin, PARTS, GROUPS, CHUNK, GROUP, BLOCK, ROWS, HAS_BLOCKS)
     minimum, scale_up, minimum_up = scale, scale, scale
     if HAS_MINIMA:
-        minimum = _scales_of(minima, block_minima, begin, GROUPS, CHUNK, GROUP, BLOCK, ROWS, HAS_BLOCKS)
+        minimum = _scales_of(minima, block_minima, begin, PARTS, GROUPS, CHUNK, GROUP, BLOCK, ROWS, HAS_BLOCKS)
     if IS_SWIGLU:
-        scale_up = _scales_of(scales + N, block_scales + N, begin, GROUPS, CHUNK, GROUP, BLOCK, ROWS, HAS_BLOCKS)
+        scale_up = _scales_of(scales + N, block_scales + N, begin, PARTS, GROUPS, CHUNK, GROUP, BLOCK, ROWS, HAS_BLOCKS)
         if HAS_MINIMA:
-            minimum_up = _scales_of(minima + N, block_minima + N, begin, GROUPS, CHUNK, GROUP, BLOCK, ROWS, HAS_BLOCKS)
+            minimum_up = _scales_of(
+                minima + N, block_minima + N, begin, PARTS, GROUPS, CHUNK, GROUP, BLOCK, ROWS, HAS_BLOCKS
+            )
     for c in range(PART):
         chunk = first + c
         if not IS_EVEN:
             chunk = tl.minimum(chunk, CHUNKS - 1)
         after = tl.minimum(chunk + 1, CHUNKS - 1)
-        next_scale = _scales_of(scales, block_scales, after, GROUPS, CHUNK, GROUP, BLOCK, ROWS, HAS_BLOCKS)
+        next_scale = _scales_of(scales, block_scales, after, PARTS, GROUPS, CHUNK, GROUP, BLOCK, ROWS, HAS_BLOCKS)
         next_minimum, next_scale_up, next_minimum_up = next_scale, next_scale, next_scale
         if HAS_MINIMA:
-            next_minimum = _scales_of(minima, block_minima, after, GROUPS, CHUNK, GROUP, BLOCK, ROWS, HAS_BLOCKS)
-        at = chunk[:, None, None].to(tl.int64) * (ROWS * PLANE) + in_tile
+            next_minimum = _scales_of(minima, block_minima, after, PARTS, GROUPS, CHUNK, GROUP, BLOCK, ROWS, HAS_BLOCKS)
+        chunks = _lifted(chunk, PARTS, 3)
+        at = chunks.to(tl.int64) * (ROWS * PLANE) + in_tile
         units = tl.load(units_ptr + at, eviction_policy="evict_first")
         high = units
         if HAS_HIGH:
-            high_at = (chunk // SHARED)[:, None, None].to(tl.int64) * (ROWS * PLANE) + in_tile
+            high_at = (chunks // SHARED).to(tl.int64) * (ROWS * PLANE) + in_tile
             high = tl.load(high_ptr + high_at)
         up, high_up = units, high
         if IS_SWIGLU:
             next_scale_up = _scales_of(
-                scales + N, block_scales + N, after, GROUPS, CHUNK, GROUP, BLOCK, ROWS, HAS_BLOCKS
+                scales + N, block_scales + N, after, PARTS, GROUPS, CHUNK, GROUP, BLOCK, ROWS, HAS_BLOCKS
             )
             if HAS_MINIMA:
                 next_minimum_up = _scales_of(
-                    minima + N, block_minima + N, after, GROUPS, CHUNK, GROUP, BLOCK, ROWS, HAS_BLOCKS
+                    minima + N, block_minima + N, after, PARTS, GROUPS, CHUNK, GROUP, BLOCK, ROWS, HAS_BLOCKS
                 )
             up = tl.load(units_ptr + at + N * PLANE, eviction_policy="evict_first")
             if HAS_HIGH:
                 high_up = tl.load(high_ptr + high_at + N * PLANE)
-        column = (first + c)[:, None, None] * CHUNK
+        column = _lifted(first + c, PARTS, 3) * CHUNK
         for g in tl.static_range(GROUPS):
-            sums = tl.zeros((PARTS, BLOCK_N, BLOCK_M), tl.float32)
-            sums_up, totals = sums, sums
+            sums, sums_up, totals = sums_zero, sums_zero, sums_zero
             for r in tl.static_range(RUN):
                 mask = there
                 if not IS_EVEN:
-                    mask = there & (column + (g * RUN + r) * PLANE + i[None, :, None] < K)
+                    mask = there & (column + (g * RUN + r) * PLANE + i[:, None] < K)
                 x = tl.load(xs + column + (g * RUN + r) * PLANE, mask, 0.0)
-                code = _codes(units, high, chunk[:, None, None], g * RUN + r, BITS, ZERO, dtype)
+                code = _codes(units, high, chunks, g * RUN + r, BITS, ZERO, IS_FP8, dtype)
                 sums = tl.dot(code, x, sums, input_precision="ieee")
                 if IS_SWIGLU:
-                    code = _codes(up, high_up, chunk[:, None, None], g * RUN + r, BITS, ZERO, dtype)
+                    code = _codes(up, high_up, chunks, g * RUN + r, BITS, ZERO, IS_FP8, dtype)
                     sums_up = tl.dot(code, x, sums_up, input_precision="ieee")
                 if HAS_MINIMA:
                     totals = tl.dot(ones, x, totals, input_precision="ieee")
-            acc += sums * scale[g][:, :, None]
+            acc += sums * tl.expand_dims(scale[g], -1)
             if HAS_MINIMA:
                 if HAS_ZEROS:
-                    acc -= totals * (minimum[g] * scale[g])[:, :, None]
+                    acc -= totals * tl.expand_dims(minimum[g] * scale[g], -1)
                 else:
-                    acc -= totals * minimum[g][:, :, None]
+                    acc -= totals * tl.expand_dims(minimum[g], -1)
             if IS_SWIGLU:
-                acc_up += sums_up * scale_up[g][:, :, None]
+                acc_up += sums_up * tl.expand_dims(scale_up[g], -1)
                 if HAS_MINIMA:
                     if HAS_ZEROS:
-                        acc_up -= totals * (minimum_up[g] * scale_up[g])[:, :, None]
+                        acc_up -= totals * tl.expand_dims(minimum_up[g] * scale_up[g], -1)
                     else:
-                        acc_up -= totals * minimum_up[g][:, :, None]
+                        acc_up -= totals * tl.expand_dims(minimum_up[g], -1)
         scale, minimum, scale_up, minimum_up = next_scale, next_minimum, next_scale_up, next_minimum_up
-    y = tl.sum(acc, 0)
-    y_up = y
-    if IS_SWIGLU:
-        y_up = tl.sum(acc_up, 0)
+    y, y_up = acc, acc_up
+    if PARTS > 1:
+        y = tl.sum(acc, 0)
+        y_up = tl.sum(acc_up, 0) if IS_SWIGLU else y
     if HAS_SQUARES:
         j = tl.arange(0, SQUARES_BLOCK)
         known = is_token[:, None] & (j < num_squares)[None, :]
@@ -298,10 +341,12 @@ def planar_linear(
     tensors = (weight.high, weight.scales, weight.minima, weight.block_scales, weight.block_minima)
     block_m = block_tokens(num_tokens)
     _planar_kernel[(tiles, triton.cdiv(num_tokens, block_m))](
-        *given.pointers, *[tensor if tensor is not None else weight.units for tensor in tensors],
+        *given.pointers[:2], *given.pointers[3:],
+        *[tensor if tensor is not None else weight.units for tensor in tensors],
         num_tokens, given.num_squares, epsilon, n, k, block_m, config.block_n, config.parts, f.bits, f.plane, f.group,
-        f.block, f.zero, f.has_minima, f.has_zeros, f.has_blocks, triton.next_power_of_2(max(given.num_squares, 1)),
-        *given.flags, swiglu, dependent,
+        f.block, f.zero, f.is_fp8, f.has_minima, f.has_zeros, f.has_blocks,
+        triton.next_power_of_2(max(given.num_squares, 1)),
+        *given.flags[1:], swiglu, dependent,
         num_warps=config.num_warps, num_stages=config.num_stages, **({"launch_pdl": True} if dependent else {}),
     )  # fmt: skip
     return given.normed
@@ -311,8 +356,8 @@ def planar_linear(
 def _unpack_kernel(
     units_ptr, high_ptr, scales_ptr, minima_ptr, block_scales_ptr, block_minima_ptr, out_ptr,
     N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BITS: tl.constexpr, PLANE: tl.constexpr,
-    GROUP: tl.constexpr, BLOCK: tl.constexpr, ZERO: tl.constexpr, HAS_MINIMA: tl.constexpr, HAS_ZEROS: tl.constexpr,
-    HAS_BLOCKS: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK: tl.constexpr, ZERO: tl.constexpr, IS_FP8: tl.constexpr, HAS_MINIMA: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, HAS_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     PLANES: tl.constexpr = 2 if BITS == 8 else 4
     CHUNK: tl.constexpr = PLANES * PLANE
@@ -329,7 +374,7 @@ def _unpack_kernel(
     for j in tl.static_range(PLANES):
         group = (chunk * CHUNK + j * PLANE) // GROUP
         scale = _scale(scales_ptr + rows, block_scales_ptr + rows, group, BLOCK // GROUP, N, HAS_BLOCKS)
-        w = _codes(units, high, chunk, j, BITS, ZERO, tl.float32) * scale[:, None]
+        w = _codes(units, high, chunk, j, BITS, ZERO, IS_FP8, tl.float32) * scale[:, None]
         if HAS_MINIMA:
             w -= _minimum(
                 minima_ptr + rows, block_minima_ptr + rows, group, scale, BLOCK // GROUP, N, HAS_BLOCKS, HAS_ZEROS
@@ -346,6 +391,6 @@ def unpack(weight: Planar, dtype: torch.dtype) -> Tensor:
     tensors = (weight.high, weight.scales, weight.minima, weight.block_scales, weight.block_minima)
     _unpack_kernel[(triton.cdiv(k, f.chunk), triton.cdiv(n, 64))](
         weight.units, *[tensor if tensor is not None else weight.units for tensor in tensors], out,
-        n, k, 64, f.bits, f.plane, f.group, f.block, f.zero, f.has_minima, f.has_zeros, f.has_blocks,
+        n, k, 64, f.bits, f.plane, f.group, f.block, f.zero, f.is_fp8, f.has_minima, f.has_zeros, f.has_blocks,
     )  # fmt: skip
     return out

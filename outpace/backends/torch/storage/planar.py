@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 _UNIT_BITS = 16
+FP8 = torch.float8_e4m3fn
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class PlanarFormat:
     has_zeros: bool = False  # the minima are stored as a zero point for each group, times the scale
     has_blocks: bool = False
     block: int = 256
+    is_fp8: bool = False  # the codes are numbers: e4m3
 
     @property
     def low_bits(self) -> int:
@@ -63,6 +65,11 @@ class PlanarFormat:
 def int4(group: int, *, has_zeros: bool = False) -> PlanarFormat:
     name = f"int4 in groups of {group}{' with zero points' if has_zeros else ''}"
     return PlanarFormat(name, 4, group, zero=0 if has_zeros else 8, has_minima=has_zeros, has_zeros=has_zeros)
+
+
+def fp8(group: int) -> PlanarFormat:
+    """Groups of columns in a row; a checkpoint whose groups are blocks of rows and columns repeats their scales."""
+    return PlanarFormat(f"FP8 in groups of {group}", 8, group, is_fp8=True)
 
 
 Q4_0 = PlanarFormat("Q4_0", 4, 32, zero=8)
@@ -123,7 +130,8 @@ class Planar:
     def dequantise(self, dtype: torch.dtype) -> Tensor:
         """[rows, columns]: the reference of the kernels."""
         f, num_rows = self.format, self.shape[0]
-        codes = self._codes().float() - f.zero  # [padded columns, rows]
+        codes = self._codes()  # [padded columns, rows]
+        codes = codes.to(torch.uint8).view(FP8).float() if f.is_fp8 else codes.float() - f.zero
         scales, minima = self.scales.float(), self.minima.float() if self.minima is not None else None
         if f.has_zeros and minima is not None:
             minima = minima * scales
@@ -193,7 +201,9 @@ def pack(
     )  # fmt: skip
 
 
-def allocate_like(format: PlanarFormat, num_rows: int, num_columns: int, scale_dtype: torch.dtype, device: torch.device) -> Planar:
+def allocate(
+    format: PlanarFormat, num_rows: int, num_columns: int, scale_dtype: torch.dtype, device: torch.device
+) -> Planar:
     """Uninitialised memory for a matrix."""
     f = format
     padded = -(-num_columns // f.quantum) * f.quantum
