@@ -59,8 +59,8 @@ def _stream_tile(
     x_ptr, weight_ptr, scales_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr, next_norm_ptr, next_x_ptr,
     next_squares_ptr, M, num_squares, epsilon, tile, N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SQUARES_BLOCK: tl.constexpr, HAS_SCALES: tl.constexpr,
-    HAS_SQUARES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NEXT: tl.constexpr, IS_SWIGLU: tl.constexpr,
-    THREADS: tl.constexpr,
+    HAS_SQUARES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NEXT: tl.constexpr,
+    IS_SWIGLU: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
     """One tile in a minimal loop; epilogue inputs are loaded before it, if registers suffice."""
     TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
