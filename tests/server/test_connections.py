@@ -233,6 +233,7 @@ def test_bytes_after_a_request_do_not_hide_that_the_client_has_left(hurried, str
         connection = open_request(server, body(stream=stream, max_tokens=400))
         wait_until(lambda: server.async_engine.num_open == 1)
         [ours] = server.server.server_state.connections
+        assert isinstance(ours, connections.Connection)
         while not ours.flow.read_paused:  # as soon as the server listens for the client's end
             connection.sendall(b"GET / ")
             time.sleep(0.05)
