@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from outpace.config import EngineConfig, SpeculationParams
-from outpace.errors import UsageError
-from outpace.json_flag import json_object
+from outpace.errors import UsageError, json_object
 from outpace.models.chat_template import RESERVED_VARIABLES, read_template
 from outpace.models.generation_config import GenerationChoice
 from outpace.server import speculative_config

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from outpace.errors import UsageError
-from outpace.json_flag import json_object
+from outpace.errors import UsageError, json_object
 from outpace.models import embedded, hf_schema
 from outpace.models.gguf_header import read_header
 from outpace.models.hf_schema import GenerationSettings

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from outpace.errors import UsageError
-from outpace.json_flag import json_object
+from outpace.errors import UsageError, json_object
 
 NAME = "speculative_config"
 _FLAG = "--speculative-config"
