@@ -131,6 +131,52 @@ def read_header(path: Path) -> GGUFHeader:
     return header
 
 
+def read_strings(path: Path, wanted: str) -> list[bytes]:
+    """The array of strings under the key `wanted`, such as the vocabulary; empty if there is none."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(24)
+            size = file.seek(0, 2)
+            _check_start(path, start, size)
+            with mmap.mmap(file.fileno(), min(size, MAX_HEADER_BYTES), access=mmap.ACCESS_READ) as data:
+                reader = _Reader(path, data, size)
+                _, num_keys = reader.u64(), reader.u64()
+                for _ in range(min(num_keys, MAX_KEYS)):
+                    if reader.string() == wanted:
+                        return _string_array(reader)
+                    _skip_value(reader)
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror or error}; check its permissions") from error
+    return []
+
+
+def _skip_value(reader: _Reader) -> None:
+    kind = reader.u32()
+    if kind == _STRING:
+        reader.string()
+    elif kind == _ARRAY:
+        reader.skip_array()
+    elif kind in _NUMBERS:
+        reader.skip(_NUMBERS[kind].size)
+    else:
+        reader.fail(f"a value of type {kind}, which GGUF does not have")
+
+
+def _string_array(reader: _Reader) -> list[bytes]:
+    if reader.u32() != _ARRAY or reader.u32() != _STRING:
+        return []
+    count = reader.u64()
+    begin = reader.pos
+    reader.skip_strings(count)  # checks every length
+    data, pos, length_at = reader.data[begin : reader.pos], 0, _U64.unpack_from
+    found = []
+    for _ in range(count):
+        end = pos + 8 + length_at(data, pos)[0]
+        found.append(data[pos + 8 : end])
+        pos = end
+    return found
+
+
 def _check_start(path: Path, start: bytes, size: int) -> None:
     if size == 0:
         raise ModelError(f"{path} is empty; download or copy it again")

@@ -162,7 +162,7 @@ def _of_folder(path: Path, name: str, wanted: str | None) -> PlannedModel:
 
 def _of_gguf(path: Path, wanted: str | None) -> PlannedModel:
     from outpace.models.gguf_header import read_header
-    from outpace.plan.configs import gguf_bytes, num_gguf_parameters, shape_of_gguf
+    from outpace.plan.gguf_shapes import gguf_bytes, num_gguf_parameters, shape_of_gguf
 
     if path.name == "config.json":
         return _of_folder(path.parent, path.parent.name, wanted)
