@@ -17,7 +17,7 @@ from outpace import backends
 from outpace.backends.base import LoadedModel
 from outpace.bench.statistics import Estimate, ratio_of_rates
 from outpace.bench.workloads import Prompt
-from outpace.config import EngineConfig, SamplingParams
+from outpace.config import BackendName, EngineConfig, SamplingParams
 from outpace.errors import ModelError, UsageError
 from outpace.models.prompts import encode, render
 from outpace.plan.agreement import HeadWalk, Text, Walk, by_lookup, by_model, chances, walk, write_answers
@@ -213,11 +213,10 @@ def saved_costs(target: Path, draft: Path | None, threads: int | None) -> Costs 
     from outpace.speculation.costs.file import CostFile
 
     config = EngineConfig(model=str(target), draft=str(draft) if draft is not None else None, threads=threads)
-    is_head = draft is not None and draft.suffix == ".gguf" and "head" in str(draft)
-    for backend in ("native", "llamacpp"):
+    backends_here: tuple[BackendName, ...] = ("native", "llamacpp")
+    for backend in backends_here:
         resolved = config.resolve(
-            model_context=1 << 24, model_path=str(target), draft_path=str(draft) if draft is not None else None,
-            is_head=is_head, backend=backend,
+            model_context=1 << 24, model_path=str(target), draft_path=config.draft, backend=backend
         )  # fmt: skip
         file = CostFile.for_config(resolved, cache_dir())
         if file.path.is_file():
