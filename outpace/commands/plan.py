@@ -42,7 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("drafts", metavar="DRAFT", nargs="*", help="ways to draft for it (default: what is known)")
     parser.add_argument("--candidates", type=Path, metavar="DIR", help="rank every model and head in this folder")
     machine = parser.add_argument_group("machine")
-    machine.add_argument("--gpu", metavar="NAME", help="an accelerator or CPU of the table (default: h100)")
+    machine.add_argument("--gpu", "--cpu", dest="gpu", metavar="NAME",
+                         help="an accelerator or CPU of the table (default: h100)")  # fmt: skip
     machine.add_argument("--gpus", type=int, default=1, metavar="N", help="the target is sharded over N (default: 1)")
     machine.add_argument("--draft-gpus", type=int, default=1, metavar="N",
                          help="the draft runs on the first GPU (1) or on all (default: 1)")  # fmt: skip
@@ -69,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                       help="of the requests; the first decides, --measure measures all (default: 0)")  # fmt: skip
     load.add_argument("--workload", choices=list(WORKLOADS), help="the kind of text, for guesses")
     load.add_argument("--acceptance", type=float, nargs="+", default=[], metavar="A",
-                      help="chance of a draft token if all before it were accepted; several: by position")  # fmt: skip
+                      help="of the named drafts: the chance of a token if all before it were accepted; several: by position")  # fmt: skip
     load.add_argument("--depth", type=int, metavar="K", help="draft tokens a step (default: the best)")
     measuring = parser.add_argument_group("measuring")
     measuring.add_argument("--measure", action="store_true",

@@ -100,11 +100,10 @@ def make_plan(
     target = wanted.target
     plain = divide(target, None, to)
     steps = measurement.costs if measurement is not None else costs
-    if steps is not None:
-        steps = _with_host(steps, to)
+    without = replace(conditions, acceptance=()) if wanted.named else conditions
     pairings: list[Pairing] = [
         judge(
-            target, draft, to, conditions, plain_memory=plain, target_step=steps,
+            target, draft, to, conditions if draft in wanted.named else without, plain_memory=plain, target_step=steps,
             measured=measurement.of(draft, conditions.temperature) if measurement is not None else None,
         )
         for draft in wanted.drafts
@@ -126,15 +125,4 @@ def make_plan(
         target, to, conditions, plain, ordered, precisions, advice, skipped=wanted.skipped, measured=measured,
         costs_from=source,
     )  # fmt: skip
-
-
-def _with_host(costs: Costs, to: Deployment) -> Costs:
-    """A calibration measures no host time; steps that ran have corrected saved costs."""
-    kind = to.machine.kind
-    return replace(
-        costs,
-        token_seconds=costs.token_seconds or kind.token_seconds,
-        schedule_seconds=costs.schedule_seconds or kind.step_seconds,
-    )
-
 

@@ -39,8 +39,9 @@ def step_costs(model: PlannedModel, machine: Machine, gpus: int, context: int, c
 def draft_costs(draft: PlannedDraft, target: PlannedModel, machine: Machine, gpus: int, context: int,
                 cache_bytes: float) -> DraftCosts:  # fmt: skip
     """`gpus`: those that the draft is sharded over."""
+    draw = machine.kind.draw_seconds
     if draft.model is not None:
-        return DraftCosts(step_costs(draft.model, machine, gpus, context, cache_bytes))
+        return DraftCosts(step_costs(draft.model, machine, gpus, context, cache_bytes), draw_seconds=draw)
     if draft.head is None:
         return DraftCosts(lookup_seconds=_LOOKUP_SECONDS)
     share = draft.head.parameters_read / draft.head.parameters
@@ -49,7 +50,38 @@ def draft_costs(draft: PlannedDraft, target: PlannedModel, machine: Machine, gpu
     for size in (*SIZES, *_MANY):
         arithmetic = size * operations / _operations(target, machine)
         points[size] = _joined(read, arithmetic, machine) + machine.kind.layer_seconds
-    return DraftCosts(StepCosts(points))
+    return DraftCosts(StepCosts(points), draw_seconds=draw)
+
+
+def extended(measured: StepCosts, modelled: StepCosts) -> StepCosts:
+    """Measured costs, continued beyond their largest size with the slope of modelled ones: a calibration stops at a few
+    hundred tokens, where a large batch with drafts only begins."""
+    points, saved = measured.points, measured.as_dict()
+    last = max(points)
+    for size in modelled.points:
+        if size > last:
+            points[size] = points[last] + max(0.0, modelled.seconds(1, size) - modelled.seconds(1, last))
+    names = ("row_seconds", "context_seconds", "row_context_seconds", "token_context_seconds")
+    return StepCosts(points, **{name: saved[name] for name in names})
+
+
+def completed(measured: Costs, modelled: Costs, machine: Machine) -> Costs:
+    """The same for all costs; a calibration leaves out host time, which the kind of machine gives."""
+    kind = machine.kind
+    drafts = {}
+    for name, costs in measured.drafts.items():
+        by = modelled.drafts.get(name)
+        passes = costs.passes
+        if passes is not None and by is not None and by.passes is not None:
+            passes = extended(passes, by.passes)
+        drafts[name] = DraftCosts(
+            passes, costs.catch_up, one_pass=costs.one_pass, lookup_seconds=costs.lookup_seconds,
+            draw_seconds=costs.draw_seconds or (kind.draw_seconds if passes is not None else 0.0),
+        )  # fmt: skip
+    return Costs(
+        extended(measured.target, modelled.target), drafts, measured.token_seconds or kind.token_seconds,
+        measured.schedule_seconds or kind.step_seconds,
+    )  # fmt: skip
 
 
 def _seconds(model: PlannedModel, machine: Machine, gpus: int, tokens: int) -> float:

@@ -71,15 +71,27 @@ class Drafting:
         """Speed of drafting always, to this depth."""
         if not depth:
             return self._speed(rows, 0, 1.0, self.costs.plain_seconds(rows, context), context)
+        if self.match_share < 1.0:
+            return self._looked_up(rows, depth, context)
         tokens, costs = self.expected(depth), self.costs
         seconds = costs.drafts[self.name].seconds(rows, depth, context)
         seconds += costs.target.seconds(rows, rows * (1 + depth), context)
         seconds += costs.schedule_seconds + costs.token_seconds * rows * tokens
-        share = self.match_share
-        if share < 1.0:  # the other steps are plain, after a lookup that found nothing
-            looked_up = costs.plain_seconds(rows, context) + costs.drafts[self.name].seconds(rows, depth, context)
-            tokens, seconds = 1.0 + share * (tokens - 1.0), share * seconds + (1.0 - share) * looked_up
         return self._speed(rows, depth, tokens, seconds, context)
+
+    def _looked_up(self, rows: int, depth: int, context: float) -> Speed:
+        """Some requests of a step have a draft, the others a lookup that found nothing. Of a single request, some steps
+        have a draft; of many, each step has its share of them."""
+        costs, share = self.costs, self.match_share
+        tokens = 1.0 + share * (self.expected(depth) - 1.0)
+        host = costs.schedule_seconds + costs.token_seconds * rows * tokens
+        host += costs.drafts[self.name].seconds(rows, depth, context)
+        plain, drafted = (costs.target.seconds(rows, rows + extra, context) for extra in (0, depth))
+        if rows == 1:
+            forward = share * drafted + (1.0 - share) * plain
+        else:
+            forward = costs.target.seconds(rows, rows + round(share * rows * depth), context)
+        return self._speed(rows, depth, tokens, host + forward, context)
 
     def best(self, rows: int, context: float) -> Speed:
         """Speed at the depth that the policy settles on; depth 0 where no depth pays."""
