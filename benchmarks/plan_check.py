@@ -28,11 +28,16 @@ from outpace.bench.workloads import Prompt, evenly
 from outpace.config import SamplingParams, usable_cores
 from outpace.models.embedded import own_head
 from outpace.models.resolve import resolve_model
-from outpace.plan.models import PlannedDraft, PlannedModel, open_draft, open_model
+from outpace.plan.machines import CPU, Machine, machine
+from outpace.plan.measure import Measurement, measure_drafts
+from outpace.plan.models import PlannedDraft, open_draft, open_model
+from outpace.plan.roofline import completed, draft_costs, target_costs
+from outpace.plan.speed import Drafting, known_acceptance
+from outpace.speculation.costs.curves import Costs
 
 CACHE_TOKENS, CONTEXT, SEQUENCES = 4096, 1024, 4
 RECORDED = ("gpu_speculation_h200.json", "gpu_speculation_h200_one_block.json")
-MEASURED_CONTEXT = 420  # mean tokens of a request in the recorded runs
+MEASURED_CONTEXT = (160, 420)  # mean tokens of a request, here and in the recorded runs
 
 
 def main() -> None:
@@ -177,50 +182,42 @@ def gpu_memory() -> list[dict[str, Any]]:
 
 
 def speed(model: Path, draft: Path, prompts: Sequence[Prompt], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every temperature and depth. Acceptance is measured once, at the largest depth, as `outpace plan` does it."""
     target = open_model(str(model))
     drafting = open_draft(str(draft), target)
+    measurement = measure_drafts(
+        target, [drafting], prompts, options.temperature, max_tokens=options.max_tokens, depth=max(options.depths),
+        options={"prefix_reuse": False},
+    )  # fmt: skip
     rows = []
     for temperature in options.temperature:
-        predicted = predictions(target, drafting, prompts, temperature, options)
         measured = runs(model, draft, drafting.kind, prompts, temperature, options)
         for depth in options.depths:
-            p, m = predicted[depth], measured[depth]
+            p, m = predicted(measurement, drafting, temperature, depth), measured[depth]
             error = p["speedup"] / m["decode_ratio"]["value"] - 1
             real = m["accepted"] / m["drafted"]
             print(
                 f"temperature {temperature:g}, {drafting.kind}:{depth}: predicted {p['speedup']:.3f}, measured "
                 f"{m['decode_ratio']['value']:.3f} ({m['decode_ratio']['low']:.2f} to {m['decode_ratio']['high']:.2f}): "
-                f"{error:+.1%}; accepted {p['acceptance']['value']:.3f} by --measure, {real:.3f} by the engine"
+                f"{error:+.1%}; tokens a step {p['tokens_per_step']:.3f} and {m['tokens_per_step']:.3f}; accepted "
+                f"{p['acceptance']['value']:.3f} at depth {max(options.depths)} by --measure, {real:.3f} by the engine"
             )
             rows.append({"temperature": temperature, "setting": f"{drafting.kind}:{depth}", "predicted": p,
                          "measured": m, "error": error})  # fmt: skip
     return rows
 
 
-def predictions(
-    target: PlannedModel, draft: PlannedDraft, prompts: Sequence[Prompt], temperature: float, options: argparse.Namespace
-) -> dict[int, dict[str, Any]]:
-    """By depth, from the acceptance and costs that `--measure` finds."""
-    from outpace.plan.machines import CPU, Machine
-    from outpace.plan.measure import measure_drafts
-    from outpace.plan.roofline import completed
-    from outpace.plan.speed import Drafting, known_acceptance
-
-    found = {}
-    for depth in options.depths:
-        result = measure_drafts(target, [draft], prompts, [temperature], max_tokens=options.max_tokens, depth=depth,
-                                options={"prefix_reuse": False})  # fmt: skip
-        costs = result.draft_costs[draft.name]
-        whole = completed(costs, costs, Machine("here", 1.0, 1.0, 1.0, 1.0, kind=CPU))
-        acceptance = result.drafts[draft.name][temperature]
-        drafting = Drafting(whole, known_acceptance(acceptance.chances))
-        predicted = drafting.fixed(1, depth, 128)
-        found[depth] = {
-            "speedup": predicted.speedup, "tokens_per_step": predicted.tokens_per_step, "step_seconds": predicted.seconds,
-            "plain_seconds": whole.plain_seconds(1, 128), "acceptance": acceptance.rate.as_dict(),
-            "chances": list(acceptance.chances),
-        }  # fmt: skip
-    return found
+def predicted(measurement: Measurement, draft: PlannedDraft, temperature: float, depth: int) -> dict[str, Any]:
+    """From the acceptance and costs that `--measure` found."""
+    costs = measurement.draft_costs[draft.name]
+    whole = completed(costs, costs, Machine("here", 1.0, 1.0, 1.0, 1.0, kind=CPU))
+    acceptance = measurement.drafts[draft.name][temperature]
+    found = Drafting(whole, known_acceptance(acceptance.chances)).fixed(1, depth, MEASURED_CONTEXT[0])
+    return {
+        "speedup": found.speedup, "tokens_per_step": found.tokens_per_step, "step_seconds": found.seconds,
+        "plain_seconds": whole.plain_seconds(1, MEASURED_CONTEXT[0]), "acceptance": acceptance.rate.as_dict(),
+        "chances": list(acceptance.chances),
+    }  # fmt: skip
 
 
 def runs(
@@ -264,11 +261,6 @@ def runs(
 
 def recorded(folder: Path) -> list[dict[str, Any]]:
     """Speedups of the H200's runs, predicted from the costs and the acceptance in the same file."""
-    from outpace.plan.machines import machine
-    from outpace.plan.roofline import completed, draft_costs, target_costs
-    from outpace.plan.speed import Drafting, known_acceptance
-    from outpace.speculation.costs.curves import Costs
-
     target, h200 = open_model("llama-3.1-8b"), machine("h200")
     modelled = target_costs(target, h200, 1, 1024, 2.0)
     modelled.drafts["head"] = draft_costs(open_draft("head", target), target, h200, 1, 1024, 2.0)
@@ -282,8 +274,8 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
                 continue
             depth, accepted = int(cell["setting"][5:]), cell["acceptance_per_position"]
             chances = [accepted[0], *(b / a if a else 0.0 for a, b in zip(accepted, accepted[1:], strict=False))]
-            predicted = Drafting(costs, known_acceptance(chances)).fixed(cell["concurrency"], depth, MEASURED_CONTEXT)
-            by_table = Drafting(modelled, known_acceptance(chances)).fixed(cell["concurrency"], depth, MEASURED_CONTEXT)
+            predicted = Drafting(costs, known_acceptance(chances)).fixed(cell["concurrency"], depth, MEASURED_CONTEXT[1])
+            by_table = Drafting(modelled, known_acceptance(chances)).fixed(cell["concurrency"], depth, MEASURED_CONTEXT[1])
             error = predicted.speedup / cell["speedup"] - 1
             rows.append({
                 "file": name, "concurrency": cell["concurrency"], "temperature": cell["temperature"],
