@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from os.path import commonprefix
 
 from outpace.plan.shapes import Experts, Latent, Shape
 
@@ -208,8 +209,10 @@ def _normal(name: str) -> str:
 
 
 def smaller_siblings(known: KnownModel) -> list[KnownModel]:
-    """Models of the same tokenizer that are at most a third as large, the largest first."""
+    """Models of the same tokenizer that are at most a third as large, the largest first; of several with the same
+    number of parameters, the one whose name is most like the target's."""
     limit = known.shape.parameters / 3
-    same = (each for each in KNOWN.values() if each.tokenizer == known.tokenizer and each.shape.parameters <= limit)
-    found = {each.shape: each for each in sorted(same, key=lambda each: each.family == known.family)}
+    same = [each for each in KNOWN.values() if each.tokenizer == known.tokenizer and each.shape.parameters <= limit]
+    same.sort(key=lambda each: len(commonprefix([each.name, known.name])))
+    found = {each.shape.parameters: each for each in same}
     return sorted(found.values(), key=lambda each: -each.shape.parameters)
