@@ -35,7 +35,7 @@ from outpace.plan.roofline import completed, draft_costs, target_costs
 from outpace.plan.speed import Drafting, known_acceptance
 from outpace.speculation.costs.curves import Costs
 
-CACHE_TOKENS, CONTEXT, SEQUENCES = 4096, 1024, 4
+CACHE_TOKENS, CONTEXT, SEQUENCES = 4096, 2048, 4
 RECORDED = ("gpu_speculation_h200.json", "gpu_speculation_h200_one_block.json")
 MEASURED_CONTEXT = (160, 420)  # mean tokens of a request, here and in the recorded runs
 
