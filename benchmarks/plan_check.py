@@ -18,6 +18,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,21 +113,23 @@ def _draft_elements(draft: PlannedDraft) -> int:
 def resident(model: Path, draft: Path) -> dict[str, int]:
     """Resident bytes that loading both models and touching all of their memory adds to this process."""
     from outpace.backends.base import Capacity
-    from outpace.backends.native.runner import NativeModel, NativeRunner
+    from outpace.backends.native.runner import NativeModel
     from outpace.models.head_formats import find_head
     from outpace.models.llama_library import load_library
 
     library, head = load_library(None), find_head(draft)
     opened = [NativeModel(model, library, head), *([] if head is not None else [NativeModel(draft, library)])]
     capacity = Capacity(max_sequences=SEQUENCES, cache_tokens=CACHE_TOKENS, max_context=CONTEXT, max_step_tokens=64)
+    least = replace(capacity, max_sequences=1, cache_tokens=64, max_context=64)
+    for each in opened:  # a first start loads code, makes threads and step buffers, which are not what is compared
+        runner = each.start(least, usable_cores()).runner
+        _touch(runner)
+        runner.close()
     before = resident_bytes()
-    cells = 0
     started = [each.start(capacity, usable_cores()) for each in opened]
     loaded = resident_bytes()
-    for each in started:
-        assert isinstance(each.runner, NativeRunner)
-        cells = _touch(each.runner)
-    return {"resident": resident_bytes() - before, "weights": loaded - before, "cells": cells}
+    cells = [_touch(each.runner) for each in started]
+    return {"resident": resident_bytes() - before, "weights": loaded - before, "cells": cells[0]}
 
 
 def _touch(runner: Any) -> int:
@@ -135,7 +138,9 @@ def _touch(runner: Any) -> int:
     from outpace.core import Row, StepPlan
     from outpace.plan.agreement import Text
 
-    each = runner.pool.num_blocks * runner.pool.block_size // runner.capacity.max_sequences
+    each = min(
+        runner.pool.num_blocks * runner.pool.block_size // runner.capacity.max_sequences, runner.capacity.max_context
+    )
     size = runner.capacity.max_step_tokens
     for seq in range(runner.capacity.max_sequences):
         for start in range(0, each, size):
