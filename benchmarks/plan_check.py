@@ -19,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +57,12 @@ def main() -> None:
     parser.add_argument("--no-memory", action="store_true", help="leave out the memory of the process")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
+    found: dict[str, Any]
+    models: list[Path] = []
     if options.recorded is not None:
-        found, models = {"recorded": recorded(options.recorded)}, list[Path]()
+        found = {"recorded": recorded(options.recorded)}
     elif options.gpu_memory:
-        found, models = {"gpu_memory": gpu_memory()}, []
+        found = {"gpu_memory": gpu_memory()}
     else:
         model = options.model or resolve_model(None)
         draft = options.draft or own_head(model)
@@ -152,7 +155,7 @@ def _touch(runner: Any) -> int:
         request.seq, request.num_computed = seq, each - 1
         runner.truncate(seq, each - 1)
         head.draft([HeadTask(request, 1)])
-    return each * int(runner.capacity.max_sequences)
+    return int(each * runner.capacity.max_sequences)
 
 
 def gpu_memory() -> list[dict[str, Any]]:
@@ -175,7 +178,10 @@ def gpu_memory() -> list[dict[str, Any]]:
         measured = torch.cuda.memory_allocated() - before
         target = open_model(known)
         predicted = target.weight_bytes + num_pages(capacity) * PAGE_TOKENS * target.shape.cache_elements_per_token * 2
-        print(f"{name}: predicted {predicted / 1e9:.2f} GB, allocated {measured / 1e9:.2f} GB: {predicted / measured - 1:+.1%}")
+        print(
+            f"{name}: predicted {predicted / 1e9:.2f} GB, allocated {measured / 1e9:.2f} GB: "
+            f"{predicted / measured - 1:+.1%}"
+        )
         rows.append({"model": known, "predicted": predicted, "measured": measured, "error": predicted / measured - 1})
         runner.close()
         del runner
@@ -199,11 +205,12 @@ def speed(model: Path, draft: Path, prompts: Sequence[Prompt], options: argparse
         measured = runs(model, draft, drafting.kind, prompts, temperature, options)
         for depth in options.depths:
             p, m = predicted(measurement, drafting, temperature, depth), measured[depth]
-            error = p["speedup"] / m["decode_ratio"]["value"] - 1
+            ratio = m["decode_ratio"]
+            error = p["speedup"] / ratio["value"] - 1
             real = m["accepted"] / m["drafted"]
             print(
                 f"temperature {temperature:g}, {drafting.kind}:{depth}: predicted {p['speedup']:.3f}, measured "
-                f"{m['decode_ratio']['value']:.3f} ({m['decode_ratio']['low']:.2f} to {m['decode_ratio']['high']:.2f}): "
+                f"{ratio['value']:.3f} ({ratio['low']:.2f} to {ratio['high']:.2f}): "
                 f"{error:+.1%}; tokens a step {p['tokens_per_step']:.3f} and {m['tokens_per_step']:.3f}; accepted "
                 f"{p['acceptance']['value']:.3f} at depth {max(options.depths)} by --measure, {real:.3f} by the engine"
             )
@@ -278,9 +285,13 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
             if not cell["setting"].startswith("head:"):
                 continue
             depth, accepted = int(cell["setting"][5:]), cell["acceptance_per_position"]
-            chances = [accepted[0], *(b / a if a else 0.0 for a, b in zip(accepted, accepted[1:], strict=False))]
-            predicted = Drafting(costs, known_acceptance(chances)).fixed(cell["concurrency"], depth, MEASURED_CONTEXT[1])
-            by_table = Drafting(modelled, known_acceptance(chances)).fixed(cell["concurrency"], depth, MEASURED_CONTEXT[1])
+            chances = [accepted[0], *(b / a if a else 0.0 for a, b in pairwise(accepted))]
+            predicted = Drafting(costs, known_acceptance(chances)).fixed(
+                cell["concurrency"], depth, MEASURED_CONTEXT[1]
+            )
+            by_table = Drafting(modelled, known_acceptance(chances)).fixed(
+                cell["concurrency"], depth, MEASURED_CONTEXT[1]
+            )
             error = predicted.speedup / cell["speedup"] - 1
             rows.append({
                 "file": name, "concurrency": cell["concurrency"], "temperature": cell["temperature"],
@@ -288,8 +299,9 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
                 "by_data_sheet": by_table.speedup,
             })  # fmt: skip
             print(
-                f"{name}: {cell['concurrency']} at once, temperature {cell['temperature']:g}, {cell['setting']}: predicted "
-                f"{predicted.speedup:.2f}, measured {cell['speedup']:.2f}: {error:+.1%}; by data sheet {by_table.speedup:.2f}"
+                f"{name}: {cell['concurrency']} at once, temperature {cell['temperature']:g}, {cell['setting']}: "
+                f"predicted {predicted.speedup:.2f}, measured {cell['speedup']:.2f}: {error:+.1%}; by data sheet "
+                f"{by_table.speedup:.2f}"
             )
     return rows
 

@@ -57,8 +57,9 @@ ALLOWED: dict[str, set[str]] = {
     "outpace": BASICS | {"llm", "structured"},
     "server": BASICS | {"backends.base", "decoding", "engine", "llm", "metrics", "models", "outpace", "structured"},
     "training": BASICS | {"backends.base", "backends.torch", "bench", "models"},
-    "plan": BASICS | SPECULATION | {"backends", "backends.base", "backends.memory", "backends.native", "bench", "decoding",
-                                    "models", "outpace"},
+    "plan": BASICS
+    | SPECULATION
+    | {"backends", "backends.base", "backends.memory", "backends.native", "bench", "decoding", "models", "outpace"},
     "bench": BASICS | SPECULATION | {"engine", "llm", "models", "outpace", "speculation"},
 }
 ENTRY_POINTS = {"cli", "commands", "serve", "__main__"}  # may import any package

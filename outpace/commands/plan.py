@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Say before a launch what fits and what pays: memory for weights, draft and cache; which draft, at which depth, up to
-which load; the flags to paste. It is arithmetic over shapes and data sheets and takes no time; it needs no GPU, no torch
-and no weights. With --measure it runs the models here and uses what they do.
+which load; the flags to paste. It is arithmetic over shapes and data sheets; it needs no GPU, no torch and no weights.
+With --measure it runs the models here and uses what they do.
 
 TARGET and DRAFT are names such as llama-3.1-70b or meta-llama/Llama-3.1-70B-Instruct, GGUF files, Hugging Face folders
 (their config.json is enough), or names on the hub. A DRAFT may also be a draft head, `head` (one that outpace distill
@@ -70,7 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                       help="of the requests; the first decides, --measure measures all (default: 0)")  # fmt: skip
     load.add_argument("--workload", choices=list(WORKLOADS), help="the kind of text, for guesses")
     load.add_argument("--acceptance", type=float, nargs="+", default=[], metavar="A",
-                      help="of the named drafts: the chance of a token if all before it were accepted; several: by position")  # fmt: skip
+                      help="of the named drafts: the chance of a token if all before it were accepted; "
+                      "several: by position")  # fmt: skip
     load.add_argument("--depth", type=int, metavar="K", help="draft tokens a step (default: the best)")
     measuring = parser.add_argument_group("measuring")
     measuring.add_argument("--measure", action="store_true",
@@ -78,7 +79,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measuring.add_argument("--prompts", type=Path, metavar="FILE", help="of --measure, in the formats of outpace bench "
                            "(default: two of each built-in workload)")  # fmt: skip
     measuring.add_argument("--num-prompts", type=int, default=12, metavar="N", help="(default: %(default)s)")
-    measuring.add_argument("--max-tokens", type=int, default=64, metavar="N", help="of an answer (default: %(default)s)")
+    measuring.add_argument(
+        "--max-tokens", type=int, default=64, metavar="N", help="of an answer (default: %(default)s)"
+    )
     measuring.add_argument("--backend", default="auto", help="that runs the models (default: auto)")
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON object instead of text")
@@ -111,9 +114,7 @@ def execute(options: argparse.Namespace) -> int:
     )
     measurement = _measured(options, wanted) if options.measure else None
     costs, source = (None, "measured here, by the engine's calibration") if measurement else _saved(options, wanted)
-    report = finite(
-        make_plan(wanted, to, conditions, measurement=measurement, costs=costs, costs_from=source)
-    )
+    report = finite(make_plan(wanted, to, conditions, measurement=measurement, costs=costs, costs_from=source))
     if options.html is not None:
         write_html(options.html, report)
     print(json.dumps(report) if options.json else as_text(report))

@@ -17,6 +17,12 @@ from outpace.plan.precision import PRECISIONS, Precision
 Decision = Literal["this_draft", "another_draft", "no_draft", "does_not_fit"]
 _QUANTISED = ("fp8", "int8", "int4")
 _DEFAULT_DEPTH = 4
+_BASIS = {
+    "measured": "measured acceptance",
+    "given": "the given acceptance",
+    "brought": "the acceptance that its training measured",
+    "guessed": "a guessed acceptance",
+}
 
 
 @dataclass(slots=True)
@@ -85,8 +91,7 @@ def advise(
 
 def _headline(best: Pairing, named: Sequence[str], decision: Decision) -> str:
     how = f"{best.speed.speedup:.2f}x plain decoding at depth {best.speed.depth}"
-    basis = {"measured": "measured acceptance", "given": "the given acceptance",
-             "brought": "the acceptance its training measured"}.get(best.guess.source, "a guessed acceptance")  # fmt: skip
+    basis = _BASIS[best.guess.source]
     instead = f" instead of {', '.join(named)}" if decision == "another_draft" else ""
     return f"Use {best.draft.name}{instead}: {how}, with {basis}."
 
@@ -95,13 +100,13 @@ def _about(best: Pairing, plain: MemoryPlan, to: Deployment, conditions: Conditi
     found = []
     if best.guess.source == "guessed":
         found.append(
-            f"With the range of the guess the speedup is {best.low.speedup:.2f} to {best.high.speedup:.2f}; --measure, or "
-            "--acceptance with a figure of your own, replaces it."
+            f"With the range of the guess the speedup is {best.low.speedup:.2f} to {best.high.speedup:.2f}; --measure, "
+            "or --acceptance with a figure of your own, replaces it."
         )
     if best.break_even is not None:
         found.append(
-            f"It breaks even where {best.break_even:.0%} of the draft tokens are accepted, each after accepted ones, at "
-            f"depth {best.speed.depth} and {_requests(conditions.rows)}."
+            f"It breaks even where {best.break_even:.0%} of the draft tokens are accepted, each after accepted ones, "
+            f"at depth {best.speed.depth} and {_requests(conditions.rows)}."
         )
     if best.loss_from is not None:
         found.append(
@@ -114,8 +119,8 @@ def _about(best: Pairing, plain: MemoryPlan, to: Deployment, conditions: Conditi
         lost = plain.sequences - best.memory.sequences
         place = "the first GPU" if to.gpus > 1 and to.draft_gpus == 1 else "each GPU" if to.gpus > 1 else "the machine"
         found.append(
-            f"It takes {_gb(best.memory.gpus[0].draft)} on {place} and leaves room for {best.memory.sequences:,} instead "
-            f"of {plain.sequences:,} sequences of {plain.context:,} tokens."
+            f"It takes {_gb(best.memory.gpus[0].draft)} on {place} and leaves room for {best.memory.sequences:,} "
+            f"instead of {plain.sequences:,} sequences of {plain.context:,} tokens."
         )
         if lost and plain.sequences > 1:
             found.append(_full_load(best, plain, to))
@@ -130,8 +135,8 @@ def _full_load(best: Pairing, plain: MemoryPlan, to: Deployment) -> str:
     without, with_draft = best.full_load
     outcome = "the gain outweighs that" if with_draft >= without else "that outweighs the gain"
     sentence = (
-        f"With the cache full, {best.memory.sequences:,} sequences with the draft give {with_draft:,.0f} tokens a second, "
-        f"{plain.sequences:,} without it {without:,.0f}: {outcome}."
+        f"With the cache full, {best.memory.sequences:,} sequences with the draft give {with_draft:,.0f} tokens a "
+        f"second, {plain.sequences:,} without it {without:,.0f}: {outcome}."
     )
     if with_draft < without and to.gpus > 1 and to.draft_gpus == 1:
         sentence += f" Sharding the draft (--draft-gpus {to.gpus}) halves what it takes of the fullest GPU."
@@ -153,8 +158,8 @@ def _about_precision(target: PlannedModel, to: Deployment) -> list[str]:
         return []
     return [
         f"Precision: in {smaller.precision} the target takes {_gb(smaller.weight_bytes)} instead of "
-        f"{_gb(target.weight_bytes)} and leaves room for {memory.sequences:,} instead of {now.sequences:,} sequences. Its "
-        "answers change slightly; the draft may stay in bf16."
+        f"{_gb(target.weight_bytes)} and leaves room for {memory.sequences:,} instead of {now.sequences:,} sequences. "
+        "Its answers change slightly; the draft may stay in bf16."
     ]
 
 
@@ -163,8 +168,8 @@ def _does_not_fit(target: PlannedModel, plain: MemoryPlan, to: Deployment) -> Ad
     room = f"{_gb(gpu.weights)} of weights" + (" on each GPU" if to.gpus > 1 else "")
     advice = Advice(
         "does_not_fit",
-        f"{target.name} in {target.precision} does not fit {to.gpus} x {to.machine.name}: {room}, {_gb(gpu.buffers)} of "
-        f"buffers, {_gb(gpu.usable)} usable, and a sequence of {plain.context:,} tokens needs "
+        f"{target.name} in {target.precision} does not fit {to.gpus} x {to.machine.name}: {room}, {_gb(gpu.buffers)} "
+        f"of buffers, {_gb(gpu.usable)} usable, and a sequence of {plain.context:,} tokens needs "
         f"{_gb(plain.sequence_tokens * gpu.token)} of cache.",
     )
     for name in _QUANTISED:
@@ -172,8 +177,8 @@ def _does_not_fit(target: PlannedModel, plain: MemoryPlan, to: Deployment) -> Ad
         if smaller.weight_bytes < target.weight_bytes and divide(smaller, None, to).fits:
             sequences = divide(smaller, None, to).sequences
             advice.sentences.append(
-                f"In {name} it fits, with {_gb(smaller.weight_bytes)} of weights and room for {sequences:,} sequences of "
-                f"{plain.context:,} tokens: --precision {name}."
+                f"In {name} it fits, with {_gb(smaller.weight_bytes)} of weights and room for {sequences:,} sequences "
+                f"of {plain.context:,} tokens: --precision {name}."
             )
     for gpus in (2, 4, 8, 16):
         if gpus > to.gpus and target.shape.heads % gpus == 0 and to.machine.is_gpu:
@@ -196,17 +201,19 @@ def _watch(best: Pairing | None, conditions: Conditions) -> list[str]:
         return ["time per output token under your load; `outpace bench` compares it with every way to draft"]
     needed = f"{best.break_even:.0%}" if best.break_even is not None else "its break-even"
     return [
-        f"accepted over tried draft tokens (outpace:spec_decode_*; vLLM: spec_decode_num_accepted_tokens): below {needed} "
+        f"accepted over tried draft tokens (metrics vllm:spec_decode_num_*, in Outpace too): below {needed} "
         "drafting at this depth loses time",
-        "P99 beside P50 of the time per output token: requests that accept little are slowed by drafts at a fixed depth",
+        "P99 beside P50 of the time per output token: a fixed depth slows requests that accept little",
         "time to first token: a draft model prefills every prompt as well",
-        *(["acceptance at your own temperature: this plan is for temperature 0"] if conditions.temperature == 0 else []),
+        *(
+            ["acceptance at your own temperature: this plan is for temperature 0"]
+            if conditions.temperature == 0
+            else []
+        ),
     ]
 
 
-def _commands(
-    target: PlannedModel, best: Pairing | None, to: Deployment, conditions: Conditions
-) -> dict[str, str]:
+def _commands(target: PlannedModel, best: Pairing | None, to: Deployment, conditions: Conditions) -> dict[str, str]:
     model = str(target.path) if target.path is not None else target.hub
     own = ["outpace", "serve", "--model", _shown(model)]
     other = ["vllm", "serve", _shown(model).removesuffix(".gguf")]

@@ -60,14 +60,14 @@ class Walk:
         return 1.0 + sum(self.accepted) / self.steps if self.steps else 1.0
 
 
-def write_answers(runner: Runner, texts: Sequence[Text], tick: Callable[[], None] = lambda: None) -> None:
+def write_answers(runner: Runner, texts: Sequence[Text], tick: Callable[[], object] = lambda: None) -> None:
     """Let the target answer, several texts at a time, with plain decoding."""
     size = runner.capacity.max_sequences
     for first in range(0, len(texts), size):
         _write(runner, texts[first : first + size], tick)
 
 
-def _write(runner: Runner, texts: Sequence[Text], tick: Callable[[], None]) -> None:
+def _write(runner: Runner, texts: Sequence[Text], tick: Callable[[], object]) -> None:
     running = list(enumerate(texts))
     try:
         for seq, text in running:
@@ -83,7 +83,7 @@ def _write(runner: Runner, texts: Sequence[Text], tick: Callable[[], None]) -> N
             runner.free(seq)
 
 
-def _is_done(text: Text, tick: Callable[[], None]) -> bool:
+def _is_done(text: Text, tick: Callable[[], object]) -> bool:
     done = len(text.output) >= text.params.max_tokens or text.output[-1] in text.end_ids
     if done:
         tick()
@@ -107,7 +107,9 @@ def walk(text: Text, depth: int, draft_at: DraftAt) -> Walk:
     while at < length:
         asked = min(depth, limit - at - 1)
         tokens = draft_at(at, asked) if asked > 0 else ()
-        num_accepted = next((i for i, t in enumerate(tokens) if at + i >= length or t != text.output[at + i]), len(tokens))
+        num_accepted = next(
+            (i for i, t in enumerate(tokens) if at + i >= length or t != text.output[at + i]), len(tokens)
+        )
         found.steps += 1
         found.num_drafts += bool(tokens)
         for i in range(len(tokens)):
@@ -192,5 +194,7 @@ def chances(walks: Iterable[Walk]) -> tuple[float, ...]:
             break
         accepted = sum(each.accepted[i] for each in all_walks)
         found.append(accepted / reached)
-        reached = min(accepted, sum(each.drafted[i + 1] for each in all_walks)) if i + 1 < len(all_walks[0].drafted) else 0
+        reached = (
+            min(accepted, sum(each.drafted[i + 1] for each in all_walks)) if i + 1 < len(all_walks[0].drafted) else 0
+        )
     return tuple(found)

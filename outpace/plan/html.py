@@ -1,4 +1,4 @@
-"""The plan as one HTML file: advice, memory split, speedup against load, tables. It loads nothing and has no scripts."""
+"""The plan as one HTML file: advice, memory split, speedup against load, tables. It loads nothing, without scripts."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ svg { width: 100%; height: auto; display: block; font-family: system-ui, sans-se
 .table { overflow-x: auto; } table { border-collapse: collapse; font-size: .85rem; white-space: nowrap; }
 th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid #e5e7eb; }
 th:first-child, td:first-child { text-align: left; }
-pre { background: #f3f4f6; padding: .5rem .75rem; overflow-x: auto; border-radius: 4px; font-size: .85rem; }
-@media print { body { max-width: none; font-size: 11pt; } pre { white-space: pre-wrap; } }
+pre { background: #f3f4f6; padding: .5rem .75rem; border-radius: 4px; font-size: .85rem; white-space: pre-wrap;
+      overflow-wrap: anywhere; }
+@media print { body { max-width: none; font-size: 11pt; } }
 """
 
 
@@ -80,9 +81,9 @@ def as_html(report: Report) -> str:
 def _subject(report: Report) -> str:
     target, machine, conditions = report["target"], report["machine"], report["conditions"]
     return (
-        f"{target['parameters'] / 1e9:.3g}B parameters in {target['precision']} on {machine['count']} x {machine['name']}, "
-        f"{conditions['concurrency']} requests at once, up to {conditions['context']:,} tokens each, temperature "
-        f"{conditions['temperature']:g}"
+        f"{target['parameters'] / 1e9:.3g}B parameters in {target['precision']} on {machine['count']} x "
+        f"{machine['name']}, {conditions['concurrency']} at once, up to {conditions['context']:,} tokens each, "
+        f"temperature {conditions['temperature']:g}"
     )
 
 
@@ -101,7 +102,8 @@ def _splits(report: Report) -> str:
             bars.append(f'<p class="label">{escape(name)}{where}: {escape(room)} of {memory["context"]:,} tokens</p>')
             bars.append(_split(gpu))
     legend = "".join(f'<span><i style="background:{colour}"></i>{label}</span>' for _, label, colour in _PARTS)
-    unused = f'<span><i style="background:#fff;border:1px solid #9ca3af"></i>not used ({1 - report["machine"]["utilization"]:.0%})</span>'
+    share = 1 - report["machine"]["utilization"]
+    unused = f'<span><i style="background:#fff;border:1px solid #9ca3af"></i>not used ({share:.0%})</span>'
     return f'<div class="legend">{legend}{unused}</div>{"".join(bars)}'
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
-from os.path import commonprefix
+from difflib import SequenceMatcher, get_close_matches
+from typing import Any
 
 from outpace.plan.shapes import Experts, Latent, Shape
 
@@ -24,10 +24,13 @@ class KnownModel:
     precision: str = "bf16"  # as published
 
 
-def _llama(layers: int, width: int, hidden: int, heads: int, kv: int, vocab: int, context: int, **more: object) -> Shape:
-    head_dim = more.pop("head_dim", width // heads)
-    return Shape(layers=layers, width=width, hidden=hidden, heads=heads, kv_heads=kv, head_dim=head_dim,
-                 vocab_size=vocab, context=context, **more)  # type: ignore[arg-type]  # fmt: skip
+def _llama(
+    layers: int, width: int, hidden: int, heads: int, kv: int, vocab: int, context: int, **more: object
+) -> Shape:
+    sizes: dict[str, Any] = {"head_dim": width // heads, **more}
+    return Shape(
+        layers=layers, width=width, hidden=hidden, heads=heads, kv_heads=kv, vocab_size=vocab, context=context, **sizes
+    )  # fmt: skip
 
 
 def _qwen2(layers: int, width: int, hidden: int, heads: int, kv: int, vocab: int = 152064, **more: object) -> Shape:
@@ -213,6 +216,6 @@ def smaller_siblings(known: KnownModel) -> list[KnownModel]:
     number of parameters, the one whose name is most like the target's."""
     limit = known.shape.parameters / 3
     same = [each for each in KNOWN.values() if each.tokenizer == known.tokenizer and each.shape.parameters <= limit]
-    same.sort(key=lambda each: len(commonprefix([each.name, known.name])))
+    same.sort(key=lambda each: SequenceMatcher(None, each.name, known.name).ratio())
     found = {each.shape.parameters: each for each in same}
     return sorted(found.values(), key=lambda each: -each.shape.parameters)

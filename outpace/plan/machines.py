@@ -65,10 +65,10 @@ def _gpu(
     link: float = 0.0,
 ) -> Machine:  # fmt: skip
     """In GB, GiB as the driver reports, GB/s, tera-operations a second, and GB/s of NVLink in one direction."""
-    links = {"link": link * _GB, "link_seconds": 9e-6} if link else {}
-    return Machine(
-        name, nominal * _GB, gib * _GIB, gb_per_s * _GB, bf16 * _TERA, fp8 * _TERA, int8 * _TERA, **links
-    )  # fmt: skip
+    sizes = (nominal * _GB, gib * _GIB, gb_per_s * _GB, bf16 * _TERA, fp8 * _TERA, int8 * _TERA)
+    if not link:
+        return Machine(name, *sizes)
+    return Machine(name, *sizes, link=link * _GB, link_seconds=9e-6)
 
 
 def _cpu(name: str, cores: int, gb_per_s: float, ops_per_core: float, memory: float) -> Machine:
@@ -123,7 +123,9 @@ _ALIASES = {
 
 def machine(name: str) -> Machine:
     """The machine of that name. Raises UsageError with the known ones."""
-    word = name.lower().strip().removeprefix("nvidia").removeprefix("amd").strip(" -").replace(" ", "-").replace("_", "-")
+    word = (
+        name.lower().strip().removeprefix("nvidia").removeprefix("amd").strip(" -").replace(" ", "-").replace("_", "-")
+    )
     found = MACHINES.get(_ALIASES.get(word, word))
     if found is None:
         hint = suggestion(word, [*MACHINES, *_ALIASES])
@@ -160,23 +162,27 @@ def _own_gpu() -> Machine | None:
 
 
 def _listed(name: str, memory: float) -> Machine:
-    """The table's entry for a GPU that a driver calls `name`: the longest name in it, of the nearest memory."""
-    words = name.lower().replace("-", " ").split()
-    fitting = [each for each in MACHINES.values() if each.is_gpu and each.name.split("-")[0 if "rtx" not in each.name else 1] in words]
-    if not fitting:
+    """The table's entry for a GPU that a driver calls `name`, as in NVIDIA A100-SXM4-80GB: the one with the most words
+    in that name, of the nearest memory."""
+    written = name.lower().replace("-", " ").split()
+    words = {*written, *(_ALIASES.get(word, word) for word in written)}
+
+    def num_found(each: Machine) -> int:
+        parts = [part for part in each.name.split("-") if not part.endswith("gb")]
+        return len(parts) if words.issuperset(parts) else 0
+
+    gpus = [each for each in MACHINES.values() if each.is_gpu and num_found(each)]
+    if not gpus:
         raise UsageError(
             f"this machine has a {name.strip()}, which the table does not have; give --memory, --bandwidth and --tflops"
         )
-    return min(fitting, key=lambda each: (abs(each.memory_bytes - memory) // (4 * _GIB), -len(each.name)))
+    return min(gpus, key=lambda each: (-num_found(each), abs(each.memory_bytes - memory)))
 
 
 def _own_cpu(threads: int) -> Machine:
-    import numpy as np
-
     from outpace.backends.memory import available_bytes
     from outpace.plan.probe import float_operations, read_bandwidth
 
-    del np
     memory = float(available_bytes() or 0)
     if not memory:
         raise UsageError("this system does not report its memory; give --memory, --bandwidth and --tflops")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -161,13 +161,15 @@ def _answers(
     if not fitting:
         raise UsageError(f"every prompt is longer than {room - max_tokens} tokens; use shorter ones")
     total = len(fitting) * len(temperatures)
-    with tqdm(desc="The target answers", total=total, unit="prompt", leave=False, disable=not sys.stderr.isatty()) as bar:
+    with tqdm(
+        desc="The target answers", total=total, unit="prompt", leave=False, disable=not sys.stderr.isatty()
+    ) as bar:
         texts = {}
         for temperature in temperatures:
+            params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
             texts[temperature] = [
-                Text(tokens, SamplingParams(temperature=temperature, seed=seed + i, max_tokens=max_tokens), tokenizer.end_ids)
-                for i, tokens in enumerate(fitting)
-            ]  # fmt: skip
+                Text(tokens, replace(params, seed=seed + i), tokenizer.end_ids) for i, tokens in enumerate(fitting)
+            ]
             write_answers(model.runner, texts[temperature], bar.update)
     return texts
 
@@ -179,7 +181,9 @@ def _along(
     from tqdm import tqdm
 
     lookup = _proposer(model, drafting, draft) if draft.kind == "lookup" else None
-    for text in tqdm(texts, desc=f"Comparing {draft.name}", unit="prompt", leave=False, disable=not sys.stderr.isatty()):
+    for text in tqdm(
+        texts, desc=f"Comparing {draft.name}", unit="prompt", leave=False, disable=not sys.stderr.isatty()
+    ):
         if lookup is not None:
             yield walk(text, depth, by_lookup(lookup, text))
         elif drafting is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from outpace.core import MeasuredAcceptance
 from outpace.errors import ModelError, UsageError
@@ -80,7 +80,7 @@ class PlannedDraft:
         return self.model.parameters if self.model is not None else self.head.parameters if self.head else 0
 
 
-def _sizes(shape: Shape, fmt: Precision) -> dict[str, float]:
+def _sizes(shape: Shape, fmt: Precision) -> dict[str, Any]:
     """Norms and biases are counted with the layers, at their small size."""
     outer = shape.embedding_parameters * fmt.outer_bytes
     small = shape.parameters - shape.layer_parameters - shape.outer_parameters
@@ -118,7 +118,11 @@ def open_model(reference: str, wanted: str | None = None) -> PlannedModel:
 
 def _unknown(reference: str) -> str:
     similar = similar_names(reference)
-    hint = f"did you mean {', '.join(similar)}?" if similar else f"known names are, among others, {', '.join(list(KNOWN)[::6])}"
+    hint = (
+        f"did you mean {', '.join(similar)}?"
+        if similar
+        else f"known names are, among others, {', '.join(list(KNOWN)[::6])}"
+    )
     return (
         f"there is no file or folder {reference}, and no model of that name in the table; {hint} "
         "Any Hugging Face folder, config.json or GGUF file works too"
@@ -197,12 +201,12 @@ def _fetched_config(reference: str) -> Path:
 
         return Path(hf_hub_download(name, "config.json", revision=revision or None)).parent
     except ImportError as error:
-        raise ModelError(
-            f"{_unknown(reference)}; to read configs from the hub, pip install huggingface-hub"
-        ) from error
+        raise ModelError(f"{_unknown(reference)}; to read configs from the hub, pip install huggingface-hub") from error
     except Exception as error:  # the hub's client raises errors of several libraries
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        raise ModelError(f"{_unknown(reference)}; its config.json could not be fetched from the hub ({reason})") from error
+        raise ModelError(
+            f"{_unknown(reference)}; its config.json could not be fetched from the hub ({reason})"
+        ) from error
 
 
 def open_draft(reference: str, target: PlannedModel, wanted: str | None = None) -> PlannedDraft:

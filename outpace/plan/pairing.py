@@ -133,7 +133,9 @@ def judge(
     guess = guessed(target, draft, ratio, conditions, measured)
     drafting = _drafting(whole, guess, conditions)
     rows = conditions.rows
-    speed = drafting.best(rows, context) if conditions.depth is None else drafting.fixed(rows, conditions.depth, context)
+    speed = (
+        drafting.best(rows, context) if conditions.depth is None else drafting.fixed(rows, conditions.depth, context)
+    )
     depth = speed.depth or conditions.depth or 1
     low, high = (_drafting(whole, guess, conditions, by).fixed(rows, depth, context) for by in (-_SPREAD, _SPREAD))
     by_load = tuple(drafting.best(load, context) for load in LOADS)
@@ -214,9 +216,7 @@ def _shifted(chance: float, by: float) -> float:
     return odds / (1 + odds)
 
 
-def _full_load(
-    drafting: Drafting, without: MemoryPlan, with_draft: MemoryPlan, context: float
-) -> tuple[float, float]:
+def _full_load(drafting: Drafting, without: MemoryPlan, with_draft: MemoryPlan, context: float) -> tuple[float, float]:
     """Tokens a second with as many sequences as fit: plain without the draft; with the draft, as fast as it gets."""
     plain = drafting.plain(without.sequences, context) if without.sequences else 0.0
     if not with_draft.sequences:
@@ -250,7 +250,9 @@ def _verdict(
 def ranked(pairings: Sequence[Pairing]) -> list[Pairing]:
     """The fastest usable one first. A head that is still to be trained comes after equals that exist."""
     order = {"use": 0, "maybe": 1, "no": 2, "cannot": 3}
-    return sorted(pairings, key=lambda each: (order[each.verdict], -round(each.speed.speedup, 2), not each.draft.exists))
+    return sorted(
+        pairings, key=lambda each: (order[each.verdict], -round(each.speed.speedup, 2), not each.draft.exists)
+    )
 
 
 def ratio_evidence(ratio: float) -> str:
@@ -258,15 +260,13 @@ def ratio_evidence(ratio: float) -> str:
     low, high = RULE
     if ratio < low:
         return (
-            f"1:{ratio:.1f} is a larger draft than the rule of 1:8 to 1:12: it agrees more and costs more per token; the "
-            "best depth is small"
+            f"1:{ratio:.1f} is a larger draft than the rule of 1:8 to 1:12: it agrees more and costs more per token; "
+            "the best depth is small"
         )
     if ratio <= high:
         return f"1:{ratio:.1f} is within the rule of 1:8 to 1:12"
     return (
         f"1:{ratio:.0f} is a smaller draft than the rule of 1:8 to 1:12, which weighs agreement and not the time of a "
-        "pass. Published evidence is split: a 0.5B for a 70B (1:140, vLLM) gained 1.5x at one request a second and lost "
-        "1.4x under load; others report 70 to 85% for a 1B. Measure it"
+        "pass. Published evidence is split: a 0.5B for a 70B (1:140, vLLM) gained 1.5x at one request a second and "
+        "lost 1.4x under load; others report 70 to 85% for a 1B. Measure it"
     )
-
-

@@ -125,4 +125,3 @@ def make_plan(
         target, to, conditions, plain, ordered, precisions, advice, skipped=wanted.skipped, measured=measured,
         costs_from=source,
     )  # fmt: skip
-

@@ -72,7 +72,9 @@ def precision(name: str) -> Precision:
     found = PRECISIONS.get(_ALIASES.get(wanted, wanted))
     if found is None:
         hint = suggestion(wanted, [*PRECISIONS, *_ALIASES])
-        raise UsageError(f"there is no precision {name!r}; choose from {', '.join(PRECISIONS)}{f'; {hint}' * bool(hint)}")
+        raise UsageError(
+            f"there is no precision {name!r}; choose from {', '.join(PRECISIONS)}{f'; {hint}' * bool(hint)}"
+        )
     return found
 
 

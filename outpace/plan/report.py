@@ -44,9 +44,7 @@ def as_report(
             "nominal": to.nominal,
         },
         "memory": _memory(plain),
-        "precisions": [
-            {"target": row.target, "draft": row.draft, **_memory(row.memory)} for row in precisions
-        ],
+        "precisions": [{"target": row.target, "draft": row.draft, **_memory(row.memory)} for row in precisions],
         "drafts": [_pairing(each) for each in pairings],
         "skipped": dict(skipped),
         "advice": {
@@ -176,7 +174,9 @@ def _assumptions(to: Deployment, pairings: Sequence[Pairing], costs_from: str) -
         place = "on the first GPU" if to.draft_gpus == 1 else "sharded like the target"
         found.append(f"The draft is {place}; two all-reduces follow every layer of a sharded model.")
     if any(each.guess.source == "guessed" for each in pairings):
-        found.append("Acceptance is guessed unless a source is named: the policy's prior, shifted by kind, family and size.")
+        found.append(
+            "Acceptance is guessed unless a source is named: the policy's prior, shifted by kind, family and size."
+        )
     return found
 
 

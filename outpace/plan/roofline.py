@@ -1,4 +1,4 @@
-"""Costs of steps and drafts from a machine's bandwidth and arithmetic, as the policy's own `StepCosts` and `DraftCosts`.
+"""Costs of steps and drafts from bandwidth and arithmetic, as the policy's own `StepCosts` and `DraftCosts`.
 
 A step reads its weights once, whatever its number of tokens, and multiplies them with every token. Few tokens are bound
 by memory, many by arithmetic; a mixture of experts reads more weights the more tokens there are. docs/plan.md derives
@@ -32,7 +32,10 @@ def step_costs(model: PlannedModel, machine: Machine, gpus: int, context: int, c
     elements = shape.cached_elements(context) / max(context, 1)
     return StepCosts(
         {size: _seconds(model, machine, gpus, size) for size in (*SIZES, *_MANY)},
-        row_context_seconds=elements * _share(shape, gpus) * cache_bytes / (machine.bandwidth * machine.kind.bandwidth_share),
+        row_context_seconds=elements
+        * _share(shape, gpus)
+        * cache_bytes
+        / (machine.bandwidth * machine.kind.bandwidth_share),
     )
 
 

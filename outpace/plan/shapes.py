@@ -86,7 +86,9 @@ class Shape:
         """Biases and norms of all layers, and the final norm."""
         q, kv, mla = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.latent
         each = self.norms_per_layer * self.width
-        each += (q + 2 * kv) * self.qkv_bias + self.width * self.out_bias + (2 * self.hidden + self.width) * self.mlp_bias
+        each += (
+            (q + 2 * kv) * self.qkv_bias + self.width * self.out_bias + (2 * self.hidden + self.width) * self.mlp_bias
+        )
         each += 2 * self.head_dim * self.qk_norm + self.heads * self.has_sinks
         if mla is not None:
             each += mla.kv_rank + mla.q_rank

@@ -32,8 +32,8 @@ def _memory(report: Report) -> Iterator[str]:
     target, machine, memory = report["target"], report["machine"], report["memory"]
     count = f"{machine['count']} x " if machine["is_gpu"] else ""
     yield (
-        f"{target['name']}, {target['parameters'] / 1e9:.3g}B parameters in {target['precision']}, on {count}{machine['name']} "
-        f"({gigabytes(machine['memory_bytes'])}, {machine['utilization']:.0%} usable)"
+        f"{target['name']}, {target['parameters'] / 1e9:.3g}B parameters in {target['precision']}, on "
+        f"{count}{machine['name']} ({gigabytes(machine['memory_bytes'])}, {machine['utilization']:.0%} usable)"
     )
     unit = "each GPU" if machine["count"] > 1 else "memory"
     yield f"{unit:28}{'weights':>11}{'draft':>11}{'buffers':>11}{'cache':>11}{'tokens':>12}{'sequences':>11}"
@@ -41,7 +41,8 @@ def _memory(report: Report) -> Iterator[str]:
     for draft in report["drafts"]:
         if draft["weight_bytes"]:
             yield _memory_line(draft["name"], draft["memory"], 0)
-    yield f"  a sequence has {memory['context']:,} tokens; a token of cache takes {memory['cache_bytes_per_token'] / 1e3:,.0f} kB"
+    kilobytes = memory["cache_bytes_per_token"] / 1e3
+    yield f"  a sequence has {memory['context']:,} tokens; a token of cache takes {kilobytes:,.0f} kB"
 
 
 def _memory_line(name: str, memory: Report, index: int) -> str:
@@ -60,7 +61,8 @@ def _precisions(report: Report) -> Iterator[str]:
     yield f"{'target':10}{'draft':10}{'weights':>11}{'left':>11}{'sequences':>11}"
     for row in rows:
         fits = f"{row['sequences']:>11,}" if row["fits"] else f"{'no room':>11}"
-        yield f"{row['target']:10}{row['draft'] or '-':10}{gigabytes(row['weights']):>11}{gigabytes(row['left']):>11}{fits}"
+        sizes = f"{gigabytes(row['weights']):>11}{gigabytes(row['left']):>11}"
+        yield f"{row['target']:10}{row['draft'] or '-':10}{sizes}{fits}"
 
 
 def _drafts(report: Report) -> Iterator[str]:
@@ -68,7 +70,10 @@ def _drafts(report: Report) -> Iterator[str]:
         return
     conditions = report["conditions"]
     where = f"{conditions['concurrency']} at once, temperature {conditions['temperature']:g}"
-    yield f"{'drafts, ' + where:34}{'size':>8}{'accepted':>10}{'':10}{'depth':>6}{'speedup':>9}{'range':>14}{'even at':>9}{'loses at':>10}  verdict"
+    yield (
+        f"{'drafts, ' + where:34}{'size':>8}{'accepted':>10}{'':10}{'depth':>6}{'speedup':>9}{'range':>14}"
+        f"{'even at':>9}{'loses at':>10}  verdict"
+    )
     for draft in report["drafts"]:
         speed, acceptance = draft["speed"], draft["acceptance"]
         size = f"1:{draft['ratio']:.0f}" if draft["ratio"] and draft["kind"] != "self" else "-"

@@ -65,8 +65,8 @@ def compare_tokens(ours: Sequence[bytes], theirs: Sequence[bytes]) -> Compatibil
     overlap = sum(token in known for token in ours if token) / max(1, sum(map(bool, ours)))
     if first is not None:
         sentence = (
-            f"the tokenizers differ: {overlap:.1%} of the target's tokens exist in the draft, and the first difference is "
-            f"token {first}, {_shown(ours[first])} in the target and {_shown(theirs[first])} in the draft"
+            f"the tokenizers differ: {overlap:.1%} of the target's tokens exist in the draft, and the first difference "
+            f"is token {first}, {_shown(ours[first])} in the target and {_shown(theirs[first])} in the draft"
         )
         return Compatibility("different", sentence, overlap, first)
     extra = sum(map(bool, ours)) - sum(map(bool, theirs))
@@ -107,7 +107,11 @@ def _of_folder(path: Path) -> list[bytes]:
     try:
         values = json.loads(read_text(path, MAX_TOKENIZER_BYTES))
         vocabulary: Any = values["model"]["vocab"]
-        pairs = list(vocabulary.items()) if isinstance(vocabulary, dict) else [(t, i) for i, (t, _) in enumerate(vocabulary)]
+        pairs = (
+            list(vocabulary.items())
+            if isinstance(vocabulary, dict)
+            else [(t, i) for i, (t, _) in enumerate(vocabulary)]
+        )
         pairs += [(added["content"], added["id"]) for added in values.get("added_tokens") or []]
         tokens = [b""] * (1 + max((int(i) for _, i in pairs), default=-1))
         if len(tokens) > 1 << 24:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,9 @@ def test_a_walk_ends_with_the_answer():
 
 
 def test_lookups_walk_along_the_text():
-    text = Text([1, 2, 3, 4], SamplingParams(temperature=0.0, seed=0, max_tokens=32), frozenset(), [1, 2, 3, 4, 1, 2, 3, 4])
+    text = Text(
+        [1, 2, 3, 4], SamplingParams(temperature=0.0, seed=0, max_tokens=32), frozenset(), [1, 2, 3, 4, 1, 2, 3, 4]
+    )
     found = walk(text, 2, by_lookup(NgramProposer(2, 4), text))
     assert found.num_drafts < found.steps and sum(found.accepted) >= 2
 
@@ -51,7 +54,7 @@ def test_lookups_walk_along_the_text():
 def test_a_draft_model_agrees_as_in_the_engine(tmp_path, temperature):
     """The draft is the target in fewer bits, so that it agrees often and not always."""
     target, draft = write_model(tmp_path / "t.gguf"), write_model(tmp_path / "d.gguf", kind="Q4_0")
-    options = {"backend": "native", "max_context": 256, "threads": 1}
+    options: dict[str, Any] = {"backend": "native", "max_context": 256, "threads": 1}
     prompts = [[5, 6, 7, 8, 9], [40, 41, 42], [100, 3, 100, 3]]
     params = [SamplingParams(temperature=temperature, seed=i, max_tokens=NEW) for i in range(len(prompts))]
     loaded = backends.load(EngineConfig(model=str(target), draft=str(draft), **options), target, draft)
@@ -85,7 +88,17 @@ def test_what_cannot_be_measured_is_refused(tmp_path):
 def test_a_head_agrees_as_in_the_engine_and_the_command_reports_it(capsys):
     path = resolve_model(None)
     head = own_head(path)
-    arguments = [str(path), str(head), "--measure", "--num-prompts", "2", "--max-tokens", str(NEW), "--temperature", "0.7"]
+    arguments = [
+        str(path),
+        str(head),
+        "--measure",
+        "--num-prompts",
+        "2",
+        "--max-tokens",
+        str(NEW),
+        "--temperature",
+        "0.7",
+    ]
     assert main(["plan", *arguments, "--threads", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     measured = found["measured"]["smollm2-135m"]["0.7"]
@@ -93,7 +106,9 @@ def test_a_head_agrees_as_in_the_engine_and_the_command_reports_it(capsys):
     assert draft["acceptance"]["source"] == "measured" and "measured here" in found["assumptions"][0]
     prompts = [prompt for name in ("code_edit", "summarise") for prompt in built_in(name, 1)]
     accepted = drafted = 0
-    with LLM(str(path), speculation="on", method="head", depth=8, threads=1, prefix_reuse=False, max_context=2048) as llm:
+    with LLM(
+        str(path), speculation="on", method="head", depth=8, threads=1, prefix_reuse=False, max_context=2048
+    ) as llm:
         for i, prompt in enumerate(prompts):
             params = SamplingParams(temperature=0.7, seed=i, max_tokens=NEW)
             counts = llm.chat(list(prompt.messages), params)[0].outputs[0].speculation

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outpace.errors import UsageError
-from outpace.plan.machines import MACHINES, custom, machine
+from outpace.plan.machines import MACHINES, custom, here, machine
 from outpace.plan.memory import CAPTURED_ROWS, Deployment, divide
 from outpace.plan.models import open_draft, open_model
 
@@ -115,6 +115,33 @@ def test_machines_are_found_or_suggested():
     assert custom("mine", 24, 500, 100).memory_bytes == pytest.approx(24e9)
     for each in MACHINES.values():
         assert each.memory_bytes < 1.08 * each.nominal_bytes and each.bandwidth > 5e10 and each.bf16 > 1e12
+
+
+@pytest.mark.parametrize(
+    ("driver", "gib", "name"),
+    [
+        ("NVIDIA H200", 140, "h200"), ("NVIDIA H100 80GB HBM3", 79, "h100"), ("NVIDIA H100 PCIe", 79, "h100-pcie"),
+        ("NVIDIA A100-SXM4-80GB", 79, "a100-80gb"), ("NVIDIA A100-SXM4-40GB", 39, "a100-40gb"), ("Tesla T4", 15, "t4"),
+        ("NVIDIA A10G", 22, "a10"), ("NVIDIA GeForce RTX 4090", 24, "rtx-4090"), ("NVIDIA RTX A6000", 47, "a6000"),
+        ("NVIDIA RTX 6000 Ada Generation", 47, "rtx-6000-ada"), ("Tesla V100-SXM2-32GB", 32, "v100-32gb"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 95, "rtx-pro-6000"),
+    ],
+)  # fmt: skip
+def test_this_machines_gpu_is_found_by_its_drivers_name(monkeypatch, driver, gib, name):
+    import subprocess
+
+    answer = subprocess.CompletedProcess([], 0, f"{driver}, {gib * 1024}\n")
+    monkeypatch.setattr("outpace.plan.machines.shutil.which", lambda _: "nvidia-smi")
+    monkeypatch.setattr("outpace.plan.machines.subprocess.run", lambda *_, **__: answer)
+    found = here(1)
+    assert found.name == name and found.memory_bytes == gib * (1 << 30)
+
+
+def test_this_machines_processor_is_measured(monkeypatch):
+    monkeypatch.setattr("outpace.plan.machines.shutil.which", lambda _: None)
+    found = here(1)
+    assert not found.is_gpu and found.is_measured and found.memory_bytes > 1e8
+    assert found.bandwidth > 1e8 and found.bf16 > 1e8
 
 
 def test_the_h200_has_the_memory_that_its_driver_reports():

@@ -23,8 +23,8 @@ H100 = Deployment(machine("h100"), 2, 0.92)
 
 
 def pairing(target, draft: str, to: Deployment = H100, conditions: Conditions | None = None, **options):
-    return judge(target, open_draft(draft, target), to, conditions or Conditions(), plain_memory=divide(target, None, to),
-                 **options)  # fmt: skip
+    plain = divide(target, None, to)
+    return judge(target, open_draft(draft, target), to, conditions or Conditions(), plain_memory=plain, **options)
 
 
 @pytest.fixture(scope="module")

@@ -148,7 +148,8 @@ def test_configs_of_all_kinds_give_the_published_parameters(config, name, fmt):
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("num_hidden_layers", None), ("num_hidden_layers", -3), ("hidden_size", "4096"), ("vocab_size", 0)]
+    ("key", "value"),
+    [("num_hidden_layers", None), ("num_hidden_layers", -3), ("hidden_size", "4096"), ("vocab_size", 0)],
 )
 def test_a_config_without_sizes_is_refused_by_name(tmp_path, key, value):
     values = {**LLAMA, key: value}

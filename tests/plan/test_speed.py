@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,9 @@ FLAT = StepCosts({1: 1.0, 2: 1.0, 64: 1.0})
 
 
 def drafting(draft_seconds: float = 0.1, chances=(0.8,), target: StepCosts = FLAT, **options) -> Drafting:
-    return Drafting(Costs(target, {"draft": DraftCosts(StepCosts({1: draft_seconds}))}), known_acceptance(chances), **options)
+    return Drafting(
+        Costs(target, {"draft": DraftCosts(StepCosts({1: draft_seconds}))}), known_acceptance(chances), **options
+    )
 
 
 def test_the_textbook_case():
@@ -52,8 +55,8 @@ def test_the_depth_and_the_speed_are_the_policys_own(rows, chance):
     ours = Drafting(costs, known_acceptance([chance]))
     best = ours.best(rows, 2048)
     acceptance = Acceptance(is_lookup=False, measured=MeasuredAcceptance((chance,), (chance,)))
-    planner = Planner(Costs(costs.target, {"model": costs.drafts["draft"]}, costs.token_seconds, costs.schedule_seconds),
-                      {"model": acceptance}, {"model": NoDraft()})  # fmt: skip
+    same = Costs(costs.target, {"model": costs.drafts["draft"]}, costs.token_seconds, costs.schedule_seconds)
+    planner = Planner(same, {"model": acceptance}, {"model": NoDraft()})
     planner._last_depth["model"] = max(best.depth, 2)
     plans = list(planner.with_model(ours._situation(ours.costs, planner, rows, 2048), "model", Plan()))
     if not best.depth:
@@ -77,7 +80,9 @@ def test_more_requests_gain_less():
 
 def test_lookups_gain_with_the_share_of_steps_that_match():
     costs = Costs(FLAT, {"ngram": DraftCosts(lookup_seconds=1e-5)})
-    rates = [Drafting(costs, known_acceptance([0.6]), match_share=share).best(1, 0).speedup for share in (0.1, 0.5, 0.9)]
+    rates = [
+        Drafting(costs, known_acceptance([0.6]), match_share=share).best(1, 0).speedup for share in (0.1, 0.5, 0.9)
+    ]
     assert rates == sorted(rates)
     assert rates[0] == pytest.approx(1 + 0.1 * 1.5, abs=0.02)  # 0.6 + 0.6^2 + ... = 1.5
 
@@ -110,7 +115,7 @@ def test_recorded_speedups_of_an_h200_are_predicted(file):
     for cell in results["summary"]["cells"]:
         if cell["setting"].startswith("head:") and cell["concurrency"] <= 32:
             accepted = cell["acceptance_per_position"]
-            chances = [accepted[0], *(b / a for a, b in zip(accepted, accepted[1:], strict=False) if a)]
+            chances = [accepted[0], *(b / a for a, b in pairwise(accepted) if a)]
             found = Drafting(costs, known_acceptance(chances)).fixed(cell["concurrency"], int(cell["setting"][5:]), 420)
             errors.append(abs(found.speedup / cell["speedup"] - 1))
     assert len(errors) == 24 and max(errors) < 0.13 and sum(error < 0.1 for error in errors) >= 23
@@ -128,14 +133,18 @@ def test_two_gpus_are_faster_than_one_and_slower_than_twice_as_fast():
 
 
 def test_int4_is_faster_at_one_token_and_not_at_many():
-    bf16, int4 = (step_costs(open_model("llama-3.1-8b", fmt), machine("h200"), 1, 4096, 2.0) for fmt in ("bf16", "int4"))
+    bf16, int4 = (
+        step_costs(open_model("llama-3.1-8b", fmt), machine("h200"), 1, 4096, 2.0) for fmt in ("bf16", "int4")
+    )
     assert int4.seconds(1, 1) < 0.5 * bf16.seconds(1, 1)
     assert int4.seconds(1, 4096) == pytest.approx(bf16.seconds(1, 4096), rel=0.15)
 
 
 def test_experts_make_drafts_dearer():
     """Eight tokens of a mixture read most experts, where one token reads two of eight."""
-    dense, mixture = (step_costs(open_model(name), machine("h200"), 1, 4096, 2.0) for name in ("mistral-7b", "mixtral-8x7b"))
+    dense, mixture = (
+        step_costs(open_model(name), machine("h200"), 1, 4096, 2.0) for name in ("mistral-7b", "mixtral-8x7b")
+    )
     assert dense.seconds(1, 8) / dense.seconds(1, 1) < 1.1
     assert mixture.seconds(1, 8) / mixture.seconds(1, 1) > 2.0
 
