@@ -5,8 +5,8 @@
     python -m benchmarks.plan_check --gpu-memory --json OUT.json        # on a machine with a GPU
 
 The first form loads both models in a process of its own, lets them touch all weights and all of the cache, and compares
-resident memory with the plan's. Then `--measure`'s acceptance and costs predict the speedup of fixed depths, and the
-engine runs the same prompts with plain decoding and these depths in turns. Without --model it is the embedded SmolLM2
+resident memory with the plan's. Then `--measure`'s acceptance and the engine's calibrated costs predict the speedup of
+fixed depths; the engine runs the same prompts with plain decoding and these depths in turns. Without --model it is the embedded SmolLM2
 with its head. The second form predicts the speedups in recorded runs from their costs and acceptance. The third builds
 the 8B and 1B shapes on a GPU and compares what torch allocated.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -24,14 +25,21 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.memory import resident_bytes
+from benchmarks.pair import row
 from benchmarks.report import provenance, write_json
+from outpace import LLM
+from outpace.bench.loads import Closed
+from outpace.bench.paired import interleaved
 from outpace.bench.prompt_files import load_prompts
+from outpace.bench.settings import PLAIN, fixed
+from outpace.bench.targets import EngineTarget
+from outpace.bench.trials import Job, Run
 from outpace.bench.workloads import Prompt, evenly
 from outpace.config import SamplingParams, usable_cores
 from outpace.models.embedded import own_head
 from outpace.models.resolve import resolve_model
 from outpace.plan.machines import CPU, Machine, machine
-from outpace.plan.measure import Measurement, measure_drafts
+from outpace.plan.measure import Acceptance, measure_drafts
 from outpace.plan.models import PlannedDraft, open_draft, open_model
 from outpace.plan.roofline import completed, draft_costs, target_costs
 from outpace.plan.speed import Drafting, known_acceptance
@@ -200,30 +208,25 @@ def speed(model: Path, draft: Path, prompts: Sequence[Prompt], options: argparse
         target, [drafting], prompts, options.temperature, max_tokens=options.max_tokens, depth=max(options.depths),
         options={"prefix_reuse": False},
     )  # fmt: skip
+    measured, costs = runs(model, draft, drafting.kind, prompts, options)
     rows = []
-    for temperature in options.temperature:
-        measured = runs(model, draft, drafting.kind, prompts, temperature, options)
-        for depth in options.depths:
-            p, m = predicted(measurement, drafting, temperature, depth), measured[depth]
-            ratio = m["decode_ratio"]
-            error = p["speedup"] / ratio["value"] - 1
-            real = m["accepted"] / m["drafted"]
-            print(
-                f"temperature {temperature:g}, {drafting.kind}:{depth}: predicted {p['speedup']:.3f}, measured "
-                f"{ratio['value']:.3f} ({ratio['low']:.2f} to {ratio['high']:.2f}): "
-                f"{error:+.1%}; tokens a step {p['tokens_per_step']:.3f} and {m['tokens_per_step']:.3f}; accepted "
-                f"{p['acceptance']['value']:.3f} at depth {max(options.depths)} by --measure, {real:.3f} by the engine"
-            )
-            rows.append({"temperature": temperature, "setting": f"{drafting.kind}:{depth}", "predicted": p,
-                         "measured": m, "error": error})  # fmt: skip
+    for (temperature, depth), m in measured.items():
+        p = predicted(costs, measurement.drafts[drafting.name][temperature], depth)
+        ratio, real = m["decode_ratio"], m["accepted"] / m["drafted"]
+        error = p["speedup"] / ratio["value"] - 1
+        print(
+            f"temperature {temperature:g}, {drafting.kind}:{depth}: predicted {p['speedup']:.3f}, measured "
+            f"{ratio['value']:.3f} ({ratio['low']:.2f} to {ratio['high']:.2f}): {error:+.1%}; tokens a step "
+            f"{p['tokens_per_step']:.3f} and {m['tokens_per_step']:.3f}; accepted {p['acceptance']['value']:.3f} at "
+            f"depth {max(options.depths)} by --measure, {real:.3f} by the engine"
+        )
+        rows.append({"temperature": temperature, "setting": f"{drafting.kind}:{depth}", "predicted": p, "measured": m,
+                     "error": error})  # fmt: skip
     return rows
 
 
-def predicted(measurement: Measurement, draft: PlannedDraft, temperature: float, depth: int) -> dict[str, Any]:
-    """From the acceptance and costs that `--measure` found."""
-    costs = measurement.draft_costs[draft.name]
+def predicted(costs: Costs, acceptance: Acceptance, depth: int) -> dict[str, Any]:
     whole = completed(costs, costs, Machine("here", 1.0, 1.0, 1.0, 1.0, kind=CPU))
-    acceptance = measurement.drafts[draft.name][temperature]
     found = Drafting(whole, known_acceptance(acceptance.chances)).fixed(1, depth, MEASURED_CONTEXT[0])
     return {
         "speedup": found.speedup, "tokens_per_step": found.tokens_per_step, "step_seconds": found.seconds,
@@ -233,39 +236,49 @@ def predicted(measurement: Measurement, draft: PlannedDraft, temperature: float,
 
 
 def runs(
-    model: Path, draft: Path, kind: str, prompts: Sequence[Prompt], temperature: float, options: argparse.Namespace
-) -> dict[int, dict[str, Any]]:
-    """By depth, of the engine: the same prompts and seeds, settings in turns."""
-    from benchmarks.pair import row
-    from outpace import LLM
-    from outpace.bench.loads import Closed
-    from outpace.bench.paired import interleaved
-    from outpace.bench.settings import PLAIN, fixed
-    from outpace.bench.targets import EngineTarget
-    from outpace.bench.trials import Job, Run
-
+    model: Path, draft: Path, kind: str, prompts: Sequence[Prompt], options: argparse.Namespace
+) -> tuple[dict[tuple[float, int], dict[str, Any]], Costs]:
+    """By temperature and depth, of the engine: the same prompts and seeds, settings in turns. Costs are calibrated
+    after every prompt, so that the machine's changing speed affects both; the median counts."""
     method: Any = "head" if kind == "head" else "draft"
     settings = [PLAIN, *(fixed(method, depth) for depth in options.depths)]
-    made: dict[str, list[Run]] = {setting.name: [] for setting in settings}
+    made: dict[tuple[float, str], list[Run]] = {(t, each.name): [] for t in options.temperature for each in settings}
+    calibrations = []
     with LLM(str(model), draft=str(draft), prefix_reuse=False, max_context=2048) as llm:
         target = EngineTarget(llm)
-        jobs = [
-            Job(i, "prompt", llm.encode_chat(prompt.messages),
-                SamplingParams(temperature=temperature, seed=i, max_tokens=options.max_tokens))
-            for i, prompt in enumerate(prompts)
-        ]  # fmt: skip
-        target.warm_up(jobs[0], settings)
-        for number, job in enumerate(jobs):
-            for setting, run in interleaved(target, [job], settings, Closed(1), number):
-                made[setting.name].append(run)
+        for i, prompt in enumerate(prompts):
+            tokens = llm.encode_chat(prompt.messages)
+            for temperature in options.temperature:
+                params = SamplingParams(temperature=temperature, seed=i, max_tokens=options.max_tokens)
+                job = Job(i, "prompt", tokens, params)
+                if not i:
+                    target.warm_up(job, settings)
+                for setting, run in interleaved(target, [job], settings, Closed(1), i):
+                    made[temperature, setting.name].append(run)
+            llm.engine.calibrate(again=True)
+            assert llm.engine.costs is not None
+            calibrations.append(llm.engine.costs.as_dict())
     found = {}
-    for depth in options.depths:
-        figures = row(made[f"{method}:{depth}"], made[PLAIN.name])
-        figures["drafted"], figures["accepted"] = (
-            sum(figures[f"{what}_per_position"]) for what in ("drafted", "accepted")
-        )
-        found[depth] = figures
-    return found
+    for temperature in options.temperature:
+        for depth in options.depths:
+            figures = row(made[temperature, f"{method}:{depth}"], made[temperature, PLAIN.name])
+            figures["drafted"], figures["accepted"] = (
+                sum(figures[f"{what}_per_position"]) for what in ("drafted", "accepted")
+            )
+            found[temperature, depth] = figures
+    costs = Costs.from_dict(medians(calibrations))
+    costs.drafts = {method: costs.drafts[method]}
+    return found, costs
+
+
+def medians(values: Sequence[Any]) -> Any:
+    """Of every number in nested dictionaries of one form; of sizes that not all have, the median of those that do."""
+    first = values[0]
+    if isinstance(first, dict):
+        keys = dict.fromkeys(key for each in values for key in each)
+        return {key: medians([each[key] for each in values if key in each]) for key in keys}
+    is_number = isinstance(first, int | float) and not isinstance(first, bool)
+    return statistics.median(values) if is_number else first
 
 
 # ---- recorded runs

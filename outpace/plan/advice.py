@@ -110,7 +110,7 @@ def _about(best: Pairing, plain: MemoryPlan, to: Deployment, conditions: Conditi
         )
     if best.loss_from is not None:
         found.append(
-            f"At that fixed depth it is slower than plain decoding from {best.loss_from} requests at once. "
+            f"At that fixed depth it is slower than plain decoding with {best.loss_from} requests at once. "
             "Outpace's `auto` lowers the depth before that and then decodes plainly."
         )
     else:
@@ -227,8 +227,10 @@ def _commands(target: PlannedModel, best: Pairing | None, to: Deployment, condit
     quantised = _quantisation(target.precision)
     own += [*shared, *(["--quantization", quantised] if quantised else [])]
     other += [*shared, *(["--quantization", "fp8"] if quantised == "fp8" else [])]
+    is_gpu = to.machine.is_gpu  # vLLM is for GPUs
     if best is None:
-        return {"outpace": shlex.join([*own, "--speculation", "off"]), "vllm": shlex.join(other)}
+        off = {"outpace": shlex.join([*own, "--speculation", "off"])}
+        return {**off, "vllm": shlex.join(other)} if is_gpu else off
     draft, depth = best.draft, best.speed.depth or _DEFAULT_DEPTH
     name = _shown(str(draft.path)) if draft.path is not None else draft.model.hub if draft.model is not None else "HEAD"
     config: dict[str, object] = {"num_speculative_tokens": depth}
@@ -244,7 +246,7 @@ def _commands(target: PlannedModel, best: Pairing | None, to: Deployment, condit
             own += ["--speculative-draft-tensor-parallel-size", str(to.draft_gpus)]
             config["draft_tensor_parallel_size"] = to.draft_gpus
     found = {"outpace": shlex.join([*own, "--speculation", "auto"])}
-    if config:
+    if config and is_gpu:
         found["vllm"] = shlex.join([*other, "--speculative-config", json.dumps(config)])
     return found
 

@@ -197,8 +197,12 @@ def _fetched_config(reference: str) -> Path:
     """The folder with the config.json of a model on the hub; its weights are not downloaded."""
     name, _, revision = reference.partition("@")
     try:
-        from huggingface_hub import hf_hub_download
+        from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
+        kept = try_to_load_from_cache(name, "config.json", revision=revision or None)
+        if isinstance(kept, str):
+            return Path(kept).parent
+        _check_reachable()
         return Path(hf_hub_download(name, "config.json", revision=revision or None)).parent
     except ImportError as error:
         raise ModelError(f"{_unknown(reference)}; to read configs from the hub, pip install huggingface-hub") from error
@@ -207,6 +211,20 @@ def _fetched_config(reference: str) -> Path:
         raise ModelError(
             f"{_unknown(reference)}; its config.json could not be fetched from the hub ({reason})"
         ) from error
+
+
+def _check_reachable() -> None:
+    """Without a connection the hub's client would try again for half a minute."""
+    import socket
+    from urllib.parse import urlsplit
+
+    from huggingface_hub import constants
+
+    host = urlsplit(constants.ENDPOINT).hostname or ""
+    try:
+        socket.getaddrinfo(host, 443)
+    except OSError as error:
+        raise ConnectionError("the hub cannot be reached") from error
 
 
 def open_draft(reference: str, target: PlannedModel, wanted: str | None = None) -> PlannedDraft:

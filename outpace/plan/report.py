@@ -164,8 +164,9 @@ def _assumptions(to: Deployment, pairings: Sequence[Pairing], costs_from: str) -
             "Nominal arithmetic: round parameter counts, 2, 1 or 0.5 bytes a weight, the maker's memory, weights only."
         )
     else:
+        source = "the driver" if to.machine.is_gpu else "the system"
         found.append(
-            f"Memory: {to.utilization:.0%} of what the driver reports; buffers as the torch backend plans them for "
+            f"Memory: {to.utilization:.0%} of what {source} reports; buffers as the torch backend plans them for "
             f"{to.sequences} running requests; weights with their scales, embeddings and output head in bf16 where a "
             "serving format quantises layers only."
         )
