@@ -6,9 +6,9 @@
 
 The first form loads both models in a process of its own, lets them touch all weights and all of the cache, and compares
 resident memory with the plan's. Then `--measure`'s acceptance and the engine's calibrated costs predict the speedup of
-fixed depths; the engine runs the same prompts with plain decoding and these depths in turns. Without --model it is the embedded SmolLM2
-with its head. The second form predicts the speedups in recorded runs from their costs and acceptance. The third builds
-the 8B and 1B shapes on a GPU and compares what torch allocated.
+fixed depths; the engine runs the same prompts with plain decoding and these depths in turns. Without --model it is the
+embedded SmolLM2 with its head. The second form predicts the speedups in recorded runs from their costs and acceptance.
+The third builds the 8B and 1B shapes on a GPU and compares what torch allocated.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from outpace.plan.roofline import completed, draft_costs, target_costs
 from outpace.plan.speed import Drafting, known_acceptance
 from outpace.speculation.costs.curves import Costs
 
-CACHE_TOKENS, CONTEXT, SEQUENCES = 4096, 2048, 4
+CONTEXT, SEQUENCES = 4096, 4
 RECORDED = ("gpu_speculation_h200.json", "gpu_speculation_h200_one_block.json")
 MEASURED_CONTEXT = (160, 420)  # mean tokens of a request, here and in the recorded runs
 
@@ -62,6 +62,7 @@ def main() -> None:
     parser.add_argument("--recorded", type=Path, metavar="DIR", help="folder with the results of recorded runs")
     parser.add_argument("--gpu-memory", action="store_true", help="compare memory of the 8B and 1B shapes on a GPU")
     parser.add_argument("--resident", action="store_true", help=argparse.SUPPRESS)  # of the child that loads models
+    parser.add_argument("--cache-tokens", type=int, default=8192, help="of the compared memory (default: %(default)s)")
     parser.add_argument("--no-memory", action="store_true", help="leave out the memory of the process")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
@@ -77,14 +78,14 @@ def main() -> None:
         if draft is None:
             parser.error("name a --draft for this model")
         if options.resident:
-            print(json.dumps(resident(model, draft)))
+            print(json.dumps(resident(model, draft, options.cache_tokens)))
             return
         if options.prompts is None:
             parser.error("name a file of --prompts")
         models = [model, draft]
         found = {"prompts": options.prompts.name, "count": options.count, "max_tokens": options.max_tokens}
         if not options.no_memory:
-            found["memory"] = memory(model, draft)
+            found["memory"] = memory(model, draft, options.cache_tokens)
         prompts = evenly(load_prompts(options.prompts, options.max_tokens), options.count)
         found["speed"] = speed(model, draft, prompts, options)
     if options.json:
@@ -94,9 +95,10 @@ def main() -> None:
 # ---- memory
 
 
-def memory(model: Path, draft: Path) -> dict[str, Any]:
+def memory(model: Path, draft: Path, cache_tokens: int) -> dict[str, Any]:
     """Predicted and measured bytes of weights and cache."""
-    child = [sys.executable, "-m", "benchmarks.plan_check", "--resident", "--model", str(model), "--draft", str(draft)]
+    child = [sys.executable, "-m", "benchmarks.plan_check", "--resident", "--model", str(model), "--draft", str(draft),
+             "--cache-tokens", str(cache_tokens)]  # fmt: skip
     measured = json.loads(subprocess.run(child, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
     target = open_model(str(model))
     drafting = open_draft(str(draft), target)
@@ -121,7 +123,7 @@ def _draft_elements(draft: PlannedDraft) -> int:
     return draft.model.shape.cache_elements_per_token
 
 
-def resident(model: Path, draft: Path) -> dict[str, int]:
+def resident(model: Path, draft: Path, cache_tokens: int) -> dict[str, int]:
     """Resident bytes that loading both models and touching all of their memory adds to this process."""
     from outpace.backends.base import Capacity
     from outpace.backends.native.runner import NativeModel
@@ -130,7 +132,7 @@ def resident(model: Path, draft: Path) -> dict[str, int]:
 
     library, head = load_library(None), find_head(draft)
     opened = [NativeModel(model, library, head), *([] if head is not None else [NativeModel(draft, library)])]
-    capacity = Capacity(max_sequences=SEQUENCES, cache_tokens=CACHE_TOKENS, max_context=CONTEXT, max_step_tokens=64)
+    capacity = Capacity(max_sequences=SEQUENCES, cache_tokens=cache_tokens, max_context=CONTEXT, max_step_tokens=64)
     least = replace(capacity, max_sequences=1, cache_tokens=64, max_context=64)
     for each in opened:  # a first start loads code, makes threads and step buffers, which are not what is compared
         runner = each.start(least, usable_cores()).runner
@@ -180,7 +182,7 @@ def gpu_memory() -> list[dict[str, Any]]:
     rows = []
     for name, known in (("8B", "llama-3.1-8b"), ("1B", "llama-3.2-1b")):
         before = torch.cuda.memory_allocated()
-        capacity = Capacity(max_sequences=16, cache_tokens=CACHE_TOKENS, max_context=CONTEXT, max_step_tokens=512)
+        capacity = Capacity(max_sequences=16, cache_tokens=16384, max_context=CONTEXT, max_step_tokens=512)
         config = shape_config(name)
         runner = TorchRunner(Model(config, random_weights(config, device), ops_for(device), CONTEXT), capacity)
         measured = torch.cuda.memory_allocated() - before
