@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -113,19 +114,11 @@ class GGUFHeader:
 
 def read_header(path: Path) -> GGUFHeader:
     """Read the header of a complete GGUF file; raise ModelError for any other file."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(24)
-            size = file.seek(0, 2)
-            _check_start(path, start, size)
-            # Mapped, not read: skipping a vocabulary touches only its own pages.
-            with mmap.mmap(file.fileno(), min(size, MAX_HEADER_BYTES), access=mmap.ACCESS_READ) as data:
-                header = _parse(_Reader(path, data, size))
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror or error}; check its permissions") from error
-    if header.expected_size is not None and size < header.expected_size:
+    with _mapped(path) as reader:
+        header = _parse(reader)
+    if header.expected_size is not None and reader.size < header.expected_size:
         raise ModelError(
-            f"{path} is truncated: its header promises {header.expected_size:,} bytes but it has {size:,}; "
+            f"{path} is truncated: its header promises {header.expected_size:,} bytes but it has {reader.size:,}; "
             "download or copy it again"
         )
     return header
@@ -133,21 +126,27 @@ def read_header(path: Path) -> GGUFHeader:
 
 def read_strings(path: Path, wanted: str) -> list[bytes]:
     """The array of strings under the key `wanted`, such as the vocabulary; empty if there is none."""
+    with _mapped(path) as reader:
+        _, num_keys = reader.u64(), reader.u64()
+        for _ in range(min(num_keys, MAX_KEYS)):
+            if reader.string() == wanted:
+                return _string_array(reader)
+            _skip_value(reader)
+    return []
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[_Reader]:
+    """Mapped, not read: skipping a vocabulary touches only its own pages."""
     try:
         with path.open("rb") as file:
             start = file.read(24)
             size = file.seek(0, 2)
             _check_start(path, start, size)
             with mmap.mmap(file.fileno(), min(size, MAX_HEADER_BYTES), access=mmap.ACCESS_READ) as data:
-                reader = _Reader(path, data, size)
-                _, num_keys = reader.u64(), reader.u64()
-                for _ in range(min(num_keys, MAX_KEYS)):
-                    if reader.string() == wanted:
-                        return _string_array(reader)
-                    _skip_value(reader)
+                yield _Reader(path, data, size)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}; check its permissions") from error
-    return []
 
 
 def _skip_value(reader: _Reader) -> None:

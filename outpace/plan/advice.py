@@ -11,7 +11,7 @@ from typing import Literal
 
 from outpace.plan.memory import Deployment, MemoryPlan, divide
 from outpace.plan.models import PlannedDraft, PlannedModel
-from outpace.plan.pairing import Conditions, Pairing, ratio_evidence
+from outpace.plan.pairing import MOST_ROWS, Conditions, Pairing, ratio_evidence
 from outpace.plan.precision import PRECISIONS, Precision
 
 Decision = Literal["this_draft", "another_draft", "no_draft", "does_not_fit"]
@@ -122,7 +122,7 @@ def _about(best: Pairing, plain: MemoryPlan, to: Deployment, conditions: Conditi
             f"It takes {_gb(best.memory.gpus[0].draft)} on {place} and leaves room for {best.memory.sequences:,} "
             f"instead of {plain.sequences:,} sequences of {plain.context:,} tokens."
         )
-        if lost and plain.sequences > 1:
+        if lost and 1 < best.memory.sequences < MOST_ROWS:
             found.append(_full_load(best, plain, to))
     if best.ratio is not None and best.draft.kind == "draft":
         found.append(f"Size: {ratio_evidence(best.ratio)}.")
@@ -136,7 +136,7 @@ def _full_load(best: Pairing, plain: MemoryPlan, to: Deployment) -> str:
     outcome = "the gain outweighs that" if with_draft >= without else "that outweighs the gain"
     sentence = (
         f"With the cache full, {best.memory.sequences:,} sequences with the draft give {with_draft:,.0f} tokens a "
-        f"second, {plain.sequences:,} without it {without:,.0f}: {outcome}."
+        f"second, {min(plain.sequences, MOST_ROWS):,} without it {without:,.0f}: {outcome}."
     )
     if with_draft < without and to.gpus > 1 and to.draft_gpus == 1:
         sentence += f" Sharding the draft (--draft-gpus {to.gpus}) halves what it takes of the fullest GPU."

@@ -104,7 +104,12 @@ def _splits(report: Report) -> str:
     legend = "".join(f'<span><i style="background:{colour}"></i>{label}</span>' for _, label, colour in _PARTS)
     share = 1 - report["machine"]["utilization"]
     unused = f'<span><i style="background:#fff;border:1px solid #9ca3af"></i>not used ({share:.0%})</span>'
-    return f'<div class="legend">{legend}{unused}</div>{"".join(bars)}'
+    rows = [
+        [f"{row['context']:,}", f"{row['plain']:,}", "-" if row["with_draft"] is None else f"{row['with_draft']:,}"]
+        for row in report["contexts"]
+    ]
+    table = _table(["tokens of a sequence", "sequences without a draft", "with the best draft"], rows)
+    return f'<div class="legend">{legend}{unused}</div>{"".join(bars)}{table}'
 
 
 def _split(gpu: Report) -> str:

@@ -25,6 +25,7 @@ from outpace.speculation.policy.acceptance import Acceptance, temperature_class
 Source = Literal["measured", "given", "brought", "guessed"]
 RULE = (8.0, 12.0)  # target to draft, in parameters: the rule of thumb
 LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+MOST_ROWS = 512  # requests at once that are compared, however many fit
 _SPREAD = 0.7  # log-odds: the range of a guess
 _PER_DOUBLING = 0.25  # log-odds lost with each halving of the draft below the rule's 1:12
 _OTHER_FAMILY = -1.4  # 0.8 becomes 0.5: published pairs of different families accept 40 to 60%
@@ -218,10 +219,9 @@ def _shifted(chance: float, by: float) -> float:
 
 def _full_load(drafting: Drafting, without: MemoryPlan, with_draft: MemoryPlan, context: float) -> tuple[float, float]:
     """Tokens a second with as many sequences as fit: plain without the draft; with the draft, as fast as it gets."""
-    plain = drafting.plain(without.sequences, context) if without.sequences else 0.0
-    if not with_draft.sequences:
-        return plain, 0.0
-    return plain, drafting.best(with_draft.sequences, context).tokens_per_second
+    rows, rows_beside = min(without.sequences, MOST_ROWS), min(with_draft.sequences, MOST_ROWS)
+    plain = drafting.plain(rows, context) if rows else 0.0
+    return plain, drafting.best(rows_beside, context).tokens_per_second if rows_beside else 0.0
 
 
 def _verdict(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _MOST_SIBLINGS = 3
 _LARGE = 1 << 20
+_CONTEXTS = (2048, 8192, 32768, 131072)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,19 @@ def make_plan(
             for name, found in measurement.drafts.items()
         }
     source = costs_from or f"bandwidth and arithmetic of {to.machine.name}, at the shares that measured machines reach"
+    best = next((each.draft for each in ordered if each.draft.exists and each.verdict in ("use", "maybe")), None)
     return as_report(
-        target, to, conditions, plain, ordered, precisions, advice, skipped=wanted.skipped, measured=measured,
-        costs_from=source,
+        target, to, conditions, plain, ordered, precisions, advice, contexts=_by_context(target, best, to),
+        skipped=wanted.skipped, measured=measured, costs_from=source,
     )  # fmt: skip
+
+
+def _by_context(target: PlannedModel, draft: PlannedDraft | None, to: Deployment) -> list[dict[str, Any]]:
+    """How many sequences fit at several lengths, without a draft and with the best."""
+    found = []
+    for context in sorted({*_CONTEXTS, to.context}):
+        if context <= target.shape.context:
+            there = replace(to, context=context)
+            with_draft = None if draft is None else divide(target, draft, there).sequences
+            found.append({"context": context, "plain": divide(target, None, there).sequences, "with_draft": with_draft})
+    return found

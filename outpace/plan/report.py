@@ -26,11 +26,13 @@ def as_report(
     precisions: Sequence[PrecisionRow],
     advice: Advice,
     *,
+    contexts: Sequence[Mapping[str, Any]],
     skipped: Mapping[str, str],
     measured: Mapping[str, Any] | None,
     costs_from: str,
 ) -> dict[str, Any]:
-    """`skipped`: files of --candidates that are no drafts, with the reason. `costs_from`: where costs come from."""
+    """`contexts`: sequences that fit, by length. `skipped`: files of --candidates that are no drafts, with the reason.
+    `costs_from`: where costs come from."""
     return {
         "format": FORMAT,
         "outpace": outpace.__version__,
@@ -44,6 +46,7 @@ def as_report(
             "nominal": to.nominal,
         },
         "memory": _memory(plain),
+        "contexts": list(contexts),
         "precisions": [{"target": row.target, "draft": row.draft, **_memory(row.memory)} for row in precisions],
         "drafts": [_pairing(each) for each in pairings],
         "skipped": dict(skipped),

@@ -42,7 +42,18 @@ def _memory(report: Report) -> Iterator[str]:
         if draft["weight_bytes"]:
             yield _memory_line(draft["name"], draft["memory"], 0)
     kilobytes = memory["cache_bytes_per_token"] / 1e3
+    yield from _contexts(report)
     yield f"  a sequence has {memory['context']:,} tokens; a token of cache takes {kilobytes:,.0f} kB"
+
+
+def _contexts(report: Report) -> Iterator[str]:
+    rows = report["contexts"]
+    if len(rows) < 2:
+        return
+    yield f"  {'sequences, by their tokens':26}" + "".join(f"{row['context']:>11,}" for row in rows)
+    yield f"  {'  no draft':26}" + "".join(f"{row['plain']:>11,}" for row in rows)
+    if rows[0]["with_draft"] is not None:
+        yield f"  {'  with the best draft':26}" + "".join(f"{row['with_draft']:>11,}" for row in rows)
 
 
 def _memory_line(name: str, memory: Report, index: int) -> str:

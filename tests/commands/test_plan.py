@@ -52,6 +52,8 @@ def test_json_is_one_strict_object_with_everything(capsys):
     assert found["target"]["parameters"] == 70_553_706_496
     assert {"memory", "drafts", "advice", "assumptions", "precisions", "machine", "conditions"} <= set(found)
     assert found["drafts"][0]["by_load"][0]["concurrency"] == 1
+    rooms = [each["plain"] for each in found["contexts"]]
+    assert rooms == sorted(rooms, reverse=True) and len(rooms) == 4
     json.dumps(found, allow_nan=False)
 
 
