@@ -34,6 +34,7 @@ examples:
   outpace plan target.gguf draft.gguf --measure --temperature 0 0.8
 """
 _DEFAULT_UTILIZATION = 0.9
+_MOST_AT_ONCE = 4096
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -129,6 +130,8 @@ def _check(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and not 0 < value < 1e9:
             raise UsageError(f"--{name} must be above 0; got {value:g}")
+    if options.concurrency > _MOST_AT_ONCE:
+        raise UsageError(f"--concurrency must be at most {_MOST_AT_ONCE}; got {options.concurrency}")
     if options.depth is not None and not 1 <= options.depth <= 64:
         raise UsageError(f"--depth must be between 1 and 64; got {options.depth}")
     if any(temperature < 0 for temperature in options.temperature):

@@ -93,7 +93,8 @@ def _headline(best: Pairing, named: Sequence[str], decision: Decision) -> str:
     how = f"{best.speed.speedup:.2f}x plain decoding at depth {best.speed.depth}"
     basis = _BASIS[best.guess.source]
     instead = f" instead of {', '.join(named)}" if decision == "another_draft" else ""
-    return f"Use {best.draft.name}{instead}: {how}, with {basis}."
+    verb = "Use" if best.verdict == "use" else "Try"
+    return f"{verb} {best.draft.name}{instead}: {how}, with {basis}."
 
 
 def _about(best: Pairing, plain: MemoryPlan, to: Deployment, conditions: Conditions) -> list[str]:

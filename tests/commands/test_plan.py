@@ -90,6 +90,7 @@ def test_a_gguf_file_on_a_cpu(capsys, tmp_path):
         (["llama-3.1-8b", "--gpus", "-2"], 2, "--gpus must be at least 1; got -2"),
         (["llama-3.1-8b", "--gpus", "3"], 2, "do not divide over 3 GPUs"),
         (["llama-3.1-8b", "--memory", "-5"], 2, "--memory must be above 0"),
+        (["llama-3.1-8b", "--concurrency", "1000000"], 2, "--concurrency must be at most 4096"),
         (["llama-3.1-8b", "--context", "0"], 2, "--context must be at least 1"),
         (["llama-3.1-8b", "--utilization", "1.2"], 2, "utilization must be above 0"),
         (["llama-3.1-8b", "--precision", "int3"], 2, "there is no precision 'int3'"),
