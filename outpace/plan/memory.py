@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from outpace.config import MAX_DEPTH
 from outpace.errors import UsageError
 from outpace.plan.machines import Machine
 from outpace.plan.models import PlannedDraft, PlannedModel
@@ -18,6 +19,7 @@ from outpace.plan.shapes import Shape
 PAGE_TOKENS = 32  # of the torch backend
 PAGES_PER_SEQUENCE = 3  # a partly used last page, a copied page, an early page: `num_pages` of the torch backend
 _SCORING_BYTES = 64 << 20  # prompt log-probabilities in one step: `max_scored_tokens` of the backends
+_MAX_KEPT = 256
 _MAX_SLOTS = 256  # sequences that a backend holds
 # Rows of logits that captured graphs keep, by sequences: `num_captured_tokens` of the torch backend.
 CAPTURED_ROWS = {
@@ -180,7 +182,13 @@ def _workspace(shape: Shape, to: Deployment) -> float:
     captured = captured_rows(slots) if is_gpu else 0
     scored = min(max(1, _SCORING_BYTES // (4 * shape.vocab_size)), to.step_tokens)
     activations = (2 if is_gpu else 1) * to.step_tokens * shape.widest * 2.0 / to.gpus
-    return activations + (slots + captured + scored) * shape.vocab_size * 4.0
+    kept = 4 * kept_rows(slots) if is_gpu else 0
+    return activations + (slots + captured + scored + kept) * shape.vocab_size * 4.0
+
+
+def kept_rows(sequences: int) -> int:
+    """Distributions of one step's drafts: `max_kept` of the torch backend."""
+    return min(_MAX_KEPT, MAX_DEPTH * sequences)
 
 
 def captured_rows(sequences: int) -> int:

@@ -235,9 +235,10 @@ def open_draft(reference: str, target: PlannedModel, wanted: str | None = None) 
         head = trained_head(target.shape, TRAINED_VOCABULARY)
         return PlannedDraft("head", "a head", head=head, head_bytes=head.parameters * _head_bytes(target), exists=False)
     if reference == SELF or reference.startswith(f"{SELF}:"):
-        fmt = precision(reference.partition(":")[2] or wanted or "int4")
-        copy = replace(target.at(fmt), name=f"{target.name} in {fmt}")
-        return PlannedDraft("self", f"self:{fmt}", copy, path=target.path)
+        asked = precision(reference.partition(":")[2] or wanted or "int4")
+        fmt = precision("int4_g32") if asked.name == "int4" else asked
+        copy = replace(target.at(fmt), name=f"{target.name} in {asked}")
+        return PlannedDraft("self", f"self:{asked}", copy, path=target.path)
     path = Path(os.path.expanduser(reference))
     if path.exists():
         found = _head_in(path, target)

@@ -54,6 +54,7 @@ PRECISIONS: dict[str, Precision] = {
         Precision("fp8", _grouped(8, _CHANNEL, 32), 1.0, arithmetic="fp8"),
         Precision("int8", _grouped(8, _CHANNEL, 32), 1.0, arithmetic="int8"),
         Precision("int4", _grouped(4, 128, 16, 4), 0.5),  # AWQ, GPTQ: groups of 128
+        Precision("int4_g32", _grouped(4, 32, 16), 0.5),  # groups of 32: a model that Outpace rounds itself
         Precision("mxfp4", _grouped(4, 32, 8), 0.5),  # groups of 32 with one byte
         *(_gguf(name, 8 * BLOCK_SIZES[kind][1] / BLOCK_SIZES[kind][0]) for name, kind in _TYPES.items()),
         *(_gguf(name, bits) for name, bits in _MIXES.items()),

@@ -6,7 +6,7 @@ import pytest
 
 from outpace.errors import UsageError
 from outpace.plan.machines import MACHINES, custom, here, machine
-from outpace.plan.memory import CAPTURED_ROWS, Deployment, divide
+from outpace.plan.memory import CAPTURED_ROWS, Deployment, divide, kept_rows
 from outpace.plan.models import open_draft, open_model
 
 GB = 1e9
@@ -154,6 +154,8 @@ def test_the_h200_has_the_memory_that_its_driver_reports():
 def test_captured_rows_are_those_of_the_torch_backend():
     graphs = pytest.importorskip("outpace.backends.torch.execution.graphs")
     assert {rows: graphs.num_captured_tokens(rows) for rows in CAPTURED_ROWS} == CAPTURED_ROWS
+    independent = pytest.importorskip("outpace.backends.torch.sampling.independent")
+    assert [kept_rows(rows) for rows in (1, 8, 16, 64, 256)] == [independent.max_kept(n) for n in (1, 8, 16, 64, 256)]
 
 
 def test_weights_cache_and_workspace_are_those_of_the_torch_backend(tmp_path):
