@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from outpace import backends
-from outpace.backends.base import LoadedModel
+from outpace.backends.base import LoadedModel, Tokenizer
 from outpace.bench.statistics import Estimate, ratio_of_rates
 from outpace.bench.workloads import Prompt
 from outpace.config import BackendName, EngineConfig, SamplingParams
 from outpace.errors import ModelError, UsageError
-from outpace.models.prompts import encode, render
+from outpace.models.prompts import ChatPrompt, encode, render
 from outpace.plan.agreement import HeadWalk, Text, Walk, by_lookup, by_model, chances, walk, write_answers
 from outpace.plan.models import PlannedDraft, PlannedModel
 from outpace.plan.pairing import Measured
@@ -117,16 +117,23 @@ def measure_drafts(
         raise UsageError("--measure has nothing to compare: name a draft by its file or folder, or ngram or suffix")
     found = Measurement(None, {}, {})  # type: ignore[arg-type]
     texts: dict[float, list[Text]] = {}
-    for draft in able:
-        with _loaded(target, draft, options or {}) as (model, drafting):
+    lookups = [draft for draft in able if draft.kind == "lookup"]
+    models = [draft for draft in able if draft.kind != "lookup"] or lookups[:1]
+    for number, loaded in enumerate(models):
+        with _loaded(target, loaded, options or {}) as (model, drafting):
             if not texts:
                 texts = _answers(model, prompts, temperatures, max_tokens, seed)
-            found.drafts[draft.name] = {
-                temperature: Acceptance(tuple(_along(model, drafting, draft, each, depth)))
-                for temperature, each in texts.items()
-            }
-            costs = measure(model.runner, [_proposer(model, drafting, draft)], texts[temperatures[0]][0].request())
-            found.draft_costs[draft.name] = found.costs = costs
+            together = [loaded, *(each for each in lookups if each != loaded)] if not number else [loaded]
+            for draft in together:
+                found.drafts[draft.name] = {
+                    temperature: Acceptance(tuple(_along(model, drafting, draft, each, depth)))
+                    for temperature, each in texts.items()
+                }
+            proposers = {draft.name: _proposer(model, drafting, draft) for draft in together}
+            costs = measure(model.runner, proposers.values(), texts[temperatures[0]][0].request())
+            found.costs = costs
+            for name, proposer in proposers.items():
+                found.draft_costs[name] = replace(costs, drafts={proposer.name: costs.drafts[proposer.name]})
     return found
 
 
@@ -156,7 +163,7 @@ def _answers(
     from tqdm import tqdm
 
     tokenizer, room = model.tokenizer, model.runner.capacity.max_context
-    encoded = [encode(tokenizer, render(tokenizer, prompt.messages)) for prompt in prompts]
+    encoded = [encode(tokenizer, _prompt(tokenizer, prompt)) for prompt in prompts]
     fitting = [tokens for tokens in encoded if len(tokens) + max_tokens <= room]
     if not fitting:
         raise UsageError(f"every prompt is longer than {room - max_tokens} tokens; use shorter ones")
@@ -172,6 +179,13 @@ def _answers(
             ]
             write_answers(model.runner, texts[temperature], bar.update)
     return texts
+
+
+def _prompt(tokenizer: Tokenizer, prompt: Prompt) -> str | ChatPrompt:
+    """As a conversation, or as a text to continue for a model without a chat template."""
+    if tokenizer.chat_template is None:
+        return "\n\n".join(message["content"] for message in prompt.messages)
+    return render(tokenizer, prompt.messages)
 
 
 def _along(
@@ -199,16 +213,16 @@ def _along(
 
 
 def _proposer(model: LoadedModel, drafting: LoadedModel | None, draft: PlannedDraft) -> Proposer:
+    if draft.kind == "lookup":
+        unset = EngineConfig()
+        if draft.name == "suffix":
+            return SuffixProposer(unset.suffix_store_tokens)
+        return NgramProposer(unset.ngram_min, unset.ngram_max)
     if drafting is not None:
         return DraftModelProposer(drafting, model.runner.vocab_size, model.runner.capabilities.verifier)
-    if draft.kind == "head":
-        head = model.runner.capabilities.head
-        assert head is not None
-        return HeadProposer(model.runner, head)
-    unset = EngineConfig()
-    if draft.name == "suffix":
-        return SuffixProposer(unset.suffix_store_tokens)
-    return NgramProposer(unset.ngram_min, unset.ngram_max)
+    head = model.runner.capabilities.head
+    assert head is not None
+    return HeadProposer(model.runner, head)
 
 
 def saved_costs(target: Path, draft: Path | None, threads: int | None) -> Costs | None:

@@ -14,7 +14,7 @@ from outpace.config import EngineConfig
 from outpace.errors import UsageError
 from outpace.models.embedded import own_head
 from outpace.models.resolve import resolve_model
-from outpace.plan.agreement import Text, Walk, by_lookup, by_model, chances, walk, write_answers
+from outpace.plan.agreement import HeadWalk, Text, Walk, by_lookup, by_model, chances, walk, write_answers
 from outpace.plan.measure import measure_drafts
 from outpace.plan.models import open_draft, open_model
 from outpace.speculation.proposers.ngram import NgramProposer
@@ -84,34 +84,48 @@ def test_what_cannot_be_measured_is_refused(tmp_path):
         measure_drafts(target, [open_draft("self:int4", target)], built_in("chat", 1), [0.0])
 
 
-@pytest.mark.model
-def test_a_head_agrees_as_in_the_engine_and_the_command_reports_it(capsys):
-    path = resolve_model(None)
-    head = own_head(path)
-    arguments = [
-        str(path),
-        str(head),
-        "--measure",
-        "--num-prompts",
-        "2",
-        "--max-tokens",
-        str(NEW),
-        "--temperature",
-        "0.7",
-    ]
-    assert main(["plan", *arguments, "--threads", "1", "--json"]) == 0
+def test_the_command_measures_a_draft_and_a_lookup_together(tmp_path, capsys):
+    target, draft = write_model(tmp_path / "t.gguf", width=128, num_layers=3), write_model(tmp_path / "d.gguf")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(
+        "".join(json.dumps({"prompt": text}) + "\n" for text in ("a b a b a b", "hello", "to be or not"))
+    )
+    arguments = [str(target), str(draft), "--measure", "--prompts", str(prompts), "--max-tokens", str(NEW)]
+    more = ["--threads", "1", "--context", "256", "--temperature", "0", "0.8", "--json"]
+    assert main(["plan", *arguments, *more]) == 0
     found = json.loads(capsys.readouterr().out)
-    measured = found["measured"]["smollm2-135m"]["0.7"]
-    draft = next(each for each in found["drafts"] if each["name"] == "smollm2-135m")
-    assert draft["acceptance"]["source"] == "measured" and "measured here" in found["assumptions"][0]
-    prompts = [prompt for name in ("code_edit", "summarise") for prompt in built_in(name, 1)]
-    accepted = drafted = 0
-    with LLM(
-        str(path), speculation="on", method="head", depth=8, threads=1, prefix_reuse=False, max_context=2048
-    ) as llm:
-        for i, prompt in enumerate(prompts):
-            params = SamplingParams(temperature=0.7, seed=i, max_tokens=NEW)
-            counts = llm.chat(list(prompt.messages), params)[0].outputs[0].speculation
-            accepted, drafted = accepted + counts.num_accepted, drafted + counts.num_drafted
-    assert measured["num_prompts"] == 2
-    assert measured["rate"]["value"] == pytest.approx(accepted / drafted, abs=1e-9)
+    assert "measured here" in found["assumptions"][0] and found["machine"]["is_measured"]
+    by_kind = {each["kind"]: each for each in found["drafts"]}
+    assert by_kind["draft"]["acceptance"]["source"] == by_kind["lookup"]["acceptance"]["source"] == "measured"
+    assert by_kind["head"]["acceptance"]["source"] == "guessed", "it would have to be trained first"
+    assert all(set(each) == {"0", "0.8"} for each in found["measured"].values()) and len(found["measured"]) == 2
+    shares = {each["kind"]: found["measured"][each["name"]]["0"]["match_share"] for each in by_kind.values()
+              if each["name"] in found["measured"]}  # fmt: skip
+    assert shares["lookup"] < shares["draft"]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_head_agrees_as_in_the_engine(temperature):
+    path = resolve_model(None)
+    options: dict[str, Any] = {"threads": 1, "max_context": 512}
+    prompts = [[1, 500, 600, 700, 800], [1, 9000, 33, 9000, 33]]
+    params = [SamplingParams(temperature=temperature, seed=i, max_tokens=NEW) for i in range(len(prompts))]
+    loaded = backends.load(EngineConfig(model=str(path), **options), path, own_head(path))
+    runner, head = loaded.target.runner, loaded.target.runner.capabilities.head
+    assert head is not None
+    texts = [Text(p, each, loaded.target.tokenizer.end_ids) for p, each in zip(prompts, params, strict=True)]
+    write_answers(runner, texts)
+    walks = []
+    for text in texts:
+        at = HeadWalk(runner, head, text)
+        walks.append(walk(text, DEPTH, at))
+        at.close()
+    runner.close()
+    with LLM(str(path), speculation="on", method="head", depth=DEPTH, prefix_reuse=False, **options) as llm:
+        outputs = [llm.generate([p], each)[0].outputs[0] for p, each in zip(prompts, params, strict=True)]
+    assert [text.output for text in texts] == [list(output.token_ids) for output in outputs]
+    for ours, output in zip(walks, outputs, strict=True):
+        assert ours.accepted == output.speculation.accepted_per_position
+        assert ours.drafted == output.speculation.drafted_per_position
+    assert sum(sum(each.accepted) for each in walks) > 0
