@@ -38,9 +38,10 @@ from outpace.bench.workloads import Prompt, evenly
 from outpace.config import SamplingParams, usable_cores
 from outpace.models.embedded import own_head
 from outpace.models.resolve import resolve_model
+from outpace.plan.drafts import PlannedDraft, open_draft
 from outpace.plan.machines import CPU, Machine, machine
 from outpace.plan.measure import Acceptance, measure_drafts
-from outpace.plan.models import PlannedDraft, open_draft, open_model
+from outpace.plan.models import open_model
 from outpace.plan.roofline import completed, draft_costs, target_costs
 from outpace.plan.speed import Drafting, known_acceptance
 from outpace.speculation.costs.curves import Costs

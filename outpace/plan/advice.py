@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from outpace.plan.drafts import PlannedDraft
 from outpace.plan.memory import Deployment, MemoryPlan, divide
-from outpace.plan.models import PlannedDraft, PlannedModel
+from outpace.plan.models import PlannedModel
 from outpace.plan.pairing import MOST_ROWS, Conditions, Pairing, ratio_evidence
 from outpace.plan.precision import PRECISIONS, Precision
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from outpace.config import MAX_DEPTH
 from outpace.errors import UsageError
+from outpace.plan.drafts import PlannedDraft
 from outpace.plan.machines import Machine
-from outpace.plan.models import PlannedDraft, PlannedModel
+from outpace.plan.models import PlannedModel
 from outpace.plan.shapes import Shape
 
 PAGE_TOKENS = 32  # of the torch backend

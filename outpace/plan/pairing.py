@@ -14,8 +14,9 @@ from typing import Literal
 
 from outpace.config import WORKLOADS
 from outpace.errors import UsageError
+from outpace.plan.drafts import PlannedDraft
 from outpace.plan.memory import Deployment, MemoryPlan, divide
-from outpace.plan.models import PlannedDraft, PlannedModel
+from outpace.plan.models import PlannedModel
 from outpace.plan.roofline import completed, draft_costs, target_costs
 from outpace.plan.speed import Drafting, Speed, known_acceptance
 from outpace.plan.vocabularies import Compatibility, compare

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 
+from outpace.plan.drafts import PlannedDraft
 from outpace.plan.machines import Machine
-from outpace.plan.models import PlannedDraft, PlannedModel
+from outpace.plan.models import PlannedModel
 from outpace.plan.shapes import Shape
 from outpace.speculation.costs.calibration import SIZES
 from outpace.speculation.costs.curves import Costs, DraftCosts, StepCosts

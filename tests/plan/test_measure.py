@@ -15,8 +15,9 @@ from outpace.errors import UsageError
 from outpace.models.embedded import own_head
 from outpace.models.resolve import resolve_model
 from outpace.plan.agreement import HeadWalk, Text, Walk, by_lookup, by_model, chances, walk, write_answers
+from outpace.plan.drafts import open_draft
 from outpace.plan.measure import measure_drafts
-from outpace.plan.models import open_draft, open_model
+from outpace.plan.models import open_model
 from outpace.speculation.proposers.ngram import NgramProposer
 from tests.tiny_gguf import write_model
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from outpace.errors import UsageError
+from outpace.plan.drafts import open_draft
 from outpace.plan.machines import MACHINES, custom, here, machine
 from outpace.plan.memory import CAPTURED_ROWS, Deployment, divide, kept_rows
-from outpace.plan.models import open_draft, open_model
+from outpace.plan.models import open_model
 
 GB = 1e9
 

@@ -9,8 +9,9 @@ import pytest
 from outpace.errors import ModelError, UsageError
 from outpace.models.hf_config import parse_config as backend_config
 from outpace.plan.configs import parse_config
+from outpace.plan.drafts import open_draft
 from outpace.plan.known_models import KNOWN, find_known, similar_names, smaller_siblings
-from outpace.plan.models import open_draft, open_model
+from outpace.plan.models import open_model
 from outpace.plan.precision import PRECISIONS, precision
 from outpace.plan.shapes import Shape, trained_head
 from tests.tiny_folder import CONFIG

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from outpace.core import MeasuredAcceptance
+from outpace.plan.drafts import open_draft
 from outpace.plan.machines import machine
-from outpace.plan.models import open_draft, open_model
+from outpace.plan.models import open_model
 from outpace.plan.roofline import all_reduce_seconds, completed, draft_costs, extended, step_costs, target_costs
 from outpace.plan.speed import Drafting, known_acceptance
 from outpace.speculation.costs.curves import Costs, DraftCosts, StepCosts
