@@ -90,10 +90,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
+    from outpace.plan.guesses import Conditions
     from outpace.plan.html import write_html
     from outpace.plan.memory import Deployment
     from outpace.plan.models import open_model
-    from outpace.plan.pairing import Conditions
     from outpace.plan.planning import make_plan, open_wanted
     from outpace.plan.precision import cache_bytes
     from outpace.plan.report import finite

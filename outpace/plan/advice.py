@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Literal
 
 from outpace.plan.drafts import PlannedDraft
+from outpace.plan.guesses import Conditions, ratio_evidence
 from outpace.plan.memory import Deployment, MemoryPlan, divide
 from outpace.plan.models import PlannedModel
-from outpace.plan.pairing import MOST_ROWS, Conditions, Pairing, ratio_evidence
+from outpace.plan.pairing import MOST_ROWS, Pairing
 from outpace.plan.precision import PRECISIONS, Precision
 
 Decision = Literal["this_draft", "another_draft", "no_draft", "does_not_fit"]

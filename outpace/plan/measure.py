@@ -22,8 +22,8 @@ from outpace.errors import ModelError, UsageError
 from outpace.models.prompts import ChatPrompt, encode, render
 from outpace.plan.agreement import HeadWalk, Text, Walk, by_lookup, by_model, chances, walk, write_answers
 from outpace.plan.drafts import PlannedDraft
+from outpace.plan.guesses import Measured
 from outpace.plan.models import PlannedModel
-from outpace.plan.pairing import Measured
 from outpace.speculation.costs.calibration import measure
 from outpace.speculation.costs.curves import Costs
 from outpace.speculation.proposers.base import Proposer

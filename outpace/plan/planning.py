@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from outpace.errors import ModelError, UsageError
 from outpace.plan.advice import advise, precision_table
 from outpace.plan.drafts import HEAD, PlannedDraft, open_draft
+from outpace.plan.guesses import Conditions
 from outpace.plan.known_models import find_known, smaller_siblings
 from outpace.plan.memory import Deployment, divide
 from outpace.plan.models import PlannedModel
-from outpace.plan.pairing import Conditions, Pairing, judge, ranked
+from outpace.plan.pairing import Pairing, judge, ranked
 from outpace.plan.report import as_report
 
 if TYPE_CHECKING:

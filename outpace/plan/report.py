@@ -8,9 +8,10 @@ from typing import Any
 
 import outpace
 from outpace.plan.advice import Advice, PrecisionRow
+from outpace.plan.guesses import Conditions
 from outpace.plan.memory import Deployment, GpuMemory, MemoryPlan
 from outpace.plan.models import PlannedModel
-from outpace.plan.pairing import Conditions, Pairing
+from outpace.plan.pairing import Pairing
 from outpace.plan.speed import Speed
 
 FORMAT = 1

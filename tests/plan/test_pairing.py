@@ -10,10 +10,11 @@ import pytest
 from outpace.errors import UsageError
 from outpace.plan.advice import advise, precision_table
 from outpace.plan.drafts import open_draft
+from outpace.plan.guesses import Conditions, Measured, ratio_evidence
 from outpace.plan.machines import custom, machine
 from outpace.plan.memory import Deployment, divide
 from outpace.plan.models import open_model
-from outpace.plan.pairing import Conditions, Measured, judge, ranked, ratio_evidence
+from outpace.plan.pairing import judge, ranked
 from outpace.plan.planning import make_plan, open_wanted
 from outpace.plan.vocabularies import compare, compare_tokens
 from outpace.speculation.costs.curves import Costs, DraftCosts, StepCosts
