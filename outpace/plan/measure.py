@@ -120,22 +120,41 @@ def measure_drafts(
     texts: dict[float, list[Text]] = {}
     lookups = [draft for draft in able if draft.kind == "lookup"]
     models = [draft for draft in able if draft.kind != "lookup"] or lookups[:1]
-    for number, loaded in enumerate(models):
-        with _loaded(target, loaded, options or {}) as (model, drafting):
-            if not texts:
-                texts = _answers(model, prompts, temperatures, max_tokens, seed)
+    try:
+        for number, loaded in enumerate(models):
             together = [loaded, *(each for each in lookups if each != loaded)] if not number else [loaded]
-            for draft in together:
-                found.drafts[draft.name] = {
-                    temperature: Acceptance(tuple(_along(model, drafting, draft, each, depth)))
-                    for temperature, each in texts.items()
-                }
-            proposers = {draft.name: _proposer(model, drafting, draft) for draft in together}
-            costs = measure(model.runner, proposers.values(), texts[temperatures[0]][0].request())
-            found.costs = costs
-            for name, proposer in proposers.items():
-                found.draft_costs[name] = replace(costs, drafts={proposer.name: costs.drafts[proposer.name]})
+            with _loaded(target, loaded, options or {}) as (model, drafting):
+                texts = texts or _answers(model, prompts, temperatures, max_tokens, seed)
+                _measure(found, model, drafting, together, texts, depth)
+    except KeyboardInterrupt:
+        if not found.draft_costs:
+            raise
+        print("interrupted: the report has what was measured before", file=sys.stderr)
     return found
+
+
+def _measure(
+    found: Measurement,
+    model: LoadedModel,
+    drafting: LoadedModel | None,
+    drafts: Sequence[PlannedDraft],
+    texts: dict[float, list[Text]],
+    depth: int,
+) -> None:
+    """Add the acceptance and the costs of drafts that one loading of the target serves."""
+    accepted = {
+        draft.name: {
+            temperature: Acceptance(tuple(_along(model, drafting, draft, each, depth)))
+            for temperature, each in texts.items()
+        }
+        for draft in drafts
+    }
+    proposers = {draft.name: _proposer(model, drafting, draft) for draft in drafts}
+    costs = measure(model.runner, proposers.values(), next(iter(texts.values()))[0].request())
+    found.costs = costs
+    found.drafts |= accepted
+    for name, proposer in proposers.items():
+        found.draft_costs[name] = replace(costs, drafts={proposer.name: costs.drafts[proposer.name]})
 
 
 @contextmanager

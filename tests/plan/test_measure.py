@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
 
 from outpace import LLM, SamplingParams, backends
-from outpace.bench.workloads import built_in
+from outpace.bench.workloads import Prompt, built_in
 from outpace.cli import main
 from outpace.config import EngineConfig
 from outpace.errors import UsageError
 from outpace.models.embedded import own_head
 from outpace.models.resolve import resolve_model
+from outpace.plan import measure as measure_module
 from outpace.plan.agreement import HeadWalk, Text, Walk, by_lookup, by_model, chances, walk, write_answers
 from outpace.plan.drafts import open_draft
-from outpace.plan.measure import measure_drafts
+from outpace.plan.measure import measure_drafts, saved_costs
 from outpace.plan.models import open_model
+from outpace.speculation.costs.calibration import measure
 from outpace.speculation.proposers.ngram import NgramProposer
 from tests.tiny_gguf import write_model
 
@@ -103,6 +107,37 @@ def test_the_command_measures_a_draft_and_a_lookup_together(tmp_path, capsys):
     shares = {each["kind"]: found["measured"][each["name"]]["0"]["match_share"] for each in by_kind.values()
               if each["name"] in found["measured"]}  # fmt: skip
     assert shares["lookup"] < shares["draft"]
+
+
+def test_an_interrupted_measurement_keeps_what_it_has(tmp_path, monkeypatch, capsys):
+    target = open_model(str(write_model(tmp_path / "t.gguf", width=128)))
+    drafts = [open_draft(str(write_model(tmp_path / f"{name}.gguf", seed=i)), target) for i, name in enumerate("ab")]
+    drafts = [replace(draft, name=name) for draft, name in zip(drafts, "ab", strict=True)]
+    calls = count()
+
+    def interrupted(*arguments):
+        if next(calls):
+            raise KeyboardInterrupt
+        return measure(*arguments)
+
+    monkeypatch.setattr(measure_module, "measure", interrupted)
+    options = {"threads": 1, "backend": "native"}
+    found = measure_drafts(target, drafts, [Prompt(({"role": "user", "content": "a b"},), "x", 8)], [0.0], max_tokens=8,
+                           options=options)  # fmt: skip
+    assert set(found.drafts) == {"a"} and "interrupted" in capsys.readouterr().err
+    assert found.of(drafts[1], 0.0) is None
+
+
+def test_costs_that_the_engine_kept_are_found(tmp_path, monkeypatch):
+    monkeypatch.setenv("OUTPACE_CACHE_DIR", str(tmp_path / "cache"))
+    path = write_model(tmp_path / "t.gguf")
+    assert saved_costs(path, None, 1) is None
+    with LLM(str(path), threads=1, backend="native", max_context=256) as llm:
+        llm.engine.calibrate()
+        kept = llm.engine.costs
+    assert kept is not None
+    found = saved_costs(path, None, 1)
+    assert found is not None and found.target.points == pytest.approx(kept.target.points)
 
 
 @pytest.mark.model
