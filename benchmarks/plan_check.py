@@ -64,6 +64,7 @@ def main() -> None:
     parser.add_argument("--gpu-memory", action="store_true", help="compare memory of the 8B and 1B shapes on a GPU")
     parser.add_argument("--resident", action="store_true", help=argparse.SUPPRESS)  # of the child that loads models
     parser.add_argument("--cache-tokens", type=int, default=8192, help="of the compared memory (default: %(default)s)")
+    parser.add_argument("--no-speed", action="store_true", help="compare the memory of the process only")
     parser.add_argument("--no-memory", action="store_true", help="leave out the memory of the process")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
@@ -81,14 +82,15 @@ def main() -> None:
         if options.resident:
             print(json.dumps(resident(model, draft, options.cache_tokens)))
             return
-        if options.prompts is None:
+        if options.prompts is None and not options.no_speed:
             parser.error("name a file of --prompts")
-        models = [model, draft]
-        found = {"prompts": options.prompts.name, "count": options.count, "max_tokens": options.max_tokens}
+        models, found = [model, draft], {}
         if not options.no_memory:
             found["memory"] = memory(model, draft, options.cache_tokens)
-        prompts = evenly(load_prompts(options.prompts, options.max_tokens), options.count)
-        found["speed"] = speed(model, draft, prompts, options)
+        if not options.no_speed:
+            prompts = evenly(load_prompts(options.prompts, options.max_tokens), options.count)
+            found |= {"prompts": options.prompts.name, "count": options.count, "max_tokens": options.max_tokens}
+            found["speed"] = speed(model, draft, prompts, options)
     if options.json:
         write_json(options.json, {"provenance": provenance(models), **found})
 
