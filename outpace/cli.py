@@ -19,6 +19,7 @@ COMMANDS = {
     "run": "generate text from one prompt",
     "chat": "hold a conversation in the terminal",
     "serve": "serve the OpenAI API",
+    "batch": "answer a file of requests in OpenAI's batch format",
     "bench": "measure where speculation pays on this machine, and with which settings",
     "costs": "print the costs of steps, drafts and lookups that speculation decides by",
     "distill": "train a draft head for a model, so that speculation pays on ordinary text",

@@ -56,6 +56,7 @@ ALLOWED: dict[str, set[str]] = {
     "llm": BASICS | SPECULATION | {"backends", "decoding", "engine", "models"},
     "outpace": BASICS | {"llm", "structured"},
     "server": BASICS | {"backends.base", "decoding", "engine", "llm", "metrics", "models", "outpace", "structured"},
+    "batch": BASICS | {"backends.base", "engine", "server"},
     "training": BASICS | {"backends.base", "backends.torch", "bench", "models"},
     "bench": BASICS | SPECULATION | {"engine", "llm", "models", "outpace", "speculation"},
 }
