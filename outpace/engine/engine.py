@@ -27,7 +27,7 @@ from outpace.decoding.verification import executor_of, host_scores
 from outpace.engine.collection import PausedCollection
 from outpace.engine.output import OutputWriter
 from outpace.engine.scheduler import Scheduler, Work
-from outpace.errors import UsageError
+from outpace.errors import BackendLost, UsageError
 from outpace.kv.cache import SequenceCache
 from outpace.speculation.costs.calibration import measure
 from outpace.speculation.costs.curves import Costs
@@ -131,6 +131,11 @@ class Engine:
     def embedding_width(self) -> int:
         """0 if this backend makes no embeddings."""
         return self._runner.capabilities.state_width
+
+    def on_loss(self, listener: Callable[[BackendLost], None]) -> None:
+        """Call `listener`, in a thread of its own, if the backend is lost for good while no step runs."""
+        if self._runner.capabilities.on_loss is not None:
+            self._runner.capabilities.on_loss(listener)
 
     @property
     def max_running(self) -> int:

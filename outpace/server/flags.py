@@ -37,6 +37,7 @@ ENGINE_FIELDS = {
     "device": "device",
     "dtype": "dtype",
     "gpu_memory_utilization": "gpu_memory_utilization",
+    "tensor_parallel_size": "tensor_parallel_size",
     "threads": "threads",
     "llama_library": "llama_library",
     "max_model_len": "max_context",
@@ -94,17 +95,18 @@ class Lacking:
     sentence: str
 
 
-_ONE_DEVICE = (
-    "this build runs a model on one machine's CPU cores or one GPU, without {0}; leave out --{1} or set it to 1"
-)
 _SET_BY_FILE = (
     "weights are used as their file stores them, so --{0} cannot change them; choose a file with the format you need"
 )
 LACKING = {
-    "tensor_parallel_size": Lacking(("1",), _ONE_DEVICE.format("tensor parallelism", "tensor-parallel-size")),
-    "pipeline_parallel_size": Lacking(("1",), _ONE_DEVICE.format("pipeline parallelism", "pipeline-parallel-size")),
+    "pipeline_parallel_size": Lacking(
+        ("1",),
+        "this build splits a model by --tensor-parallel-size only; leave out --pipeline-parallel-size or set it to 1",
+    ),
     "speculative_draft_tensor_parallel_size": Lacking(
-        ("1",), _ONE_DEVICE.format("tensor parallelism", "speculative-draft-tensor-parallel-size")
+        ("1",),
+        "a draft model or head runs whole, beside the first part of the model; leave out "
+        "--speculative-draft-tensor-parallel-size or set it to 1",
     ),
     "quantization": Lacking(("none", "gguf"), _SET_BY_FILE.format("quantization")),
     "speculative_model_quantization": Lacking(("none", "gguf"), _SET_BY_FILE.format("speculative-model-quantization")),
@@ -164,6 +166,8 @@ def add_model_flags(parser: argparse.ArgumentParser, model: str = _MODEL) -> Non
     flags.add("--dtype", "the torch backend's number format", engine.dtype, choices=get_args(DtypeName))
     flags.add("--gpu-memory-utilization", "the share of a GPU's memory that may be used",
               engine.gpu_memory_utilization, metavar="SHARE", type=float)  # fmt: skip
+    flags.add("--tensor-parallel-size", "GPUs that share the model; see docs/scale.md", engine.tensor_parallel_size,
+              metavar="N", type=int)  # fmt: skip
     flags.add("--threads", "CPU threads (default: all usable cores)", metavar="N", type=int)
     flags.add("--max-model-len", f"most tokens of one request (default: the model's, at most {DEFAULT_CONTEXT})",
               metavar="N", type=int)  # fmt: skip

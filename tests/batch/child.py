@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
+from typing import Any
 
 from outpace.batch.answering import NO_LIMIT, Answerer
 from outpace.batch.job import Job, run
@@ -12,8 +13,8 @@ from outpace.server.config import ServerConfig
 from tests.fakes import ByteTokenizer, fake_engine
 
 
-def fake_answerer(**options: object) -> Answerer:
-    settings: dict[str, object] = {"max_context": 512, "cache_tokens": 4096, "max_sequences": 8, "speculation": "off"}
+def fake_answerer(**options: Any) -> Answerer:
+    settings: dict[str, Any] = {"max_context": 512, "cache_tokens": 4096, "max_sequences": 8, "speculation": "off"}
     engine = fake_engine(**{**settings, **options})
     config = ServerConfig(model_names=("fake",), max_connections=NO_LIMIT, request_timeout=NO_LIMIT, log_interval=0.0)
     return Answerer(engine, ByteTokenizer(), config, max_context=512)

@@ -92,7 +92,7 @@ def test_answers_are_those_of_the_server(files):
 
 
 def test_every_line_has_one_result_also_if_it_is_no_request(files):
-    bad = [
+    bad: list[dict[str, Any] | bytes] = [
         b"{broken",
         b"[1, 2]",
         b'{"method": "POST"}',
@@ -271,9 +271,9 @@ def kill_and_resume(source: Path, target: Path, num_lines: int, num_kills: int) 
 
 
 def test_killed_five_times_a_batch_loses_and_doubles_no_line(files):
-    kill_and_resume(*files, 400, 5)
+    kill_and_resume(files[0], files[1], 400, 5)
 
 
 @pytest.mark.slow
 def test_killed_five_times_a_batch_of_5000_loses_and_doubles_no_line(files):
-    kill_and_resume(*files, 5000, 5)
+    kill_and_resume(files[0], files[1], 5000, 5)

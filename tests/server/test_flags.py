@@ -148,9 +148,9 @@ def test_vllms_object_for_speculation_means_the_flags(tmp_path, values, expected
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--tensor-parallel-size", "2"], "without tensor parallelism"),
-        (["--speculative-draft-tensor-parallel-size", "4"], "without tensor parallelism"),
-        (["--pipeline-parallel-size", "2"], "without pipeline parallelism"),
+        (["--tensor-parallel-size", "0"], "tensor_parallel_size must be a whole number between 1 and 64"),
+        (["--speculative-draft-tensor-parallel-size", "4"], "runs whole, beside the first part of the model"),
+        (["--pipeline-parallel-size", "2"], "splits a model by --tensor-parallel-size only"),
         (["--dtype", "int8"], "invalid choice: 'int8'"),
         (["--quantization", "bitsandbytes"], "--quantization cannot change them"),
         (["--speculative-model-quantization", "int8"], "--speculative-model-quantization cannot change them"),
@@ -184,7 +184,10 @@ def test_vllms_object_for_speculation_means_the_flags(tmp_path, values, expected
         (["--speculative-config", '{"model": "x", "revision": "y"}'], "has the key 'revision', but this build reads"),
         (["--speculative-config", '{"model": 3}'], "has 3 as model, which must be a string"),
         (["--speculative-config", '{"model": "x", "num_speculative_tokens": true}'], "must be a whole number"),
-        (["--speculative-config", '{"model": "x", "draft_tensor_parallel_size": 2}'], "without tensor parallelism"),
+        (
+            ["--speculative-config", '{"model": "x", "draft_tensor_parallel_size": 2}'],
+            "a draft model or head runs whole",
+        ),
         (["--speculative-config", '{"model": "x"}', "--speculative-model", "y"], "the same as --speculative-model;"),
     ],
 )

@@ -20,6 +20,15 @@ class Model:
         self.rope = torch.from_numpy(config.rope.table(max_context)).to(weights.embedding.device)
         self.taps: TapStore | None = None  # keeps hidden states for a draft head
 
+    def replaying(self, step: StepInputs) -> None:
+        """A captured forward pass is about to run again. A model that is sharded tells the other ranks."""
+
+    def copying_page(self, source: int, target: int) -> None:
+        """The same for a page of the caches that is copied."""
+
+    def close(self) -> None:
+        """The same for the end."""
+
     @torch.inference_mode()
     def forward(
         self, step: StepInputs, caches: list[Cache], room: Tensor | None = None, states: list[Tensor] | None = None
