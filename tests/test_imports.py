@@ -57,6 +57,7 @@ ALLOWED: dict[str, set[str]] = {
     "outpace": BASICS | {"llm", "structured"},
     "server": BASICS | {"backends.base", "decoding", "engine", "llm", "metrics", "models", "outpace", "structured"},
     "batch": BASICS | {"backends.base", "engine", "server"},
+    "ray": BASICS | {"batch", "engine", "llm", "models", "server"},
     "training": BASICS | {"backends.base", "backends.torch", "bench", "models"},
     "bench": BASICS | SPECULATION | {"engine", "llm", "models", "outpace", "speculation"},
 }

@@ -54,9 +54,14 @@ def read_lines(path: Path) -> Iterator[Line]:
             content = raw.strip()
             if content:
                 digest = sha256(content).digest()
-                again = seen[digest]
+                yield line_of(number, content, seen[digest])
                 seen[digest] += 1
-                yield Line(number, _ID_PREFIX + sha256(digest + again.to_bytes(8, "little")).hexdigest()[:24], content)
+
+
+def line_of(number: int, content: bytes, num_equal: int = 0) -> Line:
+    """`num_equal`: equal lines before this one."""
+    digest = sha256(content).digest()
+    return Line(number, _ID_PREFIX + sha256(digest + num_equal.to_bytes(8, "little")).hexdigest()[:24], content)
 
 
 def parse(line: Line) -> BatchRequest:

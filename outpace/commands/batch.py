@@ -55,11 +55,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--json", action="store_true", help="print one JSON object with the counts at the end")
     group.add_argument("--config", default=argparse.SUPPRESS, metavar="FILE",
                        help="a YAML or TOML file with flags of `outpace serve`; the network's are ignored")  # fmt: skip
+    group.add_argument("--ray", action="store_true", help="answer on a Ray cluster, with several engines")
+    group.add_argument("--ray-address", metavar="ADDRESS",
+                       help="with --ray, the cluster to join: auto or HOST:6379 (default: start one here)")  # fmt: skip
+    group.add_argument("--engines", type=int, default=1, metavar="N", help="with --ray (default: %(default)s)")
+    group.add_argument("--engine-cpus", type=float, default=1.0, metavar="N",
+                       help="with --ray, CPU cores of each engine (default: %(default)g)")  # fmt: skip
+    group.add_argument("--engine-gpus", type=float, default=0.0, metavar="N",
+                       help="with --ray, GPUs of each engine (default: %(default)g)")  # fmt: skip
     add_model_flags(parser)
     add_answer_flags(parser)
 
 
-_OWN = ("command", "input", "output", "retry_failed", "overwrite", "seed", "request_timeout", "json")
+_RAY = ("ray", "ray_address", "engines", "engine_cpus", "engine_gpus")
+_OWN = ("command", "input", "output", "retry_failed", "overwrite", "seed", "request_timeout", "json", *_RAY)
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -69,6 +78,10 @@ def execute(options: argparse.Namespace) -> int:
 
     if options.retry_failed and options.overwrite:
         raise UsageError("--overwrite drops all answers and --retry-failed only the failed ones; give one of them")
+    if options.ray:
+        from outpace.ray.installed import check_ray
+
+        check_ray("--ray")
     given = {name: value for name, value in vars(options).items() if name not in _OWN}
     settings = gather(given, {})
     engine, server = configure(settings)
@@ -81,7 +94,11 @@ def execute(options: argparse.Namespace) -> int:
     )
     began = perf_counter()
     try:
-        if not job.tally.is_complete:
+        if job.tally.is_complete:
+            pass
+        elif options.ray:
+            _answer_on_cluster(job, settings, engine, _unlimited(server, options.request_timeout), options)
+        else:
             _answer(job, settings, engine, _unlimited(server, options.request_timeout))
     finally:
         job.close()
@@ -125,6 +142,27 @@ def _answer(job: Job, settings: Mapping[str, Any], engine: dict[str, Any], serve
 
         with _Progress(tally) as progress:
             asyncio.run(answer_all())
+
+
+def _answer_on_cluster(
+    job: Job, settings: Mapping[str, Any], engine: dict[str, Any], server: ServerConfig, options: argparse.Namespace
+) -> None:
+    from outpace.models.generation_config import GenerationChoice
+    from outpace.ray.batches import run_on_cluster
+
+    generation = GenerationChoice.of(settings.get("generation_config"), settings.get("override_generation_config"))
+    engine.setdefault("threads", max(int(options.engine_cpus), 1))
+    predictor = {**engine, "server": server, "generation": generation, "seed": options.seed}
+    with _Progress(job.tally) as progress:
+        run_on_cluster(
+            job,
+            predictor,
+            num_engines=options.engines,
+            num_cpus=options.engine_cpus,
+            num_gpus=options.engine_gpus,
+            address=options.ray_address,
+            show=progress.show,
+        )
 
 
 class _Progress:

@@ -78,6 +78,16 @@ SERVER_FIELDS = {
     "pooling": "pooling",
 }
 
+# Flags about replicas, and the field of `outpace.ray.application.Replicas` that each one sets
+RAY_FLAGS = {
+    "replicas": "number",
+    "min_replicas": "least",
+    "max_replicas": "most",
+    "replica_cpus": "num_cpus",
+    "replica_gpus": "num_gpus",
+    "ray_address": "",
+}
+
 # vLLM's short names, and those that `outpace run` had first
 ALIASES = {
     "--speculative-model": ("--spec-model", "--draft"),
@@ -139,6 +149,10 @@ _MODEL = (
     "a GGUF file, a Hugging Face folder, or a name on its hub: owner/name, or owner/name:Q4_K_M for a GGUF file "
     "(default: the embedded SmolLM2-135M-Instruct)"
 )
+
+
+def replica_count(given: str) -> int | str:
+    return given if given == "auto" else int(given)
 
 
 def method_name(given: str) -> str:
@@ -258,6 +272,16 @@ def _add_server_flags(parser: argparse.ArgumentParser) -> None:
     flags.add("--request-timeout", "seconds an answer may take", server.request_timeout, metavar="S", type=float)
     flags.add("--shutdown-timeout", "seconds that running answers may take after SIGTERM", server.shutdown_timeout,
               metavar="S", type=float)  # fmt: skip
+
+    flags = group("replicas, by Ray Serve; see docs/scale.md")
+    flags.add("--replicas", "engines behind one address, or auto: as many as the open requests need", metavar="N",
+              type=replica_count)  # fmt: skip
+    flags.add("--min-replicas", "with --replicas auto, at least so many (default: 1)", metavar="N", type=int)
+    flags.add("--max-replicas", "with --replicas auto, at most so many (default: 4)", metavar="N", type=int)
+    flags.add("--replica-cpus", "CPU cores of each (default: 1)", metavar="N", type=float)
+    flags.add("--replica-gpus", "GPUs of each (default: 0)", metavar="N", type=float)
+    flags.add("--ray-address", "a Ray cluster to join, such as auto or HOST:6379 (default: start one here)",
+              metavar="ADDRESS")  # fmt: skip
 
     flags = group("logs and configuration")
     flags.add("--log-level", "the lowest level to write", server.log_level, choices=get_args(LogLevel))

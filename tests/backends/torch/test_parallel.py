@@ -129,8 +129,8 @@ class Pair:
             assert found.outputs[0].logprobs is not None and expected.outputs[0].logprobs is not None
             for mine, other in zip(found.outputs[0].logprobs, expected.outputs[0].logprobs, strict=True):
                 assert mine.token_id == other.token_id and mine.logprob == pytest.approx(other.logprob, abs=1e-4)
-        for mine, other in zip(self.sharded.embed(PROMPTS), self.whole.embed(PROMPTS), strict=True):
-            assert np.abs(mine - other).max() < 1e-5
+        for one, another in zip(self.sharded.embed(PROMPTS), self.whole.embed(PROMPTS), strict=True):
+            assert np.abs(one - another).max() < 1e-5
 
     def close(self) -> None:
         children = pids(self.sharded)
@@ -141,7 +141,8 @@ class Pair:
 
 @pytest.fixture(scope="module", params=[("llama", "draft"), ("qwen3", "head")])
 def pair(request, tmp_path_factory) -> Iterator[Pair]:
-    pair = Pair(tmp_path_factory.mktemp("model"), *request.param, 2)
+    family, drafting = request.param
+    pair = Pair(tmp_path_factory.mktemp("model"), family, drafting, 2)
     yield pair
     pair.close()
 

@@ -17,7 +17,8 @@ _TIMEOUT = timedelta(minutes=5)  # of one operation: a rank may compile kernels 
 
 
 class Group:
-    def __init__(self, store: dist.Store, rank: int, size: int, device: torch.device) -> None:
+    def __init__(self, store: Any, rank: int, size: int, device: torch.device) -> None:
+        """`store`: where the ranks meet, a torch.distributed.TCPStore."""
         self.rank, self.size = rank, size
         # As `Any`, because torch has no annotations for these classes.
         backend: Any = dist.ProcessGroupNCCL if device.type == "cuda" else dist.ProcessGroupGloo

@@ -9,9 +9,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from time import monotonic, sleep
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from outpace.backends.torch.execution.step import StepInputs
@@ -49,7 +49,7 @@ class Leader:
             with suppress(BrokenPipeError):  # reported when the rank should be ready
                 process.stdin.write(setup.encode())
 
-    def join(self, store: dist.Store, device: torch.device) -> Group:
+    def join(self, store: Any, device: torch.device) -> Group:
         """Wait until every rank has loaded its part, and form a group with them."""
         for rank, process in enumerate(self._processes, 1):
             assert process.stdout is not None

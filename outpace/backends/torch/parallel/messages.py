@@ -68,4 +68,5 @@ def receive(pipe: IO[bytes]) -> tuple[Kind, list[int]] | None:
 
 
 def shape_of(numbers: Sequence[int]) -> StepShape:
-    return StepShape(*numbers[:5], is_packed=bool(numbers[5]))
+    num_tokens, num_rows, num_outputs, max_row_tokens, table_width, is_packed = numbers
+    return StepShape(num_tokens, num_rows, num_outputs, max_row_tokens, table_width, is_packed=bool(is_packed))

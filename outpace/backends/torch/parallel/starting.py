@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from outpace.backends.base import Capacity
 from outpace.backends.torch.kernels import ops_for
@@ -44,7 +45,7 @@ def start(
     threads: int,
 ) -> LeadingModel:
     """Rank 0's part of a model, once every rank has loaded its own."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_JOIN_TIMEOUT)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_JOIN_TIMEOUT)
     leader = Leader(
         [
             Setup(

@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from outpace.backends.torch.execution.step import StepInputs, StepShape, views
 from outpace.backends.torch.kernels import ops_for
@@ -48,7 +48,7 @@ class Rank:
 
     def join(self) -> None:
         setup = self._setup
-        store = dist.TCPStore("127.0.0.1", setup.port, is_master=False, timeout=timedelta(seconds=60))
+        store = TCPStore("127.0.0.1", setup.port, is_master=False, timeout=timedelta(seconds=60))
         self._group = Group(store, setup.rank, setup.size, self.device)
         ops = ShardedOps(ops_for(self.device), self._group, self._config.vocab_size)
         self._model = Model(self._config, self._weights, ops, setup.capacity.max_context)
