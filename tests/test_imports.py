@@ -59,7 +59,7 @@ ALLOWED: dict[str, set[str]] = {
     "batch": BASICS | {"backends.base", "engine", "server"},
     "ray": BASICS | {"batch", "engine", "llm", "models", "server"},
     "training": BASICS | {"backends.base", "backends.torch", "bench", "models"},
-    "bench": BASICS | SPECULATION | {"engine", "llm", "models", "outpace", "speculation"},
+    "bench": BASICS | SPECULATION | {"engine", "llm", "models", "outpace", "ray", "speculation"},
 }
 ENTRY_POINTS = {"cli", "commands", "serve", "__main__"}  # may import any package
 

@@ -77,7 +77,9 @@ def application(
         graceful_shutdown_timeout_s=config.shutdown_timeout,
         health_check_period_s=2.0,
         health_check_timeout_s=30.0,
-        request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
+        request_router_config=RequestRouterConfig(
+            request_router_class=PrefixRouter, request_router_kwargs={"at_once": num_at_once}
+        ),
         **wanted.scaling(num_at_once),
     )
     bound = replica.bind(

@@ -44,6 +44,15 @@ def chain(text: bytes) -> list[bytes]:
     return found
 
 
+def goes_to_cached(num_open: int, fewest_open: int, at_once: int) -> bool:
+    """Whether a request goes to the replica that has its prefix and so many open requests, or to the least busy one.
+
+    `at_once`: requests that a replica runs at once. Where it would have to wait although another replica is free, it
+    does not: a wait takes longer than a prefill. If all are full, a little longer queue is worth the prefix.
+    """
+    return num_open < at_once or num_open <= fewest_open + 1
+
+
 class PrefixIndex:
     def __init__(self, most_links: int = _MOST_LINKS) -> None:
         self._most = most_links

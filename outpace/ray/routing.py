@@ -1,4 +1,4 @@
-"""Sends a request to the replica that has its prefix in the cache, unless that one is much busier than others.
+"""Sends a request to the replica that has its prefix in the cache, unless it would wait there and not elsewhere.
 
 A request router of Ray Serve's public, alpha interface. Ray's own PrefixCacheAffinityRouter cannot be imported without
 vLLM or SGLang. Ray calls this in the process that holds the handle: the front.
@@ -11,14 +11,13 @@ from typing import Any
 
 from ray.serve.request_router import FIFOMixin, PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from outpace.ray.prefixes import PrefixIndex, chain
-
-_MOST_MORE = 4  # requests more than the least busy replica has: waiting for these costs more than a prefill
+from outpace.ray.prefixes import PrefixIndex, chain, goes_to_cached
 
 
 class PrefixRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]
-    def initialize_state(self, most_more: int = _MOST_MORE, **_: Any) -> None:
-        self._most_more = most_more
+    def initialize_state(self, at_once: int = 8, **_: Any) -> None:
+        """`at_once`: requests that a replica runs at once."""
+        self._at_once = at_once
         self._index = PrefixIndex()
 
     async def choose_replicas(
@@ -30,7 +29,7 @@ class PrefixRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]
         order = sorted(by_name, key=lambda name: (busy[name], random.random()))
         links = _links(pending_request)
         cached, _ = self._index.find(links, set(by_name))
-        if cached is not None and busy[cached] <= busy[order[0]] + self._most_more:
+        if cached is not None and goes_to_cached(busy[cached], busy[order[0]], self._at_once):
             order.remove(cached)
             order.insert(0, cached)
         return [[by_name[name]] for name in order]

@@ -24,7 +24,7 @@ from tests.server_helper import free_port, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.model]
 NUM_REPLICAS, NUM_CLIENTS, SECONDS = 3, 8, 40.0
-OPTIONS = ["--max-model-len", "512", "--log-level", "warning"]
+OPTIONS = ["--max-model-len", "512", "--log-level", "warning", "--generation-config", "vllm"]
 
 
 def messages(number: int) -> list[dict[str, str]]:
