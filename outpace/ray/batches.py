@@ -14,7 +14,7 @@ from outpace.batch.lines import BadLine, refused
 from outpace.errors import OutpaceError
 from outpace.ray.predictor import Predictor
 
-_BLOCK_LINES = 64  # lines that an engine gets at once, in multiples of what it runs at once it is the queue
+_BLOCK_LINES = 64  # lines that an engine gets at once; several times what it runs at once, so that it is never idle
 _MOST_LINES = 1 << 14  # lines that are sent to the cluster together; a run that is stopped loses at most these
 
 
