@@ -41,10 +41,8 @@ from outpace.backends.torch.model.head_weights import HeadWeights
 from outpace.backends.torch.model.loader import load_weights, open_checkpoint
 from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.model.taps import TapStore
-from outpace.backends.torch.parallel.leader import LeadingModel
 from outpace.backends.torch.parallel.ops import local_ops
 from outpace.backends.torch.parallel.shard import Shard, num_shard_bytes
-from outpace.backends.torch.parallel.starting import check_devices, start
 from outpace.backends.torch.sampling.draws import Draws, Mode
 from outpace.core import MeasuredAcceptance, Row, StepPlan
 from outpace.errors import BackendError
@@ -69,7 +67,6 @@ class TorchModel:
         self._checkpoint = open_checkpoint(path)
         self._shard = Shard(0, options.tensor_parallel_size)
         self._shard.check(self._checkpoint.config)
-        check_devices(self.device, self._shard.size)
         self.config = self._shard.of(self._checkpoint.config)  # of what this process holds
         self.has_head = head is not None
         self._head = open_head(head, path, self.config, self._checkpoint.name) if head is not None else None
@@ -104,6 +101,8 @@ class TorchModel:
         if self._shard.size == 1:
             weights = load_weights(self._checkpoint, self.dtype, self.device)
             return Model(self.config, weights, ops, capacity.max_context)
+        from outpace.backends.torch.parallel.starting import start  # needs torch.distributed
+
         return start(
             self._path, self._checkpoint, self._shard, self.dtype, self.device, capacity, num_pages(capacity), threads
         )
@@ -178,7 +177,7 @@ class TorchRunner:
             states=self.states,
             state_width=config.width,
             captured=LARGEST_BUCKET if embedding.is_cuda else None,
-            on_loss=model.leader.on_loss if isinstance(model, LeadingModel) else None,
+            on_loss=model.on_loss,
         )
         self.vocab_size = config.vocab_size
         self.device = embedding.device

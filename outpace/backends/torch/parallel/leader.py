@@ -112,13 +112,22 @@ class Leader:
         )
         for listener in self._listeners:
             listener(BackendLost(self.sentence))
-        deadline = monotonic() + _STUCK_SECONDS
-        while self._is_stepping and monotonic() < deadline:
-            sleep(0.05)
-        if self._is_stepping and not self._is_closing:
+        if self._was_stuck(_NOTICE_SECONDS) and self._group is not None:
+            with suppress(RuntimeError):
+                self._group.abort()
+        if self._was_stuck(_STUCK_SECONDS):
             # An operation on a GPU waits for the dead rank, and no exception can end it.
             print(f"outpace: {self.sentence}", file=sys.stderr, flush=True)
             os._exit(1)
+
+    def _was_stuck(self, seconds: float) -> bool:
+        """Whether a step that ran now still runs after this time."""
+        deadline = monotonic() + seconds
+        while self._is_stepping and not self._is_closing:
+            if monotonic() >= deadline:
+                return True
+            sleep(0.05)
+        return False
 
     def close(self) -> None:
         self._is_closing = True
@@ -147,6 +156,7 @@ class LeadingModel(Model):
 
     def lead(self, leader: Leader, group: Group) -> None:
         self.leader, self.group = leader, group
+        self.on_loss = leader.on_loss
 
     @torch.inference_mode()
     def forward(

@@ -3,12 +3,16 @@ layer needs one. All other kernels stay fused as they are."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from outpace.backends.torch.execution.step import StepInputs
 from outpace.backends.torch.kernels.base import Cache, Hidden, Ops
-from outpace.backends.torch.parallel.group import Group
+
+if TYPE_CHECKING:
+    from outpace.backends.torch.parallel.group import Group
 
 
 class ShardedOps:

@@ -6,7 +6,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from outpace.backends.base import Capacity
@@ -21,12 +20,8 @@ from outpace.errors import BackendError
 _JOIN_TIMEOUT = timedelta(seconds=60)
 
 
-def check_devices(device: torch.device, size: int) -> None:
-    """Raises if there are fewer GPUs than ranks, or if torch cannot connect them."""
-    if size == 1:
-        return
-    if not dist.is_available():
-        raise BackendError("this build of torch has no torch.distributed; set tensor_parallel_size to 1")
+def _check_devices(device: torch.device, size: int) -> None:
+    """Raises if there are fewer GPUs than ranks."""
     if device.type == "cuda" and torch.cuda.device_count() < size:
         raise BackendError(
             f"tensor_parallel_size is {size} and torch sees {torch.cuda.device_count()} GPUs; lower it, or let it see "
@@ -45,6 +40,7 @@ def start(
     threads: int,
 ) -> LeadingModel:
     """Rank 0's part of a model, once every rank has loaded its own."""
+    _check_devices(device, shard.size)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_JOIN_TIMEOUT)
     leader = Leader(
         [
