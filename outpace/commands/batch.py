@@ -85,6 +85,7 @@ def execute(options: argparse.Namespace) -> int:
     given = {name: value for name, value in vars(options).items() if name not in _OWN}
     settings = gather(given, {})
     engine, server = configure(settings)
+    server = _unlimited(server, options.request_timeout)
     job = Job(
         options.input,
         options.output,
@@ -97,9 +98,9 @@ def execute(options: argparse.Namespace) -> int:
         if job.tally.is_complete:
             pass
         elif options.ray:
-            _answer_on_cluster(job, settings, engine, _unlimited(server, options.request_timeout), options)
+            _answer_on_cluster(job, settings, engine, server, options)
         else:
-            _answer(job, settings, engine, _unlimited(server, options.request_timeout))
+            _answer(job, settings, engine, server)
     finally:
         job.close()
     return _report(job, perf_counter() - began, as_json=options.json)

@@ -16,7 +16,7 @@ from outpace.commands.serve import configure
 from outpace.config import EngineConfig
 from outpace.errors import UsageError
 from outpace.server.config import ServerConfig
-from outpace.server.flags import ALIASES, ENGINE_FIELDS, LACKING, SERVER_FIELDS, WITHOUT_EFFECT, add_flags
+from outpace.server.flags import ALIASES, ENGINE_FIELDS, LACKING, RAY_FLAGS, SERVER_FIELDS, WITHOUT_EFFECT, add_flags
 from outpace.server.settings import gather
 
 
@@ -212,7 +212,8 @@ def test_every_flag_goes_somewhere():
     by_name |= {"spec_decoding_acceptance_method"}
     by_name |= {"speculative_config", "generation_config", "override_generation_config"}
     by_name |= {f"typical_acceptance_sampler_posterior_{what}" for what in ("threshold", "alpha")}
-    assert names == by_name | set(ENGINE_FIELDS) | set(SERVER_FIELDS) | set(LACKING) | set(WITHOUT_EFFECT)
+    by_table = {*ENGINE_FIELDS, *SERVER_FIELDS, *RAY_FLAGS, *LACKING, *WITHOUT_EFFECT}
+    assert names == by_name | by_table
     assert set(SERVER_FIELDS.values()) <= set(ServerConfig.__dataclass_fields__)
     assert set(ENGINE_FIELDS.values()) <= set(EngineConfig.__dataclass_fields__)
 
@@ -302,3 +303,11 @@ def test_serving_is_not_imported_by_other_commands():
         "import sys, outpace.cli, outpace.llm; sys.exit(any(m in sys.modules for m in ('fastapi', 'uvicorn', 'yaml')))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], timeout=60).returncode == 0
+
+
+def test_replicas_need_ray_and_their_flags_need_replicas(monkeypatch, capsys):
+    assert main(["serve", "--max-replicas", "3"]) == 2
+    assert "--max-replicas needs --replicas" in capsys.readouterr().err
+    monkeypatch.setattr("outpace.ray.installed.find_spec", lambda _: None)
+    assert main(["serve", "--replicas", "2"]) == 2
+    assert "--replicas needs Ray, which is not installed; pip install 'outpace[ray]'" in capsys.readouterr().err
