@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -19,6 +20,18 @@ from outpace.server.config import ServerConfig
 NO_LIMIT = 1 << 30  # for limits that protect a server from its clients
 _UNAVAILABLE = 503
 _KEPT_BUSY = 2  # requests at once, in multiples of what the engine runs at once: the next ones are ready when one ends
+
+
+def unlimited(server: ServerConfig, timeout: float | None = None) -> ServerConfig:
+    """The settings without the limits that protect a server from its clients. `timeout`: of an answer, in seconds."""
+    return replace(
+        server,
+        api_keys=(),
+        max_connections=NO_LIMIT,
+        max_request_bytes=NO_LIMIT,
+        request_timeout=NO_LIMIT if timeout is None else timeout,
+        log_interval=0.0,
+    )
 
 
 class EngineEnded(OutpaceError):

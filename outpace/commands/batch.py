@@ -72,6 +72,7 @@ _OWN = ("command", "input", "output", "retry_failed", "overwrite", "seed", "requ
 
 
 def execute(options: argparse.Namespace) -> int:
+    from outpace.batch.answering import unlimited
     from outpace.batch.job import Job
     from outpace.commands.serve import configure
     from outpace.server.settings import gather
@@ -85,7 +86,7 @@ def execute(options: argparse.Namespace) -> int:
     given = {name: value for name, value in vars(options).items() if name not in _OWN}
     settings = gather(given, {})
     engine, server = configure(settings)
-    server = _unlimited(server, options.request_timeout)
+    server = unlimited(server, options.request_timeout)
     job = Job(
         options.input,
         options.output,
@@ -104,20 +105,6 @@ def execute(options: argparse.Namespace) -> int:
     finally:
         job.close()
     return _report(job, perf_counter() - began, as_json=options.json)
-
-
-def _unlimited(server: ServerConfig, timeout: float | None) -> ServerConfig:
-    """The server's settings without the limits that protect it from its clients."""
-    from outpace.batch.answering import NO_LIMIT
-
-    return replace(
-        server,
-        api_keys=(),
-        max_connections=NO_LIMIT,
-        max_request_bytes=NO_LIMIT,
-        request_timeout=NO_LIMIT if timeout is None else timeout,
-        log_interval=0.0,
-    )
 
 
 def _answer(job: Job, settings: Mapping[str, Any], engine: dict[str, Any], server: ServerConfig) -> None:

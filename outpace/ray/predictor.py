@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from outpace.batch.answering import NO_LIMIT, Answerer
+from outpace.batch.answering import Answerer, unlimited
 from outpace.batch.lines import BadLine, Line, line_of, parse, refused, seeded
 from outpace.llm import LLM
 from outpace.models.generation_config import GenerationChoice
@@ -42,15 +42,7 @@ class Predictor:
         self._seed = seed
         self._llm = LLM(model, **engine)
         defaults = (generation or GenerationChoice.of(None, None)).settle(Path(self._llm.config.model))
-        config = replace(
-            server or ServerConfig(),
-            api_keys=(),
-            max_connections=NO_LIMIT,
-            max_request_bytes=NO_LIMIT,
-            request_timeout=NO_LIMIT,
-            log_interval=0.0,
-            default_sampling=defaults.values,
-        )
+        config = replace(unlimited(server or ServerConfig()), default_sampling=defaults.values)
         self._llm.engine.calibrate()
         self._answerer = Answerer(
             self._llm.engine, self._llm.tokenizer, config, max_context=self._llm.config.max_context

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from outpace.batch.answering import NO_LIMIT, Answerer
+from outpace.batch.answering import Answerer, unlimited
 from outpace.batch.job import Job, run
 from outpace.server.config import ServerConfig
 from tests.fakes import ByteTokenizer, fake_engine
@@ -16,7 +16,7 @@ from tests.fakes import ByteTokenizer, fake_engine
 def fake_answerer(**options: Any) -> Answerer:
     settings: dict[str, Any] = {"max_context": 512, "cache_tokens": 4096, "max_sequences": 8, "speculation": "off"}
     engine = fake_engine(**{**settings, **options})
-    config = ServerConfig(model_names=("fake",), max_connections=NO_LIMIT, request_timeout=NO_LIMIT, log_interval=0.0)
+    config = unlimited(ServerConfig(model_names=("fake",)))
     return Answerer(engine, ByteTokenizer(), config, max_context=512)
 
 

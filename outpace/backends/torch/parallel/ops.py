@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from outpace.backends.torch.execution.step import StepInputs
-from outpace.backends.torch.kernels.base import Cache, Hidden, Ops
+from outpace.backends.torch.kernels.base import Hidden, Ops
 
 if TYPE_CHECKING:
     from outpace.backends.torch.parallel.group import Group
@@ -20,18 +19,9 @@ class ShardedOps:
         self.local = local
         self._group = group
         self._vocab_size = vocab_size
-
-    def embed(self, tokens: Tensor, embedding: Tensor) -> Hidden:
-        return self.local.embed(tokens, embedding)
-
-    def norm(self, x: Tensor, norm: Tensor, epsilon: float) -> Tensor:
-        return self.local.norm(x, norm, epsilon)
-
-    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        return self.local.linear(x, weight)
-
-    def norm_linear(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return self.local.norm_linear(h, norm, epsilon, weight, bias)
+        # On whole activations, or on a rank's own part: the same as on one device.
+        self.embed, self.norm, self.linear = local.embed, local.norm, local.linear
+        self.norm_linear, self.norm_swiglu, self.attend = local.norm_linear, local.norm_swiglu, local.attend
 
     def linear_add(self, x: Tensor, weight: Tensor, bias: Tensor | None, h: Hidden, next_norm: Tensor) -> Hidden:
         """The product is summed before it is added to the residual stream, which would otherwise be rounded by every
@@ -40,9 +30,6 @@ class ShardedOps:
         if bias is not None:
             total = total + bias
         return Hidden(h.residual + total)
-
-    def norm_swiglu(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return self.local.norm_swiglu(h, norm, epsilon, weight, bias)
 
     def norm_logits(self, h: Hidden, norm: Tensor, epsilon: float, head: Tensor, room: Tensor | None = None) -> Tensor:
         """All logits on rank 0. On other ranks their own, which nobody reads."""
@@ -54,18 +41,6 @@ class ShardedOps:
             return mine
         logits = torch.cat(parts, dim=1)[:, : self._vocab_size]
         return logits.contiguous() if room is None else room.copy_(logits)
-
-    def attend(
-        self,
-        qkv: Tensor,
-        cache: Cache,
-        step: StepInputs,
-        rope: Tensor,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        epsilon: float,
-    ) -> Tensor:
-        return self.local.attend(qkv, cache, step, rope, q_norm, k_norm, epsilon)
 
 
 def local_ops(ops: Ops) -> Ops:
