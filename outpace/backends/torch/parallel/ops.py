@@ -34,7 +34,7 @@ class ShardedOps:
     def norm_logits(self, h: Hidden, norm: Tensor, epsilon: float, head: Tensor, room: Tensor | None = None) -> Tensor:
         """All logits on rank 0. On other ranks their own, which nobody reads."""
         if not len(h.residual):
-            return head.new_empty((0, self._vocab_size), dtype=torch.float32)
+            return h.residual.new_empty((0, self._vocab_size), dtype=torch.float32)
         mine = self.local.norm_logits(h, norm, epsilon, head)
         parts = self._group.to_first(mine)
         if not parts:
