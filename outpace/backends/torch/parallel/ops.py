@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from outpace.backends.torch.kernels.base import Hidden, Ops
+from outpace.backends.torch.storage import Weight
 
 if TYPE_CHECKING:
     from outpace.backends.torch.parallel.group import Group
@@ -23,7 +24,7 @@ class ShardedOps:
         self.embed, self.norm, self.linear = local.embed, local.norm, local.linear
         self.norm_linear, self.norm_swiglu, self.attend = local.norm_linear, local.norm_swiglu, local.attend
 
-    def linear_add(self, x: Tensor, weight: Tensor, bias: Tensor | None, h: Hidden, next_norm: Tensor) -> Hidden:
+    def linear_add(self, x: Tensor, weight: Weight, bias: Tensor | None, h: Hidden, next_norm: Tensor) -> Hidden:
         """The product is summed before it is added to the residual stream, which would otherwise be rounded by every
         rank. So the next norm cannot begin in the kernel of the product."""
         total = self._group.sum(self.local.linear(x, weight))
@@ -31,7 +32,7 @@ class ShardedOps:
             total = total + bias
         return Hidden(h.residual + total)
 
-    def norm_logits(self, h: Hidden, norm: Tensor, epsilon: float, head: Tensor, room: Tensor | None = None) -> Tensor:
+    def norm_logits(self, h: Hidden, norm: Tensor, epsilon: float, head: Weight, room: Tensor | None = None) -> Tensor:
         """All logits on rank 0. On other ranks their own, which nobody reads."""
         if not len(h.residual):
             return h.residual.new_empty((0, self._vocab_size), dtype=torch.float32)
