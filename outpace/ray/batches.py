@@ -15,7 +15,7 @@ from outpace.errors import OutpaceError
 from outpace.ray.predictor import Predictor
 
 _BLOCK_LINES = 64  # lines that an engine gets at once; several times what it runs at once, so that it is never idle
-_MOST_LINES = 1 << 14  # lines that are sent to the cluster together; a run that is stopped loses at most these
+_MOST_LINES = 1 << 16  # lines that are sent to the cluster together: engines are started anew for each such part
 
 
 def run_on_cluster(
@@ -36,27 +36,33 @@ def run_on_cluster(
             f"cannot use the Ray cluster: {' '.join(str(error).split())}; check --ray-address"
         ) from error
     ray.data.DataContext.get_current().enable_progress_bars = False
+
+    def answer(rows: list[dict[str, str]]) -> None:
+        answered = ray.data.from_items(rows).map_batches(
+            Predictor,
+            fn_constructor_kwargs=options,
+            batch_size=_BLOCK_LINES,
+            concurrency=num_engines,
+            num_cpus=num_cpus,
+            num_gpus=num_gpus or None,
+        )
+        for row in answered.iter_rows():
+            job.write(json.loads(row["result"]))
+            show()
+
     try:
         rows = list[dict[str, str]]()
         for line, request in job.pending():
             if isinstance(request, BadLine):
                 job.write(refused(line, request))
                 show()
-            else:
-                rows.append({"id": line.id, "text": line.content.decode()})
-        for begin in range(0, len(rows), _MOST_LINES):
-            part = ray.data.from_items(rows[begin : begin + _MOST_LINES])
-            answered = part.map_batches(
-                Predictor,
-                fn_constructor_kwargs=options,
-                batch_size=_BLOCK_LINES,
-                concurrency=num_engines,
-                num_cpus=num_cpus,
-                num_gpus=num_gpus or None,
-            )
-            for row in answered.iter_rows():
-                job.write(json.loads(row["result"]))
-                show()
+                continue
+            rows.append({"id": line.id, "text": line.content.decode()})
+            if len(rows) == _MOST_LINES:
+                answer(rows)
+                rows = []
+        if rows:
+            answer(rows)
     except KeyboardInterrupt:
         job.tally.is_interrupted = True
     except ray.exceptions.RayError as error:
