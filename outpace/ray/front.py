@@ -74,11 +74,11 @@ class FrontApp:
                 break
             finally:
                 stream.cancel()
-        error = {"message": _LOST, "type": "service_unavailable_error", "param": None, "code": "unavailable"}
+        lost = {"message": _LOST, "type": "service_unavailable_error", "param": None, "code": "unavailable"}
         if not has_begun:
-            await _send_json(send, 503, {"error": error}, [(b"retry-after", b"1")])
+            await _send_json(send, 503, {"error": lost}, [(b"retry-after", b"1")])
         elif is_stream:
-            await send({"type": "http.response.body", "body": f"data: {json.dumps({'error': error})}\n\n".encode()})
+            await send({"type": "http.response.body", "body": f"data: {json.dumps({'error': lost})}\n\n".encode()})
         else:
             raise RuntimeError(_LOST)  # breaks the connection: the body is shorter than its stated length
 

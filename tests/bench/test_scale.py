@@ -34,7 +34,7 @@ def test_sums_take_longer_with_more_bytes_and_never_less_than_their_latency():
 
 def test_routing_by_prefix_finds_more_prefixes_and_makes_nobody_wait_longer():
     fleet = Fleet(num_replicas=50, load=0.85, num_requests=6000)
-    found = {rule: simulate(fleet, rule) for rule in ("random", "better of two", "least busy", "prefix")}  # type: ignore[arg-type]
+    found = {rule: simulate(fleet, rule) for rule in ("random", "better of two", "least busy", "prefix")}
     assert found["prefix"].hit_share > 1.8 * found["least busy"].hit_share
     assert found["prefix"].mean_wait < found["least busy"].mean_wait < found["random"].mean_wait
     assert found["prefix"].p99_wait <= found["least busy"].p99_wait
