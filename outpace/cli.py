@@ -20,6 +20,7 @@ COMMANDS = {
     "chat": "hold a conversation in the terminal",
     "serve": "serve the OpenAI API",
     "plan": "before a launch: what fits, which draft pays, at which depth and load",
+    "batch": "answer a file of requests in OpenAI's batch format",
     "bench": "measure where speculation pays on this machine, and with which settings",
     "costs": "print the costs of steps, drafts and lookups that speculation decides by",
     "distill": "train a draft head for a model, so that speculation pays on ordinary text",

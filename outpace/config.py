@@ -281,6 +281,7 @@ class EngineConfig:
     device: DeviceName = "auto"  # of the torch backend
     dtype: DtypeName = "auto"  # of the torch backend's weights and cache
     gpu_memory_utilization: float = 0.9  # the share of a GPU's memory that Outpace may fill
+    tensor_parallel_size: int = 1  # GPUs, or for tests processes, that share the model; of the torch backend
     chat_template: str | None = None  # a file or the template itself, instead of the model's
     default_seed: int | None = None  # of requests without a seed; each gets another one derived from it
 
@@ -294,6 +295,7 @@ class EngineConfig:
         _check_choice("device", self.device, DeviceName)
         _check_choice("dtype", self.dtype, DtypeName)
         _check_number("gpu_memory_utilization", self.gpu_memory_utilization, 0.01, 1.0)
+        _check_int("tensor_parallel_size", self.tensor_parallel_size, 1, 64)
         _check_choice("speculation", self.speculation, SpeculationMode)
         if self.method is not None:
             _check_choice("method", self.method, Method)
@@ -396,6 +398,7 @@ class ResolvedConfig:
     device: DeviceName
     dtype: DtypeName
     gpu_memory_utilization: float
+    tensor_parallel_size: int
     chat_template: str | None
     default_seed: int | None
 

@@ -42,6 +42,10 @@ class BackendError(OutpaceError):
     """A backend's library is missing, has the wrong version, or reported an error."""
 
 
+class BackendLost(BackendError):
+    """A part of the backend is gone for good, such as a process that holds a part of the model."""
+
+
 def suggestion(word: str, known: Iterable[str]) -> str:
     """A question that follows a misspelt flag, with the flag that was probably meant; empty if none is similar."""
     from difflib import get_close_matches

@@ -56,11 +56,13 @@ ALLOWED: dict[str, set[str]] = {
     "llm": BASICS | SPECULATION | {"backends", "decoding", "engine", "models"},
     "outpace": BASICS | {"llm", "structured"},
     "server": BASICS | {"backends.base", "decoding", "engine", "llm", "metrics", "models", "outpace", "structured"},
+    "batch": BASICS | {"backends.base", "engine", "server"},
+    "ray": BASICS | {"batch", "engine", "llm", "models", "server"},
     "training": BASICS | {"backends.base", "backends.torch", "bench", "models"},
     "plan": BASICS
     | SPECULATION
     | {"backends", "backends.base", "backends.memory", "backends.native", "bench", "decoding", "models", "outpace"},
-    "bench": BASICS | SPECULATION | {"engine", "llm", "models", "outpace", "speculation"},
+    "bench": BASICS | SPECULATION | {"engine", "llm", "models", "outpace", "ray", "speculation"},
 }
 ENTRY_POINTS = {"cli", "commands", "serve", "__main__"}  # may import any package
 

@@ -46,7 +46,7 @@ def load(config: EngineConfig, model_path: Path, draft_path: Path | None) -> Loa
         if draft_path is not None and head_path is None:
             # A draft may run on another backend than its target.
             wanted: BackendName = backend if backend == "torch" or config.backend == "llamacpp" else "auto"
-            draft, _ = _open(config, wanted, draft_path)
+            draft, _ = _open(replace(config, tensor_parallel_size=1), wanted, draft_path)  # whole, on the first rank
             undo.callback(draft.close)
             check_same_vocabulary(target.tokenizer, draft.tokenizer)
         if backend == "torch" and config.cache_tokens is None:
@@ -62,7 +62,7 @@ def load(config: EngineConfig, model_path: Path, draft_path: Path | None) -> Loa
 def _reject_torch_settings(config: EngineConfig) -> None:
     """Reject torch settings for other backends. The value "cpu" is accepted: they all run on the CPU."""
     unset = EngineConfig()
-    for name in ("device", "dtype", "gpu_memory_utilization"):
+    for name in ("device", "dtype", "gpu_memory_utilization", "tensor_parallel_size"):
         value = getattr(config, name)
         if value not in (getattr(unset, name), "cpu"):
             raise UsageError(
@@ -163,5 +163,5 @@ def _open_torch(config: EngineConfig, path: Path, head: Path | None) -> OpenMode
         raise BackendError(
             f"the torch backend needs {error.name or 'torch'}, which is not installed; pip install 'outpace[torch]'"
         ) from error
-    options = TorchOptions(config.device, config.dtype, config.gpu_memory_utilization)
+    options = TorchOptions(config.device, config.dtype, config.gpu_memory_utilization, config.tensor_parallel_size)
     return TorchModel(path, options, head=head)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from outpace.core import Case, MeasuredAcceptance, Request, Row, StepPlan, TokenLogprob, Verdict
 
 if TYPE_CHECKING:
+    from outpace.errors import BackendLost
     from outpace.models.special_tokens import SpecialTokens
 
 
@@ -169,6 +170,8 @@ class Capabilities:
     drafter: Drafter | None = None  # drafts all tokens of a draft in one call
     follow: Callable[[Runner], None] | None = None  # starts to verify that runner's drafts early
     num_prepared: Callable[[], int] | None = None  # count of one-time work, such as captures; it makes a step slow
+    on_loss: Callable[[Callable[[BackendLost], None]], None] | None = None
+    """Registers a function to call, in another thread, when the backend is lost; without a step nobody would notice."""
     captured: tuple[int, int] | None = None  # max rows, and max tokens per row, of captured steps
 
 

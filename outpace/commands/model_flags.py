@@ -45,6 +45,8 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
                        help="where the torch backend runs it (default: %(default)s)")  # fmt: skip
     group.add_argument("--dtype", choices=get_args(DtypeName), default=engine.dtype,
                        help="the torch backend's number format (default: %(default)s)")  # fmt: skip
+    group.add_argument("--tensor-parallel-size", type=int, default=engine.tensor_parallel_size, metavar="N",
+                       help="GPUs that share the model, with the torch backend (default: %(default)s)")  # fmt: skip
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all usable cores)")
     group.add_argument(*spellings("--max-model-len"), dest="max_context", type=int, metavar="N",
                        help=f"most tokens, prompt + output (default: model's, up to {DEFAULT_CONTEXT})")  # fmt: skip

@@ -20,6 +20,7 @@ from outpace.server.flags import (
     ACCEPTANCE,
     ENGINE_FIELDS,
     LACKING,
+    RAY_FLAGS,
     SERVER_FIELDS,
     VALUES_WITHOUT_EFFECT,
     WITHOUT_EFFECT,
@@ -52,6 +53,9 @@ def execute(options: argparse.Namespace) -> int:
     engine, server = configure(settings)
     generation = GenerationChoice.of(settings.get("generation_config"), settings.get("override_generation_config"))
 
+    if any(name in settings for name in RAY_FLAGS):
+        return _serve_replicas(settings, engine, server, generation)
+
     from outpace.llm import LLM
     from outpace.server import logs
     from outpace.server.launch import serve
@@ -70,6 +74,24 @@ def execute(options: argparse.Namespace) -> int:
         if not server.api_keys and server.host not in ("127.0.0.1", "::1", "localhost"):
             log.warning("anyone who can connect to %s may use this server; set --api-key to require a key", server.host)
         return serve(llm, server)
+
+
+def _serve_replicas(
+    settings: Mapping[str, Any], engine: dict[str, Any], server: ServerConfig, generation: GenerationChoice
+) -> int:
+    from outpace.ray.installed import check_ray
+    from outpace.server import logs
+
+    if "replicas" not in settings:
+        raise UsageError(f"--{next(name for name in RAY_FLAGS if name in settings).replace('_', '-')} needs --replicas")
+    check_ray("--replicas")
+    from outpace.ray.application import Replicas
+    from outpace.ray.serving import serve_replicas
+
+    logs.configure(server.log_level, server.log_format)
+    fields = {field: settings[name] for name, field in RAY_FLAGS.items() if name in settings and field}
+    engine.setdefault("threads", max(int(settings.get("replica_cpus", 1)), 1))
+    return serve_replicas(engine, server, generation, Replicas(**fields), settings.get("ray_address"))
 
 
 def configure(settings: Mapping[str, Any]) -> tuple[dict[str, Any], ServerConfig]:

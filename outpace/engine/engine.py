@@ -27,7 +27,7 @@ from outpace.decoding.verification import executor_of, host_scores
 from outpace.engine.collection import PausedCollection
 from outpace.engine.output import OutputWriter
 from outpace.engine.scheduler import Scheduler, Work
-from outpace.errors import PromptTooLong, UsageError
+from outpace.errors import BackendLost, PromptTooLong, UsageError
 from outpace.kv.cache import SequenceCache
 from outpace.speculation.costs.calibration import measure
 from outpace.speculation.costs.curves import Costs
@@ -83,7 +83,7 @@ class Engine:
         if draft is not None and target.runner.capabilities.follow is not None:
             target.runner.capabilities.follow(draft.runner)
         self._config = config
-        self._cost_file = cost_file
+        self.cost_file = cost_file
         self._ids = count()
         self._num_submitted = count()
         self.stats = StepStats()  # of the latest step
@@ -131,6 +131,11 @@ class Engine:
     def embedding_width(self) -> int:
         """0 if this backend makes no embeddings."""
         return self._runner.capabilities.state_width
+
+    def on_loss(self, listener: Callable[[BackendLost], None]) -> None:
+        """Call `listener`, in a thread of its own, if the backend is lost for good while no step runs."""
+        if self._runner.capabilities.on_loss is not None:
+            self._runner.capabilities.on_loss(listener)
 
     @property
     def max_running(self) -> int:
@@ -213,7 +218,7 @@ class Engine:
 
     def calibrate(self, *, again: bool = False) -> None:
         """Load the costs of steps, or measure them if none are saved or `again` is set. Only while nothing runs."""
-        costs = self._cost_file.load() if self._cost_file is not None and not again else None
+        costs = self.cost_file.load() if self.cost_file is not None and not again else None
         proposers = [proposer for name, proposer in self._proposers.items() if name != "none"]
         scratch = self._request([0], SamplingParams(), 0)
         self.scheduler.forget_kept()  # measuring and warming up use the runner's sequences
@@ -222,15 +227,15 @@ class Engine:
                 proposer.warm_up(scratch)
         else:
             costs = measure(self._runner, proposers, scratch)
-            if self._cost_file is not None:
-                self._cost_file.save(costs)
+            if self.cost_file is not None:
+                self.cost_file.save(costs)
         self._num_prepared = self._count_prepared()
         self.policy.use_costs(costs)
 
     def keep_costs(self) -> None:
         """Save the costs, as corrected by the steps that ran, for the next start."""
-        if self._cost_file is not None and self.costs is not None:
-            self._cost_file.save(self.costs)
+        if self.cost_file is not None and self.costs is not None:
+            self.cost_file.save(self.costs)
 
     def abort(self, request: Request) -> None:
         """End a request now, in any state; its writer keeps the text so far."""

@@ -20,6 +20,7 @@ from outpace.server.flags import (
     ALIASES,
     ENGINE_FIELDS,
     LACKING,
+    RAY_FLAGS,
     SERVER_FIELDS,
     VALUES_WITHOUT_EFFECT,
     WITHOUT_EFFECT,
@@ -63,7 +64,7 @@ def test_the_command_lines_of_the_articles():
         "--typical-acceptance-sampler-posterior-alpha", "0.2",
     )  # fmt: skip
     expected = {"model": "target.gguf", "draft": "draft.gguf", "depth": 5, "dtype": "auto", "max_context": 2048}
-    assert engine == expected
+    assert engine == expected | {"tensor_parallel_size": 1}
     speculation = server.default_speculation
     assert (speculation.acceptance, speculation.posterior_threshold, speculation.posterior_alpha) == (
         "typical",
@@ -174,9 +175,9 @@ def test_vllms_object_for_speculation_means_the_flags(tmp_path, values, expected
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--tensor-parallel-size", "2"], "without tensor parallelism"),
-        (["--speculative-draft-tensor-parallel-size", "4"], "without tensor parallelism"),
-        (["--pipeline-parallel-size", "2"], "without pipeline parallelism"),
+        (["--tensor-parallel-size", "0"], "tensor_parallel_size must be a whole number between 1 and 64"),
+        (["--speculative-draft-tensor-parallel-size", "4"], "runs whole, beside the first part of the model"),
+        (["--pipeline-parallel-size", "2"], "splits a model by --tensor-parallel-size only"),
         (["--dtype", "int8"], "invalid choice: 'int8'"),
         (["--quantization", "bitsandbytes"], "--quantization cannot change them"),
         (["--speculative-model-quantization", "int8"], "--speculative-model-quantization cannot change them"),
@@ -212,7 +213,10 @@ def test_vllms_object_for_speculation_means_the_flags(tmp_path, values, expected
         (["--speculative-config", '{"model": "x", "revision": "y"}'], "has the key 'revision', but this build reads"),
         (["--speculative-config", '{"model": 3}'], "has 3 as model, which must be a string"),
         (["--speculative-config", '{"model": "x", "num_speculative_tokens": true}'], "must be a whole number"),
-        (["--speculative-config", '{"model": "x", "draft_tensor_parallel_size": 2}'], "without tensor parallelism"),
+        (
+            ["--speculative-config", '{"model": "x", "draft_tensor_parallel_size": 2}'],
+            "a draft model or head runs whole",
+        ),
         (["--speculative-config", '{"model": "x"}', "--speculative-model", "y"], "the same as --speculative-model;"),
     ],
 )
@@ -237,8 +241,8 @@ def test_every_flag_goes_somewhere():
     by_name |= {"spec_decoding_acceptance_method"}
     by_name |= {"speculative_config", "generation_config", "override_generation_config", "default_chat_template_kwargs"}
     by_name |= {f"typical_acceptance_sampler_posterior_{what}" for what in ("threshold", "alpha")}
-    unused = {*LACKING, *WITHOUT_EFFECT, *VALUES_WITHOUT_EFFECT}
-    assert names == by_name | set(ENGINE_FIELDS) | set(SERVER_FIELDS) | unused
+    by_table = {*ENGINE_FIELDS, *SERVER_FIELDS, *RAY_FLAGS, *LACKING, *WITHOUT_EFFECT, *VALUES_WITHOUT_EFFECT}
+    assert names == by_name | by_table
     assert set(SERVER_FIELDS.values()) <= set(ServerConfig.__dataclass_fields__)
     assert set(ENGINE_FIELDS.values()) <= set(EngineConfig.__dataclass_fields__)
 
@@ -328,3 +332,11 @@ def test_serving_is_not_imported_by_other_commands():
         "import sys, outpace.cli, outpace.llm; sys.exit(any(m in sys.modules for m in ('fastapi', 'uvicorn', 'yaml')))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], timeout=60).returncode == 0
+
+
+def test_replicas_need_ray_and_their_flags_need_replicas(monkeypatch, capsys):
+    assert main(["serve", "--max-replicas", "3"]) == 2
+    assert "--max-replicas needs --replicas" in capsys.readouterr().err
+    monkeypatch.setattr("outpace.ray.installed.find_spec", lambda _: None)
+    assert main(["serve", "--replicas", "2"]) == 2
+    assert "--replicas needs Ray, which is not installed; pip install 'outpace[ray]'" in capsys.readouterr().err

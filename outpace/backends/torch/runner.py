@@ -47,9 +47,11 @@ from outpace.backends.torch.kernels.compiling import num_compiled
 from outpace.backends.torch.model.head import HeadModel
 from outpace.backends.torch.model.head_loader import open_head
 from outpace.backends.torch.model.head_weights import HeadWeights
-from outpace.backends.torch.model.loader import load_weights, open_checkpoint, weight_bytes
+from outpace.backends.torch.model.loader import load_weights, open_checkpoint
 from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.model.taps import TapStore
+from outpace.backends.torch.parallel.ops import local_ops
+from outpace.backends.torch.parallel.shard import Shard, num_shard_bytes
 from outpace.backends.torch.sampling.draws import Draws, Mode
 from outpace.backends.torch.sampling.independent import max_kept
 from outpace.core import MeasuredAcceptance, Row, StepPlan
@@ -71,8 +73,11 @@ class TorchModel:
         self.device = choose_device(options.device)
         self.dtype = choose_dtype(options.dtype, self.device)
         self._options = options
+        self._path = path
         self._checkpoint = open_checkpoint(path)
-        self.config = self._checkpoint.config
+        self._shard = Shard(0, options.tensor_parallel_size)
+        self._shard.check(self._checkpoint.config)
+        self.config = self._shard.of(self._checkpoint.config)  # of what this process holds
         self.has_head = head is not None
         self._head = open_head(head, path, self.config, self._checkpoint.name) if head is not None else None
         self.tokenizer = tokenizer or open_tokenizer(path, self.config.vocab_size)
@@ -82,10 +87,10 @@ class TorchModel:
         plan = self.plan(capacity)
         plan.check(self.device, self._options.memory_utilization)
         if self.device.type == "cpu":
-            torch.set_num_threads(threads)
+            torch.set_num_threads(max(threads // self._shard.size, 1))
         try:
-            weights = load_weights(self._checkpoint, self.dtype, self.device)
-            model = Model(self.config, weights, ops_for(self.device), capacity.max_context)
+            model = self._load(capacity, threads)
+            weights = model.weights
             head = None if self._head is None else self._head.load(self.dtype, self.device)
             runner = TorchRunner(model, capacity)
             if self._head is not None and head is not None:
@@ -98,6 +103,18 @@ class TorchModel:
             description=f"{self._checkpoint.name} (torch, {str(self.dtype).removeprefix('torch.')} on {self.device})",
             num_parameters=weights.num_parameters,
             size_bytes=weights.num_bytes + (head.num_bytes if head is not None else 0),
+        )
+
+    def _load(self, capacity: Capacity, threads: int) -> Model:
+        """The model, or this process' part of it and, in processes of their own, the other parts."""
+        ops = ops_for(self.device)
+        if self._shard.size == 1:
+            weights = load_weights(self._checkpoint, self.dtype, self.device)
+            return Model(self.config, weights, ops, capacity.max_context)
+        from outpace.backends.torch.parallel.starting import start  # needs torch.distributed
+
+        return start(
+            self._path, self._checkpoint, self._shard, self.dtype, self.device, capacity, num_pages(capacity), threads
         )
 
     def plan(self, capacity: Capacity) -> MemoryPlan:
@@ -115,7 +132,7 @@ class TorchModel:
         head_cache = self._head.config.cache_elements_per_token if self._head is not None else 0
         return MemoryPlan(
             name=self._checkpoint.name,
-            weights=weight_bytes(self._checkpoint, self.dtype) + head_weights * size,
+            weights=num_shard_bytes(self._checkpoint, self._shard, self.dtype) + head_weights * size,
             workspace=workspace,
             cache_token=(c.cache_elements_per_token + head_cache) * size,
             num_cache_tokens=num_pages(capacity) * PAGE_TOKENS,
@@ -173,6 +190,7 @@ class TorchRunner:
             states=self.states,
             state_width=config.width,
             captured=LARGEST_BUCKET if embedding.is_cuda else None,
+            on_loss=model.on_loss,
         )
         self.vocab_size = config.vocab_size
         self.device = embedding.device
@@ -199,7 +217,7 @@ class TorchRunner:
         shape = (2, self.pool.num_blocks, c.num_kv_heads, PAGE_TOKENS, c.head_dim)
         self._head_pages = torch.zeros(shape, dtype=embedding.dtype, device=self.device)
         cache = Cache(self._head_pages[0], self._head_pages[1], first=1)
-        head = HeadModel(c, weights, model.ops, embedding, taps, cache, model.rope)
+        head = HeadModel(c, weights, local_ops(model.ops), embedding, taps, cache, model.rope)
         self._head = TorchHead(head, measured, self, self._graphs)
         self.capabilities = replace(self.capabilities, head=self._head)
 
@@ -316,6 +334,7 @@ class TorchRunner:
     def _take_pages(self, seq: int, length: int, count: int) -> bool:
         copies = self.pool.reserve(seq, count)
         for source, target in copies or ():
+            self.model.copying_page(source, target)
             self._pages[:, :, target] = self._pages[:, :, source]
             if self._taps is not None and self._head_pages is not None:
                 self._taps.copy_page(source, target)
@@ -360,6 +379,7 @@ class TorchRunner:
         if self._graphs is not None:
             self._graphs = None
             self.executor.stop()
+            self.model.close()
             self._head = self._taps = self._head_pages = None
             self.capabilities = replace(self.capabilities, head=None)
             del self.model, self.caches, self._pages
