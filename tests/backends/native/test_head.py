@@ -113,6 +113,49 @@ def test_requests_that_share_a_step_do_not_change_each_other(drafting: Drafting)
         assert same(together[i], drafting.draft(request, 1 + i))
 
 
+class StopAfter:
+    """Ends a draft at a given token, which is kept if the rule knows beforehand that no further pass pays."""
+
+    def __init__(self, num_tokens: int, *, knows: bool) -> None:
+        self.is_over = False
+        self.seen: list[float] = []
+        self._num_tokens, self._knows = num_tokens, knows
+
+    def __call__(self, confidence: float) -> bool:
+        self.seen.append(confidence)
+        self.is_over = len(self.seen) > self._num_tokens - self._knows
+        return len(self.seen) <= self._num_tokens
+
+
+def test_a_stopped_draft_is_the_beginning_of_the_whole_one(drafting: Drafting) -> None:
+    requests = [request_of(5 + 11 * i, seq=i, text=i, temperature=0.7 * (i % 2), seed=i) for i in range(6)]
+    for request in requests:
+        drafting.feed(request)
+    whole = drafting.head.draft([HeadTask(request, 5) for request in requests])
+    stops = [None, StopAfter(0, knows=False), *(StopAfter(i, knows=i % 2 == 0) for i in (2, 3, 4, 9))]
+    drafts = drafting.head.draft([HeadTask(*each) for each in zip(requests, [5] * 6, stops, strict=True)])
+    assert [len(each.tokens) for each in drafts] == [5, 0, 2, 3, 4, 5]
+    assert [len(each.confidence) for each in drafts] == [5, 1, 2, 4, 4, 5]  # with that of the token it stopped before
+    for stop, draft, expected in zip(stops, drafts, whole, strict=True):
+        assert draft.tokens == expected.tokens[: len(draft.tokens)]
+        assert draft.confidence == expected.confidence[: len(draft.confidence)]
+        assert stop is None or stop.seen == draft.confidence
+    again = drafting.head.draft([HeadTask(request, 5) for request in requests])
+    assert all(same(a, b) for a, b in zip(again, whole, strict=True))
+
+
+def test_an_error_of_the_rule_that_stops_a_draft_is_raised(drafting: Drafting) -> None:
+    class Broken(StopAfter):
+        def __call__(self, confidence: float) -> bool:
+            raise ZeroDivisionError("no rule")
+
+    request = request_of(20)
+    drafting.feed(request)
+    with pytest.raises(ZeroDivisionError, match="no rule"):
+        drafting.head.draft([HeadTask(request, 3, Broken(1, knows=True))])
+    assert len(drafting.draft(request, 3).tokens) == 3
+
+
 def test_forks_share_entries_and_diverge(drafting: Drafting) -> None:
     for num_shared in (1, 20, 32, 40, 64):
         source = request_of(80, seq=0, text=3)
