@@ -205,9 +205,7 @@ def test_a_pass_that_would_not_pay_is_not_run():
     proposer = engine._proposers["draft"]
     assert len(draft.tokens) == 2 and len(stop.asked) == 2
     assert proposer.timing is not None and len(proposer.timing.forwards) <= 2
-    assert draft.confidence == [*stop.asked, stop.asked[-1]], (
-        "the next token counts as likely as the last"
-    )
+    assert draft.confidence == [*stop.asked, stop.asked[-1]], "the next token counts as likely as the last"
 
 
 # ---- what the engine passes to learning
