@@ -96,22 +96,30 @@ class StepExecutor(Protocol):
 
 @dataclass(slots=True)
 class DraftTask:
-    """Run the row, then draft `depth` tokens with the request's own noise."""
+    """Run the row, then draft `depth` tokens."""
 
     row: Row
     request: Request
     depth: int
 
 
+@dataclass(frozen=True, slots=True)
+class DraftedTokens:
+    tokens: list[int]
+    confidence: list[float]
+    """Before each token was picked, and of the one before which a draft was stopped: the largest probability at
+    temperature 1. May be empty."""
+    probs: Sequence[NDArray[np.float32]] | None = None
+    """What each token was drawn from, until the next draft; None if `match` verifies it."""
+
+
 class Drafter(Protocol):
-    def __call__(self, tasks: Sequence[DraftTask]) -> list[list[int]]:
+    def __call__(self, tasks: Sequence[DraftTask]) -> list[DraftedTokens]:
         """Append each row's tokens, and its drafted tokens except the last, to its sequence."""
         ...
 
 
 USUAL_UNCACHED = 8  # tokens that a head takes in a draft's first pass: a deep draft, or a few plain steps, leave them
-
-
 MOST_CONFIDENT = 0.999  # of a model; 1 would mean that the target cannot disagree
 
 
@@ -132,13 +140,6 @@ class HeadTask:
     request: Request
     depth: int
     stop: DraftStop | None = None  # for heads that can stop early
-
-
-@dataclass(frozen=True, slots=True)
-class DraftedTokens:
-    tokens: list[int]
-    confidence: list[float]  # before each token was picked, and of the one before which a draft was stopped
-    probs: NDArray[np.float32] | None = None  # [depth, vocab_size], until the next draft; None if `match` verifies it
 
 
 class Head(Protocol):

@@ -111,7 +111,8 @@ class NativeHead:
         for task, count, distributions in zip(tasks, counts, probs, strict=True):
             # A stopped draft also has the confidence of the token before which it stopped; none is 0.
             num_known = count + (count < task.depth and confidence[at + count] > 0.0)
-            found.append(DraftedTokens(drafted[at : at + count], confidence[at : at + num_known], distributions))
+            kept = None if distributions is None else list(distributions[:count])
+            found.append(DraftedTokens(drafted[at : at + count], confidence[at : at + num_known], kept))
             at += task.depth
         return found
 

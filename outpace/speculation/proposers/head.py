@@ -43,15 +43,15 @@ class HeadProposer:
 
     def _cut(self, ask: DraftAsk, drafted: DraftedTokens) -> Draft:
         if ask.goes_on is None:
-            return Draft(drafted.tokens, self.name, None if drafted.probs is None else list(drafted.probs))
+            return Draft(drafted.tokens, self.name, drafted.probs)
         confidence = [min(MOST_CONFIDENT, value) for value in drafted.confidence]
         depth = len(drafted.tokens)
         if self.drafts_whole:
             depth = next((i for i, value in enumerate(confidence) if not ask.goes_on(value)), depth)
-        probs = None if drafted.probs is None else list(drafted.probs[:depth])
-        # Learning also uses the confidence of the token before which it stops; if unknown, that of the last token.
-        if len(confidence) == depth < ask.depth:
-            confidence.append(confidence[-1])
+        elif len(confidence) == depth < ask.depth:
+            confidence.append(confidence[-1])  # that of the token which it did not draft is not known
+        probs = None if drafted.probs is None else drafted.probs[:depth]
+        # Learning also uses the confidence of the token before which it stops.
         return Draft(drafted.tokens[:depth], self.name, probs, confidence[: depth + 1])
 
     def num_uncached(self, request: Request) -> int:
