@@ -9,14 +9,14 @@ possible. Otherwise it draws independently and keeps the distribution.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.backends.base import Drafter, DraftTask, LoadedModel, Verifier
+from outpace.backends.base import MOST_CONFIDENT, Drafter, DraftStop, DraftTask, LoadedModel, Verifier
 from outpace.core import Draft, MeasuredAcceptance, Request, Row, StepPlan, Verdict
 from outpace.decoding.randomness import Purpose, key, uniform
 from outpace.decoding.verification import HostVerifier, draw_weighted, matches_own_tokens
@@ -25,7 +25,7 @@ from outpace.kv.cache import SequenceCache
 from outpace.speculation.costs.calibration import measure_draft_model, warm_up
 from outpace.speculation.costs.curves import DraftCosts
 from outpace.speculation.costs.timing import DraftTiming
-from outpace.speculation.proposers.base import MOST_CONFIDENT, DraftAsk
+from outpace.speculation.proposers.base import DraftAsk
 
 FloatRow = NDArray[np.float32]
 
@@ -40,7 +40,7 @@ class _Drafting:
     to_feed: list[int]
     draft: Draft
     probs: list[FloatRow] | None  # what its tokens are drawn from; None if they are drawn with the target's noise
-    goes_on: Callable[[float], bool] | None
+    goes_on: DraftStop | None
 
 
 class DraftModelProposer:
@@ -233,7 +233,12 @@ class DraftModelProposer:
             if not drafting.goes_on(confidence):
                 return False
         drafting.to_feed = [self._draw(drafting, logits)]
-        return len(draft.tokens) < drafting.depth
+        if len(draft.tokens) == drafting.depth:
+            return False
+        if drafting.goes_on is not None and drafting.goes_on.is_over:
+            draft.confidence.append(draft.confidence[-1])  # that of the token which it will not draft is not known
+            return False
+        return True
 
     def _draw(self, drafting: _Drafting, logits: FloatRow) -> int:
         request, draft = drafting.request, drafting.draft
