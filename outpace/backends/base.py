@@ -169,6 +169,7 @@ class Capabilities:
     follow: Callable[[Runner], None] | None = None  # starts to verify that runner's drafts early
     num_prepared: Callable[[], int] | None = None  # count of one-time work, such as captures; it makes a step slow
     captured: tuple[int, int] | None = None  # max rows, and max tokens per row, of captured steps
+    floor_seconds: Callable[[], float | None] | None = None  # measures the time to read once what every step must read
 
 
 class Runner(Protocol):
