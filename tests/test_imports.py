@@ -55,9 +55,11 @@ ALLOWED: dict[str, set[str]] = {
     "engine": BASICS | SPECULATION | {"backends.base", "decoding", "kv", "metrics"},
     "llm": BASICS | SPECULATION | {"backends", "decoding", "engine", "models"},
     "outpace": BASICS | {"llm", "structured"},
-    "server": BASICS | {"backends.base", "decoding", "engine", "llm", "metrics", "models", "outpace", "structured"},
+    "server": BASICS
+    | {"backends.base", "decoding", "engine", "llm", "metrics", "models", "outpace", "structured", "web"},
+    "web": set(),
     "training": BASICS | {"backends.base", "backends.torch", "bench", "models"},
-    "bench": BASICS | SPECULATION | {"engine", "llm", "models", "outpace", "speculation"},
+    "bench": BASICS | SPECULATION | {"engine", "llm", "models", "outpace", "speculation", "web"},
 }
 ENTRY_POINTS = {"cli", "commands", "serve", "__main__"}  # may import any package
 
