@@ -75,6 +75,7 @@ SERVER_FIELDS = {
     "root_path": "root_path",
     "scheduling_policy": "scheduling_policy",
     "pooling": "pooling",
+    "page": "page",
 }
 
 # vLLM's short names, and those that `outpace run` had first
@@ -230,6 +231,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flags.add("--reasoning-parser", "the tags around the model's thinking, which replies separate from the content; "
               "auto: those of its chat template or vocabulary; none: thinking is content", server.reasoning_parser,
               choices=("auto", "none", *PARSERS))  # fmt: skip
+    flags.add("--page", "the page at / with a chat, a comparison and a live view of the engine", server.page,
+              action=argparse.BooleanOptionalAction)  # fmt: skip
     flags.add("--request-timeout", "seconds an answer may take", server.request_timeout, metavar="S", type=float)
     flags.add("--shutdown-timeout", "seconds that running answers may take after SIGTERM", server.shutdown_timeout,
               metavar="S", type=float)  # fmt: skip
