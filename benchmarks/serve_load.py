@@ -4,11 +4,12 @@
     python -m benchmarks.serve_load load --model embedded
     python -m benchmarks.serve_load overhead                   throughput at concurrency 8, served and offline
     python -m benchmarks.serve_load hostile                    8 clients beside 32 abusive ones: see serve_hostile.py
+    python -m benchmarks.serve_load watchers                   throughput with 20 watchers of the live view, and none
 
 `load` compares every answer with the offline engine's for the same prompt and seed. Afterwards it checks for leaks:
 requests, sequences and cells of the KV cache, memory. `overhead` runs the same requests served and offline, in random
 order within a round, checks that the texts are equal, and compares within rounds. Server and offline engine run in this
-process. Clients are another process on the same machine, so their CPU time is shown. If a check fails, the exit status
+process. `watchers` does the same with the page's event stream open 20 times, and not at all. Clients are another process on the same machine, so their CPU time is shown. If a check fails, the exit status
 is 1.
 """
 
@@ -41,6 +42,7 @@ MAX_LAG = 0.020  # seconds; limit of the 99th percentile of the event loop's lag
 MAX_GROWTH = 0.05  # limit of the growth of resident memory after STEADY_SECONDS
 STEADY_SECONDS = 30  # warm-up of the load
 MIN_RATIO = 0.95  # served over offline throughput
+MIN_WATCHED = 0.99  # throughput with watchers over that without
 
 FAKE_SECONDS = 0.005  # of a step of the fake model; it releases the GIL, as a real model does
 
@@ -282,6 +284,64 @@ def overhead(options: argparse.Namespace) -> int:
     return finish(options, holds, figures | {"clients": options.clients, "rounds": options.rounds}, llm)
 
 
+def watchers(options: argparse.Namespace) -> int:
+    """Run the same requests with and without watchers, in random order within a round; compare within rounds."""
+    llm = LLM(max_sequences=options.clients)
+    wanted = bodies(options.tokens, ignore_eos=True)[::2]
+    num_tokens = sum(body["max_tokens"] for body in wanted)
+    clients, audience = Clients(), Clients("serve_watchers")
+    server = LiveServer(llm.engine, llm.tokenizer, llm.config.max_context, model_names=("measured",))
+    llm.engine.calibrate()
+    sent = [body | {"stream": True} for body in wanted]
+    seconds: dict[int, list[float]] = {0: [], options.watchers: []}
+    loop_shares: dict[int, list[float]] = {0: [], options.watchers: []}
+    num_events = watcher_cpu = watched_seconds = 0.0
+    expected: list[str] | None = None
+    order = list(seconds)
+    for round_ in range(-1, options.rounds):  # the first round warms up
+        random.shuffle(order)
+        for count in order:
+            if count:
+                audience.run(port=server.port, watchers=count)  # returns once all of them watch
+            loop_began = server.loop_cpu_seconds()
+            result = clients.run(port=server.port, concurrency=options.clients, count=len(sent), bodies=sent)
+            server.wait_until_idle()
+            loop_seconds = server.loop_cpu_seconds() - loop_began
+            if count:
+                seen = audience.run(port=server.port, watchers=0)
+                assert seen["events"] >= count, "the watchers saw nothing"
+            server.aside(llm.engine.forget)
+            texts = {answer["body"]: answer["text"] for answer in result["answers"]}
+            expected = expected or [texts[i] for i in range(len(sent))]
+            assert [texts[i] for i in range(len(sent))] == expected, "an answer differs"
+            if round_ >= 0:
+                seconds[count].append(result["seconds"])
+                loop_shares[count].append(loop_seconds / result["seconds"])
+                if count:
+                    num_events, watcher_cpu = num_events + seen["events"], watcher_cpu + seen["cpu_seconds"]
+                    watched_seconds += result["seconds"]
+    clients.close()
+    audience.close()
+    server.stop()
+    ratios = [none / some for none, some in zip(seconds[0], seconds[options.watchers], strict=True)]
+    ratio, (low, high) = statistics.median(ratios), median_interval(ratios)
+    figures = {
+        "watchers": options.watchers,
+        "throughput_over_none": ratio,
+        "throughput_over_none_95_percent": [low, high],
+        "all_ratios": ratios,
+        "tokens_per_second": {f"{count}": num_tokens / statistics.median(each) for count, each in seconds.items()},
+        "event_loop_share_of_a_core": {f"{count}": statistics.median(each) for count, each in loop_shares.items()},
+        "events_per_second": num_events / watched_seconds,
+        "watchers_share_of_a_core": watcher_cpu / watched_seconds,
+    }
+    for name, value in figures.items():
+        if name != "all_ratios":
+            print(f"{name:32}{value}")
+    holds = {f"{options.watchers} watchers leave at least {MIN_WATCHED} of the throughput": ratio >= MIN_WATCHED}
+    return finish(options, holds, figures | {"clients": options.clients, "rounds": options.rounds}, llm)
+
+
 def p99(values: Sequence[float]) -> float:
     return sorted(values)[min(len(values) - 1, int(len(values) * 0.99))]
 
@@ -306,6 +366,7 @@ def main() -> int:
         ("load", load, 64, 96),
         ("overhead", overhead, 8, 128),
         ("hostile", hostile, 8, 24),
+        ("watchers", watchers, 8, 128),
     ):
         command = commands.add_parser(name)
         command.set_defaults(action=action)
@@ -318,9 +379,10 @@ def main() -> int:
     ):
         commands.choices[name].add_argument("--model", choices=("fake", "embedded"), default=model)
         commands.choices[name].add_argument("--seconds", type=float, default=seconds, help=f"{help} (%(default)s)")
-    for name, rounds in (("overhead", 24), ("hostile", 16)):
+    for name, rounds in (("overhead", 24), ("hostile", 16), ("watchers", 24)):
         commands.choices[name].add_argument("--rounds", type=int, default=rounds)
     commands.choices["hostile"].add_argument("--others", type=int, default=32, help="clients beside the good ones")
+    commands.choices["watchers"].add_argument("--watchers", type=int, default=20)
     options = parser.parse_args()
     status: int = options.action(options)
     return status

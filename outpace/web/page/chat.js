@@ -13,6 +13,7 @@ const EXAMPLES = [
 ];
 const turns = []; // {role, content} of the user, or {role, answer, thinking, item, state} of the assistant
 let running = null; // AbortController of the answer that streams
+let isLeaving = false; // a reload breaks streams off, which is no fault of the server
 
 export function prepareChat({ onCompare }) {
   for (const text of EXAMPLES) {
@@ -31,7 +32,12 @@ export function prepareChat({ onCompare }) {
   $("prompt").addEventListener("input", fitPrompt);
   $("stop").addEventListener("click", () => running?.abort());
   $("new").addEventListener("click", clear);
-  addEventListener("pagehide", save);
+  addEventListener("beforeunload", () => { isLeaving = true; });
+  addEventListener("pagehide", () => {
+    isLeaving = true;
+    save();
+  });
+  addEventListener("pageshow", () => { isLeaving = false; });
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && running && !$("view-chat").hidden && $("card").hidden) running.abort();
   });
@@ -118,12 +124,15 @@ async function answer() {
     });
     finish(turn, "done", figures(found));
   } catch (error) {
+    if (isLeaving) return;
     const isStopped = error.name === "AbortError";
     finish(turn, isStopped ? "stopped" : "failed", isStopped ? ["stopped"] : [sentence(error)]);
   } finally {
     if (running === controller) running = null;
-    update();
-    save();
+    if (!isLeaving) {
+      update();
+      save();
+    }
   }
 }
 
