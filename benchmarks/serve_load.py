@@ -8,9 +8,9 @@
 
 `load` compares every answer with the offline engine's for the same prompt and seed. Afterwards it checks for leaks:
 requests, sequences and cells of the KV cache, memory. `overhead` runs the same requests served and offline, in random
-order within a round, checks that the texts are equal, and compares within rounds. Server and offline engine run in this
-process. `watchers` does the same with the page's event stream open 20 times, and not at all. Clients are another process on the same machine, so their CPU time is shown. If a check fails, the exit status
-is 1.
+order within a round, checks that the texts are equal, and compares within rounds. Server and offline engine run in
+this process. `watchers` does the same with the page's event stream open 20 times, and not at all. Clients are another
+process on the same machine, so their CPU time is shown. If a check fails, the exit status is 1.
 """
 
 from __future__ import annotations
