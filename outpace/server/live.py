@@ -45,8 +45,9 @@ class Watcher:
 class Live:
     """All watchers of one server. It belongs to the event loop."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, max_connections: int) -> None:
         self._engine = engine
+        self.max_watchers = max(1, min(MAX_WATCHERS, max_connections // 4))  # the others are for requests
         self._watch = Watch(engine.engine, engine.metrics)
         self._watchers: set[Watcher] = set()
         self._task: asyncio.Task[None] | None = None
@@ -57,8 +58,8 @@ class Live:
         return self._engine.is_accepting
 
     def enter(self, watcher: Watcher) -> None:
-        if len(self._watchers) >= MAX_WATCHERS:
-            message = f"{MAX_WATCHERS} others watch already, as many as allowed; try again later"
+        if len(self._watchers) >= self.max_watchers:
+            message = f"{self.max_watchers} others watch already, as many as allowed; try again later"
             raise ApiError(429, message, code="too_many_watchers", headers={"Retry-After": "10"})
         self._watchers.add(watcher)
         if self._task is None or self._task.done():

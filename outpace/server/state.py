@@ -81,7 +81,7 @@ class ServerState:
 
     def __post_init__(self) -> None:
         self.texts = TokenTexts(self.tokenizer)
-        self.live = Live(self.engine)
+        self.live = Live(self.engine, self.config.max_connections)
         self.call_syntax = syntax_for(self.tokenizer.chat_template, self.config.tool_call_parser)
         if self.config.reasoning_parser != "auto":
             _ = self.reasoning_syntax  # a wrong name is reported now

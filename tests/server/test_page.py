@@ -14,9 +14,9 @@ import pytest
 
 from outpace.core import Segment, VerifiedDraft
 from outpace.engine.stretches import stretches
-from outpace.server import live as live_module
 from outpace.server.page import page_files
 from tests.fakes import ByteTokenizer, fake_engine
+from tests.scripted_model import scripted
 from tests.server_helper import LiveServer, live, wait_until
 
 HELLO = [{"role": "user", "content": "hello hello hello"}]
@@ -123,6 +123,19 @@ def test_a_stream_says_which_draft_its_text_came_from(server, stop):
             assert choice["delta"]["content"] in "".join(origin["draft"][: origin["accepted"]])
 
 
+def test_thinking_and_calls_are_separated_as_without_drafts():
+    thought = "Well.</think>\nThe answer < 7."
+    with scripted(f"<think>{thought}", ending="{{ '<think>' }}", reasoning_parser="qwen3") as server:
+        said = []
+        for asked in ({}, {"include_drafts": True}):
+            body = {"messages": HELLO, "stream": True, "stream_options": {"include_usage": True} | asked}
+            _, text, _ = server.post("/v1/chat/completions", body)
+            chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+            deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+            said.append(["".join(delta.get(name) or "" for delta in deltas) for name in ("reasoning", "content")])
+        assert said[0] == said[1] and "Well." in said[0][0] and "answer < 7." in said[0][1]
+
+
 # ---- the event stream
 
 
@@ -192,7 +205,7 @@ def test_all_watchers_share_snapshots(server):
 
 
 def test_too_many_watchers_are_refused(server, monkeypatch):
-    monkeypatch.setattr(live_module, "MAX_WATCHERS", 1)
+    monkeypatch.setattr(server.app.state.outpace.live, "max_watchers", 1)
     wait_until(lambda: server.engine.policy.trace.maxlen == 0)
     with watching(server) as events:
         next(events)

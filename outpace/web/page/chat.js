@@ -162,7 +162,8 @@ function finish(turn, state, facts) {
   turn.figures = facts;
   const again = element("button", { type: "button", class: "link", onclick: () => retry(turn) }, "Again");
   const copy = element("button", {
-    type: "button", class: "link", onclick: () => navigator.clipboard?.writeText(turn.answer.text),
+    type: "button", class: "link", hidden: !navigator.clipboard, // browsers have it at localhost and by TLS only
+    onclick: () => navigator.clipboard.writeText(turn.answer.text),
   }, "Copy");
   turn.facts.replaceChildren(element("p", { class: "note" }, facts.join(" · ")), legend(turn.answer.counts()),
     element("p", { class: "actions" }, copy, again));

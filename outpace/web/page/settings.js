@@ -2,16 +2,19 @@
 
 const STORE = "outpace-settings";
 const values = { mode: "auto", method: "", temperature: "", seed: "", max_tokens: "", max_depth: "", system: "" };
+let isChosen = false; // by the user, not the server
 
 export function prepareSettings() {
   try {
     Object.assign(values, JSON.parse(sessionStorage.getItem(STORE) ?? "{}"));
   } catch { /* not ours: start afresh */ }
+  isChosen = sessionStorage.getItem(STORE) !== null;
   show();
   document.addEventListener("input", (event) => {
     const name = event.target.dataset?.setting;
     if (!name) return;
     values[name] = event.target.value;
+    isChosen = true;
     sessionStorage.setItem(STORE, JSON.stringify(values));
     show(event.target);
   });
@@ -32,6 +35,7 @@ export function offer(about) {
     select.replaceChildren(new Option("any method", ""), ...options);
   }
   if (!about.methods.includes(values.method)) values.method = "";
+  if (!isChosen) values.mode = about.speculation;
   for (const control of document.querySelectorAll("[data-setting=temperature]")) {
     control.placeholder = `${about.sampling.temperature ?? 1}`;
   }
