@@ -33,12 +33,15 @@ _PATIENCE = 1.0  # seconds to wait for a snapshot before looking whether the eng
 @dataclass(eq=False)
 class Watcher:
     news: asyncio.Event = field(default_factory=asyncio.Event)
-    has_left: bool = False
+    is_over: bool = False
 
     async def watch_disconnect(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self.has_left = True
+        self.end()
+
+    def end(self) -> None:
+        self.is_over = True
         self.news.set()
 
 
@@ -75,11 +78,13 @@ class Live:
                 snapshot = await self._snapshot()
                 if snapshot is not None:
                     self.latest = event(snapshot, "live")
-                    self._tell()
+                    for watcher in self._watchers:
+                        watcher.news.set()
                 await asyncio.sleep(max(_SHORTEST_PERIOD, len(self._watchers) / _EVENTS_PER_SECOND))
         finally:
             self._engine.call(self._watch.end)
-            self._tell()  # to end the streams of a server that stops
+            for watcher in self._watchers:  # if the server stops
+                watcher.end()
 
     async def _snapshot(self) -> dict[str, Any] | None:
         """None if the engine has stopped: then nobody answers."""
@@ -88,10 +93,6 @@ class Live:
             with suppress(TimeoutError):
                 return await asyncio.wait_for(asyncio.shield(answer), _PATIENCE)
         return None
-
-    def _tell(self) -> None:
-        for watcher in self._watchers:
-            watcher.news.set()
 
 
 class LiveStream(Response):
@@ -109,7 +110,7 @@ class LiveStream(Response):
             while True:
                 await watcher.news.wait()
                 watcher.news.clear()
-                if watcher.has_left or not self._live.is_open:
+                if watcher.is_over:
                     break
                 # A slow reader waits here and gets the newest snapshot next.
                 await send({"type": "http.response.body", "body": self._live.latest, "more_body": True})

@@ -308,6 +308,13 @@ def test_the_first_paint_asks_nobody_else_and_is_small(page):
         assert page.requests() and all(name.startswith(server.url) for name in page.requests())
         sizes = page.js("return performance.getEntriesByType('resource').map((each) => each.decodedBodySize)")
         assert sum(sizes) < 150_000
+        paper = lambda: page.js("return getComputedStyle(document.body).backgroundColor")  # noqa: E731
+        as_system = paper()
+        seen = []
+        for _ in range(3):  # light, dark, as the system again
+            page.click("#theme")
+            seen.append(paper())
+        assert seen[0] == seen[2] == as_system != seen[1]
         page.open(f"{server.url}/docs")
         page.wait(lambda: len(page.all(".route")) == 14, "routes are missing")
         page.click(".route")
