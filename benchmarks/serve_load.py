@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
@@ -284,62 +284,78 @@ def overhead(options: argparse.Namespace) -> int:
     return finish(options, holds, figures | {"clients": options.clients, "rounds": options.rounds}, llm)
 
 
+@dataclass(slots=True)
+class Watched:
+    """Runs with one number of watchers."""
+
+    seconds: list[float] = field(default_factory=list)
+    loop_shares: list[float] = field(default_factory=list)  # of a core, by the event loop
+    num_events: int = 0
+    watcher_cpu_seconds: float = 0.0
+
+
 def watchers(options: argparse.Namespace) -> int:
-    """Run the same requests with and without watchers, in random order within a round; compare within rounds."""
+    """Run the same requests with and without watchers, in random order within a round; compare within rounds. Ctrl-C
+    ends the rounds, and what was measured is reported."""
     llm = LLM(max_sequences=options.clients)
     wanted = bodies(options.tokens, ignore_eos=True)[::2]
     num_tokens = sum(body["max_tokens"] for body in wanted)
-    clients, audience = Clients(), Clients("serve_watchers")
-    server = LiveServer(llm.engine, llm.tokenizer, llm.config.max_context, model_names=("measured",))
-    llm.engine.calibrate()
     sent = [body | {"stream": True} for body in wanted]
-    seconds: dict[int, list[float]] = {0: [], options.watchers: []}
-    loop_shares: dict[int, list[float]] = {0: [], options.watchers: []}
-    num_events = watcher_cpu = watched_seconds = 0.0
+    clients, audience = Clients(), Clients("serve_watchers")
+    llm.engine.calibrate()
+    server = LiveServer(llm.engine, llm.tokenizer, llm.config.max_context, model_names=("measured",))
     expected: list[str] | None = None
-    order = list(seconds)
-    for round_ in range(-1, options.rounds):  # the first round warms up
-        random.shuffle(order)
-        for count in order:
-            if count:
-                audience.run(port=server.port, watchers=count)  # returns once all of them watch
-            loop_began = server.loop_cpu_seconds()
-            result = clients.run(port=server.port, concurrency=options.clients, count=len(sent), bodies=sent)
-            server.wait_until_idle()
-            loop_seconds = server.loop_cpu_seconds() - loop_began
-            if count:
-                seen = audience.run(port=server.port, watchers=0)
-                assert seen["events"] >= count, "the watchers saw nothing"
-            server.aside(llm.engine.forget)
-            texts = {answer["body"]: answer["text"] for answer in result["answers"]}
-            expected = expected or [texts[i] for i in range(len(sent))]
-            assert [texts[i] for i in range(len(sent))] == expected, "an answer differs"
-            if round_ >= 0:
-                seconds[count].append(result["seconds"])
-                loop_shares[count].append(loop_seconds / result["seconds"])
-                if count:
-                    num_events, watcher_cpu = num_events + seen["events"], watcher_cpu + seen["cpu_seconds"]
-                    watched_seconds += result["seconds"]
-    clients.close()
-    audience.close()
-    server.stop()
-    ratios = [none / some for none, some in zip(seconds[0], seconds[options.watchers], strict=True)]
+
+    def run(count: int, found: Watched) -> None:
+        nonlocal expected
+        if count:
+            audience.run(port=server.port, watchers=count)  # returns once all of them watch
+        loop_began = server.loop_cpu_seconds()
+        result = clients.run(port=server.port, concurrency=options.clients, count=len(sent), bodies=sent)
+        found.loop_shares.append((server.loop_cpu_seconds() - loop_began) / result["seconds"])
+        found.seconds.append(result["seconds"])
+        if count:
+            seen = audience.run(port=server.port, watchers=0)
+            assert seen["events"] >= count, "the watchers saw nothing"
+            found.num_events += seen["events"]
+            found.watcher_cpu_seconds += seen["cpu_seconds"]
+        server.wait_until_idle()
+        server.aside(llm.engine.forget)
+        texts = {answer["body"]: answer["text"] for answer in result["answers"]}
+        expected = expected or [texts[i] for i in range(len(sent))]
+        assert [texts[i] for i in range(len(sent))] == expected, "an answer differs"
+
+    none, some = Watched(), Watched()
+    try:
+        run(options.watchers, Watched())  # warms up
+        for round_ in range(options.rounds):
+            pair = [(0, none), (options.watchers, some)]
+            for count, found in random.sample(pair, 2):
+                run(count, found)
+            print(f"round {round_ + 1}: {none.seconds[-1] / some.seconds[-1]:.3f}", flush=True)
+    except KeyboardInterrupt:
+        print("interrupted; these are the rounds before")
+    else:
+        clients.close()
+        audience.close()
+        server.stop()
+    ratios = [bare / watched for bare, watched in zip(none.seconds, some.seconds, strict=False)]
     ratio, (low, high) = statistics.median(ratios), median_interval(ratios)
     figures = {
         "watchers": options.watchers,
+        "rounds": len(ratios),
         "throughput_over_none": ratio,
         "throughput_over_none_95_percent": [low, high],
         "all_ratios": ratios,
-        "tokens_per_second": {f"{count}": num_tokens / statistics.median(each) for count, each in seconds.items()},
-        "event_loop_share_of_a_core": {f"{count}": statistics.median(each) for count, each in loop_shares.items()},
-        "events_per_second": num_events / watched_seconds,
-        "watchers_share_of_a_core": watcher_cpu / watched_seconds,
+        "tokens_per_second": [num_tokens / statistics.median(each.seconds) for each in (none, some)],
+        "event_loop_share_of_a_core": [statistics.median(each.loop_shares) for each in (none, some)],
+        "events_per_second": some.num_events / sum(some.seconds),
+        "watchers_share_of_a_core": some.watcher_cpu_seconds / sum(some.seconds),
     }
     for name, value in figures.items():
-        if name != "all_ratios":
-            print(f"{name:32}{value}")
+        print(f"{name:34}{value}")
     holds = {f"{options.watchers} watchers leave at least {MIN_WATCHED} of the throughput": ratio >= MIN_WATCHED}
-    return finish(options, holds, figures | {"clients": options.clients, "rounds": options.rounds}, llm)
+    return finish(options, holds, figures | {"clients": options.clients}, llm)
 
 
 def p99(values: Sequence[float]) -> float:
@@ -366,7 +382,7 @@ def main() -> int:
         ("load", load, 64, 96),
         ("overhead", overhead, 8, 128),
         ("hostile", hostile, 8, 24),
-        ("watchers", watchers, 8, 128),
+        ("watchers", watchers, 8, 64),
     ):
         command = commands.add_parser(name)
         command.set_defaults(action=action)
