@@ -98,6 +98,10 @@ class Clients:
         answer: dict[str, Any] = json.loads(self._process.stdout.readline())
         return answer
 
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(10)
+
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
@@ -335,10 +339,9 @@ def watchers(options: argparse.Namespace) -> int:
             print(f"round {round_ + 1}: {none.seconds[-1] / some.seconds[-1]:.3f}", flush=True)
     except KeyboardInterrupt:
         print("interrupted; these are the rounds before")
-    else:
-        clients.close()
-        audience.close()
-        server.stop()
+    clients.kill()  # after an interruption they may be in the middle of a job
+    audience.kill()
+    server.stop()
     ratios = [bare / watched for bare, watched in zip(none.seconds, some.seconds, strict=False)]
     ratio, (low, high) = statistics.median(ratios), median_interval(ratios)
     figures = {

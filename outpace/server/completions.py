@@ -240,7 +240,7 @@ def _answer(
     # Clients with different keys, or with salts of their own, share no caches.
     salt = f"{request.scope.get('outpace.tenant', '')}:{body.cache_salt or ''}"
     priority = body.priority or 0 if state.config.scheduling_policy == "priority" else 0
-    options = body.stream_options or StreamOptions()
+    options = body.stream_options or StreamOptions.model_validate({})
     orders = [
         Order(
             each.tokens,

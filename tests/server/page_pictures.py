@@ -56,7 +56,7 @@ def live_view(window: Browser, server: LiveServer, path: Path) -> None:
     window.open(f"{server.url}/#live")
     for place, prompt in enumerate(OTHERS):
         Thread(target=generate, args=(server, prompt, place), daemon=True).start()
-    sleep(9.0)
+    sleep(6.0)
     save(window, path)
     server.wait_until_idle()
 
@@ -66,7 +66,7 @@ def generate(server: LiveServer, prompt: str, place: int) -> None:
     client = server.client()
     extra = {"ignore_eos": True}
     client.chat.completions.create(
-        model="SmolLM2-135M-Instruct", messages=asked, max_tokens=1500, temperature=0.5 * place, extra_body=extra
+        model="SmolLM2-135M-Instruct", messages=asked, max_tokens=500, temperature=0.5 * place, extra_body=extra
     )
 
 

@@ -88,7 +88,7 @@ class Policy:
 
     def keep_trace(self, num_steps: int, max_rows: int | None = None) -> None:
         """Keep the traces of the latest `num_steps` steps, each of at most `max_rows` requests."""
-        self.trace = deque(maxlen=num_steps)
+        self.trace: deque[StepTrace] = deque(maxlen=num_steps)
         self._trace_rows = max_rows
 
     @property
