@@ -41,8 +41,10 @@ def chat(window: Browser, server: LiveServer, path: Path) -> None:
     window.resize(1200, 900)
     window.prefer(prefers_color_scheme="light")
     window.open(server.url)
-    window.js("document.querySelector('[data-setting=temperature]').value = 0")
-    window.js("document.querySelector('[data-setting=temperature]').dispatchEvent(new Event('input', {bubbles: true}))")
+    window.js(
+        "const control = document.querySelector('[data-setting=temperature]'); control.value = 0;"
+        "control.dispatchEvent(new Event('input', {bubbles: true}))"
+    )
     window.find("#prompt").send_keys(PROMPT)
     window.click("#send")
     window.wait(lambda: window.all(".turn.assistant[data-state=done]"), "no answer", 60.0)
