@@ -58,6 +58,7 @@ def live_view(window: Browser, server: LiveServer, path: Path) -> None:
     window.open(f"{server.url}/#live")
     for place, prompt in enumerate(OTHERS):
         Thread(target=generate, args=(server, prompt, place), daemon=True).start()
+    window.wait(lambda: int(window.text("#live-running")) == len(OTHERS), "nothing runs", 60.0)
     sleep(6.0)
     save(window, path)
     server.wait_until_idle()
