@@ -17,6 +17,7 @@ from outpace.backends.torch.sampling import acceptance
 from outpace.backends.torch.sampling.acceptance import Drafts, Verdicts
 from outpace.backends.torch.sampling.adjust import Adjustments, adjust
 from outpace.backends.torch.sampling.filters import RowParams, choose, greedy_tokens, probs
+from outpace.backends.torch.sampling.independent import DeviceProbs
 from outpace.backends.torch.sampling.noise import signed
 from outpace.core import Case, Verdict
 from outpace.decoding.verification import matches_own_tokens
@@ -69,12 +70,14 @@ def _drafts(cases: Sequence[Case], device: torch.device) -> Drafts:
     lengths = np.array([len(case.tokens) for case in cases])
     first_rows = np.cumsum(lengths + 1) - lengths - 1
     row_of = first_rows[:, None] + np.minimum(np.arange(depth + 1), lengths[:, None])
+    seeds, anchors = [case.request.seed for case in cases], [len(case.request.tokens) for case in cases]
+    noise = torch.from_numpy(acceptance.noise_of(seeds, anchors, depth)).to(device)
     return Drafts(
         tokens=torch.tensor([[*case.tokens, *[0] * (depth - len(case.tokens))] for case in cases], device=device),
         num_drafted=torch.from_numpy(lengths).to(device),
         row_of=torch.from_numpy(row_of).to(device),
-        seed=torch.tensor([signed(case.request.seed) for case in cases], device=device),
-        anchor=torch.tensor([len(case.request.tokens) for case in cases], device=device),
+        accept_noise=noise[:, :depth],
+        recover_noise=noise[:, depth:],
     )
 
 
@@ -102,7 +105,9 @@ def _sampled(
     draft_probs = torch.zeros((*drafts.tokens.shape, target_probs.shape[1]), device=device)
     for i, case in enumerate(cases):
         if is_sampled[i] and case.draft is not None and case.draft.probs:
-            draft_probs[i, : len(case.tokens)] = torch.from_numpy(np.stack(case.draft.probs)).to(device)
+            kept = case.draft.probs
+            on_device = kept.tensor if isinstance(kept, DeviceProbs) else torch.from_numpy(np.stack(kept))
+            draft_probs[i, : len(case.tokens)] = on_device[: len(case.tokens)].to(device)
     is_by_token = [case.request.params.speculation.acceptance == "rejection" for case in cases]
     by_block = acceptance.verify_block(drafts, draft_probs, target_probs)
     by_token = acceptance.reject(drafts, draft_probs, target_probs)
