@@ -170,4 +170,5 @@ export function prepareCards() {
   });
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") hideCard(); });
   document.addEventListener("focusout", hideCard);
+  for (const change of ["hashchange", "resize"]) addEventListener(change, hideCard);
 }
