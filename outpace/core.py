@@ -53,6 +53,7 @@ class Request:
     num_preemptions: int = 0
     num_shared: int = 0  # leading prompt tokens taken from another sequence's cache
     spec: SpeculationCounts = field(default_factory=lambda: SpeculationCounts())
+    drafts: list[VerifiedDraft] | None = None  # all so far, if the client wants to see them
     submitted_at: float = 0.0
     admitted_at: float | None = None  # when its first step began
     first_token_at: float | None = None
@@ -276,6 +277,18 @@ class Verdict:
     num_lenient: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class VerifiedDraft:
+    """A draft and its verdict: output tokens `start`, `start` + 1, ... are the accepted ones, the next is the target's
+    own."""
+
+    start: int
+    proposer: str
+    tokens: Sequence[int]
+    num_accepted: int
+    num_lenient: int = 0
+
+
 @dataclass(slots=True)
 class MethodCounts:
     """Counts of one proposer's drafts."""
@@ -361,6 +374,7 @@ class Segment:
 
     text: str
     drafted_by: str | None = None  # None: the target's own token
+    token: int = field(default=-1, compare=False)  # the number of that token in the output, from 0
 
 
 @dataclass(slots=True)

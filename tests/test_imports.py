@@ -55,14 +55,26 @@ ALLOWED: dict[str, set[str]] = {
     "engine": BASICS | SPECULATION | {"backends.base", "decoding", "kv", "metrics"},
     "llm": BASICS | SPECULATION | {"backends", "decoding", "engine", "models"},
     "outpace": BASICS | {"llm", "structured"},
-    "server": BASICS | {"backends.base", "decoding", "engine", "llm", "metrics", "models", "outpace", "structured"},
+    "server": BASICS
+    | {"backends.base", "decoding", "engine", "llm", "metrics", "models", "outpace", "structured", "web"},
+    "web": set(),
     "batch": BASICS | {"backends.base", "engine", "server"},
     "ray": BASICS | {"batch", "engine", "llm", "models", "server"},
     "training": BASICS | {"backends.base", "backends.torch", "bench", "models"},
     "plan": BASICS
     | SPECULATION
-    | {"backends", "backends.base", "backends.memory", "backends.native", "bench", "decoding", "models", "outpace"},
-    "bench": BASICS | SPECULATION | {"engine", "llm", "models", "outpace", "ray", "speculation"},
+    | {
+        "backends",
+        "backends.base",
+        "backends.memory",
+        "backends.native",
+        "bench",
+        "decoding",
+        "models",
+        "outpace",
+        "web",
+    },
+    "bench": BASICS | SPECULATION | {"engine", "llm", "models", "outpace", "ray", "speculation", "web"},
 }
 ENTRY_POINTS = {"cli", "commands", "serve", "__main__"}  # may import any package
 

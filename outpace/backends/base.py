@@ -188,6 +188,7 @@ class Capabilities:
     on_loss: Callable[[Callable[[BackendLost], None]], None] | None = None
     """Registers a function to call, in another thread, when the backend is lost; without a step nobody would notice."""
     captured: tuple[int, int] | None = None  # max rows, and max tokens per row, of captured steps
+    floor_seconds: Callable[[], float | None] | None = None  # measures the time to read once what every step must read
 
 
 class Runner(Protocol):

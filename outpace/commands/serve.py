@@ -70,6 +70,7 @@ def execute(options: argparse.Namespace) -> int:
         server = replace(server, default_sampling=defaults.values)
         log.info("sampling defaults: %s; the values of a request come first", defaults)
         llm.engine.calibrate()  # now, while nothing runs: under load the engine might never be idle
+        llm.engine.measure_floor()
         log.info("configuration", extra={"facts": {**llm.config.as_dict(), **server.as_dict()}})
         if not server.api_keys and server.host not in ("127.0.0.1", "::1", "localhost"):
             log.warning("anyone who can connect to %s may use this server; set --api-key to require a key", server.host)

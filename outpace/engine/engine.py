@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from outpace.backends.base import Capacity, LoadedModel, Logits, StepResult, max_scored_tokens
 from outpace.config import ResolvedConfig, SamplingParams
-from outpace.core import Case, Delta, Draft, Pooled, Request, Row, StepPlan, StepStats, Verdict
+from outpace.core import Case, Delta, Draft, Pooled, Request, Row, StepPlan, StepStats, Verdict, VerifiedDraft
 from outpace.decoding.bad_words import as_token_ids
 from outpace.decoding.constraints import Constraint, Constraints
 from outpace.decoding.randomness import child_seed
@@ -87,6 +87,7 @@ class Engine:
         self._ids = count()
         self._num_submitted = count()
         self.stats = StepStats()  # of the latest step
+        self.floor_seconds: float | None = None  # the least time of a step; None: not measured
         self._start()
         self.policy = Policy(
             config,
@@ -138,6 +139,20 @@ class Engine:
             self._runner.capabilities.on_loss(listener)
 
     @property
+    def methods(self) -> list[str]:
+        """The names of the proposers that requests may use."""
+        return [name for name in self._proposers if name != "none"]
+
+    @property
+    def exact_to_the_bit(self) -> bool:
+        return self._runner.capabilities.exact_to_the_bit
+
+    def measure_floor(self) -> None:
+        """Measure the least time that a step can take, where the backend knows it. Only while nothing runs."""
+        floor = self._runner.capabilities.floor_seconds
+        self.floor_seconds = None if floor is None else floor()
+
+    @property
     def max_running(self) -> int:
         return self._config.max_sequences
 
@@ -155,6 +170,7 @@ class Engine:
         priority: int = 0,
         prediction: Prediction | None = None,
         constraint: Constraint | None = None,
+        keep_drafts: bool = False,
     ) -> Request:
         """Queue a request. `seed` replaces `params.seed`, for the n completions of one prompt. `prediction` is what
         `read_prediction` returned; without it, a prediction of the params is read here.
@@ -164,7 +180,7 @@ class Engine:
         here, which may take longer than a step.
 
         Only requests with the same `cache_salt` share prefixes and what was learned from outputs: what one request
-        left behind can be noticed by how fast another one is.
+        left behind can be noticed by how fast another one is. With `keep_drafts`, the request keeps every draft.
         """
         prompt = list(prompt)
         self.check(prompt, params)
@@ -174,6 +190,7 @@ class Engine:
             seed = params.seed if params.seed is not None else secrets.randbits(64)
         request = self._request(prompt, params, seed, constraint or self.constraint_of(params))
         request.cache_salt, request.priority = cache_salt, priority
+        request.drafts = [] if keep_drafts else None
         prediction = prediction or self.read_prediction(params)
         request.predicted = Follower(prediction) if prediction is not None else None
         self.scheduler.add(request)
@@ -420,6 +437,9 @@ class Engine:
         request, choice = turn.work.request, turn.choice
         num_accepted, num_emitted = verdict.num_accepted, 0
         room_left = request.max_length - len(request.tokens)
+        if request.drafts is not None and turn.draft is not None:
+            tokens, num_lenient = turn.draft.tokens, verdict.num_lenient
+            request.drafts.append(VerifiedDraft(request.num_output, choice.method, tokens, num_accepted, num_lenient))
         ending = None if request.matcher is None else request.matcher.ending(verdict.tokens)
         if ending is not None and ending.num_tokens == 0:  # the grammar failed here, and nothing can follow
             request.finish_reason = ending.reason
@@ -482,7 +502,7 @@ class Engine:
         shape = StepShape(plan.num_tokens, context, result.is_typical)
         learn = partial(self._session.learn, decision, outcomes, stats, shape, catch_up_seconds)
         is_needed = decision.is_weighed and not decision.has_drafts
-        if self._can_postpone and not (stats.num_finished or is_needed or self.policy.trace.maxlen):
+        if self._can_postpone and not (stats.num_finished or is_needed):
             self._postponed = learn
         else:
             learn()

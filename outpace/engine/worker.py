@@ -104,6 +104,7 @@ class Worker:
                     priority=order.priority,
                     prediction=order.prediction,
                     constraint=order.constraint,
+                    keep_drafts=order.keep_drafts,
                 )
                 self.tickets[ticket.request.id] = ticket
             except OutpaceError as error:

@@ -42,6 +42,7 @@ class ServerConfig:
     pooling: Pooling = "last"  # of embeddings
     tool_call_parser: str = "auto"  # a name of models/tool_calls; auto: as the chat template shows
     reasoning_parser: str = "auto"  # a name of models/reasoning, or none; auto: as template and vocabulary show
+    page: bool = True  # the page at /
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"
     log_interval: float = 10.0  # seconds between log lines about the engine while it works; 0: none

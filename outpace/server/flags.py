@@ -77,6 +77,7 @@ SERVER_FIELDS = {
     "scheduling_policy": "scheduling_policy",
     "pooling": "pooling",
     "enable_force_include_usage": "always_include_usage",
+    "page": "page",
 }
 
 # Flags about replicas, and the field of `outpace.ray.application.Replicas` that each one sets
@@ -291,6 +292,8 @@ def _add_server_flags(parser: argparse.ArgumentParser) -> None:
               "the same answers (default: random)", metavar="S", type=int)  # fmt: skip
     flags.add("--enable-force-include-usage", "streams end with their usage even if a request does not ask for it",
               server.always_include_usage, action=argparse.BooleanOptionalAction)  # fmt: skip
+    flags.add("--page", "the page at / with a chat, a comparison and a live view of the engine", server.page,
+              action=argparse.BooleanOptionalAction)  # fmt: skip
     flags.add("--request-timeout", "seconds an answer may take", server.request_timeout, metavar="S", type=float)
     flags.add("--shutdown-timeout", "seconds that running answers may take after SIGTERM", server.shutdown_timeout,
               metavar="S", type=float)  # fmt: skip
