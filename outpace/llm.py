@@ -81,7 +81,7 @@ class LLM:
         self.description = loaded.target.description
         cost_file = CostFile.for_config(loaded.config, cache_dir())
         self.engine = Engine(loaded.target, self._proposers(), loaded.config, draft=loaded.draft, cost_file=cost_file)
-        self._driver = Driver(self.engine)
+        self.driver = Driver(self.engine)
 
     def _proposers(self) -> dict[str, Proposer]:
         proposers: list[Proposer] = [
@@ -159,7 +159,7 @@ class LLM:
         encoded = self._encode(given) if is_plain else self.encode_chat(given)
         # Here, because no step runs while requests are submitted.
         constraint, prediction = self.engine.constraint_of(params), self.engine.read_prediction(params)
-        return self._driver.submit(
+        return self.driver.submit(
             lambda: [self.engine.submit(encoded, params, constraint=constraint, prediction=prediction)]
         )
 
@@ -173,7 +173,7 @@ class LLM:
 
     def close(self) -> None:
         """Free the models' memory. Nothing can be generated after that."""
-        self._driver.close()
+        self.driver.close()
         self._target.runner.close()
         if self._draft is not None:
             self._draft.runner.close()
@@ -201,7 +201,7 @@ class LLM:
         return render(self.tokenizer, messages, tools=tools, allow_control_tokens=allowed)
 
     def _encode(self, prompt: Prompt | ChatPrompt) -> list[int]:
-        self._driver.check_open()
+        self.driver.check_open()
         if isinstance(prompt, str | ChatPrompt):
             return encode(self.tokenizer, prompt, max_tokens=self.config.max_context)
         return _token_ids(prompt)
@@ -224,13 +224,13 @@ class LLM:
                     groups.append(group)
                     requests += group
             except BaseException:
-                self._driver.end(requests)
+                self.driver.end(requests)
                 raise
             return requests
 
         num_requests = sum(each.n for each in params)
         show = sys.stderr.isatty() and num_requests > 1 if progress is None else progress
-        with self._driver.submit(submit_all) as stream, _Progress(num_requests, enabled=show) as bar:
+        with self.driver.submit(submit_all) as stream, _Progress(num_requests, enabled=show) as bar:
             for delta in stream:
                 bar.add(delta)
         return [
