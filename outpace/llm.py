@@ -33,6 +33,7 @@ from outpace.speculation.proposers.draft_model import DraftModelProposer
 from outpace.speculation.proposers.grammar import GrammarProposer
 from outpace.speculation.proposers.head import HeadProposer
 from outpace.speculation.proposers.ngram import NgramProposer
+from outpace.speculation.proposers.other_vocabulary import OtherVocabularyProposer
 from outpace.speculation.proposers.prediction import PredictionProposer
 from outpace.speculation.proposers.prediction_text import Prediction
 from outpace.speculation.proposers.suffix import SuffixProposer
@@ -75,12 +76,15 @@ class LLM:
         loaded = backends.load(wanted, model_path, draft_path)
         self.config = loaded.config
         self._target, self._draft = loaded.target, loaded.draft
+        self._has_other_vocabulary = loaded.has_other_vocabulary
         self.tokenizer = loaded.target.tokenizer
         if template is not None:
             self.tokenizer.chat_template = template
         self.description = loaded.target.description
         cost_file = CostFile.for_config(loaded.config, cache_dir())
-        self.engine = Engine(loaded.target, self._proposers(), loaded.config, draft=loaded.draft, cost_file=cost_file)
+        # A runner that verifies drafts where they were made needs them in its own vocabulary.
+        followed = None if loaded.has_other_vocabulary else loaded.draft
+        self.engine = Engine(loaded.target, self._proposers(), loaded.config, draft=followed, cost_file=cost_file)
         self.driver = Driver(self.engine)
 
     def _proposers(self) -> dict[str, Proposer]:
@@ -94,7 +98,10 @@ class LLM:
         target = self._target.runner
         if target.capabilities.head is not None:
             proposers.append(HeadProposer(target, target.capabilities.head))
-        if self._draft is not None:
+        if self._draft is not None and self._has_other_vocabulary:
+            verifier = target.capabilities.verifier
+            proposers.append(OtherVocabularyProposer(self._draft, self.tokenizer, target.vocab_size, verifier))
+        elif self._draft is not None:
             proposers.append(DraftModelProposer(self._draft, target.vocab_size, target.capabilities.verifier))
         return {proposer.name: proposer for proposer in proposers}
 
