@@ -2,8 +2,8 @@
 
     python -m benchmarks.lookahead --prompts question.jsonl [--model FILE] [--count 12] [--json FILE]
 
-No backend here runs trees, so lookahead is not built; this decides whether it should be. Two parts are real: the n-grams,
-and the costs of steps.
+No backend here runs trees, so lookahead is not built; this decides whether it should be. Two parts are real: the
+n-grams, and the costs of steps.
 
 N-grams: each prompt is answered greedily. At every position the model also computes a window of W columns and N - 1
 levels, exactly as a lookahead step would: the token at level l of column j sees the text, level 0 of the columns up to
@@ -12,12 +12,12 @@ slow and gives the same tokens. The new token of each column completes an n-gram
 
 Steps: a lookahead decoder is then played over the known answer. At each step it verifies up to G n-grams of the pool
 that begin with the last token, as a tree; the longest agreement is accepted. The step has 1 + (N - 1) W + (N - 1) g
-tokens, with g the n-grams found. `single` verifies only the latest one. `text` has no window: its pool is the n-grams of
-the prompt and the answer so far, as `ngram` has, but verified as a tree. A decoder that accepts tokens skips the windows
-of the positions that it skips.
+tokens, with g the n-grams found. `single` verifies only the latest one. `text` has no window: its pool is the n-grams
+of the prompt and the answer so far, as `ngram` has, but verified as a tree. A decoder that accepts tokens skips the
+windows of the positions that it skips.
 
-Costs are those of `outpace/bench/simulation/machines.py`, measured on this CPU (SmolLM2 135M, Qwen2.5-Coder 1.5B) and on
-an H200 (8B). The n-grams are those of the model that runs here. A ratio is the time of plain decoding over that of
+Costs are those of `outpace/bench/simulation/machines.py`, measured on this CPU (SmolLM2 135M, Qwen2.5-Coder 1.5B) and
+on an H200 (8B). The n-grams are those of the model that runs here. A ratio is the time of plain decoding over that of
 lookahead, for R requests that each add their tokens to one step.
 """
 
@@ -121,9 +121,7 @@ def windows(runner: Runner, answer: Answer, size: int, width: int) -> list[list[
     levels = [[rng.choice(answer.prompt) for _ in range(width)]]
     found: list[list[tuple[int, ...]]] = []
     for position in range(len(answer.tokens)):
-        length = (
-            len(answer.prompt) + position
-        )  # the text before the last token; the last token is the first of each row
+        length = len(answer.prompt) + position  # of the text before its last token, which is the first of each row
         rows = []
         for column in range(width):
             runner.fork(TEXT, 1 + column, length)

@@ -27,6 +27,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -36,7 +37,7 @@ import httpx
 from benchmarks.report import provenance, spread, write_json
 from outpace import LLM
 from outpace.models.resolve import resolve_model
-from outpace.programs import State, gen, run
+from outpace.programs import Interrupted, State, gen, run
 
 INSTRUCTION = """\
 Read the record of a support call and write its facts as JSON.
@@ -54,6 +55,7 @@ PROBLEMS = (
     "does not switch on, arrived with a broken foot, makes a loud noise, smells of smoke, has lost its colour, "
     "stops after ten minutes"
 )
+WAYS = ("programs", "api", "api client", "one by one")
 OUTCOMES = "refund, repair, replacement, visit of a technician"
 
 
@@ -129,45 +131,68 @@ def served(model: str | None) -> Iterator[str]:
         child.wait(30)
 
 
+@dataclass
+class Way:
+    """One way to run the programs, over all rounds."""
+
+    seconds: list[float] = field(default_factory=list)
+    fields: list[dict[str, str]] = field(default_factory=list)
+    counts: dict[str, int] | None = None
+
+
 def measure(llm: LLM, url: str, inputs: Sequence[str], rounds: int) -> dict[str, Any]:
-    """Every way once to warm up with a few programs, then `rounds` times in changing order."""
-    seconds: dict[str, list[float]] = {}
-    fields: dict[str, list[dict[str, str]]] = {}
-    counts: dict[str, dict[str, int]] = {}
-    num_tokens = 0
-    ways = ("programs", "api", "api client", "one by one")
-    for turn in range(rounds + 1):
-        chosen = inputs if turn else inputs[:4]
-        for way in ways if turn % 2 else ways[::-1]:
-            llm.engine.forget()
-            httpx.post(f"{url}/reset_prefix_cache").raise_for_status()
-            begin = perf_counter()
-            if way == "api":
-                found = through_api(url, chosen)
-            else:
-                on = url if way == "api client" else llm
-                done = run(extract, chosen, on=on, at_once=1 if way == "one by one" else len(chosen), progress=False)
-                found = [result.values for result in done if result.value is None]
-                counts[way] = counted([result.state for result in done])
-            if turn:
-                seconds.setdefault(way, []).append(perf_counter() - begin)
-                fields[way] = found
-    num_tokens = counts["programs"]["tokens"]
-    is_same = all(each == fields["programs"] for each in fields.values())
+    """Every way with a few programs to warm up, then `rounds` times in changing order. Ctrl-C keeps whole rounds."""
+    ways = {name: Way() for name in WAYS}
+    num_rounds = 0
+    try:
+        for turn in range(rounds + 1):
+            for name in WAYS if turn % 2 else WAYS[::-1]:
+                once(llm, url, inputs if turn else inputs[:4], name, ways[name])
+                print(f"round {turn}, {name}: {ways[name].seconds[-1]:.2f} s", file=sys.stderr)
+            if turn == 0:
+                for way in ways.values():
+                    way.seconds.clear()
+            num_rounds = turn
+    except (KeyboardInterrupt, Interrupted):
+        print("interrupted; whole rounds count", file=sys.stderr)
+    if not num_rounds:
+        raise SystemExit("no round is complete")
+    return summary({name: replace(way, seconds=way.seconds[:num_rounds]) for name, way in ways.items()})
+
+
+def once(llm: LLM, url: str, inputs: Sequence[str], name: str, way: Way) -> None:
+    llm.engine.forget()
+    httpx.post(f"{url}/reset_prefix_cache").raise_for_status()
+    begin = perf_counter()
+    if name == "api":
+        way.fields = through_api(url, inputs)
+    else:
+        on = url if name == "api client" else llm
+        done = run(extract, inputs, on=on, at_once=1 if name == "one by one" else len(inputs), progress=False)
+        for result in done:
+            _ = result.value  # raises the error of a program that failed, or was interrupted
+        way.fields = [result.values for result in done]
+        way.counts = counted([result.state for result in done])
+    way.seconds.append(perf_counter() - begin)
+
+
+def summary(ways: dict[str, Way]) -> dict[str, Any]:
+    counts, api = ways["programs"].counts, ways["api"].seconds
+    assert counts is not None
     return {
         "ways": {
-            way: {
-                "seconds": each,
-                "tokens_per_second": num_tokens / statistics.median(each),
-                "over_api": statistics.median(seconds["api"]) / statistics.median(each),
-                "over_api_by_round": [a / b for a, b in zip(seconds["api"], each, strict=True)],
-                "counts": counts.get(way),
+            name: {
+                "seconds": way.seconds,
+                "tokens_per_second": counts["tokens"] / statistics.median(way.seconds),
+                "over_api": statistics.median(a / b for a, b in zip(api, way.seconds, strict=True)),
+                "over_api_by_round": [a / b for a, b in zip(api, way.seconds, strict=True)],
+                "counts": way.counts,
             }
-            for way, each in seconds.items()
+            for name, way in ways.items()
         },
-        "num_tokens": num_tokens,
-        "same_answers": is_same,
-        "answers": fields["programs"][:8],
+        "num_tokens": counts["tokens"],
+        "same_answers": all(way.fields == ways["programs"].fields for way in ways.values()),
+        "answers": ways["programs"].fields[:8],
     }
 
 

@@ -1,4 +1,5 @@
-"""A small model that drafts for the target: same vocabulary, its own cache, one forward pass per draft token.
+"""A small model that drafts for the target: same vocabulary, its own cache, one forward pass per draft token. (For a
+model with another vocabulary, see `other_vocabulary.py`.)
 
 All requests of a step are drafted together. A request's draft cache catches up only when a draft is made; after the
 verdict it is rewound to the tokens that the target accepted. How tokens are drawn depends on how they are verified: if
