@@ -538,9 +538,13 @@ def test_match_forgives_every_dishonest_draft(drafter: Drafter) -> None:
 DRAFT_IDS = {0: 2, 1: 0}  # the draft's id of each shared token; the target's token 2 and the draft's token 1 are alone
 
 
+def kept(probs: Distribution) -> Distribution:
+    """The chances of the shared tokens, in the order of the target's ids."""
+    return np.array([probs[DRAFT_IDS[token]] if token in DRAFT_IDS else Fraction(0) for token in range(3)], object)
+
+
 def restricted(probs: Distribution) -> Distribution:
-    kept = row(*(probs[DRAFT_IDS[token]] if token in DRAFT_IDS else 0 for token in range(3)))
-    return np.asarray(kept / kept.sum(), dtype=object)
+    return np.asarray(kept(probs) / kept(probs).sum(), dtype=object)
 
 
 def draws_shared_tokens(pair: Pair, context: Context, depth: int, noise: Noise) -> Drafted:
@@ -558,12 +562,12 @@ def reports_what_was_not_restricted(pair: Pair, context: Context, depth: int, no
 def reports_what_was_not_renormalised(pair: Pair, context: Context, depth: int, noise: Noise) -> Drafted:
     tokens, _ = draws_shared_tokens(pair, context, depth, noise)
     whole = [pair.draft((*context, *tokens[:i])) for i in range(depth)]
-    return tokens, [row(probs[2], probs[0], 0) for probs in whole]
+    return tokens, [kept(probs) for probs in whole]
 
 
-def reports_by_the_drafts_ids(pair: Pair, context: Context, depth: int, noise: Noise) -> Drafted:
+def mixes_up_the_shared_ids(pair: Pair, context: Context, depth: int, noise: Noise) -> Drafted:
     tokens, probs = draws_shared_tokens(pair, context, depth, noise)
-    return tokens, [row(each[1], each[2], each[0]) for each in probs]
+    return tokens, [row(each[1], each[0], each[2]) for each in probs]
 
 
 def takes_the_likeliest_shared_token_for_an_unshared_one(
@@ -594,7 +598,7 @@ def test_a_distribution_restricted_to_shared_tokens_stays_exact(rule: Rule, pair
     [
         reports_what_was_not_restricted,
         reports_what_was_not_renormalised,
-        reports_by_the_drafts_ids,
+        mixes_up_the_shared_ids,
         takes_the_likeliest_shared_token_for_an_unshared_one,
     ],
 )
