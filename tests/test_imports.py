@@ -55,7 +55,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine": BASICS | SPECULATION | {"backends.base", "decoding", "kv", "metrics"},
     "llm": BASICS | SPECULATION | {"backends", "decoding", "engine", "models"},
     "outpace": BASICS | {"llm", "structured"},
-    "programs": BASICS | {"decoding", "engine", "llm", "models", "structured"},
+    "programs": BASICS | {"decoding", "kv", "llm", "models", "structured"},
     "server": BASICS | {"backends.base", "decoding", "engine", "llm", "metrics", "models", "outpace", "structured"},
     "training": BASICS | {"backends.base", "backends.torch", "bench", "models"},
     "bench": BASICS | SPECULATION | {"engine", "llm", "models", "outpace", "speculation"},

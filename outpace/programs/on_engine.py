@@ -15,8 +15,8 @@ from threading import Thread
 from outpace.config import SamplingParams, SpeculationParams
 from outpace.core import Request
 from outpace.decoding.constraints import Constraint
-from outpace.engine.scheduler import common_prefix_length
 from outpace.errors import OutpaceError, UsageError
+from outpace.kv.prefix import common_prefix_length
 from outpace.llm import LLM
 from outpace.models.prompts import ChatPrompt, encode, render
 from outpace.programs.parts import Answer, Call, Gen, Prompt, Select

@@ -18,7 +18,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from outpace.backends.base import Tokenizer
-from outpace.speculation.proposers.other_vocabulary import common_length
+from outpace.kv.prefix import common_prefix_length
 from outpace.speculation.proposers.text_bridge import TextBridge
 
 # Ranges of letters, with the marks that the script combines them with.
@@ -109,7 +109,7 @@ def check(bridge: TextBridge, target: Tokenizer, draft: Tokenizer, text: str, rn
 
 def continued(cached: list[int], tokens: list[int]) -> list[int]:
     """A cache that ends with a draft, of which anything may be rejected: rewound to what agrees, fed with the rest."""
-    kept = common_length(cached, tokens)
+    kept = common_prefix_length(cached, tokens)
     return cached[:kept] + tokens[kept:]
 
 

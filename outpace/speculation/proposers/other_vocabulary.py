@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from outpace.backends.base import LoadedModel, Tokenizer, Verifier
 from outpace.core import Draft, Request, Verdict
+from outpace.kv.prefix import common_prefix_length
 from outpace.speculation.proposers.base import DraftAsk
 from outpace.speculation.proposers.draft_model import Drafting, DraftModelProposer, FloatRow
 from outpace.speculation.proposers.text_bridge import Bridged, TextBridge
@@ -97,7 +98,7 @@ class OtherVocabularyProposer(DraftModelProposer):
 
     def num_uncached(self, request: Request) -> int:
         tokens = self._tokens(request)
-        return max(1, len(tokens) - common_length(self._fed.get(request.id, []), tokens))
+        return max(1, len(tokens) - common_prefix_length(self._fed.get(request.id, []), tokens))
 
     def _tokens(self, request: Request) -> list[int]:
         bridged = self._bridged.get(request.id)
@@ -109,7 +110,7 @@ class OtherVocabularyProposer(DraftModelProposer):
     def _uncached(self, request: Request, seq: int) -> list[int]:
         tokens, fed = self._tokens(request), self._fed.setdefault(request.id, [])
         # The logits of the last token are needed, so it is computed again even if it is there.
-        num_kept = min(common_length(fed, tokens), len(tokens) - 1)
+        num_kept = min(common_prefix_length(fed, tokens), len(tokens) - 1)
         self._cache.rewind(seq, num_kept)
         del fed[num_kept:]
         return tokens[num_kept:]
@@ -162,11 +163,3 @@ class OtherVocabularyProposer(DraftModelProposer):
             sure.append(confidence[-1])  # of the token before which it stopped
         draft.tokens = tokens[:depth]
         draft.confidence = sure[: len(draft.tokens) + 1] if confidence else []
-
-
-def common_length(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many leading tokens agree."""
-    size = min(len(a), len(b))
-    if a[:size] == b[:size]:
-        return size
-    return next(i for i in range(size) if a[i] != b[i])
