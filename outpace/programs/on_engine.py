@@ -92,6 +92,9 @@ class OnEngine:
         except OutpaceError as error:
             call.done(error)
             return
+        except Exception as error:  # of this call alone; the thread serves the others
+            call.done(OutpaceError(f"the call could not be made ({type(error).__name__}: {error})"))
+            return
         running.num_unfinished = len(running.requests)
         self._by_request.update((request.id, running) for request in running.requests)
 

@@ -81,7 +81,7 @@ class OnServer:
             )
         except OutpaceError as error:
             found = error
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+        except Exception as error:  # of this call alone; the thread serves the others
             found = OutpaceError(f"the answer of {self._url} is not in OpenAI's form ({error!r}); check the address")
         call.done(found)
 
@@ -123,7 +123,7 @@ class OnServer:
         for attempt in range(1, _MOST_ATTEMPTS + 1):
             try:
                 response = self._http.request(method, f"{self._url}/{path}", json=body)
-            except (httpx.HTTPError, RuntimeError) as error:  # RuntimeError: the client was closed
+            except (httpx.HTTPError, httpx.InvalidURL, RuntimeError) as error:  # RuntimeError: the client was closed
                 raise OutpaceError(
                     f"{self._url} did not answer ({error or type(error).__name__}); check the address and the server"
                 ) from error
