@@ -70,9 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", metavar="FILE", help="a GGUF file (default: the embedded SmolLM2)")
     parser.add_argument("--count", type=int, default=12, help="prompts (default: %(default)s)")
     parser.add_argument("--max-tokens", type=int, default=64, help="(default: %(default)s)")
+    parser.add_argument("--threads", type=int, help="(default: all cores)")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
-    with LLM(options.model, max_context=2048, speculation="off") as llm:
+    with LLM(options.model, max_context=2048, speculation="off", threads=options.threads) as llm:
         answers = gather(llm, load_prompts(options.prompts, options.count), options.max_tokens)
     rows = [row(answers, *setting) for setting in SETTINGS]
     rows.append(row(answers, 5, 0, 4))

@@ -196,8 +196,8 @@ def summary(ways: dict[str, Way]) -> dict[str, Any]:
     }
 
 
-def counted(states: Sequence[State | None]) -> dict[str, int]:
-    answers = [state.answer(name) for state in states if state is not None for name, _ in FIELDS]
+def counted(states: Sequence[State]) -> dict[str, int]:
+    answers = [state.answer(name) for state in states for name, _ in FIELDS]
     return {
         "prompt_tokens": sum(each.num_prompt_tokens for each in answers),
         "cached_tokens": sum(each.num_cached_tokens for each in answers),

@@ -63,9 +63,8 @@ def agent(s: State, question: str) -> str:
 def main() -> None:
     for result in run(agent, ["What do an apple and a bread cost together?", "What is milk?"], on=LLM()):
         print(result.value)
-        if result.state is not None:
-            for message in result.state.messages[2:]:
-                print(f"    {message['role']}: {message['content']}")
+        for message in result.state.messages[2:]:
+            print(f"    {message['role']}: {message['content']}")
 
 
 if __name__ == "__main__":

@@ -35,8 +35,8 @@ class Interrupted(OutpaceError):
 class Result:
     """What became of one program. `value` raises the error of a program that failed or was interrupted."""
 
-    state: State | None = None  # None: it was not started
-    error: BaseException | None = None
+    state: State
+    error: BaseException | None
     returned: Any = field(default=None, repr=False)
 
     @property
@@ -53,12 +53,12 @@ class Result:
     @property
     def text(self) -> str:
         """The text as far as it came."""
-        return "" if self.state is None else self.state.so_far
+        return self.state.so_far
 
     @property
     def values(self) -> dict[str, Any]:
         """What was generated, by name, as far as the program came."""
-        return {} if self.state is None else self.state.values
+        return self.state.values
 
 
 def run(
@@ -113,7 +113,8 @@ class _Running:
         self._arguments = arguments
         self._backend = backend
         self._params = params
-        self._results = [Result(error=Interrupted("the program was not started")) for _ in arguments]
+        unstarted = Interrupted("the program was not started")
+        self._results = [Result(self._state(index), unstarted) for index in range(len(arguments))]
         self._indices = count()
         self._ended: SimpleQueue[int | None] = SimpleQueue()  # indices of programs; None: a thread has no more
         self._is_stopped = False
@@ -147,8 +148,7 @@ class _Running:
             self._is_stopped = True
             states = [result.state for result in self._results if isinstance(result.error, Interrupted)]
         for state in states:
-            if state is not None:
-                state.cancel(Interrupted("the program was stopped"))
+            state.cancel(Interrupted("the program was stopped"))
 
     # ---- in the threads of the programs
 
@@ -165,7 +165,6 @@ class _Running:
                 index = next(self._indices)
                 if self._is_stopped or index >= len(self._arguments):
                     return
-                self._results[index].state = self._state(index)
                 self._results[index].error = Interrupted("the program was stopped")  # unless it ends
             yield index
 
@@ -176,7 +175,6 @@ class _Running:
 
     def _run_one(self, index: int, result: Result) -> None:
         state = result.state
-        assert state is not None
         try:
             returned = self._program(state, *self._arguments[index])
             state.wait_for_all()

@@ -6,6 +6,7 @@ import _thread
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -121,11 +122,11 @@ def test_select_takes_the_likeliest_choice_and_computes_only_the_choices(llm):
         scored = llm.generate(PREFIX + choice, params)[0].prompt_logprobs
         scores[choice] = sum(entry.logprob for entry in scored[1 + len(PREFIX) :])
     assert result.state.answer("verdict").scores == pytest.approx(scores)
-    assert result.value == max(scores, key=scores.get) and result.text == PREFIX + result.value + "!"
+    assert result.value == max(scores, key=lambda choice: scores[choice]) and result.text == PREFIX + result.value + "!"
 
 
 def test_the_mean_score_does_not_punish_length(llm):
-    def judge(s: State, by: str) -> dict[str, float]:
+    def judge(s: State, by: Any) -> dict[str, float]:
         s += PREFIX
         s += select("verdict", ["a", "abcabc"], by=by)
         return s.answer("verdict").scores

@@ -29,6 +29,7 @@ class Watched(OtherVocabularyProposer):
         for ask in asks:
             fresh = self.bridge.start()
             self.bridge.read(fresh, ask.request.tokens)
+            assert isinstance(self._runner, FakeRunner)
             held = self._runner.sequences[self._sequences[ask.request.id]]
             assert held == self._fed[ask.request.id] and held[: len(fresh.tokens)] == fresh.tokens
         return drafts
