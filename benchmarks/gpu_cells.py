@@ -128,7 +128,10 @@ def run(
     *,
     keep_trace: bool = False,
 ) -> Measured:
-    """Run `concurrency` prompts at a time, until each has emitted `num_tokens` on average."""
+    """Run `concurrency` prompts at a time, until each has emitted `num_tokens` on average.
+
+    Above temperature 0 requests have no seed, as most requests have none: their drafts are verified by rejection.
+    """
     found = Measured(parts=dict.fromkeys(_PARTS, 0.0), drafted_per_position=[], accepted_per_position=[], methods={})
     assert found.parts is not None
     assert found.methods is not None
@@ -140,9 +143,10 @@ def run(
             engine.submit(
                 prompt,
                 SamplingParams(
-                    max_tokens=MAX_TOKENS_FACTOR * num_tokens, temperature=temperature, ignore_eos=True, seed=begin + i,
+                    max_tokens=MAX_TOKENS_FACTOR * num_tokens, temperature=temperature, ignore_eos=True,
                     speculation=speculation_params(setting),
                 ),
+                seed=begin + i,
             )
             for i, prompt in enumerate(prompts[begin : begin + concurrency])
         ]  # fmt: skip

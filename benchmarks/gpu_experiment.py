@@ -12,9 +12,9 @@ from benchmarks import gpu_cells
 from benchmarks.gpu_cells import first_difference
 from benchmarks.gpu_padded_model import PaddedModel
 from benchmarks.gpu_summary import summary
+from benchmarks.prompts import block_of
 
 WARM_UP_TOKENS = 16
-ALONE = 4  # prompts of a block at concurrency 1
 COMPARED_PROMPTS, COMPARED_DEPTH = 12, 4  # of the logits and drafts that are compared with the small ones
 SETTINGS = ("plain", "head:2", "head:3", "head:5", "head:7", "auto")
 # Other depths that `auto` may choose. Their graphs are captured before the measurement, as for fixed settings.
@@ -143,8 +143,7 @@ class Experiment:
         return {**cell, **found.as_dict(), "texts": found.texts}
 
     def _prompts_of(self, concurrency: int, block: int) -> list[list[int]]:
-        count = max(concurrency, ALONE)
-        return [self.prompts[(block * count + i) % len(self.prompts)] for i in range(count)]
+        return block_of(self.prompts, concurrency, block)
 
     def warm_up(self, concurrency: int, temperature: float, settings: tuple[str, ...]) -> None:
         """Capture graphs, because steps that capture one are not measured; `auto` learns nothing from it."""

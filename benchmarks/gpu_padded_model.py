@@ -67,6 +67,8 @@ class PaddedModel:
     small: Small
     dtype: torch.dtype
     pair: Pair
+    head: HeadConfig  # the padded one
+    head_weights: HeadWeights
     sizes: dict[str, int]  # number of parameters
 
     @classmethod
@@ -90,7 +92,7 @@ class PaddedModel:
         )
         matrices = head_weights.num_bytes - head_weights.ids.nbytes
         sizes = {"target": weights.num_parameters, "head": matrices // dtype.itemsize}
-        return cls(small, dtype, Pair(target), sizes)
+        return cls(small, dtype, Pair(target), head, head_weights, sizes)
 
     def compare(self, engine: Engine, prompts: Sequence[Sequence[int]], depth: int) -> dict[str, float]:
         """Errors of the padded and the small model, in the same dtype, against the small one in float32.

@@ -35,7 +35,7 @@ def prepare(model: str, questions: Path, out: Path) -> None:
     """Write prompts as token ids, in an order that mixes all kinds of questions."""
     from outpace import LLM
 
-    with LLM(model, max_context=CONTEXT, speculation="off") as llm:
+    with LLM(model, speculation="off") as llm:  # with the whole context: longer prompts are left out below
         encoded = [llm.encode_chat([{"role": "user", "content": text}]) for text in load_prompts(questions)]
     fitting = [tokens for tokens in encoded if len(tokens) <= LONGEST_PROMPT]
     stride = next(n for n in (97, 101, 103) if len(fitting) % n)  # coprime, so every prompt comes once

@@ -122,15 +122,17 @@ class FreeModel:
         random = torch.Generator().manual_seed(1)
         table = 2.0 * torch.randn(VOCAB_SIZE, VOCAB_SIZE, generator=random)
         self._table = table + noise * torch.randn(VOCAB_SIZE, VOCAB_SIZE, generator=random)
-        self.config = SimpleNamespace(vocab_size=VOCAB_SIZE, num_layers=1, num_kv_heads=1, head_dim=1)
+        self.config = SimpleNamespace(vocab_size=VOCAB_SIZE, width=1, num_layers=1, num_kv_heads=1, head_dim=1)
         self.weights = SimpleNamespace(embedding=torch.zeros(1), num_parameters=1)
 
     @torch.inference_mode()
-    def forward(self, step: StepInputs, caches: list[Cache], room: Tensor | None = None) -> Tensor:
-        states = (step.tokens + 5 * (step.positions // PERIOD)) % VOCAB_SIZE
-        if step.shape.num_outputs != len(states):
-            states = states.index_select(0, step.outputs)
-        return self._table.index_select(0, states)
+    def forward(
+        self, step: StepInputs, caches: list[Cache], room: Tensor | None = None, states: Tensor | None = None
+    ) -> Tensor:
+        found = (step.tokens + 5 * (step.positions // PERIOD)) % VOCAB_SIZE
+        if step.shape.num_outputs != len(found):
+            found = found.index_select(0, step.outputs)
+        return self._table.index_select(0, found)
 
 
 def started(noise: float, num_requests: int) -> LoadedModel:

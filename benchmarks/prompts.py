@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from outpace.bench.workloads import evenly
+
+ALONE = 4  # prompts of a block at concurrency 1
 
 
 def load_prompts(path: Path, count: int | None = None) -> list[str]:
@@ -25,3 +28,9 @@ def _prompt(record: dict[str, Any]) -> str:
         given = record["instances"][0]["input"] if record.get("instances") else ""
         return f"{record['instruction']}\n{given}".strip()
     return str(record["question"] if "question" in record else record["prompt"])
+
+
+def block_of(prompts: Sequence[list[int]], concurrency: int, block: int) -> list[list[int]]:
+    """The prompts of one block of a GPU measurement; each block has others, as far as there are."""
+    count = max(concurrency, ALONE)
+    return [prompts[(block * count + i) % len(prompts)] for i in range(count)]

@@ -210,7 +210,7 @@ class Draft:
 
     tokens: list[int]
     proposer: str
-    probs: list[FloatRow] | None = None
+    probs: Sequence[FloatRow] | None = None
     confidence: list[float] = field(default_factory=list, compare=False)
     """The proposer's confidence in each token, given those before it; it needs calibration. It may depend on earlier
     tokens and on whole distributions, never on which token was drawn from them. 1 means that no other is possible."""

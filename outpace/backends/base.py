@@ -96,15 +96,23 @@ class StepExecutor(Protocol):
 
 @dataclass(slots=True)
 class DraftTask:
-    """Run the row, then draft `depth` tokens with the request's own noise."""
+    """Run the row, then draft `depth` tokens."""
 
     row: Row
     request: Request
     depth: int
 
 
+@dataclass(frozen=True, slots=True)
+class DraftedTokens:
+    tokens: list[int]
+    confidence: list[float]  # before each token was picked: the largest probability at temperature 1; may be empty
+    probs: Sequence[NDArray[np.float32]] | None = None
+    """What each token was drawn from, until the next draft; None if `match` verifies it."""
+
+
 class Drafter(Protocol):
-    def __call__(self, tasks: Sequence[DraftTask]) -> list[list[int]]:
+    def __call__(self, tasks: Sequence[DraftTask]) -> list[DraftedTokens]:
         """Append each row's tokens, and its drafted tokens except the last, to its sequence."""
         ...
 
@@ -118,13 +126,6 @@ class HeadTask:
 
     request: Request
     depth: int
-
-
-@dataclass(frozen=True, slots=True)
-class DraftedTokens:
-    tokens: list[int]
-    confidence: list[float]  # before each token was picked: the largest probability at temperature 1
-    probs: NDArray[np.float32] | None = None  # [depth, vocab_size], until the next draft; None if `match` verifies it
 
 
 class Head(Protocol):

@@ -80,7 +80,8 @@ class NativeHead:
         found, at = [], 0
         for task, distributions in zip(tasks, probs, strict=True):
             end = at + task.depth
-            found.append(DraftedTokens(drafted[at:end], confidence[at:end], distributions))
+            kept = None if distributions is None else list(distributions)
+            found.append(DraftedTokens(drafted[at:end], confidence[at:end], kept))
             at = end
         return found
 

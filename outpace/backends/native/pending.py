@@ -79,7 +79,7 @@ class PendingCase:
         self._case, self._logits, self._first_row, self._address = case, logits, first_row, address
         request, params = case.request, case.request.params
         probs = None if matches_own_tokens(params) or case.draft is None else case.draft.probs
-        self.draft_probs: list[FloatRow] = []
+        self.draft_probs: Sequence[FloatRow] = []
         if probs is not None:
             self._rule = REJECT if params.speculation.acceptance == "rejection" else BLOCK
             if len(probs) != len(case.tokens):

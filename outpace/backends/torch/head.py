@@ -1,8 +1,8 @@
 """Drafts with a head on the device: all passes of a draft in captured graphs, verified before the host has seen it.
 
 A first pass takes the few tokens that the last step emitted. A row that lacks more is caught up by ordinary passes
-first, and the loop starts from their logits and states. Tokens are drawn with the target's own noise, as those of a
-draft model are (`execution/drafting.py`), so no distributions are kept.
+first, and the loop starts from their logits and states. Tokens are drawn as those of a draft model are
+(`execution/drafting.py`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from outpace.backends.base import USUAL_UNCACHED, DraftedTokens, DraftTask, HeadTask
-from outpace.backends.torch.execution import staging
 from outpace.backends.torch.execution.graphs import Graphs
-from outpace.backends.torch.execution.step import HostStep, StepShape, views
+from outpace.backends.torch.execution.head_passes import HeadPasses
 from outpace.backends.torch.model.head import HeadLoop, HeadModel
-from outpace.backends.torch.sampling.draws import Mode
 from outpace.core import MeasuredAcceptance, Row
 from outpace.kv.entries import HeadEntries
 
@@ -36,6 +34,7 @@ class TorchHead:
         self.size_bytes = model.weights.num_bytes
         self._logits = torch.empty(0, device=runner.device)
         self._loops = graphs.loops_of(self._loop_model)
+        self._passes = HeadPasses(model, graphs)
 
     def _loop_model(self, num_rows: int) -> HeadLoop:
         if len(self._logits) < num_rows:
@@ -56,23 +55,21 @@ class TorchHead:
             start = self.entries.take(seq, length)
             self._runner.reserve(seq, length - 1, task.depth)
             drafts.append(DraftTask(Row(seq, start, request.tokens[start:], 1), request, task.depth))
-        mode: Mode = "greedy" if all(task.request.params.is_greedy for task in tasks) else "sampled"
         depth = max(task.depth for task in tasks)
         longest = max(len(draft.row.tokens) for draft in drafts)
         # After a draft as deep as this one, or after a deeper one or some plain steps; else rows catch up first.
         width = next((size for size in (depth + 1, USUAL_UNCACHED) if size >= longest), 0)
-        loop = self._loops.find(len(tasks), width, depth, mode)
+        loop = self._loops.find([task.request for task in tasks], width, depth)
         if not width:
             assert isinstance(loop.model, HeadLoop)
             self._catch_up([draft.row for draft in drafts], loop.model)
         loop.fill(drafts, self._runner.tables)
         loop.launch()
         ahead = self._runner.executor.begin_verifying(drafts, loop.drawn)
-        columns = loop.fetch().T.tolist()
-        drafted = [columns[i][: task.depth] for i, task in enumerate(tasks)]
+        drafted = loop.fetch(drafts)
         if ahead is not None:
-            ahead.expect(drafted)
-        return [DraftedTokens(tokens, []) for tokens in drafted]
+            ahead.expect([each.tokens for each in drafted])
+        return drafted
 
     def _catch_up(self, rows: Sequence[Row], loop: HeadLoop) -> None:
         """Compute the rows' entries; the logits and states after their last tokens start the loop."""
@@ -87,12 +84,7 @@ class TorchHead:
             loop.states[places] = states
 
     def _pass(self, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-        counts = [len(row.tokens) for row in rows]
-        shape = StepShape(sum(counts), len(rows), len(rows), max(counts), self._runner.tables.shape[1])
-        host = HostStep(shape, pinned=self._runner.device.type == "cuda")
-        staging.fill(host, rows, self._runner.tables)
-        step = views(host.buffer.to(self._runner.device), shape)
-        return self._model.forward(step, self._model.fuse(step))
+        return self._passes.find(rows).run(rows, self._runner.tables)
 
 
 def passes(rows: Sequence[Row], limit: int) -> list[list[tuple[int, Row]]]:

@@ -15,7 +15,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.backends.base import Capabilities, Capacity, DraftTask, LoadedModel, Runner, Tokenizer, max_scored_tokens
+from outpace.backends.base import (
+    Capabilities,
+    Capacity,
+    DraftedTokens,
+    DraftTask,
+    LoadedModel,
+    Runner,
+    Tokenizer,
+    max_scored_tokens,
+)
 from outpace.backends.torch.device import (
     MemoryPlan,
     TorchOptions,
@@ -42,6 +51,7 @@ from outpace.backends.torch.model.loader import load_weights, open_checkpoint, w
 from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.model.taps import TapStore
 from outpace.backends.torch.sampling.draws import Draws, Mode
+from outpace.backends.torch.sampling.independent import max_kept
 from outpace.core import MeasuredAcceptance, Row, StepPlan
 from outpace.errors import BackendError
 from outpace.kv.blocks import BlockPool
@@ -96,7 +106,9 @@ class TorchModel:
         widest = 2 * c.hidden + c.q_size + 2 * c.kv_size + 4 * c.width
         captured = num_captured_tokens(capacity.max_sequences) if self.device.type == "cuda" else 0
         num_scored = min(max_scored_tokens(c.vocab_size), capacity.max_step_tokens)
-        num_logits = capacity.max_sequences + captured + num_scored
+        # Verifying by distributions: those of the draft, of the target, and what is left of them.
+        num_kept = 4 * max_kept(capacity.max_sequences) if captured else 0
+        num_logits = capacity.max_sequences + captured + num_scored + num_kept
         num_tokens = (2 if captured else 1) * capacity.max_step_tokens  # graphs have their own activations
         workspace = num_tokens * widest * size + num_logits * c.vocab_size * 4
         head_weights = self._head.num_parameters if self._head is not None else 0
@@ -150,6 +162,7 @@ class TorchRunner:
         self.capacity = capacity
         self.executor = DeviceExecutor(self)
         self.follower: Follower | None = None  # starts to verify what this runner drafts
+        self._may_keep_probs = False  # whether the target can verify drafts by their distributions on the device
         self.capabilities = Capabilities(
             can_rewind=True,
             executor=self.executor,
@@ -209,25 +222,24 @@ class TorchRunner:
         found.flags.writeable = False
         return found
 
-    def draft(self, tasks: Sequence[DraftTask]) -> list[list[int]]:
+    def draft(self, tasks: Sequence[DraftTask]) -> list[DraftedTokens]:
         """Draft with `DraftLoop`: one transfer for all tokens of all rows."""
         graphs = self.check_open()
         for task in tasks:
             self.reserve(task.row.seq, task.row.start, len(task.row.tokens) + task.depth - 1)
-        mode: Mode = "greedy" if all(task.request.params.is_greedy for task in tasks) else "sampled"
         longest = max(len(task.row.tokens) for task in tasks)
         width = longest if longest in WIDTHS else 0
         if not width:  # more tokens than a loop feeds
             prefill = self.launch(StepPlan([task.row for task in tasks]))
             graphs.loops.first_logits(len(tasks), self.device).copy_(prefill.some(range(len(tasks))))
-        loop = graphs.loops.find(len(tasks), width, max(task.depth for task in tasks), mode)
+        requests, depth = [task.request for task in tasks], max(task.depth for task in tasks)
+        loop = graphs.loops.find(requests, width, depth, may_keep_probs=self._may_keep_probs)
         loop.fill(tasks, self.tables)
         loop.launch()
         ahead = self.follower(tasks, loop.drawn) if self.follower is not None else None
-        columns = loop.fetch().T.tolist()
-        drafted = [columns[i][: task.depth] for i, task in enumerate(tasks)]
+        drafted = loop.fetch(tasks)
         if ahead is not None:
-            ahead.expect(drafted)
+            ahead.expect([each.tokens for each in drafted])
         for task in tasks:
             self.pool.advance(task.row.seq, len(task.row.tokens) + task.depth - 1)
         return drafted
@@ -236,6 +248,7 @@ class TorchRunner:
         """Start to verify what another runner drafts before the plan arrives, if both are on one device."""
         if isinstance(drafting, TorchRunner) and drafting.device == self.device:
             drafting.follower = self.executor.begin_verifying
+            drafting._may_keep_probs = drafting.vocab_size == self.vocab_size
 
     def holds(self, seq: int | None, num_tokens: int) -> bool:
         """Whether the cache of a sequence holds exactly this many tokens."""

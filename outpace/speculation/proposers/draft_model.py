@@ -40,6 +40,7 @@ class Drafting:
     depth: int
     to_feed: list[int]
     draft: Draft
+    probs: list[FloatRow] | None  # what its tokens are drawn from; None if they are drawn with the target's noise
     goes_on: Callable[[float], bool] | None
 
 
@@ -138,9 +139,10 @@ class DraftModelProposer:
         while not self._cache.reserve(seq, len(to_feed) + ask.depth - 1):
             if not self._evict(asked):
                 return None
+        probs: list[FloatRow] | None = None
         if not self._draws_on_device and not self._drafts_text(request) and not matches_own_tokens(request.params):
-            draft.probs = []
-        return Drafting(request, seq, ask.depth, to_feed, draft, ask.goes_on)
+            probs = draft.probs = []
+        return Drafting(request, seq, ask.depth, to_feed, draft, probs, ask.goes_on)
 
     def _uncached(self, request: Request, seq: int) -> list[int]:
         """The request's tokens, as the draft model has them, that are not in its cache; at least one."""
@@ -181,7 +183,7 @@ class DraftModelProposer:
             self._forward(rows, is_catching_up=True)
 
     def _draft_on_device(self, group: list[Drafting], drafter: Drafter) -> None:
-        """Draft in a backend that draws on the device, always to the full depth."""
+        """Draft in a backend that draws on the device, to the full depth whatever the confidence."""
         assert self.timing is not None
         tasks = [DraftTask(self._row(d, d.to_feed, num_logits=1), d.request, d.depth) for d in group]
         begin = perf_counter()
@@ -194,13 +196,15 @@ class DraftModelProposer:
             self.timing.num_caught_up += sum(len(drafting.to_feed) for drafting in group)
         else:
             self.timing.forwards += [(len(tasks), len(tasks), context, seconds / depth)] * depth
-        for drafting, tokens in zip(group, drafts, strict=True):
+        for drafting, drafted in zip(group, drafts, strict=True):
             self._cache.advance(drafting.seq, len(drafting.to_feed) + drafting.depth - 1)
-            drafting.draft.tokens = self._cut_to_vocabulary(tokens)
+            drafting.draft.tokens = self._cut_to_vocabulary(drafted.tokens)
+            drafting.draft.probs = drafted.probs
 
     def _cut_to_vocabulary(self, tokens: list[int]) -> list[int]:
-        """The tokens before the first one that the target's vocabulary lacks."""
-        if max(tokens) < self._vocab_size:
+        """The tokens before the first one that the target's vocabulary lacks. A draft with distributions has none: both
+        vocabularies are then the same."""
+        if max(tokens, default=0) < self._vocab_size:
             return tokens
         return tokens[: next(i for i, token in enumerate(tokens) if token >= self._vocab_size)]
 
@@ -258,13 +262,13 @@ class DraftModelProposer:
     def _draw(self, drafting: Drafting, logits: FloatRow) -> int | None:
         """Add a token to the draft; returns the token to feed next, or None where the draft must end."""
         request, draft = drafting.request, drafting.draft
-        if draft.probs is None:
+        if drafting.probs is None:
             token = self._verifier.own_token(request, draft.tokens, logits)
         else:
             anchor, offset = len(request.tokens), len(draft.tokens)
             probs = self._verifier.probs(request, draft.tokens, logits)
             token = draw_weighted(probs, uniform(key(request.seed, Purpose.DRAFT, anchor, offset)))
-            draft.probs.append(probs)
+            drafting.probs.append(probs)
         draft.tokens.append(token)
         return token
 

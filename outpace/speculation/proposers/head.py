@@ -42,10 +42,10 @@ class HeadProposer:
 
     def _cut(self, ask: DraftAsk, drafted: DraftedTokens) -> Draft:
         if ask.goes_on is None:
-            return Draft(drafted.tokens, self.name, None if drafted.probs is None else list(drafted.probs))
+            return Draft(drafted.tokens, self.name, drafted.probs)
         confidence = [min(MOST_CONFIDENT, value) for value in drafted.confidence]
-        depth = next((i for i, value in enumerate(confidence) if not ask.goes_on(value)), ask.depth)
-        probs = None if drafted.probs is None else list(drafted.probs[:depth])
+        depth = next((i for i, value in enumerate(confidence) if not ask.goes_on(value)), len(drafted.tokens))
+        probs = None if drafted.probs is None else drafted.probs[:depth]
         # Learning also uses the confidence of the token before which it stops.
         return Draft(drafted.tokens[:depth], self.name, probs, confidence[: depth + 1])
 

@@ -92,7 +92,7 @@ class Batch:
             else:
                 noise = uniform(key(request.seed, Purpose.DRAFT, anchor, offset))
                 draft.tokens.append(host_draw_weighted(probs, noise))
-                draft.probs.append(probs)
+                draft.probs = [*draft.probs, probs]
         return draft
 
     def device_drafts(self) -> Drafts:

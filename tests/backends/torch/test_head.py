@@ -15,6 +15,8 @@ pytest.importorskip("torch")
 from outpace import LLM, SamplingParams
 from outpace.backends.base import USUAL_UNCACHED, Capacity, DraftedTokens, HeadTask
 from outpace.backends.torch.device import TorchOptions
+from outpace.backends.torch.execution.head_passes import HeadPass, HeadPasses
+from outpace.backends.torch.execution.step import StepShape
 from outpace.backends.torch.head import TorchHead
 from outpace.backends.torch.runner import TorchModel, TorchRunner
 from outpace.core import Request, Row, StepPlan
@@ -103,6 +105,27 @@ def test_rows_that_are_behind_catch_up_together(drafting: Drafting, monkeypatch:
     for request, one in zip(requests, drafted, strict=True):
         assert one.tokens == reference.draft(request.tokens, 4)[0]
     assert passes == [2, 1, 3, 1]  # 207 entries: 39 + 25, 64, 8 + 2 + 54, 15
+
+
+def test_a_pass_with_unused_places_computes_the_same(drafting: Drafting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Captured passes have fixed shapes. Here they run without a graph, twice with different rows."""
+    reference = ReferenceHead(drafting.path, drafting.target, rounds_taps=False)
+    requests = [request_of(length, seq=seq, text=seq) for seq, length in enumerate((30, 3, 21, 40))]
+    for request in requests:
+        drafting.feed(request)
+    assert isinstance(drafting.head, TorchHead)
+    shape = StepShape(128, 8, 8, 64, drafting.runner.tables.shape[1], is_packed=True)
+    padded = HeadPass(drafting.head._model, shape, None)
+    monkeypatch.setattr(HeadPasses, "find", lambda passes, rows: padded)
+    for group in (requests[:3], requests[3:]):
+        for request, one in zip(group, drafting.draft(*group), strict=True):
+            assert one.tokens == reference.draft(request.tokens, 4)[0]
+    # The entries that the padded passes left are right, too.
+    for request in requests:
+        request.tokens = [*request.tokens, 5, 6]
+        drafting.feed(request)
+    for request, one in zip(requests, drafting.draft(*requests), strict=True):
+        assert one.tokens == reference.draft(request.tokens, 4)[0]
 
 
 def test_a_few_tokens_more_than_the_depth_need_no_pass_of_their_own(

@@ -18,7 +18,7 @@ from torch import Tensor
 from outpace.backends.base import DraftTask
 from outpace.backends.torch.execution.launched import Launched
 from outpace.backends.torch.execution.step import DRAFTED
-from outpace.backends.torch.sampling.draws import Fetch, mode_for
+from outpace.backends.torch.sampling.draws import Draws, Fetch, mode_for
 from outpace.core import Case, Request, Row, StepPlan
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class Ahead:
 
     rows: list[Row]  # as in the expected plan; `expect` supplies the drafted tokens
     launched: Launched
+    draws: Draws
     fetch: Fetch
     since: float = 0.0  # when the draft was done and the device started this step
     _drafted: list[list[int]] = field(default_factory=list)
@@ -74,7 +75,8 @@ def begin(runner: TorchRunner, tasks: Sequence[DraftTask], drawn: Tensor) -> Ahe
     launched = runner.launch(plan, drawn[:, 0])
     requests = [task.request for task in tasks for _ in range(1 + task.depth)]
     positions = [len(task.request.tokens) + i for task in tasks for i in range(1 + task.depth)]
-    return Ahead(rows, launched, launched.drawn(mode, requests, positions).fetch())
+    draws = launched.drawn(mode, requests, positions)
+    return Ahead(rows, launched, draws, draws.fetch())
 
 
 def _can_wait(request: Request) -> bool:

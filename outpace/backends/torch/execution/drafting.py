@@ -2,9 +2,12 @@
 
 The first step feeds the tokens that the draft cache lacks: one per row, or two if the last draft was fully accepted.
 Later steps feed the token just drawn. All steps and draws are captured. A row that is further behind is first prefilled
-by an ordinary step, and drawing starts from its logits. Tokens are drawn with the target's own noise and verified by
-`acceptance.match`, which compares them with the target's tokens, so no draft probabilities are kept or moved. A draft
-ignores filters and penalties: verification applies them.
+by an ordinary step, and drawing starts from its logits.
+
+Tokens are drawn with the target's own noise and verified by `acceptance.match`, which compares them with the target's
+tokens, so no draft probabilities are kept; such a draft ignores filters and penalties, which verification applies. Or,
+if no request of the batch needs that noise, they are drawn independently and their distributions are kept on the device
+(`sampling/independent.py`).
 """
 
 from __future__ import annotations
@@ -17,12 +20,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.backends.base import DraftTask
+from outpace.backends.base import DraftedTokens, DraftTask
 from outpace.backends.torch.execution import staging
 from outpace.backends.torch.execution.step import ALIGNMENT, PADDING, Advance, HostStep, StepInputs, StepShape, views
 from outpace.backends.torch.kernels.base import Cache
 from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.sampling.draws import NUM_FIELDS, DrawWords, Mode, Pool, draw_rows
+from outpace.backends.torch.sampling.independent import DeviceProbs, draft_seed
 
 WIDTHS = (1, 2)  # tokens per row that a loop feeds in its first step; a loop of width 0 starts from logits
 
@@ -65,12 +69,15 @@ class DraftLoop:
         mode: Mode,
         pool: Pool | None,
         logits: Tensor | None,
+        probs: Tensor | None = None,
     ) -> None:
-        """`logits` [rows, vocab]: the start of a loop of width 0."""
+        """`logits` [rows, vocab]: the start of a loop of width 0. `probs` [rows, depth, vocab] receives what the tokens
+        are drawn from, if they are drawn independently of the target (`sampling/independent.py`)."""
         device = model.device
         on_gpu = device.type == "cuda"
         self.model, self._mode, self._depth = model, mode, depth
         self._logits = logits
+        self.probs = probs
         first = StepShape(num_rows * width, num_rows, num_rows, width, table_width)
         later = StepShape(num_rows, num_rows, num_rows, 1, table_width)
         # One buffer, so one transfer.
@@ -133,7 +140,8 @@ class DraftLoop:
         later.positions[used], later.contexts[used], later.lengths[used] = ends - 1, ends, 1  # drawing advances it
         tables.take([row.seq for row in rows], axis=0, out=later.tables[used], mode="clip")
         self._left[used] = [task.depth for task in tasks]
-        self._draws.fill(used, requests, [len(request.tokens) for request in requests])
+        seeds = None if self.probs is None else [draft_seed(request) for request in requests]
+        self._draws.fill(used, requests, [len(request.tokens) for request in requests], seeds)
 
     @torch.inference_mode()
     def launch(self) -> None:
@@ -148,12 +156,20 @@ class DraftLoop:
         if self._arrived is not None:
             self._arrived.record()
 
-    def fetch(self) -> NDArray[np.int32]:
-        """Tokens, [depth, rows]; waits for them."""
+    def fetch(self, tasks: Sequence[DraftTask]) -> list[DraftedTokens]:
+        """The drafts of the filled tasks; waits for them."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        tokens: NDArray[np.int32] = self._on_host.numpy()[:, 0]
-        return tokens
+        found: NDArray[np.int32] = self._on_host.numpy()
+        columns = found[:, 0].T.tolist()
+        if self.probs is None:
+            return [DraftedTokens(columns[i][: task.depth], []) for i, task in enumerate(tasks)]
+        # A draft ends before a distribution that is not exactly known: that does not depend on the drawn token.
+        known = (found[:, 1] != 0).cumprod(axis=0).sum(axis=0).tolist()
+        depths = [min(task.depth, known[i]) for i, task in enumerate(tasks)]
+        return [
+            DraftedTokens(columns[i][:depth], [], DeviceProbs(self.probs, i, depth)) for i, depth in enumerate(depths)
+        ]
 
     @torch.inference_mode()
     def _run_first(self) -> None:
@@ -170,4 +186,5 @@ class DraftLoop:
 
     def _draw(self, i: int, logits: Tensor) -> None:
         advance = Advance(self._step, self._device_left)
-        draw_rows(logits, self._draw_words, self._mode, advance, self.drawn[i])
+        kept_probs = None if self.probs is None else self.probs[:, i]
+        draw_rows(logits, self._draw_words, self._mode, advance, self.drawn[i], kept_probs)

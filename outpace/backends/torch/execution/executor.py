@@ -26,6 +26,7 @@ from outpace.backends.torch.execution.launched import DiscardedLogits, Launched
 from outpace.backends.torch.sampling import scoring
 from outpace.backends.torch.sampling import verifier as device_verifier
 from outpace.backends.torch.sampling.draws import Draws, Fetch, mode_for
+from outpace.backends.torch.sampling.independent import Rejection
 from outpace.core import Case, Request, StepPlan, TokenLogprob, Verdict
 from outpace.decoding.acceptance import match_known
 
@@ -184,6 +185,7 @@ class DeviceExecutor:
         if is_plain and launched.bucket is not None:
             pages = [self._runner.pool.blocks(row.seq) for row in plan.rows]
             self._start_next(_Chain(launched.bucket, draws, requests, pages), plan)
+        rejection = Rejection(cases, launched.lines, draws)
         if meanwhile is not None:
             meanwhile()
         tokens, exact = (found[launched.lines].tolist() for found in fetch.wait())
@@ -191,7 +193,7 @@ class DeviceExecutor:
             self._begun.feed(tokens)
             return self._concluded(plan, cases, tokens, exact, begin)
         seconds = perf_counter() - begin
-        return StepResult(launched, _verdicts(cases, tokens, exact, launched), seconds)
+        return StepResult(launched, _verdicts(cases, tokens, exact, launched, rejection), seconds)
 
     def _run_scored(
         self, plan: StepPlan, cases: Sequence[Case], begin: float, meanwhile: Callable[[], None] | None
@@ -243,11 +245,13 @@ class DeviceExecutor:
         """Finish a verification that was started early; rows that are not in it run in a second step."""
         ahead, self._ahead = self._ahead, None
         assert ahead is not None
+        expected = list(verified.values())
+        rejection = Rejection(expected, ahead.launched.lines, ahead.draws)
         if meanwhile is not None:
             meanwhile()
         tokens, exact = (found[ahead.launched.lines].tolist() for found in ahead.fetch.wait())
         seconds, hidden = perf_counter() - begin, begin - ahead.since
-        known = dict(zip(verified, _verdicts(list(verified.values()), tokens, exact, ahead.launched), strict=True))
+        known = dict(zip(verified, _verdicts(expected, tokens, exact, ahead.launched, rejection), strict=True))
         if len(verified) == len(plan.rows):
             return StepResult(ahead.launched, list(known.values()), seconds, hidden)
         case_of = _by_row(plan, cases)
@@ -320,19 +324,23 @@ def _is_drawn(request: Request) -> bool:
     return not request.shaper.may_adjust and not request.params.speculation.is_lossy
 
 
-def _verdicts(cases: Sequence[Case], tokens: list[int], exact: list[int], logits: Launched) -> list[Verdict]:
-    """Verify cases against the target's own tokens if those decide; `sampling/verifier.py` verifies the others."""
+def _verdicts(
+    cases: Sequence[Case], tokens: list[int], exact: list[int], logits: Launched, rejection: Rejection
+) -> list[Verdict]:
+    """Verify cases against the target's own tokens, or by `rejection`; `sampling/verifier.py` verifies the others."""
     verdicts: list[Verdict | None] = []
     others, lines = list[Case](), list[int]()
-    all_exact = all(exact)
+    all_exact, rejected = all(exact), rejection.verdicts()
     at = 0
-    for case in cases:
+    for i, case in enumerate(cases):
         draft = case.draft
         drafted = draft.tokens if draft is not None else ()
         begin, at = at, at + len(drafted) + 1
         is_matched = draft is None or draft.probs is None
         if is_matched and (all_exact or all(exact[begin:at])) and _is_drawn(case.request):
             verdicts.append(match_known(drafted, tokens[begin:at]))
+        elif i in rejected:
+            verdicts.append(rejected[i])
         else:
             verdicts.append(None)
             others.append(case)

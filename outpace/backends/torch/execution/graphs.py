@@ -21,8 +21,9 @@ from outpace.backends.torch.execution.drafting import DraftLoop, DraftModel, Loo
 from outpace.backends.torch.execution.step import DRAFTED, PADDING, Advance, HostStep, StepInputs, StepShape, views
 from outpace.backends.torch.kernels.base import Cache
 from outpace.backends.torch.model.model import Model
-from outpace.backends.torch.sampling.draws import Draws, Mode, Pool
-from outpace.core import StepPlan
+from outpace.backends.torch.sampling.draws import Draws, Mode, Pool, mode_for
+from outpace.backends.torch.sampling.independent import draws_independently, max_kept
+from outpace.core import Request, StepPlan
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 TOKEN_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 17)  # per row; 17 is a draft of 16 and the token before it
@@ -158,7 +159,7 @@ def load_step(host: Tensor, step: StepInputs, drafted: Tensor, most: int) -> Non
 
 
 class DraftLoops:
-    """Draft loops by rows, tokens fed first, depth and mode; captured on first use."""
+    """Draft loops by rows, tokens fed first, depth, mode and whether they keep probs; captured on first use."""
 
     def __init__(
         self,
@@ -167,30 +168,49 @@ class DraftLoops:
         table_width: int,
         pool: Pool | None,
         captures: Captures,
+        most_kept: int,
     ) -> None:
+        """`most_kept`: distributions of one draft of all rows that are kept, if its tokens are drawn independently."""
         self._make = make
         self._vocab_size = vocab_size
         self._table_width = table_width
         self._pool = pool
         self._made = captures
-        self._loops: dict[tuple[int, int, int, Mode], DraftLoop] = {}
+        self._most_kept = most_kept
+        self._loops: dict[tuple[int, int, int, Mode, bool], DraftLoop] = {}
         self._first_logits: Tensor | None = None
+        self._probs: Tensor | None = None
 
-    def find(self, num_rows: int, width: int, depth: int, mode: Mode) -> DraftLoop:
+    def find(self, requests: Sequence[Request], width: int, depth: int, *, may_keep_probs: bool = True) -> DraftLoop:
         """The loop for rows that feed up to `width` tokens; width 0 starts from `first_logits`."""
+        num_rows = len(requests)
         rows = next((size for size in ROW_BUCKETS if size >= num_rows), None) if self._pool is not None else None
+        fits = (rows or num_rows) * depth <= self._most_kept
+        keeps_probs = may_keep_probs and fits and draws_independently(requests)
+        mode: Mode = "greedy" if all(request.params.is_greedy for request in requests) else "sampled"
+        if keeps_probs:
+            mode = mode_for(requests)
         if rows is None:  # more rows than any graph has
-            return self._new(num_rows, width, depth, mode, None)
-        key = (rows, width, depth, mode)
+            return self._new(num_rows, width, depth, mode, keeps_probs, None)
+        key = (rows, width, depth, mode, keeps_probs)
         if key not in self._loops:
             self._loops[key] = self._new(*key, self._pool)
             self._made.num += 1
         return self._loops[key]
 
-    def _new(self, rows: int, width: int, depth: int, mode: Mode, pool: Pool | None) -> DraftLoop:
+    def _new(
+        self, rows: int, width: int, depth: int, mode: Mode, keeps_probs: bool, pool: Pool | None
+    ) -> DraftLoop:  # fmt: skip
         model = self._make(rows)
         logits = None if width else self.first_logits(rows, model.device)
-        return DraftLoop(model, rows, width, depth, self._table_width, mode, pool, logits)
+        probs = self._kept_probs(rows, depth, model.device) if keeps_probs else None
+        return DraftLoop(model, rows, width, depth, self._table_width, mode, pool, logits, probs)
+
+    def _kept_probs(self, rows: int, depth: int, device: torch.device) -> Tensor:
+        """Room for the distributions of a loop's draws; one tensor for all loops."""
+        if self._probs is None:
+            self._probs = torch.zeros((self._most_kept, self._vocab_size), device=device)
+        return self._probs[: rows * depth].view(rows, depth, -1)
 
     def first_logits(self, num_rows: int, device: torch.device) -> Tensor:
         """The logits that loops of width 0 start from; one tensor for all loops."""
@@ -204,24 +224,26 @@ class Graphs:
     def __init__(self, model: Model, caches: list[Cache], table_width: int, max_rows: int = ROW_BUCKETS[-1]) -> None:
         self._model = model
         self._caches = caches
-        self._table_width = table_width
+        self.table_width = table_width
         self._most_packed = most_packed(max_rows)
-        self._made = Captures()
+        self._most_kept = max_kept(max_rows)
+        self.captures = Captures()
         self._buckets: dict[StepShape, Bucket] = {}
         self._prefill_buckets: dict[tuple[int, int], Bucket] = {}
         self._num_parameters = model.weights.num_parameters
         self._packed_logits: Tensor | None = None  # shared by all packed buckets, because there are many
         self._captures = model.weights.embedding.is_cuda
-        self._pool: Pool | None = torch.cuda.graph_pool_handle() if self._captures else None
+        self.pool: Pool | None = torch.cuda.graph_pool_handle() if self._captures else None
         self.loops = self.loops_of(lambda _: DraftModel(model, caches))  # with this model as the draft
 
     def loops_of(self, make: Callable[[int], LoopModel]) -> DraftLoops:
         """Draft loops in the same memory pool; `make(rows)` makes what one runs."""
-        return DraftLoops(make, self._model.config.vocab_size, self._table_width, self._pool, self._made)
+        vocab_size = self._model.config.vocab_size
+        return DraftLoops(make, vocab_size, self.table_width, self.pool, self.captures, self._most_kept)
 
     @property
     def num_captured(self) -> int:
-        return self._made.num
+        return self.captures.num
 
     def is_prepared(self, plan: StepPlan, mode: Mode) -> bool:
         """Whether the plan runs without a new capture; always true without graphs."""
@@ -238,12 +260,12 @@ class Graphs:
             if shape is None:
                 return self._find_prefill(plan, longest)
         elif longest == 1:
-            shape = StepShape(len(plan.rows), len(plan.rows), len(plan.rows), 1, self._table_width)
+            shape = StepShape(len(plan.rows), len(plan.rows), len(plan.rows), 1, self.table_width)
         else:  # without graphs, padding gains nothing, and such shapes seldom repeat
             return None
         if shape not in self._buckets:
             room = self._packed_room(shape.num_tokens) if shape.is_packed else None
-            self._buckets[shape] = Bucket(self._model, self._caches, shape, self._pool, self._made, room)
+            self._buckets[shape] = Bucket(self._model, self._caches, shape, self.pool, self.captures, room)
         return self._buckets[shape]
 
     def _shape(self, plan: StepPlan) -> StepShape | None:
@@ -252,11 +274,11 @@ class Graphs:
         padded, packed = find_bucket(num_rows, longest), find_packed_bucket(num_rows, longest, plan.num_tokens)
         if packed is not None and (padded is None or packed[1] <= _DENSE * padded[0] * padded[1]):
             rows, num_tokens, row_tokens = packed
-            return StepShape(num_tokens, rows, num_tokens, row_tokens, self._table_width, is_packed=True)
+            return StepShape(num_tokens, rows, num_tokens, row_tokens, self.table_width, is_packed=True)
         if padded is None:
             return None
         num_tokens = padded[0] * padded[1]
-        return StepShape(num_tokens, padded[0], num_tokens, padded[1], self._table_width)
+        return StepShape(num_tokens, padded[0], num_tokens, padded[1], self.table_width)
 
     def _packed_room(self, num_tokens: int) -> Tensor:
         if self._packed_logits is None:
@@ -273,8 +295,8 @@ class Graphs:
         if 2 * tokens * self._num_parameters > _LAUNCH_BOUND:
             return None
         if size not in self._prefill_buckets:
-            shape = StepShape(tokens, rows, rows, min(tokens, MAX_PREFILL_ROW), self._table_width, is_packed=True)
-            self._prefill_buckets[size] = Bucket(self._model, self._caches, shape, self._pool, self._made)
+            shape = StepShape(tokens, rows, rows, min(tokens, MAX_PREFILL_ROW), self.table_width, is_packed=True)
+            self._prefill_buckets[size] = Bucket(self._model, self._caches, shape, self.pool, self.captures)
         return self._prefill_buckets[size]
 
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from outpace.backends.torch.execution.step import StepInputs
+from outpace.backends.torch.storage import Weight
+from outpace.backends.torch.storage.scaled import Scaled
 
 
 @dataclass(slots=True)
@@ -33,15 +35,15 @@ class Operands:
     """Arguments of a fused product's kernel; `x` stands for absent tensors."""
 
     values: Tensor  # [tokens, K]
-    pointers: tuple[Tensor, ...]  # x, weight, bias, residual, out, squares, next norm, next x, next squares
+    pointers: tuple[Tensor, ...]  # x, weight, scales, bias, residual, out, squares, next norm, next x, next squares
     num_squares: int
-    flags: tuple[bool, bool, bool, bool]  # has squares, bias, residual, next
+    flags: tuple[bool, bool, bool, bool, bool]  # has scales, squares, bias, residual, next
     normed: Normed | None  # the next norm, as far as the kernel computes it
 
     @staticmethod
     def of(
         x: Tensor | Normed,
-        weight: Tensor,
+        weight: Tensor | Scaled,
         out: Tensor,
         num_tiles: int,
         bias: Tensor | None,
@@ -49,18 +51,19 @@ class Operands:
         next_norm: Tensor | None,
     ) -> Operands:
         values, squares = (x.x, x.squares) if isinstance(x, Normed) else (x, None)
-        assert values.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
+        matrix, scales = (weight.values, weight.scales) if isinstance(weight, Scaled) else (weight, None)
+        assert values.is_contiguous() and matrix.is_contiguous() and out.is_contiguous()
         normed = None
         if next_norm is not None:
             sums = torch.empty((len(values), num_tiles), dtype=torch.float32, device=out.device)
             normed = Normed(torch.empty_like(out), sums)
         begun = (normed.x, normed.squares) if normed is not None else (None, None)
-        given = (values, weight, bias, residual, out, squares, next_norm, *begun)
+        given = (values, matrix, scales, bias, residual, out, squares, next_norm, *begun)
         return Operands(
             values,
             tuple([tensor if tensor is not None else values for tensor in given]),
             0 if squares is None else squares.shape[1],
-            (squares is not None, bias is not None, residual is not None, normed is not None),
+            (scales is not None, squares is not None, bias is not None, residual is not None, normed is not None),
             normed,
         )
 
@@ -80,19 +83,19 @@ class Ops(Protocol):
 
     def norm(self, x: Tensor, norm: Tensor, epsilon: float) -> Tensor: ...
 
-    def linear(self, x: Tensor, weight: Tensor) -> Tensor: ...
+    def linear(self, x: Tensor, weight: Weight) -> Tensor: ...
 
-    def norm_linear(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor: ...
+    def norm_linear(self, h: Hidden, norm: Tensor, epsilon: float, weight: Weight, bias: Tensor | None) -> Tensor: ...
 
-    def linear_add(self, x: Tensor, weight: Tensor, bias: Tensor | None, h: Hidden, next_norm: Tensor) -> Hidden:
+    def linear_add(self, x: Tensor, weight: Weight, bias: Tensor | None, h: Hidden, next_norm: Tensor) -> Hidden:
         """h + linear(x), and the next norm as far as possible; may reuse h's memory."""
         ...
 
-    def norm_swiglu(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def norm_swiglu(self, h: Hidden, norm: Tensor, epsilon: float, weight: Weight, bias: Tensor | None) -> Tensor:
         """silu(gate) * up of a fused [2 hidden, width] weight."""
         ...
 
-    def norm_logits(self, h: Hidden, norm: Tensor, epsilon: float, head: Tensor, room: Tensor | None = None) -> Tensor:
+    def norm_logits(self, h: Hidden, norm: Tensor, epsilon: float, head: Weight, room: Tensor | None = None) -> Tensor:
         """In float32; written into `room`, if given."""
         ...
 

@@ -150,8 +150,9 @@ def _sum_kernel(
 @triton.jit
 def _contest_kernel(
     logits_ptr, sharpness_ptr, seed_ptr, position_ptr, max_ptr, border_ptr, border_id_ptr, norm_ptr,
-    score_ptr, winner_ptr, mass_ptr, num_rows,
+    score_ptr, winner_ptr, mass_ptr, probs_ptr, probs_stride, num_rows,
     VOCAB: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, HAS_FILTERS: tl.constexpr, NUM_NORMS: tl.constexpr,
+    KEEPS_PROBS: tl.constexpr,
 ):  # fmt: skip
     """Scores and winners are [rows, chunks, 2]: of likely tokens, and of unlikely ones."""
     row, chunk, num_chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
@@ -161,6 +162,8 @@ def _contest_kernel(
         x, column, _top(max_ptr, row, num_chunks, CHUNKS), tl.load(sharpness_ptr + row).to(tl.float32),
         row, border_ptr, border_id_ptr, norm_ptr, num_rows, HAS_FILTERS, NUM_NORMS,
     )  # fmt: skip
+    if KEEPS_PROBS:
+        tl.store(probs_ptr + row * probs_stride + column, p, column < VOCAB)
     # The likeliest token's weight is one.
     largest = tl.div_rn(tl.full((1,), 1.0, tl.float32), tl.load(norm_ptr + row + tl.zeros((1,), tl.int32)))
     if NUM_NORMS > 1:
@@ -247,10 +250,12 @@ def draw(
     has_filters: bool,
     advance: Advance | None = None,
     out: Tensor | None = None,
+    probs: Tensor | None = None,
 ) -> Tensor:
     """int32 [2, rows]: tokens, and whether each is exact. `logits` [rows, vocab], contiguous.
 
-    Without `samples` every row is greedy; without `has_filters` no row has top-k, top-p or min-p.
+    Without `samples` every row is greedy; without `has_filters` no row has top-k, top-p or min-p. `probs` [rows, vocab]
+    receives what the tokens of sampled rows are drawn from.
     """
     num_rows, vocab_size = logits.shape
     assert logits.is_contiguous()
@@ -291,9 +296,11 @@ def draw(
         scores = logits.new_empty(num_rows, num_chunks, 2, dtype=torch.float64)
         winners = logits.new_empty(num_rows, num_chunks, 2, dtype=torch.int32)
         masses = logits.new_empty(num_rows, num_chunks, dtype=torch.float64)
+        kept = probs if probs is not None else logits  # written only with `probs`
         _contest_kernel[grid](
             logits, rows.sharpness, rows.seed, rows.position, maxima, borders, border_ids, norms,
-            scores, winners, masses, num_rows, vocab_size, _CHUNK, chunks, has_filters, 2 if has_filters else 1,
+            scores, winners, masses, kept, kept.stride(0), num_rows, vocab_size, _CHUNK, chunks, has_filters,
+            2 if has_filters else 1, probs is not None,
             num_warps=8, **UNFUSED,
         )  # fmt: skip
     found = out if out is not None else places.new_empty(2, num_rows)

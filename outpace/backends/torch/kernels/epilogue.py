@@ -28,13 +28,17 @@ def load_epilogue_inputs(
 
 @triton.jit
 def apply_epilogue(
-    acc, acc_up, squares, residual, norm, tile, out_ptr, bias_ptr, next_x_ptr, next_squares_ptr, M, epsilon,
+    acc, acc_up, squares, residual, norm, tile, out_ptr, scales_ptr, bias_ptr, next_x_ptr, next_squares_ptr, M, epsilon,
     N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr,
-    HAS_SQUARES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NEXT: tl.constexpr,
-    IS_SWIGLU: tl.constexpr,
+    HAS_SCALES: tl.constexpr, HAS_SQUARES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    HAS_NEXT: tl.constexpr, IS_SWIGLU: tl.constexpr,
 ):  # fmt: skip
     m, n = tl.arange(0, BLOCK_M), tile * BLOCK_N + tl.arange(0, BLOCK_N)
     mask = (m < M)[:, None] & (n < N)[None, :]
+    if HAS_SCALES:
+        acc *= tl.load(scales_ptr + n, n < N, 0.0)[None, :]
+        if IS_SWIGLU:
+            acc_up *= tl.load(scales_ptr + N + n, n < N, 0.0)[None, :]
     if HAS_SQUARES:
         scale = tl.rsqrt(tl.sum(squares, 1) / K + epsilon)[:, None]
         acc = acc * scale

@@ -16,6 +16,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outpace.backends.torch.kernels.base import Normed, Operands
+from outpace.backends.torch.storage.scaled import Scaled
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +37,11 @@ def default_config(n: int, k: int, *, is_swiglu: bool) -> GemvConfig:
 
 @triton.jit(do_not_specialize=["num_squares"])
 def _gemv_kernel(
-    x_ptr, weight_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr, next_norm_ptr, next_x_ptr, next_squares_ptr,
-    num_squares, epsilon,
+    x_ptr, weight_ptr, scales_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr, next_norm_ptr, next_x_ptr,
+    next_squares_ptr, num_squares, epsilon,
     N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SQUARES_BLOCK: tl.constexpr,
-    HAS_SQUARES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NEXT: tl.constexpr,
-    IS_SWIGLU: tl.constexpr, DEPENDENT: tl.constexpr,
+    HAS_SCALES: tl.constexpr, HAS_SQUARES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    HAS_NEXT: tl.constexpr, IS_SWIGLU: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     CHUNKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     pid = tl.program_id(0)
@@ -77,6 +78,10 @@ def _gemv_kernel(
     y_up = y
     if IS_SWIGLU:
         y_up = tl.sum(acc_up, 1)
+    if HAS_SCALES:
+        y *= tl.load(scales_ptr + n, is_row, 0.0)
+        if IS_SWIGLU:
+            y_up *= tl.load(scales_ptr + N + n, is_row, 0.0)
     if HAS_SQUARES:
         scale = tl.rsqrt(tl.sum(squares, 0) / K + epsilon)
         y = y * scale
@@ -100,7 +105,7 @@ def _gemv_kernel(
 
 def gemv_linear(
     x: Tensor | Normed,
-    weight: Tensor,
+    weight: Tensor | Scaled,
     out: Tensor,
     config: GemvConfig,
     *,

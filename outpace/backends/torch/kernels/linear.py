@@ -23,9 +23,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from outpace.backends.torch.kernels.assembly import prefetch_bytes, publish
+from outpace.backends.torch.kernels.assembly import prefetch_bytes, publish, widen
 from outpace.backends.torch.kernels.base import Normed, Operands
 from outpace.backends.torch.kernels.epilogue import apply_epilogue, load_epilogue_inputs
+from outpace.backends.torch.storage.scaled import Scaled
 
 _MIN_BLOCK_N = 16  # fewest columns that the matrix units take
 _MOST_HELD = tl.constexpr(64)  # most sums of squares that a thread holds in registers
@@ -55,10 +56,11 @@ def default_config(n: int, k: int, *, is_swiglu: bool) -> LinearConfig:
 
 @triton.jit
 def _stream_tile(
-    x_ptr, weight_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr, next_norm_ptr, next_x_ptr, next_squares_ptr,
-    M, num_squares, epsilon, tile, N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, SQUARES_BLOCK: tl.constexpr, HAS_SQUARES: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr, HAS_NEXT: tl.constexpr, IS_SWIGLU: tl.constexpr, THREADS: tl.constexpr,
+    x_ptr, weight_ptr, scales_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr, next_norm_ptr, next_x_ptr,
+    next_squares_ptr, M, num_squares, epsilon, tile, N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SQUARES_BLOCK: tl.constexpr, HAS_SCALES: tl.constexpr,
+    HAS_SQUARES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NEXT: tl.constexpr,
+    IS_SWIGLU: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
     """One tile in a minimal loop; epilogue inputs are loaded before it, if registers suffice."""
     TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
@@ -77,28 +79,29 @@ def _stream_tile(
     for k in range(0, K, BLOCK_K):
         x = tl.load(xs + k, there, 0.0)
         w = tl.load(rows + k, eviction_policy="evict_first")
-        acc = tl.dot(x, w.T, acc, input_precision="ieee")
+        acc = tl.dot(x, widen(w, x.dtype).T, acc, input_precision="ieee")
         if IS_SWIGLU:
             w_up = tl.load(rows + N * K + k, eviction_policy="evict_first")
-            acc_up = tl.dot(x, w_up.T, acc_up, input_precision="ieee")
+            acc_up = tl.dot(x, widen(w_up, x.dtype).T, acc_up, input_precision="ieee")
     if not LOADS_FIRST:
         squares, residual, norm = load_epilogue_inputs(
             tile, residual_ptr, squares_ptr, next_norm_ptr, M, num_squares, N, BLOCK_M, BLOCK_N, SQUARES_BLOCK,
             HAS_SQUARES, HAS_RESIDUAL, HAS_NEXT,
         )  # fmt: skip
     apply_epilogue(
-        acc, acc_up, squares, residual, norm, tile, out_ptr, bias_ptr, next_x_ptr, next_squares_ptr, M, epsilon,
-        N, K, BLOCK_M, BLOCK_N, TILES, HAS_SQUARES, HAS_BIAS, HAS_RESIDUAL, HAS_NEXT, IS_SWIGLU,
+        acc, acc_up, squares, residual, norm, tile, out_ptr, scales_ptr, bias_ptr, next_x_ptr, next_squares_ptr, M,
+        epsilon, N, K, BLOCK_M, BLOCK_N, TILES, HAS_SCALES, HAS_SQUARES, HAS_BIAS, HAS_RESIDUAL, HAS_NEXT, IS_SWIGLU,
     )  # fmt: skip
 
 
 @triton.jit
 def _stream_tiles(
-    x_ptr, weight_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr, next_norm_ptr, next_x_ptr, next_squares_ptr,
-    parts_ptr, counters_ptr, M, num_squares, epsilon, start, stop,
+    x_ptr, weight_ptr, scales_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr, next_norm_ptr, next_x_ptr,
+    next_squares_ptr, parts_ptr, counters_ptr, M, num_squares, epsilon, start, stop,
     N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    NUM_PROGRAMS: tl.constexpr, MAX_PARTS: tl.constexpr, SQUARES_BLOCK: tl.constexpr, HAS_SQUARES: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NEXT: tl.constexpr, IS_SWIGLU: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr, MAX_PARTS: tl.constexpr, SQUARES_BLOCK: tl.constexpr, HAS_SCALES: tl.constexpr,
+    HAS_SQUARES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NEXT: tl.constexpr,
+    IS_SWIGLU: tl.constexpr,
 ):  # fmt: skip
     """Slices from start to stop, numbered across all tiles: loads run ahead across tiles."""
     SLICES: tl.constexpr = K // BLOCK_K
@@ -115,10 +118,10 @@ def _stream_tiles(
         x = tl.load(x_ptr + m[:, None] * K + k[None, :], (m < M)[:, None], 0.0)
         n = tl.minimum(tile * BLOCK_N + in_tile, N - 1).to(tl.int64)
         w = tl.load(weight_ptr + n[:, None] * K + k[None, :], eviction_policy="evict_first")
-        acc = tl.dot(x, w.T, acc, input_precision="ieee")
+        acc = tl.dot(x, widen(w, x.dtype).T, acc, input_precision="ieee")
         if IS_SWIGLU:
             w_up = tl.load(weight_ptr + (n + N)[:, None] * K + k[None, :], eviction_policy="evict_first")
-            acc_up = tl.dot(x, w_up.T, acc_up, input_precision="ieee")
+            acc_up = tl.dot(x, widen(w_up, x.dtype).T, acc_up, input_precision="ieee")
         if (i % SLICES == SLICES - 1) | (i == stop - 1):
             is_last = True
             if MAX_PARTS > 1:
@@ -152,8 +155,9 @@ def _stream_tiles(
                     HAS_SQUARES, HAS_RESIDUAL, HAS_NEXT,
                 )  # fmt: skip
                 apply_epilogue(
-                    acc, acc_up, squares, residual, norm, tile, out_ptr, bias_ptr, next_x_ptr, next_squares_ptr, M,
-                    epsilon, N, K, BLOCK_M, BLOCK_N, TILES, HAS_SQUARES, HAS_BIAS, HAS_RESIDUAL, HAS_NEXT, IS_SWIGLU,
+                    acc, acc_up, squares, residual, norm, tile, out_ptr, scales_ptr, bias_ptr, next_x_ptr,
+                    next_squares_ptr, M, epsilon, N, K, BLOCK_M, BLOCK_N, TILES, HAS_SCALES, HAS_SQUARES, HAS_BIAS,
+                    HAS_RESIDUAL, HAS_NEXT, IS_SWIGLU,
                 )  # fmt: skip
             acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
             acc_up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -161,12 +165,12 @@ def _stream_tiles(
 
 @triton.jit(do_not_specialize=["M", "num_squares"])
 def _linear_kernel(
-    x_ptr, weight_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr, next_norm_ptr, next_x_ptr, next_squares_ptr,
-    parts_ptr, counters_ptr, M, num_squares, epsilon,
+    x_ptr, weight_ptr, scales_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr, next_norm_ptr, next_x_ptr,
+    next_squares_ptr, parts_ptr, counters_ptr, M, num_squares, epsilon,
     N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    NUM_PROGRAMS: tl.constexpr, MAX_PARTS: tl.constexpr, SQUARES_BLOCK: tl.constexpr, HAS_SQUARES: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NEXT: tl.constexpr, IS_SWIGLU: tl.constexpr,
-    PREFETCH: tl.constexpr, THREADS: tl.constexpr, DEPENDENT: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr, MAX_PARTS: tl.constexpr, SQUARES_BLOCK: tl.constexpr, HAS_SCALES: tl.constexpr,
+    HAS_SQUARES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NEXT: tl.constexpr,
+    IS_SWIGLU: tl.constexpr, PREFETCH: tl.constexpr, THREADS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     SLICES: tl.constexpr = K // BLOCK_K
     TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
@@ -191,15 +195,16 @@ def _linear_kernel(
         gdc_wait()
     if NUM_PROGRAMS == TILES:
         _stream_tile(
-            x_ptr, weight_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr, next_norm_ptr, next_x_ptr,
+            x_ptr, weight_ptr, scales_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr, next_norm_ptr, next_x_ptr,
             next_squares_ptr, M, num_squares, epsilon, pid, N, K, BLOCK_M, BLOCK_N, BLOCK_K, SQUARES_BLOCK,
-            HAS_SQUARES, HAS_BIAS, HAS_RESIDUAL, HAS_NEXT, IS_SWIGLU, THREADS,
+            HAS_SCALES, HAS_SQUARES, HAS_BIAS, HAS_RESIDUAL, HAS_NEXT, IS_SWIGLU, THREADS,
         )  # fmt: skip
     else:
         _stream_tiles(
-            x_ptr, weight_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr, next_norm_ptr, next_x_ptr,
+            x_ptr, weight_ptr, scales_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr, next_norm_ptr, next_x_ptr,
             next_squares_ptr, parts_ptr, counters_ptr, M, num_squares, epsilon, start, stop, N, K, BLOCK_M, BLOCK_N,
-            BLOCK_K, NUM_PROGRAMS, MAX_PARTS, SQUARES_BLOCK, HAS_SQUARES, HAS_BIAS, HAS_RESIDUAL, HAS_NEXT, IS_SWIGLU,
+            BLOCK_K, NUM_PROGRAMS, MAX_PARTS, SQUARES_BLOCK, HAS_SCALES, HAS_SQUARES, HAS_BIAS, HAS_RESIDUAL, HAS_NEXT,
+            IS_SWIGLU,
         )  # fmt: skip
 
 
@@ -246,7 +251,7 @@ def block_rows(num_tokens: int) -> int:
 
 def stream_linear(
     x: Tensor | Normed,
-    weight: Tensor,
+    weight: Tensor | Scaled,
     out: Tensor,
     scratch: Scratch,
     config: LinearConfig,

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from outpace.backends.torch.execution.step import StepInputs
 from outpace.backends.torch.kernels.base import Cache, Hidden
+from outpace.backends.torch.storage import Weight, dense
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -32,20 +33,20 @@ class ReferenceOps:
     def norm(self, x: Tensor, norm: Tensor, epsilon: float) -> Tensor:
         return rms_norm(x, norm, epsilon)
 
-    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        return functional.linear(x, weight)
+    def linear(self, x: Tensor, weight: Weight) -> Tensor:
+        return functional.linear(x, dense(weight, x.dtype))
 
-    def norm_linear(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return functional.linear(rms_norm(h.residual, norm, epsilon), weight, bias)
+    def norm_linear(self, h: Hidden, norm: Tensor, epsilon: float, weight: Weight, bias: Tensor | None) -> Tensor:
+        return functional.linear(rms_norm(h.residual, norm, epsilon), dense(weight, h.residual.dtype), bias)
 
-    def linear_add(self, x: Tensor, weight: Tensor, bias: Tensor | None, h: Hidden, next_norm: Tensor) -> Hidden:
-        return Hidden(h.residual + functional.linear(x, weight, bias))
+    def linear_add(self, x: Tensor, weight: Weight, bias: Tensor | None, h: Hidden, next_norm: Tensor) -> Hidden:
+        return Hidden(h.residual + functional.linear(x, dense(weight, x.dtype), bias))
 
-    def norm_swiglu(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return swiglu(functional.linear(rms_norm(h.residual, norm, epsilon), weight, bias))
+    def norm_swiglu(self, h: Hidden, norm: Tensor, epsilon: float, weight: Weight, bias: Tensor | None) -> Tensor:
+        return swiglu(functional.linear(rms_norm(h.residual, norm, epsilon), dense(weight, h.residual.dtype), bias))
 
-    def norm_logits(self, h: Hidden, norm: Tensor, epsilon: float, head: Tensor, room: Tensor | None = None) -> Tensor:
-        logits = functional.linear(rms_norm(h.residual, norm, epsilon), head).float()
+    def norm_logits(self, h: Hidden, norm: Tensor, epsilon: float, head: Weight, room: Tensor | None = None) -> Tensor:
+        logits = functional.linear(rms_norm(h.residual, norm, epsilon), dense(head, h.residual.dtype)).float()
         return logits if room is None else room.copy_(logits)
 
     def attend(

@@ -14,7 +14,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from outpace.backends.torch.kernels.assembly import widen
 from outpace.backends.torch.kernels.base import Normed, Operands
+from outpace.backends.torch.storage.scaled import Scaled
 
 MAX_TOKENS = 8
 
@@ -29,16 +31,17 @@ class SkinnyConfig:
 @triton.jit
 def _add_product(acc, w, x):
     """The weight is the first operand: the matrix units take 16 rows of it, and as few as 8 tokens."""
-    return tl.dot(w, tl.permute(x, (0, 2, 1)), acc, input_precision="ieee")
+    return tl.dot(widen(w, x.dtype), tl.permute(x, (0, 2, 1)), acc, input_precision="ieee")
 
 
 @triton.jit(do_not_specialize=["M", "num_squares"])
 def _skinny_gemm_kernel(
-    x_ptr, weight_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr, next_norm_ptr, next_x_ptr, next_squares_ptr,
-    M, num_squares, epsilon,
+    x_ptr, weight_ptr, scales_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr, next_norm_ptr, next_x_ptr,
+    next_squares_ptr, M, num_squares, epsilon,
     N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    PARTS: tl.constexpr, SQUARES_BLOCK: tl.constexpr, HAS_SQUARES: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr, HAS_NEXT: tl.constexpr, IS_SWIGLU: tl.constexpr, DEPENDENT: tl.constexpr,
+    PARTS: tl.constexpr, SQUARES_BLOCK: tl.constexpr, HAS_SCALES: tl.constexpr, HAS_SQUARES: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NEXT: tl.constexpr, IS_SWIGLU: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The first dimension of weights, tokens and sums is the part of K; each warp has one part."""
     PART: tl.constexpr = K // PARTS
@@ -85,6 +88,10 @@ def _skinny_gemm_kernel(
     y_up = y
     if IS_SWIGLU:
         y_up = tl.sum(acc_up, 0)
+    if HAS_SCALES:
+        y *= tl.load(scales_ptr + n, is_row, 0.0)[:, None]
+        if IS_SWIGLU:
+            y_up *= tl.load(scales_ptr + N + n, is_row, 0.0)[:, None]
     if HAS_SQUARES:
         y = y * scale
         y_up = y_up * scale
@@ -107,7 +114,7 @@ def _skinny_gemm_kernel(
 
 def skinny_linear(
     x: Tensor | Normed,
-    weight: Tensor,
+    weight: Tensor | Scaled,
     out: Tensor,
     config: SkinnyConfig,
     *,

@@ -11,16 +11,23 @@ from torch import Tensor
 from torch.nn import functional
 
 from outpace.backends.torch.execution.step import StepInputs
-from outpace.backends.torch.kernels import attention, compiling, elementwise, gemv, skinny_gemm
+from outpace.backends.torch.kernels import attention, compiling, elementwise, fp8, gemv, skinny_gemm
 from outpace.backends.torch.kernels.base import Cache, Hidden, Normed
 from outpace.backends.torch.kernels.gemv import GemvConfig, gemv_linear
 from outpace.backends.torch.kernels.linear import LinearConfig, Scratch, block_rows, default_config, stream_linear
 from outpace.backends.torch.kernels.measured import GEMV_CONFIGS, SKINNY_GEMM_CONFIGS, STREAMED_CONFIGS
+from outpace.backends.torch.kernels.planar_gemm import PlanarConfig, planar_linear, unpack
 from outpace.backends.torch.kernels.rotation import Rotation
 from outpace.backends.torch.kernels.skinny_gemm import SkinnyConfig, skinny_linear
+from outpace.backends.torch.storage import Weight, dense
+from outpace.backends.torch.storage.planar import Planar
+from outpace.backends.torch.storage.scaled import Scaled, is_fp8
 
-Config = LinearConfig | SkinnyConfig | GemvConfig
-MAX_STREAMED_TOKENS = 16  # above this the library's product is faster, except for `configs`
+Config = LinearConfig | SkinnyConfig | GemvConfig | PlanarConfig
+MAX_STREAMED_TOKENS = 16  # above this the library's product of dense weights is faster, except for `configs`
+MAX_SCALED_TOKENS = 64  # above this, weights of 8 bits use the library's product
+MAX_SLICED_TOKENS = 256  # an output head of 8 bits takes so many, MAX_SCALED_TOKENS at a time
+MAX_PLANAR_TOKENS = 256  # above this, unpacking the weights for the library's product takes less time
 
 
 class TritonOps:
@@ -46,41 +53,55 @@ class TritonOps:
     def norm(self, x: Tensor, norm: Tensor, epsilon: float) -> Tensor:
         return elementwise.rms_norm(x, norm, epsilon, dependent=self._dependent)
 
-    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+    def linear(self, x: Tensor, weight: Weight) -> Tensor:
         if config := self._config(len(x), weight):
             out = _room(x, weight.shape[0])
             self._multiply(x, weight, out, config)
             return out
-        return functional.linear(x, weight)
+        if is_fp8(weight):
+            return fp8.linear(fp8.round_rows(x), weight)
+        return functional.linear(x, self._dense(weight, x.dtype))
 
-    def norm_linear(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def norm_linear(self, h: Hidden, norm: Tensor, epsilon: float, weight: Weight, bias: Tensor | None) -> Tensor:
         if config := self._config(len(h.residual), weight):
             out = _room(h.residual, weight.shape[0])
             self._multiply(self._normed(h, norm, epsilon), weight, out, config, epsilon=epsilon, bias=bias)
             return out
-        return functional.linear(self._norm(h, norm, epsilon), weight, bias)
+        if is_fp8(weight):
+            return fp8.linear(fp8.round_normed(h.residual, norm, epsilon, dependent=self._dependent), weight, bias)
+        return functional.linear(self._norm(h, norm, epsilon), self._dense(weight, h.residual.dtype), bias)
 
-    def linear_add(self, x: Tensor, weight: Tensor, bias: Tensor | None, h: Hidden, next_norm: Tensor) -> Hidden:
+    def linear_add(self, x: Tensor, weight: Weight, bias: Tensor | None, h: Hidden, next_norm: Tensor) -> Hidden:
         residual = h.residual
         if config := self._config(len(x), weight):
-            normed = self._multiply(x, weight, residual, config, bias=bias, residual=residual, next_norm=next_norm)
+            # With many tokens the next norm is a kernel of its own: every program would read all sums of squares.
+            following = next_norm if len(x) <= MAX_STREAMED_TOKENS else None
+            normed = self._multiply(x, weight, residual, config, bias=bias, residual=residual, next_norm=following)
             return Hidden(residual, normed)
         if bias is not None:
             residual.add_(bias)
-        return Hidden(residual.addmm_(x, weight.T))  # in place, because out of place copies the residual first
+        if is_fp8(weight):
+            return Hidden(residual.add_(fp8.linear(fp8.round_rows(x, dependent=self._dependent), weight)))
+        # In place, because out of place copies the residual first.
+        return Hidden(residual.addmm_(x, self._dense(weight, x.dtype).T))
 
-    def norm_swiglu(self, h: Hidden, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def norm_swiglu(self, h: Hidden, norm: Tensor, epsilon: float, weight: Weight, bias: Tensor | None) -> Tensor:
         if config := self._config(len(h.residual), weight, is_swiglu=True):
             x, out = self._normed(h, norm, epsilon), _room(h.residual, weight.shape[0] // 2)
             self._multiply(x, weight, out, config, epsilon=epsilon, bias=bias, swiglu=True)
             return out
-        gate_up = functional.linear(self._norm(h, norm, epsilon), weight, bias)
+        if is_fp8(weight):
+            x8 = fp8.round_normed(h.residual, norm, epsilon, dependent=self._dependent)
+            gate_up = fp8.linear(x8, weight, bias)
+        else:
+            gate_up = functional.linear(self._norm(h, norm, epsilon), self._dense(weight, h.residual.dtype), bias)
         return elementwise.swiglu(gate_up, dependent=self._dependent)
 
-    def norm_logits(self, h: Hidden, norm: Tensor, epsilon: float, head: Tensor, room: Tensor | None = None) -> Tensor:
+    def norm_logits(self, h: Hidden, norm: Tensor, epsilon: float, head: Weight, room: Tensor | None = None) -> Tensor:
         num_tokens = len(h.residual)
         config = self._config(num_tokens, head) if num_tokens else None
-        if config or not num_tokens:
+        is_sliced = config is None and isinstance(head, Scaled) and num_tokens <= MAX_SLICED_TOKENS
+        if config or not num_tokens or is_sliced:
             out = _room(h.residual, head.shape[0], torch.float32) if room is None else room
         if not num_tokens:
             return out
@@ -88,9 +109,16 @@ class TritonOps:
             self._multiply(self._normed(h, norm, epsilon), head, out, config, epsilon=epsilon)
             return out
         x = self._norm(h, norm, epsilon)
+        if is_sliced:  # logits of rounded activations would not be good enough
+            for part, into in zip(x.split(MAX_SCALED_TOKENS), out.split(MAX_SCALED_TOKENS), strict=True):
+                config = self._config(len(part), head)
+                assert config is not None
+                self._multiply(part, head, into, config)
+            return out
+        weight = self._dense(head, x.dtype)
         if x.dtype == torch.float32:
-            return torch.mm(x, head.T, out=room)
-        return torch.mm(x, head.T, out_dtype=torch.float32, out=room)
+            return torch.mm(x, weight.T, out=room)
+        return torch.mm(x, weight.T, out_dtype=torch.float32, out=room)
 
     def attend(
         self,
@@ -115,23 +143,38 @@ class TritonOps:
     def _normed(self, h: Hidden, norm: Tensor, epsilon: float) -> Tensor | Normed:
         return h.normed or self._norm(h, norm, epsilon)
 
-    def _multiply(self, x: Tensor | Normed, weight: Tensor, out: Tensor, config: Config, **fused: Any) -> Normed | None:
+    def _dense(self, weight: Weight, dtype: torch.dtype) -> Tensor:
+        return unpack(weight, dtype) if isinstance(weight, Planar) else dense(weight, dtype)
+
+    def _multiply(self, x: Tensor | Normed, weight: Weight, out: Tensor, config: Config, **fused: Any) -> Normed | None:
+        if isinstance(weight, Planar):
+            assert isinstance(config, PlanarConfig)
+            return planar_linear(x, weight, out, config, dependent=self._dependent, **fused)
         if isinstance(config, GemvConfig):
             return gemv_linear(x, weight, out, config, dependent=self._dependent, **fused)
         if isinstance(config, SkinnyConfig):
             return skinny_linear(x, weight, out, config, dependent=self._dependent, **fused)
+        assert isinstance(config, LinearConfig)
         return stream_linear(x, weight, out, self._scratch, config, self._num_sms, **fused)
 
-    def _config(self, num_tokens: int, weight: Tensor, *, is_swiglu: bool = False) -> Config | None:
+    def _config(self, num_tokens: int, weight: Weight, *, is_swiglu: bool = False) -> Config | None:
         rows, k = weight.shape
-        return self.config_for(num_tokens, rows, k, weight.dtype, is_swiglu=is_swiglu)
+        if isinstance(weight, Tensor):
+            return self.config_for(num_tokens, rows, k, weight.dtype, is_swiglu=is_swiglu)
+        if given := self._given(num_tokens, rows, k):
+            return given
+        if isinstance(weight, Planar):
+            return planar_config(num_tokens, rows, k) if num_tokens <= MAX_PLANAR_TOKENS else None
+        return scaled_config(num_tokens, rows, k, self._dependent, is_swiglu=is_swiglu)
+
+    def _given(self, num_tokens: int, rows: int, k: int) -> Config | None:
+        return self._configs.get((rows, k, 1 if num_tokens == 1 else block_rows(num_tokens)))
 
     def config_for(
         self, num_tokens: int, rows: int, k: int, dtype: torch.dtype, *, is_swiglu: bool = False
     ) -> Config | None:
-        """The config for a weight of `rows` rows and `k` columns; None: use the library's product."""
-        given = self._configs.get((rows, k, 1 if num_tokens == 1 else block_rows(num_tokens)))
-        if given is not None:
+        """The config for a dense weight of `rows` rows and `k` columns; None: use the library's product."""
+        if given := self._given(num_tokens, rows, k):
             return given
         n = rows // (2 if is_swiglu else 1)
         if num_tokens == 1:
@@ -144,6 +187,24 @@ class TritonOps:
             return SKINNY_GEMM_CONFIGS[rows, k]
         config = STREAMED_CONFIGS.get((rows, k)) or default_config(n, k, is_swiglu=is_swiglu)
         return replace(config, dependent_launch=self._dependent)
+
+
+def planar_config(num_tokens: int, rows: int, k: int) -> PlanarConfig:
+    if num_tokens <= 16:
+        return PlanarConfig(16, 4, num_warps=4, num_stages=3)
+    return PlanarConfig(64, 1, num_warps=4, num_stages=3)
+
+
+def scaled_config(num_tokens: int, rows: int, k: int, dependent: bool, *, is_swiglu: bool) -> Config | None:
+    n = rows // (2 if is_swiglu else 1)
+    if num_tokens == 1:
+        return gemv.default_config(n, k, is_swiglu=is_swiglu)
+    if num_tokens > MAX_SCALED_TOKENS or k % 64:
+        return None
+    config = default_config(n, k, is_swiglu=is_swiglu)
+    if num_tokens > MAX_STREAMED_TOKENS:
+        config = LinearConfig(64, min(config.block_k, 128), num_warps=4, num_stages=4)
+    return replace(config, dependent_launch=dependent)
 
 
 def _room(x: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:

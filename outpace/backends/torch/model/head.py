@@ -30,6 +30,7 @@ class HeadModel:
         """`embedding`, `taps` and `rope` are the target's; `cache` has its pages."""
         self.config = config
         self.weights = weights
+        self.device = embedding.device
         self._ops = ops
         self._embedding = embedding if weights.embedding is None else weights.embedding
         self._taps = taps

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from outpace.backends.torch.storage import Weight
 from outpace.errors import ModelError
 from outpace.models.architecture import Architecture
 
@@ -46,28 +47,28 @@ class LayerConfig(Protocol):
 @dataclass(slots=True)
 class Layer:
     attention_norm: Tensor  # [width]
-    qkv: Tensor  # [q + 2 kv, inputs]; the inputs are the width, in a draft head twice that
+    qkv: Weight  # [q + 2 kv, inputs]; the inputs are the width, in a draft head twice that
     qkv_bias: Tensor | None
     q_norm: Tensor | None  # [head_dim]
     k_norm: Tensor | None
-    out: Tensor  # [width, q]
+    out: Weight  # [width, q]
     out_bias: Tensor | None
     mlp_norm: Tensor
-    gate_up: Tensor  # [2 hidden, width]
+    gate_up: Weight  # [2 hidden, width]
     gate_up_bias: Tensor | None
-    down: Tensor  # [width, hidden]
+    down: Weight  # [width, hidden]
     down_bias: Tensor | None
 
 
 @dataclass(slots=True)
 class Weights:
     embedding: Tensor  # [vocab_size, width]
-    head: Tensor  # [vocab_size, width]; the embedding itself if tied
+    head: Weight  # [vocab_size, width]; the embedding itself if tied
     final_norm: Tensor
     layers: list[Layer]
 
     @property
-    def tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[Weight]:
         named = [getattr(layer, name) for layer in self.layers for name in Layer.__dataclass_fields__]
         outside = [self.embedding, self.final_norm, *([] if self.head is self.embedding else [self.head])]
         return [tensor for tensor in [*outside, *named] if tensor is not None]

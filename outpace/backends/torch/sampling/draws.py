@@ -54,9 +54,16 @@ class DrawWords:
         self._top_p.fill(1.0)
         self._known: tuple[slice, list[int], list[SamplingParams]] | None = None  # in the buffer, except positions
 
-    def fill(self, lines: NDArray[np.integer] | slice, requests: Sequence[Request], positions: Sequence[int]) -> None:
-        """Line i draws the token of `requests[i]` at `positions[i]`."""
-        params, seeds = [request.params for request in requests], [request.seed for request in requests]
+    def fill(
+        self,
+        lines: NDArray[np.integer] | slice,
+        requests: Sequence[Request],
+        positions: Sequence[int],
+        seeds: list[int] | None = None,
+    ) -> None:
+        """Line i draws the token of `requests[i]` at `positions[i]`, with the request's own seed or with `seeds[i]`."""
+        params = [request.params for request in requests]
+        seeds = [request.seed for request in requests] if seeds is None else seeds
         self.positions[lines] = positions
         known = (lines, seeds, params) if isinstance(lines, slice) else None
         if known is not None and known == self._known:
@@ -72,9 +79,17 @@ class DrawWords:
 
 
 def draw_rows(
-    logits: Tensor, words: Tensor, mode: Mode, advance: Advance | None = None, out: Tensor | None = None
+    logits: Tensor,
+    words: Tensor,
+    mode: Mode,
+    advance: Advance | None = None,
+    out: Tensor | None = None,
+    kept_probs: Tensor | None = None,
 ) -> Tensor:
-    """int32 [2, rows]: tokens, and whether each is exact. With `advance`, positions in `words` increase by 1."""
+    """int32 [2, rows]: tokens, and whether each is exact. With `advance`, positions in `words` increase by 1.
+
+    `kept_probs` [rows, vocab] receives the distributions of sampled rows.
+    """
     seed, position, sharpness, is_greedy, top_k, top_p, min_p = words
     sharpness, top_p, min_p = (part.view(torch.float64) for part in (sharpness, top_p, min_p))
     if logits.is_cuda:
@@ -82,13 +97,14 @@ def draw_rows(
 
         rows = drawing.Rows(sharpness, is_greedy, top_k, top_p, min_p, seed, position)
         return drawing.draw(
-            logits, rows, samples=mode != "greedy", has_filters=mode == "filtered", advance=advance, out=out
+            logits, rows, samples=mode != "greedy", has_filters=mode == "filtered", advance=advance, out=out,
+            probs=kept_probs,
         )  # fmt: skip
     if mode == "greedy":
         tokens = greedy_tokens(logits).int()
     else:
         params = RowParams(sharpness.float(), is_greedy != 0, top_k, top_p, min_p.float())
-        tokens = draw(logits, params, seed, position).int()
+        tokens = draw(logits, params, seed, position, kept_probs).int()
     if advance is not None:
         step = advance.step
         if advance.left is not None:
@@ -123,6 +139,7 @@ class Draws:
 
     def __init__(self, logits: Tensor, mode: Mode, pool: Pool | None, advance: Advance | None = None) -> None:
         on_gpu = logits.is_cuda
+        self.device = logits.device
         self.words = DrawWords(len(logits), pinned=on_gpu)
         self._device_words = self.words.buffer.to(logits.device)
         self._logits, self._mode, self._advance = logits, mode, advance
@@ -145,6 +162,11 @@ class Draws:
 
     def _draw(self) -> None:
         self.on_device = draw_rows(self._logits, self._device_words, self._mode, self._advance)
+
+    def distributions(self) -> tuple[Tensor, Tensor]:
+        """What the launched draws of sampled rows draw from, [rows, vocab], and whether each is exact, [rows]."""
+        found = torch.empty_like(self._logits)
+        return found, draw_rows(self._logits, self._device_words, self._mode, kept_probs=found)[1]
 
     def launch(self) -> None:
         self._device_words.copy_(self.words.buffer, non_blocking=True)

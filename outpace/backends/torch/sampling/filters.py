@@ -101,6 +101,9 @@ def choose(p: Tensor, seed: Tensor, position: Tensor) -> Tensor:
     return torch.where(tail_wins, tail_place, place)
 
 
-def draw(logits: Tensor, params: RowParams, seed: Tensor, position: Tensor) -> Tensor:
-    """The token that each row's seed and position select."""
-    return torch.where(params.is_greedy, greedy_tokens(logits), choose(probs(logits, params), seed, position))
+def draw(logits: Tensor, params: RowParams, seed: Tensor, position: Tensor, kept_probs: Tensor | None = None) -> Tensor:
+    """The token that each row's seed and position select; `kept_probs` [rows, vocab] receives the distributions."""
+    p = probs(logits, params)
+    if kept_probs is not None:
+        kept_probs.copy_(p)
+    return torch.where(params.is_greedy, greedy_tokens(logits), choose(p, seed, position))

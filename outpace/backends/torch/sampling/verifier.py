@@ -17,6 +17,7 @@ from outpace.backends.torch.sampling import acceptance
 from outpace.backends.torch.sampling.acceptance import Drafts, Verdicts
 from outpace.backends.torch.sampling.adjust import Adjustments, adjust
 from outpace.backends.torch.sampling.filters import RowParams, choose, greedy_tokens, probs
+from outpace.backends.torch.sampling.independent import DeviceProbs
 from outpace.backends.torch.sampling.noise import signed
 from outpace.core import Case, Verdict
 from outpace.decoding.verification import matches_own_tokens
@@ -102,7 +103,9 @@ def _sampled(
     draft_probs = torch.zeros((*drafts.tokens.shape, target_probs.shape[1]), device=device)
     for i, case in enumerate(cases):
         if is_sampled[i] and case.draft is not None and case.draft.probs:
-            draft_probs[i, : len(case.tokens)] = torch.from_numpy(np.stack(case.draft.probs)).to(device)
+            kept = case.draft.probs
+            on_device = kept.tensor if isinstance(kept, DeviceProbs) else torch.from_numpy(np.stack(kept))
+            draft_probs[i, : len(case.tokens)] = on_device[: len(case.tokens)].to(device)
     is_by_token = [case.request.params.speculation.acceptance == "rejection" for case in cases]
     by_block = acceptance.verify_block(drafts, draft_probs, target_probs)
     by_token = acceptance.reject(drafts, draft_probs, target_probs)

@@ -1,0 +1,85 @@
+"""The passes with which a head catches up: of fixed shapes, one per bucket of rows and tokens, captured on first use.
+
+Launched one by one, the few kernels of such a pass take longer to launch than to run, and each new shape makes Triton
+load another variant of them. Unused places of a bucket write nothing to the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outpace.backends.torch.execution import staging
+from outpace.backends.torch.execution.graphs import MAX_PREFILL_ROW, Graphs, find_prefill_bucket
+from outpace.backends.torch.execution.step import PADDING, HostStep, StepShape, views
+from outpace.backends.torch.model.head import HeadModel
+from outpace.backends.torch.sampling.draws import Pool
+from outpace.core import Row
+
+
+class HeadPasses:
+    def __init__(self, model: HeadModel, graphs: Graphs) -> None:
+        """Captured passes use the memory of `graphs` and count there."""
+        self._model, self._graphs = model, graphs
+        self._passes: dict[tuple[int, int], HeadPass] = {}
+
+    def find(self, rows: Sequence[Row]) -> HeadPass:
+        """The smallest captured pass that the rows fit in, or one made for them."""
+        counts = [len(row.tokens) for row in rows]
+        graphs, longest = self._graphs, max(counts)
+        size = find_prefill_bucket(len(rows), sum(counts)) if graphs.pool is not None else None
+        if size is None or longest > MAX_PREFILL_ROW:
+            shape = StepShape(sum(counts), len(rows), len(rows), longest, graphs.table_width)
+            return HeadPass(self._model, shape, None)
+        if size not in self._passes:
+            num_rows, num_tokens = size
+            longest = min(num_tokens, MAX_PREFILL_ROW)
+            shape = StepShape(num_tokens, num_rows, num_rows, longest, graphs.table_width, is_packed=True)
+            self._passes[size] = HeadPass(self._model, shape, graphs.pool)
+            graphs.captures.num += 1
+        return self._passes[size]
+
+
+class HeadPass:
+    """One pass; its results are valid until it runs again."""
+
+    def __init__(self, model: HeadModel, shape: StepShape, pool: Pool | None) -> None:
+        """Without `pool`, it runs without a graph."""
+        device = model.device
+        self._model = model
+        self.host = HostStep(shape, pinned=device.type == "cuda")
+        self.host.positions.fill(PADDING)
+        self._step = views(self.host.buffer.to(device), shape)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._found: tuple[Tensor, Tensor] | None = None
+        if pool is not None:
+            stream = torch.cuda.Stream(device)
+            stream.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(stream):
+                self._forward()
+            torch.cuda.current_stream(device).wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                self._found = self._forward()
+            self._graph = graph
+
+    def run(self, rows: Sequence[Row], tables: NDArray[np.int32]) -> tuple[Tensor, Tensor]:
+        """Logits over the draft vocabulary and states, both after the last token of each row."""
+        if self._graph is not None:
+            torch.cuda.current_stream().synchronize()  # the device may still read the words of the last run
+        staging.fill(self.host, rows, tables)
+        self._step.words.copy_(self.host.buffer, non_blocking=True)
+        if self._graph is None:
+            self._found = self._forward()
+        else:
+            self._graph.replay()
+        assert self._found is not None
+        logits, states = self._found
+        return logits[: len(rows)], states[: len(rows)]
+
+    def _forward(self) -> tuple[Tensor, Tensor]:
+        return self._model.forward(self._step, self._model.fuse(self._step))
