@@ -135,6 +135,8 @@ class DraftModelProposer:
         to_feed = self._uncached(request, seq)
         if max(to_feed) >= self._runner.vocab_size:
             return None  # a padding token of the target's vocabulary that the draft model lacks
+        if self._cache.length(seq) + len(to_feed) + ask.depth - 1 > self._runner.capacity.max_context:
+            return None  # the text has more tokens in the draft model's vocabulary than its cache holds
         # The last drafted token is not fed, so depth tokens need depth - 1 places.
         while not self._cache.reserve(seq, len(to_feed) + ask.depth - 1):
             if not self._evict(asked):

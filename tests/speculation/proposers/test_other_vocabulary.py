@@ -27,6 +27,8 @@ class Watched(OtherVocabularyProposer):
         drafts = super().propose(asks)
         self._cache.check_integrity()
         for ask in asks:
+            if len(self._tokens(ask.request)) > self._runner.capacity.max_context:
+                continue
             fresh = self.bridge.start()
             self.bridge.read(fresh, ask.request.tokens)
             assert isinstance(self._runner, FakeRunner)
@@ -114,6 +116,16 @@ def test_the_end_of_an_answer_is_drafted_where_both_models_know_it():
     request.params = SamplingParams(temperature=0.0)
     [draft] = proposer.propose([DraftAsk(request, 6)])
     assert draft.tokens[-1] == EOS and draft.probs is None
+
+
+def test_a_text_that_is_too_long_in_the_drafts_tokens_is_not_drafted():
+    """80 tokens of the target are 400 of the draft model, whose cache holds 256 of a request."""
+    engine = engine_of(True)
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, speculation=SpeculationParams(mode="on"))
+    request = engine.submit([258 + PIECES.index(b"green")] * 80, params)
+    while engine.has_requests:
+        engine.step()
+    assert request.num_output == 8 and request.spec.num_drafted == 0
 
 
 def test_a_segment_ends_where_the_text_before_it_says_so():
