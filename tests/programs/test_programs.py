@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from outpace import LLM, SamplingParams
+from outpace import LLM, SamplingParams, SpeculationParams
 from outpace.errors import OutpaceError, UsageError
 from outpace.programs import Interrupted, State, gen, run, select, system, user
 from tests.fakes import runner_of
@@ -64,13 +64,10 @@ def test_a_fork_of_eight_computes_its_prefix_once(llm):
         branches = s.fork(8)
         for number, branch in enumerate(branches):
             branch += f"{number}: "
-            branch += gen("said", max_tokens=3, ignore_eos=True, speculation=OFF)
+            branch += gen("said", max_tokens=3, ignore_eos=True, speculation=SpeculationParams(mode="off"))
         branches.join()
         return list(s["said"])
 
-    from outpace import SpeculationParams
-
-    OFF = SpeculationParams(mode="off")
     before = runner.num_computed
     [result] = run(ask, on=llm)
     num_shared = 1 + len(PREFIX * 4)  # with the BOS token
@@ -187,10 +184,10 @@ def test_an_exception_in_one_program_leaves_the_others_alone(llm):
 
 def test_ctrl_c_returns_what_is_there(llm, monkeypatch):
     runner, ended = runner_of(llm.engine), threading.Semaphore(0)
-    forward = runner.forward
+    forward, pause = runner.forward, [0.0]
 
     def slowly(plan):
-        time.sleep(0.01)
+        time.sleep(pause[0])
         return forward(plan)
 
     monkeypatch.setattr(runner, "forward", slowly)
@@ -200,9 +197,10 @@ def test_ctrl_c_returns_what_is_there(llm, monkeypatch):
         s += gen("first", max_tokens=3, ignore_eos=True)
         _ = s["first"]
         if number == 3:
-            s += gen("endless", max_tokens=10_000, ignore_eos=True)
             for _ in range(3):
                 ended.acquire()
+            pause[0] = 0.2  # the rest takes far longer than the signal
+            s += gen("endless", max_tokens=10_000, ignore_eos=True, speculation=SpeculationParams(mode="off"))
             _thread.interrupt_main()
             return str(s["endless"])
         ended.release()
@@ -249,8 +247,6 @@ def test_what_was_said_at_a_place_is_a_draft_for_the_next_program(llm):
     def ask(s: State, number: int) -> None:
         s += f"{number * 7919 % 1000:03} " * 12
         s += gen("said", regex="the same words every time", speculation=SpeculationParams(mode="on", method="suffix"))
-
-    from outpace import SpeculationParams
 
     [first] = run(ask, [1], on=llm)
     [second] = run(ask, [2], on=llm)
