@@ -261,7 +261,7 @@ class EngineConfig:
     """What to load, how much memory to give it, and how to speculate."""
 
     model: str | None = None  # a GGUF file or a Hugging Face folder; None: the embedded SmolLM2-135M-Instruct
-    draft: str | None = None  # a model with the same vocabulary, or a head that was trained for the model
+    draft: str | None = None  # a smaller model, best with the same vocabulary, or a head that was trained for the model
     backend: BackendName = "auto"
     speculation: SpeculationMode = "auto"
     method: Method | None = None

@@ -55,6 +55,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine": BASICS | SPECULATION | {"backends.base", "decoding", "kv", "metrics"},
     "llm": BASICS | SPECULATION | {"backends", "decoding", "engine", "models"},
     "outpace": BASICS | {"llm", "structured"},
+    "programs": BASICS | {"decoding", "kv", "llm", "models", "structured"},
     "server": BASICS
     | {"backends.base", "decoding", "engine", "llm", "metrics", "models", "outpace", "structured", "web"},
     "web": set(),

@@ -13,7 +13,7 @@ from outpace.errors import BackendError, ModelError, UsageError
 from outpace.models.embedded import own_head
 from outpace.models.head_formats import find_head
 from outpace.models.llama_library import MAX_SEQUENCES
-from outpace.models.vocabulary import check_same_vocabulary
+from outpace.models.vocabulary import vocabulary_difference
 
 log = logging.getLogger("outpace.backends")
 _told: set[str] = set()  # why the native library is missing
@@ -24,10 +24,11 @@ class Loaded:
     target: LoadedModel
     draft: LoadedModel | None
     config: ResolvedConfig
+    has_other_vocabulary: bool = False  # the draft
 
 
 def load(config: EngineConfig, model_path: Path, draft_path: Path | None) -> Loaded:
-    """Load the target and, if there is one, its draft. Both must have the same vocabulary."""
+    """Load the target and, if there is one, its draft."""
     if config.backend != "torch" and not (config.backend == "auto" and model_path.is_dir()):
         _reject_torch_settings(config)
     with ExitStack() as undo:  # closes what was opened if a later step fails
@@ -42,13 +43,15 @@ def load(config: EngineConfig, model_path: Path, draft_path: Path | None) -> Loa
             is_head=target.has_head,
             backend=backend,
         )
-        draft = None
+        draft = difference = None
         if draft_path is not None and head_path is None:
             # A draft may run on another backend than its target.
             wanted: BackendName = backend if backend == "torch" or config.backend == "llamacpp" else "auto"
             draft, _ = _open(replace(config, tensor_parallel_size=1), wanted, draft_path)  # whole, on the first rank
             undo.callback(draft.close)
-            check_same_vocabulary(target.tokenizer, draft.tokenizer)
+            difference = vocabulary_difference(target.tokenizer, draft.tokenizer)
+            if difference is not None:
+                log.info("the draft model has another vocabulary (%s), so it drafts text", difference)
         if backend == "torch" and config.cache_tokens is None:
             resolved = _fit_cache_to_device(resolved, target, draft)
         capacity = _capacity(resolved)
@@ -56,7 +59,7 @@ def load(config: EngineConfig, model_path: Path, draft_path: Path | None) -> Loa
         undo.callback(loaded_target.runner.close)
         loaded_draft = draft.start(capacity, resolved.threads) if draft else None
         undo.pop_all()
-    return Loaded(loaded_target, loaded_draft, resolved)
+    return Loaded(loaded_target, loaded_draft, resolved, has_other_vocabulary=difference is not None)
 
 
 def _reject_torch_settings(config: EngineConfig) -> None:

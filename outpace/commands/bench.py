@@ -71,7 +71,7 @@ def _module(name: str) -> Any:
 def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what is measured")
     group.add_argument("--model", metavar="FILE", help="a GGUF file (default: the embedded SmolLM2-135M-Instruct)")
-    group.add_argument("--draft", metavar="FILE", help="a smaller GGUF of the same vocabulary, or a head")
+    group.add_argument("--draft", metavar="FILE", help="a smaller GGUF, best of the same vocabulary, or a head")
     group.add_argument("--backend", choices=get_args(BackendName), default="auto", help="(default: %(default)s)")
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all usable cores)")
     group.add_argument(

@@ -171,6 +171,8 @@ class Engine:
         prediction: Prediction | None = None,
         constraint: Constraint | None = None,
         keep_drafts: bool = False,
+        place: str = "",
+        scored_from: int = 1,
     ) -> Request:
         """Queue a request. `seed` replaces `params.seed`, for the n completions of one prompt. `prediction` is what
         `read_prediction` returned; without it, a prediction of the params is read here.
@@ -180,7 +182,9 @@ class Engine:
         here, which may take longer than a step.
 
         Only requests with the same `cache_salt` share prefixes and what was learned from outputs: what one request
-        left behind can be noticed by how fast another one is. With `keep_drafts`, the request keeps every draft.
+        left behind can be noticed by how fast another one is. Among them, those with the same `place` expect similar
+        output. `prompt_logprobs` begin with the prompt's token `scored_from`; those before it may come from a cache.
+        With `keep_drafts`, the request keeps every draft.
         """
         prompt = list(prompt)
         self.check(prompt, params)
@@ -189,7 +193,8 @@ class Engine:
         if seed is None:
             seed = params.seed if params.seed is not None else secrets.randbits(64)
         request = self._request(prompt, params, seed, constraint or self.constraint_of(params))
-        request.cache_salt, request.priority = cache_salt, priority
+        request.cache_salt, request.priority, request.place = cache_salt, priority, place
+        request.scored_from = scored_from
         request.drafts = [] if keep_drafts else None
         prediction = prediction or self.read_prediction(params)
         request.predicted = Follower(prediction) if prediction is not None else None
@@ -416,7 +421,7 @@ class Engine:
 
     def _score(self, request: Request, row: Row, logits: Logits, begin: int) -> None:
         """Log-probabilities of prompt tokens: each is in the logits of the token before it. Only they are kept."""
-        num_top, first = request.params.prompt_logprobs, len(request.prompt_logprobs) + 1
+        num_top, first = request.params.prompt_logprobs, len(request.prompt_logprobs) + request.scored_from
         assert num_top is not None and first - 1 == row.start + len(row.tokens) - row.num_logits
         tokens = request.prompt[first : first + row.num_scored]
         # All or none: after a failed step the prompt is computed again, and what is missing here is scored then.

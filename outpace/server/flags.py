@@ -220,7 +220,7 @@ def add_model_flags(parser: argparse.ArgumentParser, model: str = _MODEL) -> Non
               choices=get_args(SpeculationMode))  # fmt: skip
     flags.add("--method", "the proposer (default: head or draft where there is one, else suffix)",
               choices=get_args(Method), type=method_name)  # fmt: skip
-    flags.add("--speculative-model", "a smaller draft model with the same vocabulary, or a draft head; '[ngram]' "
+    flags.add("--speculative-model", "a smaller draft model, or a draft head; '[ngram]' "
               "stands for --method ngram", metavar="FILE")  # fmt: skip
     flags.add("--speculative-config", "the same in vLLM's JSON, such as {\"method\": \"eagle3\", \"model\": \"DIR\", "
               "\"num_speculative_tokens\": 3}", metavar="JSON")  # fmt: skip
