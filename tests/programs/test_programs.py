@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _thread
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -182,6 +182,13 @@ def test_an_exception_in_one_program_leaves_the_others_alone(llm):
     assert [result.value for i, result in enumerate(results) if i not in (2, 5)] == alone[:2] + alone[3:5] + alone[6:]
 
 
+def interrupt() -> None:
+    """As Ctrl-C does: a signal that also ends a wait of the main thread."""
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, signal.SIGINT)
+
+
 def test_ctrl_c_returns_what_is_there(llm, monkeypatch):
     runner, ended = runner_of(llm.engine), threading.Semaphore(0)
     forward, pause = runner.forward, [0.0]
@@ -201,7 +208,7 @@ def test_ctrl_c_returns_what_is_there(llm, monkeypatch):
                 ended.acquire()
             pause[0] = 0.2  # the rest takes far longer than the signal
             s += gen("endless", max_tokens=10_000, ignore_eos=True, speculation=SpeculationParams(mode="off"))
-            _thread.interrupt_main()
+            interrupt()
             return str(s["endless"])
         ended.release()
         return str(s["first"])
@@ -216,7 +223,7 @@ def test_ctrl_c_returns_what_is_there(llm, monkeypatch):
 
 def test_programs_that_were_not_started_say_so(llm):
     def program(s: State, number: int) -> None:
-        _thread.interrupt_main()
+        interrupt()
         s += "x"
         s += gen(max_tokens=100_000, ignore_eos=True)
         s.wait()
