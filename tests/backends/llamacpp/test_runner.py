@@ -410,7 +410,7 @@ def test_an_architecture_llama_cpp_does_not_know_is_named(model_path, tmp_path):
 
 def test_a_draft_with_another_vocabulary_drafts_text_and_the_first_difference_is_logged(model_path, tmp_path, caplog):
     draft = other_vocabulary(model_path, tmp_path / "draft.gguf", token=1234, text="zebra")
-    options = {"backend": "llamacpp", "max_context": 128, "cache_tokens": 256, "threads": 1}
+    options: dict[str, Any] = {"backend": "llamacpp", "max_context": 128, "cache_tokens": 256, "threads": 1}
     params = SamplingParams(temperature=0.0, max_tokens=12)
     with LLM(**options) as plain:
         expected = plain.generate("The capital of France is", params)[0].outputs[0].token_ids
