@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -93,7 +94,8 @@ def auto_on_cpu() -> list[str]:
     return lines
 
 
-GPU_SPECULATION = ("gpu_speculation_h200", "gpu_speculation_h200_one_block")
+GPU_SPECULATION = ("gpu_speculation_h200", "gpu_speculation_h200_one_block", "gpu_speculation_h200_unseeded")
+GPU_PEERS = "gpu_peers_h200"
 QWEN_HEAD = "humaneval_qwen_head"
 SPEC_BENCH = {f"spec_bench_smollm2_{cell}": shown for cell, shown in (
     ("c1_t0", "1 at once, temperature 0"), ("c1_t1", "1 at once, temperature 1"),
@@ -141,7 +143,8 @@ def gpu_speculation() -> list[str]:
     lines += [
         "A real 135M model inside the shape of an 8B, with its own head, padded to the size of an 8B's. Spec-Bench "
         "prompts, medians of blocks, over plain decoding. [What this shows and what not](gpu.md). The second table is "
-        "of one block, after `auto` was mended by what the first one showed.",
+        "of one block, after `auto` was mended by what the first one showed; the third, too, with requests that have "
+        "no seed at temperature 1, whose drafts are verified by rejection.",
         "",
     ]
     for name in GPU_SPECULATION:
@@ -163,6 +166,51 @@ def gpu_speculation_table(name: str) -> list[str]:
             ours = f"{auto['speedup']:.2f} ({low:.2f}-{high:.2f})"
             rows.append([str(concurrency), f"{temperature:.0f}", f"{of['plain']['tokens_per_s']:.0f}", fixed, ours])
     return table(["at once", "temperature", "plain, tokens/s", "best fixed depth", "auto (least-most)"], rows)
+
+
+def gpu_peers() -> list[str]:
+    """Each engine's best setting in every cell, beside plain decoding."""
+    found = load(GPU_PEERS)["rows"]
+    steps = {(row["engine"], row["concurrency"]): f"{row['ms_per_step']:.2f}" for row in found if row["do"] == "steps"}
+    numbers = sorted({number for _, number in steps})
+    engines = list(dict.fromkeys(engine for engine, _ in steps))
+    lines = title("Outpace beside vLLM 0.24.0 on one H200")
+    lines += [
+        "The same model, head and prompts as above, in one run; vLLM in a process of its own, as it starts by default. "
+        "Milliseconds of a plain step, 1,024 tokens of context, by requests:",
+        "",
+        *table(["", *map(str, numbers)], [[name, *(steps.get((name, n), "") for n in numbers)] for name in engines]),
+        "Tokens per second with Spec-Bench's prompts, medians of two blocks:",
+        "",
+    ]
+    head = [
+        "at once",
+        "temperature",
+        "Outpace plain",
+        "Outpace `auto`",
+        "vLLM plain",
+        "vLLM's best setting",
+        "`auto` over it",
+    ]
+    return [*lines, *table(head, peer_cells(found)), source(GPU_PEERS), ""]
+
+
+def peer_cells(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    rows = []
+    cells = [row for row in found if row["do"] == "cell"]
+    for number, temperature in dict.fromkeys((row["concurrency"], row["temperature"]) for row in cells):
+        speeds: dict[tuple[str, str], list[float]] = {}
+        for row in cells:
+            if (row["concurrency"], row["temperature"]) == (number, temperature):
+                speeds.setdefault((row["engine"], row["setting"]), []).append(row["tokens_per_s"])
+        medians = {key: statistics.median(values) for key, values in speeds.items()}
+        best = max((key for key in medians if key[0].startswith("vllm")), key=lambda key: medians[key])
+        auto = medians["outpace", "auto"]
+        rows.append([
+            str(number), f"{temperature:.0f}", f"{medians['outpace', 'plain']:.0f}", f"{auto:.0f}",
+            f"{medians['vllm-plain', 'plain']:.0f}", f"{medians[best]:.0f} ({best[1]})", f"{auto / medians[best]:.2f}",
+        ])  # fmt: skip
+    return rows
 
 
 def gpu_steps() -> list[str]:
@@ -230,7 +278,8 @@ def page() -> str:
         "is of the commit it names; not all were measured again after later changes. CPU figures: two cores of an AMD "
         "EPYC with AVX-512, interleaved runs on a machine whose own speed varies by tens of percent.",
         "",
-        *native(), *head_on_cpu(), *auto_on_cpu(), *peers(), *gpu_speculation(), *gpu_steps(), *simulator(),
+        *native(), *head_on_cpu(), *auto_on_cpu(), *peers(), *gpu_speculation(), *gpu_peers(), *gpu_steps(),
+        *simulator(),
         *exactness(), *server(),
     ]  # fmt: skip
     return "\n".join(lines).rstrip() + "\n"
@@ -239,13 +288,14 @@ def page() -> str:
 def headline() -> str:
     """The figures of the README, each claim beside the worst figure that qualifies it."""
     cpu, versus = load("native_smollm2"), load("policy_versus_smollm2")
-    alone, batch = (
+    alone, _, batch = (
         {(c["concurrency"], c["temperature"]): c for c in load(name)["summary"]["cells"] if c["setting"] == "auto"}
         for name in GPU_SPECULATION
     )
     code = load(QWEN_HEAD)["classes"]["HumanEval"]["auto"]["decode_ratio"]
     before = " / ".join(f"{alone[n, 0.0]['speedup']:.2f}" for n in (8, 32, 128))
     ours = load("simulate")["policies"]["ours"]
+    against = sorted(row[-1] for row in peer_cells(load(GPU_PEERS)["rows"]))
     spec = {name.removeprefix("spec_bench_smollm2_"): load(name) for name in SPEC_BENCH}
     cells = {name: cell["figures"]["ratios"]["new/plain"]["value"] for name, cell in versus["cells"].items()}
     best, worst = max(cells, key=lambda name: cells[name]), min(cells, key=lambda name: cells[name])
@@ -266,13 +316,22 @@ def headline() -> str:
          f"{min(alone[1, t]['speedup_range'][0] for t in (0.0, 1.0)):.2f} in one block"],
         ["H200, the same, 8 / 32 / 128 requests at temperature 0",
          " / ".join(f"{batch[n, 0.0]['speedup']:.2f}" for n in (8, 32, 128)),
-         f"{min(batch[n, 1.0]['speedup'] for n in (8, 32, 128)):.2f} at temperature 1; one block; {before} before "
-         f"commit {load(GPU_SPECULATION[1])['commit']}"],
+         f"{min(batch[n, 1.0]['speedup'] for n in (8, 32, 128)):.2f} at temperature 1; one block; {before} in three "
+         f"blocks of commit {load(GPU_SPECULATION[0])['commit']}"],
+        ["H200, plain steps of vLLM 0.24.0 over ours, 1 / 8 / 32 / 128 requests", plain_beside_vllm(),
+         f"`auto` beside vLLM's best setting with the same head: {against[0]} to {against[-1]}, and ahead of it in "
+         f"{sum(float(each) > 1 for each in against)} of {len(against)} cells"],
         ["simulator, 640 scenarios, `auto` over plain", f"{ours['geometric_mean']:.2f}",
          f"lowest run {ours['lowest']:.3f}; P99 time per token of long / short requests at worst "
          f"{ours['p99_long']:.2f} / {ours['p99_short']:.2f} of plain's"],
     ]  # fmt: skip
     return "\n".join([BEGIN, *table(["", "measured", "worst"], rows)[:-1], END])
+
+
+def plain_beside_vllm() -> str:
+    steps = {(row["engine"], row["concurrency"]): row["ms_per_step"] for row in load(GPU_PEERS)["rows"]
+             if row["do"] == "steps"}  # fmt: skip
+    return " / ".join(f"{steps['vllm-plain', n] / steps['outpace', n]:.2f}" for n in (1, 8, 32, 128))
 
 
 def lowest(found: Mapping[str, Any]) -> float:
