@@ -10,35 +10,11 @@ from outpace.bench.charts import COLOURS, Point, Series, line_chart
 from outpace.errors import UsageError
 from outpace.plan.report import Report
 from outpace.plan.terminal import gigabytes
+from outpace.web.documents import document
 
 _MOST_LINES = 6  # in a chart
 _PARTS = (("weights", "target weights", COLOURS[1]), ("draft", "draft weights", COLOURS[2]),
           ("buffers", "buffers", COLOURS[0]), ("cache", "cache", COLOURS[3]))  # fmt: skip
-_STYLE = """
-:root { color-scheme: light; }
-* { box-sizing: border-box; }
-body { font: 16px/1.5 system-ui, sans-serif; color: #111827; background: #fff; max-width: 1100px; margin: 0 auto;
-       padding: 1rem; }
-h1 { font-size: 1.5rem; margin: 0 0 .25rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
-.advice { border-left: 6px solid #1d4ed8; background: #eff6ff; padding: .75rem 1rem; font-size: 1.1rem; }
-.advice.no_draft { border-color: #6b7280; background: #f3f4f6; }
-.advice.does_not_fit { border-color: #c2410c; background: #fff7ed; }
-.note { color: #4b5563; font-size: .9rem; }
-.pictures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 460px), 1fr)); gap: 1rem; }
-figure { margin: 0; border: 1px solid #e5e7eb; border-radius: 6px; padding: .5rem; break-inside: avoid; }
-svg { width: 100%; height: auto; display: block; font-family: system-ui, sans-serif; fill: #111827; }
-.grid { stroke: #e5e7eb; } .reference { stroke: #111827; stroke-dasharray: 2 3; }
-.split { display: flex; height: 1.6rem; border: 1px solid #9ca3af; border-radius: 4px; overflow: hidden; }
-.split span { min-width: 1px; opacity: .85; } .label { margin: .6rem 0 .15rem; font-size: .9rem; }
-.legend span { display: inline-block; margin-right: 1.2rem; font-size: .9rem; }
-.legend i { display: inline-block; width: .8rem; height: .8rem; margin-right: .35rem; }
-.table { overflow-x: auto; } table { border-collapse: collapse; font-size: .85rem; white-space: nowrap; }
-th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid #e5e7eb; }
-th:first-child, td:first-child { text-align: left; }
-pre { background: #f3f4f6; padding: .5rem .75rem; border-radius: 4px; font-size: .85rem; white-space: pre-wrap;
-      overflow-wrap: anywhere; }
-@media print { body { max-width: none; font-size: 11pt; } }
-"""
 
 
 def write_html(path: Path, report: Report) -> None:
@@ -55,7 +31,7 @@ def as_html(report: Report) -> str:
     sections = [
         f"<h1>Plan for {escape(target['name'])}</h1>",
         f'<p class="note">{escape(_subject(report))}</p>',
-        f'<p class="advice {escape(advice["decision"])}">{escape(advice["headline"])}</p>',
+        f'<p class="verdict {escape(advice["decision"])}">{escape(advice["headline"])}</p>',
         _list(advice["sentences"]),
         f"<h2>Commands</h2>{commands}" if commands else "",
         "<h2>Memory</h2>",
@@ -70,12 +46,7 @@ def as_html(report: Report) -> str:
         "<h2>Assumptions</h2>",
         _list(report["assumptions"]),
     ]
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Outpace plan: {escape(target['name'])}</title><style>{_STYLE}</style></head>"
-        f"<body>{''.join(sections)}</body></html>\n"
-    )
+    return document(f"Outpace plan: {target['name']}", sections)
 
 
 def _subject(report: Report) -> str:
