@@ -69,8 +69,9 @@ def _splits(report: Report) -> str:
     for name, memory in plans:
         for i, gpu in enumerate(memory["gpus"]):
             where = f", GPU {i}" if len(memory["gpus"]) > 1 else ""
-            room = f"{memory['sequences']:,} sequences" if memory["fits"] else "does not fit"
-            bars.append(f'<p class="label">{escape(name)}{where}: {escape(room)} of {memory["context"]:,} tokens</p>')
+            room = f"of {memory['context']:,} tokens"
+            room = f"{memory['sequences']:,} sequences {room}" if memory["fits"] else f"no room for a sequence {room}"
+            bars.append(f'<p class="label">{escape(name)}{where}: {escape(room)}</p>')
             bars.append(_split(gpu))
     legend = "".join(f'<span><i style="background:{colour}"></i>{label}</span>' for _, label, colour in _PARTS)
     share = 1 - report["machine"]["utilization"]
