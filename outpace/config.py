@@ -24,6 +24,7 @@ Workload = Literal["code", "json", "narrative", "chat"]
 BackendName = Literal["auto", "native", "llamacpp", "torch"]
 DeviceName = Literal["auto", "cuda", "cpu"]
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
+Quantization = Literal["auto", "stored", "none", "int4", "int4-128", "fp8", "int8"]
 
 LOSSY: frozenset[str] = frozenset({"typical", "threshold"})
 LOOKUPS: tuple[Method, ...] = ("grammar", "prediction", "suffix", "ngram")
@@ -280,6 +281,10 @@ class EngineConfig:
     llama_library: str | None = None  # a libllama to use instead of the installed one
     device: DeviceName = "auto"  # of the torch backend
     dtype: DtypeName = "auto"  # of the torch backend's weights and cache
+    quantization: Quantization = "auto"
+    """How the torch backend keeps the weights. stored: as the file has them; none: in `dtype`; int4 (groups of 32
+    weights), int4-128 (groups of 128), fp8, int8: rounded when they are loaded; auto: stored on a GPU, else none."""
+    draft_quantization: Quantization = "auto"  # the same for the draft model or the draft head
     gpu_memory_utilization: float = 0.9  # the share of a GPU's memory that Outpace may fill
     chat_template: str | None = None  # a file or the template itself, instead of the model's
     default_seed: int | None = None  # of requests without a seed; each gets another one derived from it
@@ -293,6 +298,8 @@ class EngineConfig:
         _check_choice("backend", self.backend, BackendName)
         _check_choice("device", self.device, DeviceName)
         _check_choice("dtype", self.dtype, DtypeName)
+        _check_choice("quantization", self.quantization, Quantization)
+        _check_choice("draft_quantization", self.draft_quantization, Quantization)
         _check_number("gpu_memory_utilization", self.gpu_memory_utilization, 0.01, 1.0)
         _check_choice("speculation", self.speculation, SpeculationMode)
         if self.method is not None:
@@ -395,6 +402,8 @@ class ResolvedConfig:
     llama_library: str | None
     device: DeviceName
     dtype: DtypeName
+    quantization: Quantization
+    draft_quantization: Quantization
     gpu_memory_utilization: float
     chat_template: str | None
     default_seed: int | None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outpace.backends.base import Capacity, LoadedModel, OpenModel
-from outpace.config import BackendName, EngineConfig, ResolvedConfig
+from outpace.config import BackendName, EngineConfig, Quantization, ResolvedConfig
 from outpace.errors import BackendError, ModelError, UsageError
 from outpace.models.embedded import own_head
 from outpace.models.head_formats import find_head
@@ -32,7 +32,7 @@ def load(config: EngineConfig, model_path: Path, draft_path: Path | None) -> Loa
         _reject_torch_settings(config)
     with ExitStack() as undo:  # closes what was opened if a later step fails
         head_path = find_head(draft_path) if draft_path is not None else own_head(model_path)
-        target, backend = _open(config, config.backend, model_path, head_path)
+        target, backend = _open(config, config.backend, model_path, head_path, quantization=config.quantization)
         undo.callback(target.close)
         drafting_path = draft_path or (head_path if target.has_head else None)
         resolved = config.resolve(
@@ -46,7 +46,7 @@ def load(config: EngineConfig, model_path: Path, draft_path: Path | None) -> Loa
         if draft_path is not None and head_path is None:
             # A draft may run on another backend than its target.
             wanted: BackendName = backend if backend == "torch" or config.backend == "llamacpp" else "auto"
-            draft, _ = _open(config, wanted, draft_path)
+            draft, _ = _open(config, wanted, draft_path, quantization=config.draft_quantization)
             undo.callback(draft.close)
             check_same_vocabulary(target.tokenizer, draft.tokenizer)
         if backend == "torch" and config.cache_tokens is None:
@@ -60,11 +60,12 @@ def load(config: EngineConfig, model_path: Path, draft_path: Path | None) -> Loa
 
 
 def _reject_torch_settings(config: EngineConfig) -> None:
-    """Reject torch settings for other backends. The value "cpu" is accepted: they all run on the CPU."""
+    """Reject torch settings for other backends. "cpu" is accepted, because they all run on it, and "none", because they
+    round no weights."""
     unset = EngineConfig()
-    for name in ("device", "dtype", "gpu_memory_utilization"):
+    for name in ("device", "dtype", "quantization", "draft_quantization", "gpu_memory_utilization"):
         value = getattr(config, name)
-        if value not in (getattr(unset, name), "cpu"):
+        if value not in (getattr(unset, name), "cpu", "none"):
             raise UsageError(
                 f"{name} is {value!r}, a setting of the torch backend, and another backend runs this model; "
                 f"set backend 'torch' or remove {name}"
@@ -94,11 +95,11 @@ def _fit_cache_to_device(resolved: ResolvedConfig, target: OpenModel, draft: Ope
 
 
 def _open(
-    config: EngineConfig, wanted: BackendName, path: Path, head: Path | None = None
+    config: EngineConfig, wanted: BackendName, path: Path, head: Path | None = None, *, quantization: Quantization
 ) -> tuple[OpenModel, BackendName]:
     """Open the model. "auto" uses torch for a folder, and for a GGUF file native if it can run it, else llama.cpp."""
     if wanted == "torch" or (wanted == "auto" and path.is_dir()):
-        return _open_torch(config, path, head), "torch"
+        return _open_torch(config, path, head, quantization), "torch"
     if path.is_dir():
         raise ModelError(f"the {wanted} backend runs GGUF files and {path} is a folder; use backend 'torch'")
     if head is not None and head.is_dir():
@@ -155,7 +156,7 @@ def _reject_head(config: EngineConfig, head: Path | None) -> None:
         )
 
 
-def _open_torch(config: EngineConfig, path: Path, head: Path | None) -> OpenModel:
+def _open_torch(config: EngineConfig, path: Path, head: Path | None, quantization: Quantization) -> OpenModel:
     try:
         from outpace.backends.torch.device import TorchOptions
         from outpace.backends.torch.runner import TorchModel
@@ -163,5 +164,7 @@ def _open_torch(config: EngineConfig, path: Path, head: Path | None) -> OpenMode
         raise BackendError(
             f"the torch backend needs {error.name or 'torch'}, which is not installed; pip install 'outpace[torch]'"
         ) from error
-    options = TorchOptions(config.device, config.dtype, config.gpu_memory_utilization)
+    options = TorchOptions(
+        config.device, config.dtype, config.gpu_memory_utilization, quantization, config.draft_quantization
+    )
     return TorchModel(path, options, head=head)

@@ -18,11 +18,12 @@ from outpace.config import (
     DtypeName,
     EngineConfig,
     Method,
+    Quantization,
     SamplingParams,
     SpeculationMode,
     SpeculationParams,
 )
-from outpace.server.flags import method_name, spellings
+from outpace.server.flags import method_name, quantization_name, spellings
 
 if TYPE_CHECKING:
     from outpace.llm import LLM
@@ -45,6 +46,13 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
                        help="where the torch backend runs it (default: %(default)s)")  # fmt: skip
     group.add_argument("--dtype", choices=get_args(DtypeName), default=engine.dtype,
                        help="the torch backend's number format (default: %(default)s)")  # fmt: skip
+    group.add_argument("--quantization", choices=get_args(Quantization), type=quantization_name,
+                       default=engine.quantization,
+                       help="how the torch backend keeps the weights; stored: as in the file (default: %(default)s: "
+                       "stored on a GPU, else none)")  # fmt: skip
+    group.add_argument("--speculative-model-quantization", dest="draft_quantization", choices=get_args(Quantization),
+                       type=quantization_name, default=engine.draft_quantization,
+                       help="the same for the draft")  # fmt: skip
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all usable cores)")
     group.add_argument(*spellings("--max-model-len"), dest="max_context", type=int, metavar="N",
                        help=f"most tokens, prompt + output (default: model's, up to {DEFAULT_CONTEXT})")  # fmt: skip

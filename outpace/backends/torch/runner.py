@@ -46,8 +46,14 @@ from outpace.backends.torch.kernels.base import Cache
 from outpace.backends.torch.kernels.compiling import num_compiled
 from outpace.backends.torch.model.head import HeadModel
 from outpace.backends.torch.model.head_loader import open_head
-from outpace.backends.torch.model.head_weights import HeadWeights
-from outpace.backends.torch.model.loader import load_weights, open_checkpoint, weight_bytes
+from outpace.backends.torch.model.head_weights import HeadWeights, allocate_head
+from outpace.backends.torch.model.loader import (
+    choose_formats,
+    choose_head_formats,
+    load_weights,
+    open_checkpoint,
+    weight_bytes,
+)
 from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.model.taps import TapStore
 from outpace.backends.torch.sampling.draws import Draws, Mode
@@ -72,6 +78,8 @@ class TorchModel:
         self.dtype = choose_dtype(options.dtype, self.device)
         self._options = options
         self._checkpoint = open_checkpoint(path)
+        self._formats = choose_formats(self._checkpoint, options.quantization, self.dtype, self.device)
+        self._head_formats = choose_head_formats(options.head_quantization, self.dtype, self.device)
         self.config = self._checkpoint.config
         self.has_head = head is not None
         self._head = open_head(head, path, self.config, self._checkpoint.name) if head is not None else None
@@ -84,9 +92,9 @@ class TorchModel:
         if self.device.type == "cpu":
             torch.set_num_threads(threads)
         try:
-            weights = load_weights(self._checkpoint, self.dtype, self.device)
+            weights = load_weights(self._checkpoint, self.dtype, self.device, self._formats)
             model = Model(self.config, weights, ops_for(self.device), capacity.max_context)
-            head = None if self._head is None else self._head.load(self.dtype, self.device)
+            head = None if self._head is None else self._head.load(self.dtype, self.device, self._head_formats)
             runner = TorchRunner(model, capacity)
             if self._head is not None and head is not None:
                 runner.attach(self._head.config, head, self._head.measured)
@@ -111,11 +119,14 @@ class TorchModel:
         num_logits = capacity.max_sequences + captured + num_scored + num_kept
         num_tokens = (2 if captured else 1) * capacity.max_step_tokens  # graphs have their own activations
         workspace = num_tokens * widest * size + num_logits * c.vocab_size * 4
-        head_weights = self._head.num_parameters if self._head is not None else 0
-        head_cache = self._head.config.cache_elements_per_token if self._head is not None else 0
+        weights, head_cache = weight_bytes(self._checkpoint, self.dtype, self._formats), 0
+        if self._head is not None:
+            meta = torch.device("meta")
+            weights += allocate_head(self._head.config, self.dtype, meta, self._head_formats).num_bytes
+            head_cache = self._head.config.cache_elements_per_token
         return MemoryPlan(
             name=self._checkpoint.name,
-            weights=weight_bytes(self._checkpoint, self.dtype) + head_weights * size,
+            weights=weights,
             workspace=workspace,
             cache_token=(c.cache_elements_per_token + head_cache) * size,
             num_cache_tokens=num_pages(capacity) * PAGE_TOKENS,

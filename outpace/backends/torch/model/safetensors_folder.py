@@ -9,7 +9,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from outpace.backends.torch.model.weights import HEAD, check_shapes
+from outpace.backends.torch.model.weights import EMBEDDING, HEAD, FormatOf, check_shapes
+from outpace.backends.torch.storage import Format
+from outpace.backends.torch.storage.stacked import Part
 from outpace.errors import ModelError
 from outpace.models.hf_config import read_config
 from outpace.models.hf_schema import ShardIndex, read_json, validate
@@ -26,10 +28,18 @@ class SafetensorsFolder:
         self.tied = HEAD not in shapes if self.config.tied is None else self.config.tied
         check_shapes(shapes, self.config, tied=self.tied, source=self.name)
 
-    def tensors(self, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+    def stored(self, name: str) -> Format | None:
+        return None
+
+    def tensors(self, device: torch.device, formats: FormatOf) -> Iterator[tuple[str, Part]]:
         for shard in self._shards:
             for name in tensor_shapes(shard):
-                yield name, read_tensor(shard, name, device)
+                if name == HEAD and self.tied:
+                    continue
+                tensor = read_tensor(shard, name, device)
+                yield name, tensor
+                if name == EMBEDDING and self.tied and formats(HEAD) is not None:
+                    yield HEAD, tensor
 
 
 def find_shards(folder: Path) -> list[Path]:
