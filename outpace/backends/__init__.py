@@ -32,17 +32,21 @@ def load(config: EngineConfig, model_path: Path, draft_path: Path | None) -> Loa
         _reject_torch_settings(config)
     with ExitStack() as undo:  # closes what was opened if a later step fails
         head_path = find_head(draft_path) if draft_path is not None else own_head(model_path)
+        if config.self_draft is not None:
+            head_path = None
         target, backend = _open(config, config.backend, model_path, head_path, quantization=config.quantization)
         undo.callback(target.close)
-        drafting_path = draft_path or (head_path if target.has_head else None)
+        drafting: Path | str | None = draft_path or (head_path if target.has_head else None)
+        if config.self_draft is not None:
+            drafting = f"self:{config.self_draft}"
         resolved = config.resolve(
             model_context=target.train_context,
             model_path=str(model_path),
-            draft_path=str(drafting_path) if drafting_path else None,
+            draft_path=str(drafting) if drafting else None,
             is_head=target.has_head,
             backend=backend,
         )
-        draft = None
+        draft = _self_draft(target, backend, config.self_draft) if config.self_draft is not None else None
         if draft_path is not None and head_path is None:
             # A draft may run on another backend than its target.
             wanted: BackendName = backend if backend == "torch" or config.backend == "llamacpp" else "auto"
@@ -57,6 +61,19 @@ def load(config: EngineConfig, model_path: Path, draft_path: Path | None) -> Loa
         loaded_draft = draft.start(capacity, resolved.threads) if draft else None
         undo.pop_all()
     return Loaded(loaded_target, loaded_draft, resolved)
+
+
+def _self_draft(target: OpenModel, backend: BackendName, kind: str) -> OpenModel:
+    if backend != "torch":
+        raise UsageError(
+            "draft 'self' is a rounded copy of the model's weights, which only the torch backend makes, and the "
+            f"{backend} backend runs this model; set backend 'torch', or name another draft"
+        )
+    from outpace.backends.torch.runner import TorchModel
+    from outpace.backends.torch.self_draft import SelfDraft
+
+    assert isinstance(target, TorchModel)
+    return SelfDraft(target, kind)
 
 
 def _reject_torch_settings(config: EngineConfig) -> None:
@@ -85,8 +102,9 @@ def _capacity(resolved: ResolvedConfig) -> Capacity:
 def _fit_cache_to_device(resolved: ResolvedConfig, target: OpenModel, draft: OpenModel | None) -> ResolvedConfig:
     """Set cache_tokens to what all requests need at full length, limited by free GPU memory."""
     from outpace.backends.torch.runner import TorchModel, fitting_cache_tokens
+    from outpace.backends.torch.self_draft import SelfDraft
 
-    models = [model for model in (target, draft) if isinstance(model, TorchModel)]
+    models = [model for model in (target, draft) if isinstance(model, TorchModel | SelfDraft)]
     fitting = fitting_cache_tokens(models, _capacity(resolved), resolved.gpu_memory_utilization)
     if fitting is None:
         return resolved

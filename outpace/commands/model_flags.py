@@ -39,7 +39,8 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
                        "owner/name, or owner/name:Q4_K_M for a GGUF file (default: the embedded "
                        "SmolLM2-135M-Instruct)")  # fmt: skip
     group.add_argument(*spellings("--speculative-model"), dest="draft", metavar="FILE",
-                       help="a smaller GGUF of the same vocabulary, or a head")  # fmt: skip
+                       help="a smaller GGUF of the same vocabulary, or a head; self, self:fp8: the model itself, "
+                       "rounded to int4 or another format, on the torch backend")  # fmt: skip
     group.add_argument("--backend", choices=get_args(BackendName), default=engine.backend,
                        help="what runs the model (default: %(default)s)")  # fmt: skip
     group.add_argument("--device", choices=get_args(DeviceName), default=engine.device,

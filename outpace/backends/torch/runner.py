@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -76,7 +77,8 @@ class TorchModel:
         """`head`: the file or folder of a draft head for this model."""
         self.device = choose_device(options.device)
         self.dtype = choose_dtype(options.dtype, self.device)
-        self._options = options
+        self.options = options
+        self.runner: TorchRunner | None = None  # once it is started
         self._checkpoint = open_checkpoint(path)
         self._formats = choose_formats(self._checkpoint, options.quantization, self.dtype, self.device)
         self._head_formats = choose_head_formats(options.head_quantization, self.dtype, self.device)
@@ -88,14 +90,14 @@ class TorchModel:
 
     def start(self, capacity: Capacity, threads: int) -> LoadedModel:
         plan = self.plan(capacity)
-        plan.check(self.device, self._options.memory_utilization)
+        plan.check(self.device, self.options.memory_utilization)
         if self.device.type == "cpu":
             torch.set_num_threads(threads)
         try:
             weights = load_weights(self._checkpoint, self.dtype, self.device, self._formats)
             model = Model(self.config, weights, ops_for(self.device), capacity.max_context)
             head = None if self._head is None else self._head.load(self.dtype, self.device, self._head_formats)
-            runner = TorchRunner(model, capacity)
+            runner = self.runner = TorchRunner(model, capacity)
             if self._head is not None and head is not None:
                 runner.attach(self._head.config, head, self._head.measured)
         except torch.OutOfMemoryError as error:
@@ -148,7 +150,15 @@ def open_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
     return LlamaTokenizer(path, load_library(None))
 
 
-def fitting_cache_tokens(models: Sequence[TorchModel], capacity: Capacity, utilization: float) -> int | None:
+class PlannedModel(Protocol):
+    """A model that knows how much memory it will take."""
+
+    device: torch.device
+
+    def plan(self, capacity: Capacity) -> MemoryPlan: ...
+
+
+def fitting_cache_tokens(models: Sequence[PlannedModel], capacity: Capacity, utilization: float) -> int | None:
     """Tokens of cache that fit on the GPU beside everything else; None if the models do not run on a GPU."""
     if not models or models[0].device.type != "cuda":
         return None

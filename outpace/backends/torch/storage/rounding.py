@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from outpace.backends.torch import storage
-from outpace.backends.torch.storage import Format
+from outpace.backends.torch.storage import Format, Weight
 from outpace.backends.torch.storage.planar import Planar, PlanarFormat, int4, pack
 from outpace.backends.torch.storage.scaled import FP8, Scaled, ScaledFormat, round_to_scaled
+from outpace.backends.torch.storage.stacked import Stacked
 
 # By the names of the setting `quantization`.
 KINDS: dict[str, Format] = {
@@ -45,9 +46,15 @@ def round_into(place: Planar | Scaled, weight: Tensor) -> None:
             place.rows(begin, end).copy_(round_to_scaled(rows, place.values.dtype))
 
 
-def quantise(weight: Tensor, format: Format) -> Planar | Scaled:
+def quantise(weight: Weight, format: Format) -> Planar | Scaled:
+    """A copy in another format, made slab by slab."""
     rows, columns = weight.shape
-    made = storage.allocate(format, rows, columns, weight.dtype, weight.device)
+    made = storage.allocate(format, rows, columns, torch.float32, weight.device)
     assert isinstance(made, Planar | Scaled)
-    round_into(made, weight)
+    first = 0
+    for part in weight.parts if isinstance(weight, Stacked) else (weight,):
+        for begin, end in storage.slabs(part.shape[0], columns):
+            slab = part[begin:end] if isinstance(part, Tensor) else part.rows(begin, end).dequantise(torch.float32)
+            round_into(made.rows(first + begin, first + end), slab)
+        first += part.shape[0]
     return made
