@@ -185,8 +185,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
               choices=get_args(SpeculationMode))  # fmt: skip
     flags.add("--method", "the proposer (default: head or draft where there is one, else suffix)",
               choices=get_args(Method), type=method_name)  # fmt: skip
-    flags.add("--speculative-model", "a smaller draft model with the same vocabulary, or a draft head; self, self:fp8: "
-              "the model itself, rounded to int4 or another format, on the torch backend; '[ngram]' stands for --method ngram", metavar="FILE")  # fmt: skip
+    flags.add("--speculative-model", "a smaller draft model with the same vocabulary, or a draft head; self or "
+              "self:fp8: the model itself, rounded to int4 or another format, on the torch backend; '[ngram]' stands "
+              "for --method ngram", metavar="FILE")  # fmt: skip
     flags.add("--speculative-model-quantization", "the same as --quantization for the draft model or the draft head",
               engine.draft_quantization, choices=get_args(Quantization), type=quantization_name)  # fmt: skip
     flags.add("--speculative-config", "the same in vLLM's JSON, such as {\"method\": \"eagle3\", \"model\": \"DIR\", "
