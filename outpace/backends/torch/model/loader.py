@@ -77,8 +77,15 @@ def choose_formats(checkpoint: Checkpoint, wanted: str, dtype: torch.dtype, devi
     is_auto = wanted == "auto" and device.type == "cuda" and dtype == torch.bfloat16
     if wanted in KINDS or wanted == "stored":
         check_device(wanted, dtype, device)
-        return rounded(wanted) if wanted in KINDS else checkpoint.stored
-    return checkpoint.stored if is_auto else all_dense
+        return rounded(wanted) if wanted in KINDS else _readable(checkpoint, device)
+    return _readable(checkpoint, device) if is_auto else all_dense
+
+
+def _readable(checkpoint: Checkpoint, device: torch.device) -> FormatOf:
+    """The formats of the file, without those that the GPU cannot read."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY:
+        return checkpoint.stored
+    return lambda name: None if checkpoint.stored(name) == KINDS["fp8"] else checkpoint.stored(name)
 
 
 def choose_head_formats(wanted: str, dtype: torch.dtype, device: torch.device) -> FormatOf:
