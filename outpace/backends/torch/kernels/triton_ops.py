@@ -16,6 +16,7 @@ from outpace.backends.torch.kernels.base import Cache, Hidden, Normed
 from outpace.backends.torch.kernels.gemv import GemvConfig, gemv_linear
 from outpace.backends.torch.kernels.linear import LinearConfig, Scratch, block_rows, default_config, stream_linear
 from outpace.backends.torch.kernels.measured import GEMV_CONFIGS, SKINNY_GEMM_CONFIGS, STREAMED_CONFIGS
+from outpace.backends.torch.kernels.measured_quantised import QUANTISED_CONFIGS
 from outpace.backends.torch.kernels.planar_gemm import PlanarConfig, planar_linear, unpack
 from outpace.backends.torch.kernels.rotation import Rotation
 from outpace.backends.torch.kernels.skinny_gemm import SkinnyConfig, skinny_linear
@@ -180,6 +181,10 @@ class TritonOps:
             return given
         if isinstance(weight, Stacked):
             return None
+        bucket = 1 if num_tokens == 1 else block_rows(num_tokens)
+        if measured := QUANTISED_CONFIGS.get((weight.format.name, rows, k, bucket)):
+            is_streamed = isinstance(measured, LinearConfig)
+            return replace(measured, dependent_launch=self._dependent) if is_streamed else measured
         if isinstance(weight, Planar):
             return planar_config(num_tokens, rows, k) if num_tokens <= MAX_PLANAR_TOKENS else None
         return scaled_config(num_tokens, rows, k, self._dependent, is_swiglu=is_swiglu)
