@@ -183,8 +183,9 @@ class TritonOps:
             return None
         bucket = 1 if num_tokens == 1 else block_rows(num_tokens)
         if measured := QUANTISED_CONFIGS.get((weight.format.name, rows, k, bucket)):
-            is_streamed = isinstance(measured, LinearConfig)
-            return replace(measured, dependent_launch=self._dependent) if is_streamed else measured
+            if isinstance(measured, LinearConfig):
+                return replace(measured, dependent_launch=self._dependent)
+            return measured
         if isinstance(weight, Planar):
             return planar_config(num_tokens, rows, k) if num_tokens <= MAX_PLANAR_TOKENS else None
         return scaled_config(num_tokens, rows, k, self._dependent, is_swiglu=is_swiglu)
