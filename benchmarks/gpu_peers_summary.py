@@ -62,7 +62,7 @@ def _cell_lines(rows: Sequence[Row]) -> Iterator[str]:
         f"  {'at once':>7}{'T':>4}  {'engine':24}{'setting':>10}{'tokens/s':>10}{'(least-most)':>16}{'x':>7}"
         f"{'ms/step':>9}{'tokens':>8}  accepted of each position"
     )
-    verdicts = []
+    verdicts = list[str]()
     for place in dict.fromkeys((row["concurrency"], row["temperature"]) for row in rows):
         mine = [row for row in rows if (row["concurrency"], row["temperature"]) == place]
         speeds = {

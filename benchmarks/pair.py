@@ -40,6 +40,7 @@ def main() -> None:
                         help=f"fixed settings (default: {' '.join(DEFAULT_SETTINGS)})")  # fmt: skip
     parser.add_argument("--max-tokens", type=int, default=96, help="(default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0, help="(default: %(default)s)")
+    parser.add_argument("--chat", action="store_true", help="prompts are messages, in the target's chat template")
     parser.add_argument("--backend", default="auto", help="of both models (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
@@ -51,7 +52,7 @@ def main() -> None:
     with LLM(options.model, draft=options.draft, **llm_options) as llm:
         target = EngineTarget(llm)
         jobs = [
-            Job(number, "prompt", llm.tokenizer.encode(text), SamplingParams(
+            Job(number, "prompt", tokens_of(llm, text, options.chat), SamplingParams(
                 temperature=options.temperature, seed=number, max_tokens=options.max_tokens))
             for number, text in enumerate(texts)
         ]  # fmt: skip
@@ -64,8 +65,13 @@ def main() -> None:
     print_rows(rows)
     if options.json:
         found = {"prompts": len(texts), "temperature": options.temperature, "max_tokens": options.max_tokens}
+        found["chat"] = options.chat
         models = [Path(options.model), Path(options.draft)]
         write_json(options.json, {"provenance": provenance(models), "settings": rows, **found})
+
+
+def tokens_of(llm: LLM, text: str, is_message: bool) -> list[int]:
+    return llm.encode_chat([{"role": "user", "content": text}]) if is_message else llm.tokenizer.encode(text)
 
 
 def row(runs: Sequence[Run], plain: Sequence[Run]) -> dict[str, Any]:

@@ -4,12 +4,13 @@
     python -m benchmarks.serve_load load --model embedded
     python -m benchmarks.serve_load overhead                   throughput at concurrency 8, served and offline
     python -m benchmarks.serve_load hostile                    8 clients beside 32 abusive ones: see serve_hostile.py
+    python -m benchmarks.serve_load watchers                   throughput with 20 watchers of the live view, and none
 
 `load` compares every answer with the offline engine's for the same prompt and seed. Afterwards it checks for leaks:
 requests, sequences and cells of the KV cache, memory. `overhead` runs the same requests served and offline, in random
-order within a round, checks that the texts are equal, and compares within rounds. Server and offline engine run in this
-process. Clients are another process on the same machine, so their CPU time is shown. If a check fails, the exit status
-is 1.
+order within a round, checks that the texts are equal, and compares within rounds. Server and offline engine run in
+this process. `watchers` does the same with the page's event stream open 20 times, and not at all. Clients are another
+process on the same machine, so their CPU time is shown. If a check fails, the exit status is 1.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
@@ -41,6 +42,7 @@ MAX_LAG = 0.020  # seconds; limit of the 99th percentile of the event loop's lag
 MAX_GROWTH = 0.05  # limit of the growth of resident memory after STEADY_SECONDS
 STEADY_SECONDS = 30  # warm-up of the load
 MIN_RATIO = 0.95  # served over offline throughput
+MIN_WATCHED = 0.99  # throughput with watchers over that without
 
 FAKE_SECONDS = 0.005  # of a step of the fake model; it releases the GIL, as a real model does
 
@@ -95,6 +97,10 @@ class Clients:
         assert self._process.stdout is not None
         answer: dict[str, Any] = json.loads(self._process.stdout.readline())
         return answer
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(10)
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -282,6 +288,79 @@ def overhead(options: argparse.Namespace) -> int:
     return finish(options, holds, figures | {"clients": options.clients, "rounds": options.rounds}, llm)
 
 
+@dataclass(slots=True)
+class Watched:
+    """Runs with one number of watchers."""
+
+    seconds: list[float] = field(default_factory=list)
+    loop_shares: list[float] = field(default_factory=list)  # of a core, by the event loop
+    num_events: int = 0
+    watcher_cpu_seconds: float = 0.0
+
+
+def watchers(options: argparse.Namespace) -> int:
+    """Run the same requests with and without watchers, in random order within a round; compare within rounds. Ctrl-C
+    ends the rounds, and what was measured is reported."""
+    llm = LLM(max_sequences=options.clients)
+    wanted = bodies(options.tokens, ignore_eos=True)[::2]
+    num_tokens = sum(body["max_tokens"] for body in wanted)
+    sent = [body | {"stream": True} for body in wanted]
+    clients, audience = Clients(), Clients("serve_watchers")
+    llm.engine.calibrate()
+    server = LiveServer(llm.engine, llm.tokenizer, llm.config.max_context, model_names=("measured",))
+    expected: list[str] | None = None
+
+    def run(count: int, found: Watched) -> None:
+        nonlocal expected
+        if count:
+            audience.run(port=server.port, watchers=count)  # returns once all of them watch
+        loop_began = server.loop_cpu_seconds()
+        result = clients.run(port=server.port, concurrency=options.clients, count=len(sent), bodies=sent)
+        found.loop_shares.append((server.loop_cpu_seconds() - loop_began) / result["seconds"])
+        found.seconds.append(result["seconds"])
+        if count:
+            seen = audience.run(port=server.port, watchers=0)
+            assert seen["events"] >= count, "the watchers saw nothing"
+            found.num_events += seen["events"]
+            found.watcher_cpu_seconds += seen["cpu_seconds"]
+        server.wait_until_idle()
+        server.aside(llm.engine.forget)
+        texts = {answer["body"]: answer["text"] for answer in result["answers"]}
+        expected = expected or [texts[i] for i in range(len(sent))]
+        assert [texts[i] for i in range(len(sent))] == expected, "an answer differs"
+
+    none, some = Watched(), Watched()
+    try:
+        run(options.watchers, Watched())  # warms up
+        for round_ in range(options.rounds):
+            pair = [(0, none), (options.watchers, some)]
+            for count, found in random.sample(pair, 2):
+                run(count, found)
+            print(f"round {round_ + 1}: {none.seconds[-1] / some.seconds[-1]:.3f}", flush=True)
+    except KeyboardInterrupt:
+        print("interrupted; these are the rounds before")
+    clients.kill()  # after an interruption they may be in the middle of a job
+    audience.kill()
+    server.stop()
+    ratios = [bare / watched for bare, watched in zip(none.seconds, some.seconds, strict=False)]
+    ratio, (low, high) = statistics.median(ratios), median_interval(ratios)
+    figures = {
+        "watchers": options.watchers,
+        "rounds": len(ratios),
+        "throughput_over_none": ratio,
+        "throughput_over_none_95_percent": [low, high],
+        "all_ratios": ratios,
+        "tokens_per_second": [num_tokens / statistics.median(each.seconds) for each in (none, some)],
+        "event_loop_share_of_a_core": [statistics.median(each.loop_shares) for each in (none, some)],
+        "events_per_second": some.num_events / sum(some.seconds),
+        "watchers_share_of_a_core": some.watcher_cpu_seconds / sum(some.seconds),
+    }
+    for name, value in figures.items():
+        print(f"{name:34}{value}")
+    holds = {f"{options.watchers} watchers leave at least {MIN_WATCHED} of the throughput": ratio >= MIN_WATCHED}
+    return finish(options, holds, figures | {"clients": options.clients}, llm)
+
+
 def p99(values: Sequence[float]) -> float:
     return sorted(values)[min(len(values) - 1, int(len(values) * 0.99))]
 
@@ -306,6 +385,7 @@ def main() -> int:
         ("load", load, 64, 96),
         ("overhead", overhead, 8, 128),
         ("hostile", hostile, 8, 24),
+        ("watchers", watchers, 8, 64),
     ):
         command = commands.add_parser(name)
         command.set_defaults(action=action)
@@ -318,9 +398,10 @@ def main() -> int:
     ):
         commands.choices[name].add_argument("--model", choices=("fake", "embedded"), default=model)
         commands.choices[name].add_argument("--seconds", type=float, default=seconds, help=f"{help} (%(default)s)")
-    for name, rounds in (("overhead", 24), ("hostile", 16)):
+    for name, rounds in (("overhead", 24), ("hostile", 16), ("watchers", 24)):
         commands.choices[name].add_argument("--rounds", type=int, default=rounds)
     commands.choices["hostile"].add_argument("--others", type=int, default=32, help="clients beside the good ones")
+    commands.choices["watchers"].add_argument("--watchers", type=int, default=20)
     options = parser.parse_args()
     status: int = options.action(options)
     return status

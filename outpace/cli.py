@@ -19,6 +19,8 @@ COMMANDS = {
     "run": "generate text from one prompt",
     "chat": "hold a conversation in the terminal",
     "serve": "serve the OpenAI API",
+    "plan": "before a launch: what fits, which draft pays, at which depth and load",
+    "batch": "answer a file of requests in OpenAI's batch format",
     "bench": "measure where speculation pays on this machine, and with which settings",
     "costs": "print the costs of steps, drafts and lookups that speculation decides by",
     "distill": "train a draft head for a model, so that speculation pays on ordinary text",
@@ -27,7 +29,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = [_dashed(word) for word in (sys.argv[1:] if argv is None else argv)]
     parser = argparse.ArgumentParser(
         prog="outpace",
         description="LLM inference built around speculative decoding: lossless, never slower, visible.",
@@ -66,6 +68,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader closed the pipe, as `| head` does. Redirect stdout so that the interpreter can flush it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _dashed(word: str) -> str:
+    """A flag with dashes: command lines for vLLM also have --max_model_len."""
+    if not word.startswith("--"):
+        return word
+    flag, equals, value = word.partition("=")
+    return flag.replace("_", "-") + equals + value
 
 
 if __name__ == "__main__":

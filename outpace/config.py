@@ -264,8 +264,8 @@ class EngineConfig:
 
     model: str | None = None  # a GGUF file or a Hugging Face folder; None: the embedded SmolLM2-135M-Instruct
     draft: str | None = None
-    """A model with the same vocabulary, or a head that was trained for the model. "self": the model itself, its weights
-    rounded to int4; "self:fp8" and the like: to another format. That needs the torch backend."""
+    """A smaller model, best with the same vocabulary, or a head that was trained for the model. "self": the model
+    itself, its weights rounded to int4; "self:fp8" and the like: to another format. That needs the torch backend."""
     backend: BackendName = "auto"
     speculation: SpeculationMode = "auto"
     method: Method | None = None
@@ -289,6 +289,7 @@ class EngineConfig:
     weights), int4-128 (groups of 128), fp8, int8: rounded when they are loaded; auto: stored on a GPU, else none."""
     draft_quantization: Quantization = "auto"  # the same for the draft model or the draft head
     gpu_memory_utilization: float = 0.9  # the share of a GPU's memory that Outpace may fill
+    tensor_parallel_size: int = 1  # GPUs, or for tests processes, that share the model; of the torch backend
     chat_template: str | None = None  # a file or the template itself, instead of the model's
     default_seed: int | None = None  # of requests without a seed; each gets another one derived from it
 
@@ -304,6 +305,7 @@ class EngineConfig:
         _check_choice("quantization", self.quantization, Quantization)
         _check_choice("draft_quantization", self.draft_quantization, Quantization)
         _check_number("gpu_memory_utilization", self.gpu_memory_utilization, 0.01, 1.0)
+        _check_int("tensor_parallel_size", self.tensor_parallel_size, 1, 64)
         _check_choice("speculation", self.speculation, SpeculationMode)
         if self.method is not None:
             _check_choice("method", self.method, Method)
@@ -414,6 +416,7 @@ class ResolvedConfig:
     quantization: Quantization
     draft_quantization: Quantization
     gpu_memory_utilization: float
+    tensor_parallel_size: int
     chat_template: str | None
     default_seed: int | None
 

@@ -40,12 +40,14 @@ class Request:
     writer: OutputWriter
     max_length: int  # prompt and output together never exceed this
     cache_salt: str = ""  # only requests with the same salt share cached prefixes and stored output
+    place: str = ""  # of a program: what earlier requests said at the same place is likely to be said again
     priority: int = 0  # a waiting request of a lower number starts first
     may_speculate: bool = True  # by the request's own setting, or else the engine's
     predicted: Follower | None = None  # the text that the client expects, if it sent one
     matcher: Matcher | None = None  # of its structured output; the shaper's
     tokens: list[int] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of prompt[1], prompt[2], ..., if asked for
+    scored_from: int = 1  # the first prompt token whose log-probability is wanted, if any is
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # from prompt[scored_from] on, if asked for
     pooled: Pooled | None = None  # if the request is for an embedding
     seq: int | None = None  # the cache sequence held while running
     num_computed: int = 0  # leading tokens whose keys and values are in the target's cache
@@ -53,6 +55,7 @@ class Request:
     num_preemptions: int = 0
     num_shared: int = 0  # leading prompt tokens taken from another sequence's cache
     spec: SpeculationCounts = field(default_factory=lambda: SpeculationCounts())
+    drafts: list[VerifiedDraft] | None = None  # all so far, if the client wants to see them
     submitted_at: float = 0.0
     admitted_at: float | None = None  # when its first step began
     first_token_at: float | None = None
@@ -84,12 +87,12 @@ class Request:
             return len(self.prompt) - self.pooled.num_tokens if self.params.pooling == "mean" else 0
         if self.params.prompt_logprobs is None:
             return 0
-        return len(self.prompt) - 1 - len(self.prompt_logprobs)
+        return len(self.prompt) - self.scored_from - len(self.prompt_logprobs)
 
     @property
     def num_scored(self) -> int:
         """Leading tokens that are not needed again for `num_unscored`."""
-        return len(self.prompt_logprobs) if self.pooled is None else self.pooled.num_tokens
+        return self.scored_from - 1 + len(self.prompt_logprobs) if self.pooled is None else self.pooled.num_tokens
 
     @property
     def num_shareable(self) -> int:
@@ -276,6 +279,18 @@ class Verdict:
     num_lenient: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class VerifiedDraft:
+    """A draft and its verdict: output tokens `start`, `start` + 1, ... are the accepted ones, the next is the target's
+    own."""
+
+    start: int
+    proposer: str
+    tokens: Sequence[int]
+    num_accepted: int
+    num_lenient: int = 0
+
+
 @dataclass(slots=True)
 class MethodCounts:
     """Counts of one proposer's drafts."""
@@ -361,6 +376,7 @@ class Segment:
 
     text: str
     drafted_by: str | None = None  # None: the target's own token
+    token: int = field(default=-1, compare=False)  # the number of that token in the output, from 0
 
 
 @dataclass(slots=True)

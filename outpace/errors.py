@@ -5,7 +5,9 @@ Every error a user can meet is an OutpaceError; its class decides the exit statu
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from typing import Any
 
 _LONGEST = 1200  # characters of a message that a person would still read
 
@@ -40,6 +42,10 @@ class BackendError(OutpaceError):
     """A backend's library is missing, has the wrong version, or reported an error."""
 
 
+class BackendLost(BackendError):
+    """A part of the backend is gone for good, such as a process that holds a part of the model."""
+
+
 def suggestion(word: str, known: Iterable[str]) -> str:
     """A question that follows a misspelt flag, with the flag that was probably meant; empty if none is similar."""
     from difflib import get_close_matches
@@ -48,3 +54,14 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     begun = [each for each in names if each.startswith(name)] if len(name) > 3 else []
     similar = begun or get_close_matches(name, names, n=1, cutoff=0.7)
     return f"did you mean {similar[0]}?" if similar else ""
+
+
+def json_object(flag: str, text: str, example: str) -> dict[str, Any]:
+    """The JSON object that is a flag's value. Raises UsageError, with the flag and the example, for anything else."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{flag} is not JSON ({error}); write it as {example}") from error
+    if not isinstance(values, dict):
+        raise UsageError(f"{flag} is not a JSON object; write it as {example}")
+    return values

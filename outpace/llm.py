@@ -33,6 +33,7 @@ from outpace.speculation.proposers.draft_model import DraftModelProposer
 from outpace.speculation.proposers.grammar import GrammarProposer
 from outpace.speculation.proposers.head import HeadProposer
 from outpace.speculation.proposers.ngram import NgramProposer
+from outpace.speculation.proposers.other_vocabulary import OtherVocabularyProposer
 from outpace.speculation.proposers.prediction import PredictionProposer
 from outpace.speculation.proposers.prediction_text import Prediction
 from outpace.speculation.proposers.suffix import SuffixProposer
@@ -75,13 +76,16 @@ class LLM:
         loaded = backends.load(wanted, model_path, draft_path)
         self.config = loaded.config
         self._target, self._draft = loaded.target, loaded.draft
+        self._has_other_vocabulary = loaded.has_other_vocabulary
         self.tokenizer = loaded.target.tokenizer
         if template is not None:
             self.tokenizer.chat_template = template
         self.description = loaded.target.description
         cost_file = CostFile.for_config(loaded.config, cache_dir())
-        self.engine = Engine(loaded.target, self._proposers(), loaded.config, draft=loaded.draft, cost_file=cost_file)
-        self._driver = Driver(self.engine)
+        # A runner that verifies drafts where they were made needs them in its own vocabulary.
+        followed = None if loaded.has_other_vocabulary else loaded.draft
+        self.engine = Engine(loaded.target, self._proposers(), loaded.config, draft=followed, cost_file=cost_file)
+        self.driver = Driver(self.engine)
 
     def _proposers(self) -> dict[str, Proposer]:
         proposers: list[Proposer] = [
@@ -94,7 +98,10 @@ class LLM:
         target = self._target.runner
         if target.capabilities.head is not None:
             proposers.append(HeadProposer(target, target.capabilities.head))
-        if self._draft is not None:
+        if self._draft is not None and self._has_other_vocabulary:
+            verifier = target.capabilities.verifier
+            proposers.append(OtherVocabularyProposer(self._draft, self.tokenizer, target.vocab_size, verifier))
+        elif self._draft is not None:
             proposers.append(DraftModelProposer(self._draft, target.vocab_size, target.capabilities.verifier))
         return {proposer.name: proposer for proposer in proposers}
 
@@ -159,7 +166,7 @@ class LLM:
         encoded = self._encode(given) if is_plain else self.encode_chat(given)
         # Here, because no step runs while requests are submitted.
         constraint, prediction = self.engine.constraint_of(params), self.engine.read_prediction(params)
-        return self._driver.submit(
+        return self.driver.submit(
             lambda: [self.engine.submit(encoded, params, constraint=constraint, prediction=prediction)]
         )
 
@@ -173,7 +180,7 @@ class LLM:
 
     def close(self) -> None:
         """Free the models' memory. Nothing can be generated after that."""
-        self._driver.close()
+        self.driver.close()
         self._target.runner.close()
         if self._draft is not None:
             self._draft.runner.close()
@@ -201,7 +208,7 @@ class LLM:
         return render(self.tokenizer, messages, tools=tools, allow_control_tokens=allowed)
 
     def _encode(self, prompt: Prompt | ChatPrompt) -> list[int]:
-        self._driver.check_open()
+        self.driver.check_open()
         if isinstance(prompt, str | ChatPrompt):
             return encode(self.tokenizer, prompt, max_tokens=self.config.max_context)
         return _token_ids(prompt)
@@ -224,13 +231,13 @@ class LLM:
                     groups.append(group)
                     requests += group
             except BaseException:
-                self._driver.end(requests)
+                self.driver.end(requests)
                 raise
             return requests
 
         num_requests = sum(each.n for each in params)
         show = sys.stderr.isatty() and num_requests > 1 if progress is None else progress
-        with self._driver.submit(submit_all) as stream, _Progress(num_requests, enabled=show) as bar:
+        with self.driver.submit(submit_all) as stream, _Progress(num_requests, enabled=show) as bar:
             for delta in stream:
                 bar.add(delta)
         return [

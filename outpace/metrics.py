@@ -44,6 +44,11 @@ class Histogram:
     def count(self) -> int:
         return sum(self._counts)
 
+    def nonzero(self) -> dict[str, int]:
+        """How many values were at most each bound and above the one before it, where there were any."""
+        names = (*(f"{bound:g}" for bound in self._bounds), "more")
+        return {name: count for name, count in zip(names, self._counts, strict=True) if count}
+
     def buckets(self) -> list[tuple[str, float]]:
         """Cumulative counts, as Prometheus expects them."""
         seen = 0

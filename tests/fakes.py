@@ -176,7 +176,7 @@ class FakeRunner:
 def fake_config(**options: object) -> ResolvedConfig:
     defaults: dict[str, object] = {"max_context": 256, "cache_tokens": 1024, "max_sequences": 4, "max_step_tokens": 64}
     wanted = EngineConfig(**{**defaults, **options})  # type: ignore[arg-type]
-    return wanted.resolve(model_context=4096, model_path="fake", draft_path=wanted.draft)
+    return wanted.resolve(model_context=16384, model_path="fake", draft_path=wanted.draft)
 
 
 def fake_loaded(

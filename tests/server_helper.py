@@ -34,7 +34,7 @@ class LiveServer:
         self.async_engine = AsyncEngine(engine, max_queued=config.max_queued)
         self.app = create_app(self.async_engine, tokenizer, config, max_context=max_context)
         self.server = Server(self.app, self.async_engine, config)
-        listener = listen(config.host, 0)
+        listener = listen(config.host, options.get("port", 0))  # any free one, unless the test names one
         self.port: int = listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listener]}, daemon=True)

@@ -55,9 +55,27 @@ ALLOWED: dict[str, set[str]] = {
     "engine": BASICS | SPECULATION | {"backends.base", "decoding", "kv", "metrics"},
     "llm": BASICS | SPECULATION | {"backends", "decoding", "engine", "models"},
     "outpace": BASICS | {"llm", "structured"},
-    "server": BASICS | {"backends.base", "decoding", "engine", "llm", "metrics", "models", "outpace", "structured"},
+    "programs": BASICS | {"decoding", "kv", "llm", "models", "structured"},
+    "server": BASICS
+    | {"backends.base", "decoding", "engine", "llm", "metrics", "models", "outpace", "structured", "web"},
+    "web": set(),
+    "batch": BASICS | {"backends.base", "engine", "server"},
+    "ray": BASICS | {"batch", "engine", "llm", "models", "server"},
     "training": BASICS | {"backends.base", "backends.torch", "bench", "models"},
-    "bench": BASICS | SPECULATION | {"engine", "llm", "models", "outpace", "speculation"},
+    "plan": BASICS
+    | SPECULATION
+    | {
+        "backends",
+        "backends.base",
+        "backends.memory",
+        "backends.native",
+        "bench",
+        "decoding",
+        "models",
+        "outpace",
+        "web",
+    },
+    "bench": BASICS | SPECULATION | {"engine", "llm", "models", "outpace", "ray", "speculation", "web"},
 }
 ENTRY_POINTS = {"cli", "commands", "serve", "__main__"}  # may import any package
 
@@ -121,6 +139,8 @@ def test_a_module_imports_only_what_its_package_may(module: str):
         ("outpace.backends.torch.runner", "def load():\n    from outpace.engine.engine import Engine"),
         ("outpace.speculation.policy.policy", "import outpace.engine.scheduler"),
         ("outpace.kv.cache", "from outpace.models import hub"),
+        ("outpace.plan.measure", "def run():\n    from outpace.engine.engine import Engine"),
+        ("outpace.plan.html", "from outpace.server.app import create_app"),
     ],
 )
 def test_an_import_that_goes_the_wrong_way_is_found(module: str, line: str):

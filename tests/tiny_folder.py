@@ -18,7 +18,8 @@ CONFIG: dict[str, Any] = {
 }  # fmt: skip
 
 
-def write_folder(folder: Path) -> Path:
+def write_folder(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """`changes` replace keys of the config."""
     import tokenizers
     import torch
     from safetensors.torch import save_file
@@ -35,10 +36,11 @@ def write_folder(folder: Path) -> Path:
     made.save(str(folder / "tokenizer.json"))
     settings = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    config = parse_config(CONFIG)
-    torch.manual_seed(0)
-    weights = allocate(config, tied=True, dtype=torch.float32, device=torch.device("cpu"))
+    wanted = CONFIG | changes
+    (folder / "config.json").write_text(json.dumps(wanted))
+    config = parse_config(wanted)
+    torch.manual_seed(seed)
+    weights = allocate(config, tied=wanted["tie_word_embeddings"], dtype=torch.float32, device=torch.device("cpu"))
     for tensor in weights.tensors:
         tensor.normal_(1.0 if tensor.dim() == 1 else 0.0, 0.3)
     tensors = {name: tensor.clone() for name, tensor in named_tensors(weights, config).items()}

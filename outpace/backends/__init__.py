@@ -13,7 +13,7 @@ from outpace.errors import BackendError, ModelError, UsageError
 from outpace.models.embedded import own_head
 from outpace.models.head_formats import find_head
 from outpace.models.llama_library import MAX_SEQUENCES
-from outpace.models.vocabulary import check_same_vocabulary
+from outpace.models.vocabulary import vocabulary_difference
 
 log = logging.getLogger("outpace.backends")
 _told: set[str] = set()  # why the native library is missing
@@ -24,10 +24,11 @@ class Loaded:
     target: LoadedModel
     draft: LoadedModel | None
     config: ResolvedConfig
+    has_other_vocabulary: bool = False  # the draft
 
 
 def load(config: EngineConfig, model_path: Path, draft_path: Path | None) -> Loaded:
-    """Load the target and, if there is one, its draft. Both must have the same vocabulary."""
+    """Load the target and, if there is one, its draft."""
     if config.backend != "torch" and not (config.backend == "auto" and model_path.is_dir()):
         _reject_torch_settings(config)
     with ExitStack() as undo:  # closes what was opened if a later step fails
@@ -46,13 +47,17 @@ def load(config: EngineConfig, model_path: Path, draft_path: Path | None) -> Loa
             is_head=target.has_head,
             backend=backend,
         )
+        difference = None
         draft = _self_draft(target, backend, config.self_draft) if config.self_draft is not None else None
         if draft_path is not None and head_path is None:
             # A draft may run on another backend than its target.
             wanted: BackendName = backend if backend == "torch" or config.backend == "llamacpp" else "auto"
-            draft, _ = _open(config, wanted, draft_path, quantization=config.draft_quantization)
+            whole = replace(config, tensor_parallel_size=1)  # on the first rank
+            draft, _ = _open(whole, wanted, draft_path, quantization=config.draft_quantization)
             undo.callback(draft.close)
-            check_same_vocabulary(target.tokenizer, draft.tokenizer)
+            difference = vocabulary_difference(target.tokenizer, draft.tokenizer)
+            if difference is not None:
+                log.info("the draft model has another vocabulary (%s), so it drafts text", difference)
         if backend == "torch" and config.cache_tokens is None:
             resolved = _fit_cache_to_device(resolved, target, draft)
         capacity = _capacity(resolved)
@@ -60,7 +65,7 @@ def load(config: EngineConfig, model_path: Path, draft_path: Path | None) -> Loa
         undo.callback(loaded_target.runner.close)
         loaded_draft = draft.start(capacity, resolved.threads) if draft else None
         undo.pop_all()
-    return Loaded(loaded_target, loaded_draft, resolved)
+    return Loaded(loaded_target, loaded_draft, resolved, has_other_vocabulary=difference is not None)
 
 
 def _self_draft(target: OpenModel, backend: BackendName, kind: str) -> OpenModel:
@@ -80,7 +85,10 @@ def _reject_torch_settings(config: EngineConfig) -> None:
     """Reject torch settings for other backends. "cpu" is accepted, because they all run on it, and "none", because they
     round no weights."""
     unset = EngineConfig()
-    for name in ("device", "dtype", "quantization", "draft_quantization", "gpu_memory_utilization"):
+    names = (
+        "device", "dtype", "quantization", "draft_quantization", "gpu_memory_utilization", "tensor_parallel_size",
+    )  # fmt: skip
+    for name in names:
         value = getattr(config, name)
         if value not in (getattr(unset, name), "cpu", "none"):
             raise UsageError(
@@ -183,6 +191,11 @@ def _open_torch(config: EngineConfig, path: Path, head: Path | None, quantizatio
             f"the torch backend needs {error.name or 'torch'}, which is not installed; pip install 'outpace[torch]'"
         ) from error
     options = TorchOptions(
-        config.device, config.dtype, config.gpu_memory_utilization, quantization, config.draft_quantization
+        config.device,
+        config.dtype,
+        config.gpu_memory_utilization,
+        config.tensor_parallel_size,
+        quantization=quantization,
+        head_quantization=config.draft_quantization,
     )
     return TorchModel(path, options, head=head)

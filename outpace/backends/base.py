@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from outpace.core import Case, MeasuredAcceptance, Request, Row, StepPlan, TokenLogprob, Verdict
 
 if TYPE_CHECKING:
+    from outpace.errors import BackendLost
     from outpace.models.special_tokens import SpecialTokens
 
 
@@ -106,7 +107,9 @@ class DraftTask:
 @dataclass(frozen=True, slots=True)
 class DraftedTokens:
     tokens: list[int]
-    confidence: list[float]  # before each token was picked: the largest probability at temperature 1; may be empty
+    confidence: list[float]
+    """Before each token was picked, and of the one before which a draft was stopped: the largest probability at
+    temperature 1. May be empty."""
     probs: Sequence[NDArray[np.float32]] | None = None
     """What each token was drawn from, until the next draft; None if `match` verifies it."""
 
@@ -118,14 +121,26 @@ class Drafter(Protocol):
 
 
 USUAL_UNCACHED = 8  # tokens that a head takes in a draft's first pass: a deep draft, or a few plain steps, leave them
+MOST_CONFIDENT = 0.999  # of a model; 1 would mean that the target cannot disagree
+
+
+class DraftStop(Protocol):
+    """Ends a draft by its confidence, the probability of the likeliest token at temperature 1."""
+
+    is_over: bool  # after a call: one more pass for the next token would not pay
+
+    def __call__(self, confidence: float) -> bool:
+        """Whether the next token is drafted; called before it is drawn."""
+        ...
 
 
 @dataclass(slots=True)
 class HeadTask:
-    """Draft `depth` tokens for a decoding request."""
+    """Draft up to `depth` tokens for a decoding request."""
 
     request: Request
     depth: int
+    stop: DraftStop | None = None  # for heads that can stop early
 
 
 class Head(Protocol):
@@ -133,13 +148,14 @@ class Head(Protocol):
 
     size_bytes: int
     measured: MeasuredAcceptance | None  # when it was trained
+    stops_early: bool  # it asks `HeadTask.stop` after each pass; else drafts have their full depth
 
     def num_uncached(self, seq: int, num_tokens: int) -> int:
         """Tokens of a sequence, of this length with its latest token, that the head has yet to process."""
         ...
 
     def draft(self, tasks: Sequence[HeadTask]) -> list[DraftedTokens]:
-        """All drafts of a step, each to its full depth. The room for them was reserved."""
+        """All drafts of a step. The room for their full depth was reserved."""
         ...
 
 
@@ -169,7 +185,10 @@ class Capabilities:
     drafter: Drafter | None = None  # drafts all tokens of a draft in one call
     follow: Callable[[Runner], None] | None = None  # starts to verify that runner's drafts early
     num_prepared: Callable[[], int] | None = None  # count of one-time work, such as captures; it makes a step slow
+    on_loss: Callable[[Callable[[BackendLost], None]], None] | None = None
+    """Registers a function to call, in another thread, when the backend is lost; without a step nobody would notice."""
     captured: tuple[int, int] | None = None  # max rows, and max tokens per row, of captured steps
+    floor_seconds: Callable[[], float | None] | None = None  # measures the time to read once what every step must read
 
 
 class Runner(Protocol):

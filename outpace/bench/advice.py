@@ -25,7 +25,7 @@ def commands(decision: str, setting: str | None, losing: Sequence[str], results:
             "vllm": _joined("vllm", "serve", _hub(model)),
             "llama.cpp": _joined("llama-server", "-m", model),
         }
-    method, depth = _method_and_depth(setting, draft, results)
+    method, depth = _method_and_depth(setting, results)
     found = {
         "outpace": _joined("outpace", "serve", *_outpace_models(model, draft), *_outpace_mode(setting)),
         "vllm": _joined("vllm", "serve", _hub(model), "--speculative-config", json.dumps(_vllm(method, depth, draft))),
@@ -55,7 +55,7 @@ def _outpace_mode(setting: str) -> list[str]:
     return ["--speculation", "on", "--method", method, "--depth", depth] if depth else ["--speculation", "on"]
 
 
-def _method_and_depth(setting: str, draft: str | None, results: Mapping[str, Any]) -> tuple[str, int]:
+def _method_and_depth(setting: str, results: Mapping[str, Any]) -> tuple[str, int]:
     """Engines without a policy need a fixed setting: the given one, or the best one measured."""
     if ":" not in setting:
         fixed = {
@@ -65,7 +65,8 @@ def _method_and_depth(setting: str, draft: str | None, results: Mapping[str, Any
             if cell["purpose"] == "sweep":
                 fixed |= {n: f["speedup"]["value"] for n, f in cell["settings"].items() if ":" in n and f["speedup"]}
         if not fixed:
-            return ("draft" if draft else "ngram"), DEFAULT_DEPTH
+            config = results["target"].get("config") or {}
+            return ("draft" if config.get("method") == "draft" else "ngram"), DEFAULT_DEPTH
         setting = max(fixed, key=lambda name: fixed[name])
     method, _, depth = setting.partition(":")
     return method, int(depth)

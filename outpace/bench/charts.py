@@ -1,4 +1,8 @@
-"""Draws charts as inline SVG: lines with intervals, distribution curves, bars. `pictures.py` chooses their contents."""
+"""Draws charts as inline SVG: lines with intervals, distribution curves, bars. `pictures.py` chooses their contents.
+
+All reports use it; `web/style.css` gives the colours and is part of every `web.documents.document`. The live charts of
+the server's page change in the browser, so `web/page/charts.js` draws them, in the same styles.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,9 @@ from html import escape
 WIDTH, HEIGHT = 460, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 36, 70
 _TALLEST = 1.6  # times the largest value: higher intervals are cut off
-COLOURS = ("#6b7280", "#1d4ed8", "#c2410c", "#047857", "#7e22ce", "#b91c1c", "#0e7490", "#a16207", "#be185d")
+_PALETTE = ("#6b7280", "#1d4ed8", "#c2410c", "#047857", "#7e22ce", "#b91c1c", "#0e7490", "#a16207", "#be185d")
+# Those of web/style.css, which has others for dark; where a chart stands without it, ours.
+COLOURS = tuple(f"var(--series-{i}, {colour})" for i, colour in enumerate(_PALETTE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +174,7 @@ def _bar(point: Point, left: float, width: float, y: _Axis, colour: str) -> str:
         f'<rect x="{left:.1f}" y="{top}" width="{width:.1f}" height="{max(bottom - top, 0):.1f}" '
         f'fill="{colour}" fill-opacity="0.8"/>'
     )
-    return bar + _whisker(left + width / 2, point, y, "#111827")
+    return bar + _whisker(left + width / 2, point, y, "var(--ink, #111827)")
 
 
 def _whisker(left: float, point: Point, y: _Axis, colour: str) -> str:

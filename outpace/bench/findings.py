@@ -276,7 +276,7 @@ def _settings(results: Results) -> Sequence[str]:
 
 
 def _is_draft(name: str) -> bool:
-    return name.startswith("draft:") or name == "draft"
+    return name.partition(":")[0] in ("draft", "head")
 
 
 def _value(estimate: Mapping[str, Any] | None) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 from outpace.bench.formats import interval, number
 from outpace.bench.pictures import pictures
 from outpace.errors import UsageError
+from outpace.web.documents import document
 
 Results = Mapping[str, Any]
 
@@ -20,31 +21,6 @@ _TITLES = {
     "no_difference": "No difference beyond noise",
     "too_little_data": "Not known yet",
 }
-
-_STYLE = """
-:root { color-scheme: light; }
-* { box-sizing: border-box; }
-body { font: 16px/1.5 system-ui, sans-serif; color: #111827; background: #fff; max-width: 1100px; margin: 0 auto;
-       padding: 1rem; }
-h1 { font-size: 1.5rem; margin: 0 0 .25rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
-.verdict { border-left: 6px solid #1d4ed8; background: #eff6ff; padding: .75rem 1rem; font-size: 1.1rem; }
-.verdict.leave_off, .verdict.no_difference, .verdict.too_little_data { border-color: #6b7280; background: #f3f4f6; }
-.verdict.use_for_some { border-color: #c2410c; background: #fff7ed; }
-.note { color: #4b5563; font-size: .9rem; }
-.pictures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 460px), 1fr)); gap: 1rem; }
-figure { margin: 0; border: 1px solid #e5e7eb; border-radius: 6px; padding: .5rem; break-inside: avoid; }
-svg { width: 100%; height: auto; display: block; font-family: system-ui, sans-serif; fill: #111827; }
-.grid { stroke: #e5e7eb; } .reference { stroke: #111827; stroke-dasharray: 2 3; }
-.table { overflow-x: auto; } table { border-collapse: collapse; font-size: .85rem; white-space: nowrap; }
-th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid #e5e7eb; }
-th:first-child, td:first-child { text-align: left; } tr.cell td { font-weight: 600; background: #f9fafb; }
-pre { background: #f3f4f6; padding: .5rem .75rem; overflow-x: auto; border-radius: 4px; font-size: .85rem; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; font-size: .85rem; } dd { margin: 0;
-     overflow-wrap: anywhere; }
-@media (max-width: 560px) { body { padding: .6rem; } dl { grid-template-columns: 1fr; } dt { font-weight: 600; } }
-@media print { body { max-width: none; font-size: 11pt; } .table { overflow: visible; } table { font-size: 7.5pt; }
-               .pictures { grid-template-columns: 1fr 1fr; } pre { white-space: pre-wrap; } }
-"""
 
 
 def write_html(path: Path, results: Results) -> None:
@@ -75,12 +51,7 @@ def as_html(results: Results) -> str:
         "<h2>Provenance</h2>",
         _provenance(results),
     ]
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>outpace bench: {escape(_TITLES[verdict['decision']])}</title><style>{_STYLE}</style></head>"
-        f"<body>{''.join(sections)}</body></html>\n"
-    )
+    return document(f"outpace bench: {_TITLES[verdict['decision']]}", sections)
 
 
 def _subject(results: Results) -> str:

@@ -11,7 +11,7 @@ from outpace.bench.loads import Closed, Load
 from outpace.bench.settings import Setting
 from outpace.bench.trials import Job, Run
 from outpace.bench.workloads import Prompt
-from outpace.config import SamplingParams
+from outpace.config import Method, SamplingParams
 from outpace.llm import LLM
 
 WARM_UP_TOKENS = 16
@@ -19,6 +19,11 @@ WARM_UP_TOKENS = 16
 
 class Target(Protocol):
     name: str
+
+    @property
+    def drafting(self) -> Method | None:
+        """The method that drafts with a model or a head, besides lookups; None if there is none or it is unknown."""
+        ...
 
     def jobs(self, prompts: Sequence[Prompt], *, temperature: float, base_seed: int = 0) -> list[Job]:
         """The prompts as requests. Each has its own seed, the same under every setting."""
@@ -48,6 +53,10 @@ class EngineTarget:
     def __init__(self, llm: LLM, *, keeps_prompts: bool = False) -> None:
         self.llm = llm
         self._keeps_prompts = keeps_prompts
+
+    @property
+    def drafting(self) -> Method | None:
+        return next((name for name in ("head", "draft") if name in self.llm.config.methods), None)
 
     def jobs(self, prompts: Sequence[Prompt], *, temperature: float, base_seed: int = 0) -> list[Job]:
         return [

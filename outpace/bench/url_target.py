@@ -19,6 +19,7 @@ from outpace.bench.targets import WARM_UP_TOKENS, limited, sampling
 from outpace.bench.trials import Job, Run
 from outpace.bench.url_load import run_requests
 from outpace.bench.workloads import Prompt
+from outpace.config import Method
 from outpace.errors import OutpaceError, UsageError
 
 _RESETS = ("/reset_prefix_cache", "/flush_cache")  # Outpace and vLLM (in its development mode); SGLang
@@ -26,6 +27,8 @@ _TIMEOUT = httpx.Timeout(600.0, connect=10.0)
 
 
 class UrlTarget:
+    drafting: Method | None = None  # a server does not tell
+
     def __init__(self, url: str, baseline_url: str | None = None, *, api_key: str | None = None) -> None:
         self.name = "server"
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}

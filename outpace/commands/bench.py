@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -60,7 +61,7 @@ def execute(options: argparse.Namespace) -> int:
         return status
     from outpace.commands.bench_run import run
 
-    return run(options, plan_from(options))
+    return run(options, wanted_by(options))
 
 
 def _module(name: str) -> Any:
@@ -70,7 +71,7 @@ def _module(name: str) -> Any:
 def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what is measured")
     group.add_argument("--model", metavar="FILE", help="a GGUF file (default: the embedded SmolLM2-135M-Instruct)")
-    group.add_argument("--draft", metavar="FILE", help="a smaller GGUF of the same vocabulary, or a head")
+    group.add_argument("--draft", metavar="FILE", help="a smaller GGUF, best of the same vocabulary, or a head")
     group.add_argument("--backend", choices=get_args(BackendName), default="auto", help="(default: %(default)s)")
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all usable cores)")
     group.add_argument(
@@ -115,39 +116,69 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--html", type=Path, metavar="FILE", help="write a report with charts")
 
 
-def plan_from(options: argparse.Namespace) -> tuple[Plan, dict[str, Any]]:
-    """The plan and its prompts. Wrong usage is reported here, before a model is loaded."""
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the options ask for. The plan needs to know in addition which draft the target is opened with."""
+
+    options: argparse.Namespace
+    scale: Scale
+    temperatures: tuple[float, ...]
+    loads: list[Load]
+    settings: list[Setting] | None  # those that were named
+    depths: list[int]  # of the sweep
+    weights: dict[str, float]
+    time_budget: float
+    sources: dict[str, Any]
+
+    def plan(self, drafting: Method | None) -> Plan:
+        """`drafting`: the method that runs a model, besides lookups."""
+        options, scale = self.options, self.scale
+        settings = self.settings or [PLAIN, AUTO, fixed(drafting or "suffix", MAIN_DEPTH)]
+        cells = grid(
+            self.temperatures, self.loads, settings, lambda load: _num_blocks(options.requests, load, scale)
+        ) + self._sweep(drafting)
+        return Plan(tuple(cells), self.weights, self.time_budget, options.seed, scale.confirm_blocks)
+
+    def _sweep(self, drafting: Method | None) -> list[CellPlan]:
+        """A cell with every method at every depth, at the first temperature and load."""
+        if self.settings or self.depths == [0]:
+            return []
+        methods: list[Method] = [drafting, "suffix"] if drafting else ["suffix", "ngram"]
+        if self.options.quick:
+            methods = methods[:1]
+        settings = (PLAIN, AUTO, *fixed_settings(methods, self.depths))
+        load = self.loads[0]
+        blocks = max(1, self.scale.sweep_requests // load.block_size)
+        return [CellPlan(self.temperatures[0], load, settings, blocks, "sweep")]
+
+
+def wanted_by(options: argparse.Namespace) -> Wanted:
+    """Check the options and read the prompts, before a model is opened."""
     scale = QUICK if options.quick else FULL
     temperatures = _numbers("--temperature", options.temperature, float) or scale.temperatures
     for temperature in temperatures:
         if not 0 <= temperature <= 100:
             raise UsageError(f"--temperature must be between 0 and 100; got {temperature:g}")
-    main = _main_method(options)
-    settings = _settings(options, main)
+    settings = _named_settings(options)
     loads = _loads(options, scale)
     weights = parse_mix(options.mix) if options.mix else dict.fromkeys(BUILT_IN, 1.0)
     sources = load_sources(list(weights), options.max_tokens or scale.max_tokens)
-    cells = grid(temperatures, loads, settings, lambda load: _num_blocks(options.requests, load, scale))
-    cells += _sweep(options, scale, temperatures[0], loads[0])
+    depths = [int(each) for each in _numbers("--depths", options.depths, int) or DEPTHS]
     if options.requests is not None and options.requests < 1:
         raise UsageError(f"--requests must be at least 1; got {options.requests}")
     budget = scale.time_budget if options.time_budget is None else options.time_budget
     if budget <= 0:
         raise UsageError(f"--time-budget must be above 0 seconds; got {budget:g}")
-    return Plan(tuple(cells), weights, budget, options.seed, scale.confirm_blocks), sources
+    return Wanted(options, scale, temperatures, loads, settings, depths, weights, budget, sources)
 
 
-def _main_method(options: argparse.Namespace) -> Method:
-    return "draft" if options.draft else "suffix"
-
-
-def _settings(options: argparse.Namespace, main: Method) -> list[Setting]:
+def _named_settings(options: argparse.Namespace) -> list[Setting] | None:
     if options.settings:
         settings = [parse_setting(part.strip()) for part in options.settings.split(",")]
         return list(dict.fromkeys([PLAIN, *settings]))
     if options.url and options.baseline_url:
         return [PLAIN, Setting("on", AUTO.speculation)]
-    return [PLAIN, AUTO, fixed(main, MAIN_DEPTH)]
+    return None
 
 
 def _loads(options: argparse.Namespace, scale: Scale) -> list[Load]:
@@ -162,19 +193,6 @@ def _loads(options: argparse.Namespace, scale: Scale) -> list[Load]:
 def _num_blocks(requests: int | None, load: Load, scale: Scale) -> int:
     """Enough blocks for `requests`, or the scale's default."""
     return scale.num_blocks(load) if requests is None else math.ceil(requests / load.block_size)
-
-
-def _sweep(options: argparse.Namespace, scale: Scale, temperature: float, load: Load) -> list[CellPlan]:
-    """A cell with every method at every depth, at the first temperature and load."""
-    depths = [int(each) for each in _numbers("--depths", options.depths, int) or DEPTHS]
-    if depths == [0] or options.settings or options.baseline_url:
-        return []
-    methods: list[Method] = ["draft", "suffix"] if options.draft else ["suffix", "ngram"]
-    if options.quick:
-        methods = methods[:1]
-    settings = (PLAIN, AUTO, *fixed_settings(methods, depths))
-    blocks = max(1, scale.sweep_requests // load.block_size)
-    return [CellPlan(temperature, load, settings, blocks, "sweep")]
 
 
 def _numbers(flag: str, text: str | None, kind: type[float] | type[int]) -> tuple[float, ...]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +13,27 @@ from tqdm import tqdm
 
 from outpace.bench import results as results_file
 from outpace.bench.figures import Objective
-from outpace.bench.loads import Closed
+from outpace.bench.loads import Closed, Load
 from outpace.bench.plan import CellPlan, Plan
 from outpace.bench.provenance import provenance
 from outpace.bench.session import Session
 from outpace.bench.targets import EngineTarget, Target
 from outpace.bench.terminal import as_text
 from outpace.bench.trials import Run
-from outpace.bench.workloads import Prompt
+from outpace.commands.bench import Wanted
 from outpace.llm import LLM
 from outpace.models.resolve import resolve_model
 
 CONFIRM_SHARE = 0.15  # share of the time budget for measuring suspect classes again, alone
 
 
-def run(options: argparse.Namespace, planned: tuple[Plan, Mapping[str, Sequence[Prompt]]]) -> int:
-    plan, sources = planned
+def run(options: argparse.Namespace, wanted: Wanted) -> int:
     objective = Objective(options.ttft_objective / 1e3, options.tpot_objective / 1e3)
-    with _target(options, plan) as (target, models), _Progress(plan) as progress:
-        session = Session(target, plan, sources, on_run=progress.add, on_note=progress.say)
+    with ExitStack() as opened:
+        target, models = opened.enter_context(_target(options, wanted.loads))
+        plan = wanted.plan(target.drafting)
+        progress = opened.enter_context(_Progress(plan))
+        session = Session(target, plan, wanted.sources, on_run=progress.add, on_note=progress.say)
         session.measure()
         origin = provenance(["outpace", *sys.argv[1:]], models)
         measured = results_file.assemble(session, objective, origin)
@@ -51,14 +53,14 @@ def run(options: argparse.Namespace, planned: tuple[Plan, Mapping[str, Sequence[
 
 
 @contextmanager
-def _target(options: argparse.Namespace, plan: Plan) -> Iterator[tuple[Target, list[Path]]]:
+def _target(options: argparse.Namespace, loads: Sequence[Load]) -> Iterator[tuple[Target, list[Path]]]:
     if options.url:
         from outpace.bench.url_target import UrlTarget
 
         yield UrlTarget(options.url, options.baseline_url, api_key=options.api_key), []
         return
     model = resolve_model(options.model)
-    most = max((cell.load.concurrency if isinstance(cell.load, Closed) else 16) for cell in plan.cells)
+    most = max((load.concurrency if isinstance(load, Closed) else 16) for load in loads)
     engine: dict[str, Any] = {
         "backend": options.backend,
         "threads": options.threads,

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     engine = EngineConfig()
     parser.description = _DESCRIPTION
     parser.add_argument("--model", metavar="FILE", help="a GGUF file (default: the embedded SmolLM2-135M-Instruct)")
-    parser.add_argument("--draft", metavar="FILE", help="a smaller GGUF file with the same vocabulary")
+    parser.add_argument("--draft", metavar="FILE", help="a smaller GGUF file, best with the same vocabulary")
     parser.add_argument("--backend", choices=get_args(BackendName), default=engine.backend,
                         help="what runs the model (default: %(default)s)")  # fmt: skip
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all usable cores)")

@@ -25,7 +25,6 @@ examples:
   outpace doctor
   outpace doctor --model target.gguf --json
 """
-_BANDWIDTH_BYTES = 256 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +49,7 @@ def execute(options: argparse.Namespace) -> int:
 def _machine(threads: int) -> dict[str, Any]:
     from outpace.backends.native.build import BuildError, find_compiler
     from outpace.backends.native.library import load_library
+    from outpace.backends.native.runner import BANDWIDTH_BYTES
 
     found: dict[str, Any] = {
         "outpace": outpace.__version__,
@@ -73,7 +73,7 @@ def _machine(threads: int) -> dict[str, Any]:
         library = load_library()
         found["native_library"] = str(library.path)
         found["instruction_set"] = library.isa
-        found["bytes_per_second"] = library.read_bandwidth(threads, _BANDWIDTH_BYTES) or None
+        found["bytes_per_second"] = library.read_bandwidth(threads, BANDWIDTH_BYTES) or None
     except BackendError as error:
         found["native_missing"] = str(error)
     return found

@@ -39,7 +39,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
                        "owner/name, or owner/name:Q4_K_M for a GGUF file (default: the embedded "
                        "SmolLM2-135M-Instruct)")  # fmt: skip
     group.add_argument(*spellings("--speculative-model"), dest="draft", metavar="FILE",
-                       help="a smaller GGUF of the same vocabulary, or a head; self, self:fp8: the model itself, "
+                       help="a smaller GGUF, best of the same vocabulary, or a head; self, self:fp8: the model itself, "
                        "rounded to int4 or another format, on the torch backend")  # fmt: skip
     group.add_argument("--backend", choices=get_args(BackendName), default=engine.backend,
                        help="what runs the model (default: %(default)s)")  # fmt: skip
@@ -54,6 +54,8 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--speculative-model-quantization", dest="draft_quantization", choices=get_args(Quantization),
                        type=quantization_name, default=engine.draft_quantization,
                        help="the same for the draft")  # fmt: skip
+    group.add_argument("--tensor-parallel-size", type=int, default=engine.tensor_parallel_size, metavar="N",
+                       help="GPUs that share the model, with the torch backend (default: %(default)s)")  # fmt: skip
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all usable cores)")
     group.add_argument(*spellings("--max-model-len"), dest="max_context", type=int, metavar="N",
                        help=f"most tokens, prompt + output (default: model's, up to {DEFAULT_CONTEXT})")  # fmt: skip

@@ -11,12 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from outpace.config import EngineConfig, SpeculationParams
-from outpace.errors import UsageError
-from outpace.models.chat_template import read_template
+from outpace.errors import UsageError, json_object
+from outpace.models.chat_template import RESERVED_VARIABLES, read_template
 from outpace.models.generation_config import GenerationChoice
 from outpace.server import speculative_config
 from outpace.server.config import ServerConfig
-from outpace.server.flags import ACCEPTANCE, ENGINE_FIELDS, LACKING, SERVER_FIELDS, WITHOUT_EFFECT, add_flags
+from outpace.server.flags import (
+    ACCEPTANCE,
+    ENGINE_FIELDS,
+    LACKING,
+    RAY_FLAGS,
+    SERVER_FIELDS,
+    VALUES_WITHOUT_EFFECT,
+    WITHOUT_EFFECT,
+    add_flags,
+)
 from outpace.server.settings import gather
 
 _EMBEDDED_NAME = "SmolLM2-135M-Instruct"
@@ -44,13 +53,16 @@ def execute(options: argparse.Namespace) -> int:
     engine, server = configure(settings)
     generation = GenerationChoice.of(settings.get("generation_config"), settings.get("override_generation_config"))
 
+    if any(name in settings for name in RAY_FLAGS):
+        return _serve_replicas(settings, engine, server, generation)
+
     from outpace.llm import LLM
     from outpace.server import logs
     from outpace.server.launch import serve
 
     logs.configure(server.log_level, server.log_format)
     log = logging.getLogger("outpace.server")
-    for name, reason in WITHOUT_EFFECT.items():
+    for name, reason in (WITHOUT_EFFECT | VALUES_WITHOUT_EFFECT).items():
         if name in settings:
             log.warning("--%s has no effect here: %s", name.replace("_", "-"), reason)
     with LLM(**engine) as llm:
@@ -58,10 +70,29 @@ def execute(options: argparse.Namespace) -> int:
         server = replace(server, default_sampling=defaults.values)
         log.info("sampling defaults: %s; the values of a request come first", defaults)
         llm.engine.calibrate()  # now, while nothing runs: under load the engine might never be idle
+        llm.engine.measure_floor()
         log.info("configuration", extra={"facts": {**llm.config.as_dict(), **server.as_dict()}})
         if not server.api_keys and server.host not in ("127.0.0.1", "::1", "localhost"):
             log.warning("anyone who can connect to %s may use this server; set --api-key to require a key", server.host)
         return serve(llm, server)
+
+
+def _serve_replicas(
+    settings: Mapping[str, Any], engine: dict[str, Any], server: ServerConfig, generation: GenerationChoice
+) -> int:
+    from outpace.ray.installed import check_ray
+    from outpace.server import logs
+
+    if "replicas" not in settings:
+        raise UsageError(f"--{next(name for name in RAY_FLAGS if name in settings).replace('_', '-')} needs --replicas")
+    check_ray("--replicas")
+    from outpace.ray.application import Replicas
+    from outpace.ray.serving import serve_replicas
+
+    logs.configure(server.log_level, server.log_format)
+    fields = {field: settings[name] for name, field in RAY_FLAGS.items() if name in settings and field}
+    engine.setdefault("threads", max(int(settings.get("replica_cpus", 1)), 1))
+    return serve_replicas(engine, server, generation, Replicas(**fields), settings.get("ray_address"))
 
 
 def configure(settings: Mapping[str, Any]) -> tuple[dict[str, Any], ServerConfig]:
@@ -83,6 +114,7 @@ def configure(settings: Mapping[str, Any]) -> tuple[dict[str, Any], ServerConfig
         api_keys=_keys(settings),
         allowed_origins=tuple(settings.get("allowed_origins", ())),
         default_speculation=_acceptance(settings),
+        default_template_variables=_template_variables(settings),
         **server,
     )
 
@@ -108,6 +140,15 @@ def _keys(settings: Mapping[str, Any]) -> tuple[str, ...]:
     if not in_file:
         raise UsageError(f"there is no API key in {path}; write one key per line")
     return (*keys, *in_file)
+
+
+def _template_variables(settings: Mapping[str, Any]) -> dict[str, Any]:
+    given, flag = settings.get("default_chat_template_kwargs"), "--default-chat-template-kwargs"
+    values = {} if given is None else json_object(flag, given, '{"enable_thinking": false}')
+    reserved = sorted(RESERVED_VARIABLES & set(values))
+    if reserved:
+        raise UsageError(f"{flag} cannot set {reserved[0]}, which the server sets itself; leave it out")
+    return values
 
 
 def _acceptance(settings: Mapping[str, Any]) -> SpeculationParams:

@@ -32,6 +32,7 @@ KEPT_CHARS = 1 << 20  # of all compiled descriptions that are kept
 _STACK_BYTES = 256 << 20
 _JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _LONGEST_ERROR = 200
+_LONGEST_TOKEN = 1024  # bytes; llguidance panics on a vocabulary with a longer one
 # The tokens of JSON strings by their number of characters. Where a whole group is allowed, llguidance need not look at
 # its tokens one by one. Its own groups end at 10 and 30; near the end of a string with `maxLength` none of them fits,
 # and a mask took three times as long. They change no mask.
@@ -202,6 +203,8 @@ class _Vocabulary:
         self.tokens += [b""] * (num_tokens - tokenizer.vocab_size)
         for token in self.special_token_ids:  # grammars name control tokens by their text
             self.tokens[token] = controls.get(token, f"<|end-{token}|>").encode(errors="replace")
+        # A token without text is in no mask. No real vocabulary has such long ones; a file from a stranger may.
+        self.tokens = [text if len(text) <= _LONGEST_TOKEN else b"" for text in self.tokens]
 
     def __call__(self, text: bytes) -> list[int]:
         return self._tokenize(text)

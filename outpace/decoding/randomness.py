@@ -50,13 +50,26 @@ def uniform(k: int, index: int = 0) -> float:
     return ((_mix((k + (index + 1) * _GOLDEN) & _MASK) >> 12) + 0.5) * 2.0**-52
 
 
+def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    x = (x ^ (x >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> _U64(27))) * _U64(0x94D049BB133111EB)
+    return x ^ (x >> _U64(31))
+
+
+def uniforms_at(seeds: NDArray[np.uint64], purpose: Purpose, *places: NDArray[np.integer]) -> NDArray[np.float64]:
+    """`uniform(key(seed, purpose, *place))` for many addresses, which broadcast together; the same bits."""
+    golden = _U64(_GOLDEN)
+    with np.errstate(over="ignore"):
+        k = np.zeros(1, _U64)
+        for word in (seeds, np.array(purpose), *places):
+            k = _mixed((k ^ _mixed(np.asarray(word).astype(_U64) + golden)) + golden)
+        return np.asarray(((_mixed(k + golden) >> _U64(12)).astype(np.float64) + 0.5) * 2.0**-52)
+
+
 def uniforms(k: int, indices: NDArray[np.int64]) -> NDArray[np.float64]:
     """`uniform` for many indices; the same bits."""
     with np.errstate(over="ignore"):
-        x = _U64(k) + (indices.astype(_U64) + _U64(1)) * _U64(_GOLDEN)
-        x = (x ^ (x >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> _U64(27))) * _U64(0x94D049BB133111EB)
-        x ^= x >> _U64(31)
+        x = _mixed(_U64(k) + (indices.astype(_U64) + _U64(1)) * _U64(_GOLDEN))
     return np.asarray(((x >> _U64(12)).astype(np.float64) + 0.5) * 2.0**-52)
 
 

@@ -19,7 +19,7 @@ from typing import TypeVar
 from outpace.engine.engine import Engine
 from outpace.engine.generation import EngineStopped, Generation, Order, Overloaded, Piece
 from outpace.engine.worker import Abort, Call, Parcel, Stop, Submit, Worker
-from outpace.errors import UsageError
+from outpace.errors import BackendLost, UsageError
 from outpace.metrics import EngineMetrics
 
 log = logging.getLogger("outpace.engine")
@@ -50,6 +50,7 @@ class AsyncEngine:
         """Start the engine's thread; results go to the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._began = perf_counter()
+        self.engine.on_loss(self._fail)
         self._thread = Thread(target=self._run, name="outpace-engine", daemon=True)
         self._thread.start()
 
@@ -172,8 +173,13 @@ class AsyncEngine:
             self._loop.call_soon_threadsafe(self._receive, parcels)
 
     def _fail(self, error: BaseException) -> None:
-        log.critical("the engine failed and cannot recover", exc_info=error)
-        self.failure = f"{type(error).__name__}, and recovery failed; the log has the details"
+        if self.failure is not None:
+            return
+        if isinstance(error, BackendLost):
+            self.failure = str(error)
+        else:
+            log.critical("the engine failed and cannot recover", exc_info=error)
+            self.failure = f"{type(error).__name__}, and recovery failed; the log has the details"
         assert self._loop is not None
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._end_after_failure)

@@ -39,6 +39,17 @@ class Driver:
             self._queues.update((request.id, queue) for request in requests)
         return Stream(self, requests, queue)
 
+    def add(self, stream: Stream, submit_all: Callable[[], Sequence[Request]]) -> Sequence[Request]:
+        """More requests for a stream, which then holds only those that are not finished."""
+        with self._lock:
+            self.check_open()
+            requests = submit_all()
+            for request in stream.drop_finished():
+                self._queues.pop(request.id, None)
+            stream.accept(requests)
+            self._queues.update((request.id, stream.queue) for request in requests)
+        return requests
+
     def advance(self, stream: Stream) -> None:
         """Step the engine, unless another thread has queued a delta for the stream in the meantime."""
         with self._lock:
@@ -94,8 +105,8 @@ class Stream:
 
     def __init__(self, driver: Driver, requests: Sequence[Request], queue: deque[Delta]) -> None:
         self.requests = requests
+        self.queue = queue
         self._driver = driver
-        self._queue = queue
         self._num_unfinished = len(requests)
         self._is_stopped = False
 
@@ -107,23 +118,42 @@ class Stream:
     @property
     def is_waiting(self) -> bool:
         """Whether a step is needed: an engine without requests finished ours, or was reset."""
-        is_needed = not self._queue and self._num_unfinished > 0 and not self._is_stopped
+        is_needed = not self.queue and self._num_unfinished > 0 and not self._is_stopped
         return is_needed and self._driver.engine.has_requests
 
     def __iter__(self) -> Stream:
         return self
 
     def __next__(self) -> Delta:
-        if not self._queue and self._num_unfinished:
+        if not self.queue and self._num_unfinished:
             self._driver.check_open()
         while self.is_waiting:
             self._driver.advance(self)
-        if not self._queue:
+        if not self.queue:
             self.close()
             raise StopIteration
-        delta = self._queue.popleft()
+        delta = self.queue.popleft()
         self._num_unfinished -= delta.finish_reason is not None
         return delta
+
+    def accept(self, requests: Sequence[Request]) -> None:
+        """Wait for these requests too."""
+        self.requests = [*self.requests, *requests]
+        self._num_unfinished += len(requests)
+
+    def drop_finished(self) -> list[Request]:
+        """Finished requests, which are no longer held. Their deltas stay queued."""
+        finished = [request for request in self.requests if request.finish_reason is not None]
+        self.requests = [request for request in self.requests if request.finish_reason is None]
+        return finished
+
+    def step(self) -> list[Delta]:
+        """What has arrived for all requests of the stream, after one step if nothing has."""
+        if self.is_waiting:
+            self._driver.advance(self)
+        deltas = [self.queue.popleft() for _ in range(len(self.queue))]
+        self._num_unfinished -= sum(delta.finish_reason is not None for delta in deltas)
+        return deltas
 
     def stop(self) -> None:
         """End after the step that runs now, with what it emits. It only sets a mark, so a signal handler may call it.
@@ -134,7 +164,7 @@ class Stream:
 
     def close(self) -> None:
         self._num_unfinished = 0
-        self._queue.clear()
+        self.queue.clear()
         self._driver.end(self.requests)
 
     def __enter__(self) -> Stream:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from outpace.backends.base import Capacity, LoadedModel, Logits, StepResult, max_scored_tokens
 from outpace.config import ResolvedConfig, SamplingParams
-from outpace.core import Case, Delta, Draft, Pooled, Request, Row, StepPlan, StepStats, Verdict
+from outpace.core import Case, Delta, Draft, Pooled, Request, Row, StepPlan, StepStats, Verdict, VerifiedDraft
 from outpace.decoding.bad_words import as_token_ids
 from outpace.decoding.constraints import Constraint, Constraints
 from outpace.decoding.randomness import child_seed
@@ -27,7 +27,7 @@ from outpace.decoding.verification import executor_of, host_scores
 from outpace.engine.collection import PausedCollection
 from outpace.engine.output import OutputWriter
 from outpace.engine.scheduler import Scheduler, Work
-from outpace.errors import UsageError
+from outpace.errors import BackendLost, PromptTooLong, UsageError
 from outpace.kv.cache import SequenceCache
 from outpace.speculation.costs.calibration import measure
 from outpace.speculation.costs.curves import Costs
@@ -83,10 +83,11 @@ class Engine:
         if draft is not None and target.runner.capabilities.follow is not None:
             target.runner.capabilities.follow(draft.runner)
         self._config = config
-        self._cost_file = cost_file
+        self.cost_file = cost_file
         self._ids = count()
         self._num_submitted = count()
         self.stats = StepStats()  # of the latest step
+        self.floor_seconds: float | None = None  # the least time of a step; None: not measured
         self._start()
         self.policy = Policy(
             config,
@@ -132,6 +133,25 @@ class Engine:
         """0 if this backend makes no embeddings."""
         return self._runner.capabilities.state_width
 
+    def on_loss(self, listener: Callable[[BackendLost], None]) -> None:
+        """Call `listener`, in a thread of its own, if the backend is lost for good while no step runs."""
+        if self._runner.capabilities.on_loss is not None:
+            self._runner.capabilities.on_loss(listener)
+
+    @property
+    def methods(self) -> list[str]:
+        """The names of the proposers that requests may use."""
+        return [name for name in self._proposers if name != "none"]
+
+    @property
+    def exact_to_the_bit(self) -> bool:
+        return self._runner.capabilities.exact_to_the_bit
+
+    def measure_floor(self) -> None:
+        """Measure the least time that a step can take, where the backend knows it. Only while nothing runs."""
+        floor = self._runner.capabilities.floor_seconds
+        self.floor_seconds = None if floor is None else floor()
+
     @property
     def max_running(self) -> int:
         return self._config.max_sequences
@@ -150,6 +170,9 @@ class Engine:
         priority: int = 0,
         prediction: Prediction | None = None,
         constraint: Constraint | None = None,
+        keep_drafts: bool = False,
+        place: str = "",
+        scored_from: int = 1,
     ) -> Request:
         """Queue a request. `seed` replaces `params.seed`, for the n completions of one prompt. `prediction` is what
         `read_prediction` returned; without it, a prediction of the params is read here.
@@ -159,7 +182,9 @@ class Engine:
         here, which may take longer than a step.
 
         Only requests with the same `cache_salt` share prefixes and what was learned from outputs: what one request
-        left behind can be noticed by how fast another one is.
+        left behind can be noticed by how fast another one is. Among them, those with the same `place` expect similar
+        output. `prompt_logprobs` begin with the prompt's token `scored_from`; those before it may come from a cache.
+        With `keep_drafts`, the request keeps every draft.
         """
         prompt = list(prompt)
         self.check(prompt, params)
@@ -168,7 +193,9 @@ class Engine:
         if seed is None:
             seed = params.seed if params.seed is not None else secrets.randbits(64)
         request = self._request(prompt, params, seed, constraint or self.constraint_of(params))
-        request.cache_salt, request.priority = cache_salt, priority
+        request.cache_salt, request.priority, request.place = cache_salt, priority, place
+        request.scored_from = scored_from
+        request.drafts = [] if keep_drafts else None
         prediction = prediction or self.read_prediction(params)
         request.predicted = Follower(prediction) if prediction is not None else None
         self.scheduler.add(request)
@@ -213,7 +240,7 @@ class Engine:
 
     def calibrate(self, *, again: bool = False) -> None:
         """Load the costs of steps, or measure them if none are saved or `again` is set. Only while nothing runs."""
-        costs = self._cost_file.load() if self._cost_file is not None and not again else None
+        costs = self.cost_file.load() if self.cost_file is not None and not again else None
         proposers = [proposer for name, proposer in self._proposers.items() if name != "none"]
         scratch = self._request([0], SamplingParams(), 0)
         self.scheduler.forget_kept()  # measuring and warming up use the runner's sequences
@@ -222,15 +249,15 @@ class Engine:
                 proposer.warm_up(scratch)
         else:
             costs = measure(self._runner, proposers, scratch)
-            if self._cost_file is not None:
-                self._cost_file.save(costs)
+            if self.cost_file is not None:
+                self.cost_file.save(costs)
         self._num_prepared = self._count_prepared()
         self.policy.use_costs(costs)
 
     def keep_costs(self) -> None:
         """Save the costs, as corrected by the steps that ran, for the next start."""
-        if self._cost_file is not None and self.costs is not None:
-            self._cost_file.save(self.costs)
+        if self.cost_file is not None and self.costs is not None:
+            self.cost_file.save(self.costs)
 
     def abort(self, request: Request) -> None:
         """End a request now, in any state; its writer keeps the text so far."""
@@ -394,7 +421,7 @@ class Engine:
 
     def _score(self, request: Request, row: Row, logits: Logits, begin: int) -> None:
         """Log-probabilities of prompt tokens: each is in the logits of the token before it. Only they are kept."""
-        num_top, first = request.params.prompt_logprobs, len(request.prompt_logprobs) + 1
+        num_top, first = request.params.prompt_logprobs, len(request.prompt_logprobs) + request.scored_from
         assert num_top is not None and first - 1 == row.start + len(row.tokens) - row.num_logits
         tokens = request.prompt[first : first + row.num_scored]
         # All or none: after a failed step the prompt is computed again, and what is missing here is scored then.
@@ -415,6 +442,9 @@ class Engine:
         request, choice = turn.work.request, turn.choice
         num_accepted, num_emitted = verdict.num_accepted, 0
         room_left = request.max_length - len(request.tokens)
+        if request.drafts is not None and turn.draft is not None:
+            tokens, num_lenient = turn.draft.tokens, verdict.num_lenient
+            request.drafts.append(VerifiedDraft(request.num_output, choice.method, tokens, num_accepted, num_lenient))
         ending = None if request.matcher is None else request.matcher.ending(verdict.tokens)
         if ending is not None and ending.num_tokens == 0:  # the grammar failed here, and nothing can follow
             request.finish_reason = ending.reason
@@ -477,7 +507,7 @@ class Engine:
         shape = StepShape(plan.num_tokens, context, result.is_typical)
         learn = partial(self._session.learn, decision, outcomes, stats, shape, catch_up_seconds)
         is_needed = decision.is_weighed and not decision.has_drafts
-        if self._can_postpone and not (stats.num_finished or is_needed or self.policy.trace.maxlen):
+        if self._can_postpone and not (stats.num_finished or is_needed):
             self._postponed = learn
         else:
             learn()
@@ -493,7 +523,7 @@ class Engine:
             raise UsageError("the prompt is empty; give at least one token of text")
         if len(prompt) + min(1, params.max_tokens) > self._config.max_context:
             left = "at least one must be left for the answer; " if params.max_tokens else ""
-            raise UsageError(
+            raise PromptTooLong(
                 f"the prompt has {len(prompt)} tokens and the context holds {self._config.max_context}; {left}"
                 "shorten the prompt or raise max_context"
             )

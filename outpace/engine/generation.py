@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from outpace.config import SamplingParams
 from outpace.core import FinishReason, Request, TokenLogprob
 from outpace.decoding.constraints import Constraint
+from outpace.engine.stretches import Stretch, stretches
 from outpace.errors import OutpaceError
 from outpace.speculation.proposers.prediction_text import Prediction
 
@@ -45,6 +46,7 @@ class Order:
     priority: int = 0
     prediction: Prediction | None = None
     constraint: Constraint | None = None
+    keep_drafts: bool = False
 
 
 @dataclass(slots=True)
@@ -59,6 +61,7 @@ class Piece:
     request: Request | None = None
     error: OutpaceError | None = None
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # in the first piece, if asked for
+    stretches: list[Stretch] = field(default_factory=list)  # its text by origin, if asked for
 
     @property
     def is_last(self) -> bool:
@@ -68,6 +71,7 @@ class Piece:
         self.text += later.text
         self.token_ids += later.token_ids
         self.logprobs += later.logprobs
+        self.stretches += later.stretches
         self.finish_reason, self.request, self.error = later.finish_reason, later.request, later.error
 
 
@@ -98,16 +102,19 @@ class Ticket:
         request = self.request
         assert request is not None
         writer, is_finished = request.writer, request.finish_reason is not None
+        segments = writer.segments_after(self.num_segments)
         piece = Piece(
             self.index,
-            writer.text_after(self.num_segments),
+            "".join([segment.text for segment in segments]),
             request.tokens[len(request.prompt) + self.num_sent :],
             writer.logprobs[self.num_sent :],
             request.finish_reason,
             request if is_finished else None,
             prompt_logprobs=request.prompt_logprobs if not self.num_sent else [],
         )
-        self.num_sent, self.num_segments = request.num_output, writer.num_segments
+        if request.drafts is not None:
+            piece.stretches = stretches(segments, request.drafts)
+        self.num_sent, self.num_segments = request.num_output, self.num_segments + len(segments)
         return piece
 
 

@@ -8,6 +8,7 @@ step.
 from __future__ import annotations
 
 import codecs
+from dataclasses import replace
 
 from outpace.backends.base import Tokenizer
 from outpace.config import SamplingParams
@@ -23,8 +24,9 @@ class OutputWriter:
         self._longest_stop = max((len(s) for s in params.stop), default=0)
         self._undecoded: list[tuple[int, str | None]] = []  # tokens not decoded yet, and the proposer of each
         self._held: list[Segment] = []  # text that may be the start of a stop string
-        self._shown: list[str] = []
-        self._fresh: list[Segment] = []
+        self._shown: list[Segment] = []
+        self._num_taken = 0  # segments that `take` has returned
+        self._num_decoded = 0  # tokens
         self.num_tokens = 0
         self.logprobs: list[TokenLogprob] = []
         self.stopped_by: str | None = None  # the stop string that ended the output
@@ -42,8 +44,11 @@ class OutputWriter:
         return len(self._shown)
 
     def text_after(self, num_segments: int) -> str:
+        return "".join([segment.text for segment in self.segments_after(num_segments)])
+
+    def segments_after(self, num_segments: int) -> list[Segment]:
         self._decode()
-        return "".join(self._shown[num_segments:])
+        return self._shown[num_segments:]
 
     def add(
         self, token: int, *, drafted_by: str | None, room_left: int, ends: FinishReason | None = None
@@ -76,24 +81,25 @@ class OutputWriter:
         self._finished = True
         rest = self._decoder.decode(b"", final=True)
         if rest:
-            self._held.append(Segment(rest))
+            self._held.append(Segment(rest, token=self._num_decoded - 1))
         self._release(keep=0)
 
     def take(self) -> list[Segment]:
         """Text that became final since the last call."""
-        self._decode()
-        fresh, self._fresh = self._fresh, []
+        fresh = self.segments_after(self._num_taken)
+        self._num_taken += len(fresh)
         return fresh
 
     def _decode(self) -> bool:
         """Decode the stored tokens; whether a stop string was found."""
         undecoded, self._undecoded = self._undecoded, []
-        for token, drafted_by in undecoded:
+        first, self._num_decoded = self._num_decoded, self._num_decoded + len(undecoded)
+        for place, (token, drafted_by) in enumerate(undecoded, first):
             piece = self._decoder.decode(self._names.get(token) or self._tokenizer.token_bytes(token))
             if piece and not self._longest_stop:
-                self._show(Segment(piece, drafted_by))
+                self._shown.append(Segment(piece, drafted_by, place))
             elif piece:
-                self._held.append(Segment(piece, drafted_by))
+                self._held.append(Segment(piece, drafted_by, place))
                 if self.num_tokens >= self._params.min_tokens and self._stop_found(len(piece)):
                     return True
                 self._release(keep=self._length_of_possible_stop())
@@ -133,14 +139,10 @@ class OutputWriter:
         while self._held and to_show > 0:
             segment = self._held.pop(0)
             if len(segment.text) > to_show:
-                self._held.insert(0, Segment(segment.text[to_show:], segment.drafted_by))
-                segment = Segment(segment.text[:to_show], segment.drafted_by)
+                self._held.insert(0, replace(segment, text=segment.text[to_show:]))
+                segment = replace(segment, text=segment.text[:to_show])
             to_show -= len(segment.text)
-            self._show(segment)
-
-    def _show(self, segment: Segment) -> None:
-        self._fresh.append(segment)
-        self._shown.append(segment.text)
+            self._shown.append(segment)
 
 
 def _names_of_controls(tokenizer: Tokenizer, params: SamplingParams) -> dict[int, bytes]:

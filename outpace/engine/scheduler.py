@@ -10,12 +10,13 @@ request always fits.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 
 from outpace.core import Request
 from outpace.kv.cache import SequenceCache
+from outpace.kv.prefix import common_prefix_length
 
 # Sharing fewer tokens than this is not worth waiting for the request that is computing them.
 MIN_SHARED_TOKENS = 16
@@ -267,17 +268,3 @@ class Scheduler:
             assert self._cache.length(seq) == len(kept.tokens), "a kept prefix has the wrong length"
         for request in self.waiting:
             assert request.seq is None and request.num_computed == 0, f"request {request.id} waits and holds cache"
-
-
-def common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many leading tokens agree: a binary search that compares slices, which is fast."""
-    low, high = 0, min(len(a), len(b))
-    if a[:high] == b[:high]:
-        return high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low

@@ -19,7 +19,7 @@ from outpace.core import Delta, Request
 from outpace.engine.engine import Engine
 from outpace.engine.generation import EngineFault, Generation, Piece, Ticket
 from outpace.engine.recovery import recover
-from outpace.errors import OutpaceError
+from outpace.errors import BackendLost, OutpaceError
 from outpace.metrics import EngineMetrics
 
 log = logging.getLogger("outpace.engine")
@@ -104,6 +104,7 @@ class Worker:
                     priority=order.priority,
                     prediction=order.prediction,
                     constraint=order.constraint,
+                    keep_drafts=order.keep_drafts,
                 )
                 self.tickets[ticket.request.id] = ticket
             except OutpaceError as error:
@@ -119,6 +120,8 @@ class Worker:
     def _step(self) -> None:
         try:
             deltas = self._engine.step()
+        except BackendLost:
+            raise  # no request is at fault, and nothing can be tried again
         except Exception as error:
             self._metrics.num_faults += 1
             self._metrics.step_done(self._engine.stats)

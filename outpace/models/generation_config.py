@@ -6,7 +6,6 @@ model, from its model card. A user may name another folder, or override single v
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from outpace.errors import UsageError
+from outpace.errors import UsageError, json_object
 from outpace.models import embedded, hf_schema
 from outpace.models.gguf_header import read_header
 from outpace.models.hf_schema import GenerationSettings
@@ -113,14 +112,8 @@ def _defaults(settings: GenerationSettings, source: str) -> GenerationDefaults:
 
 
 def _overriding(text: str) -> Mapping[str, Value]:
-    name = "--override-generation-config"
-    example = """such as '{"temperature": 0.5}'"""
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{name} is not JSON ({error}); give an object, {example}") from None
-    if not isinstance(values, dict):
-        raise UsageError(f"{name} must be a JSON object, {example}")
+    name, example = "--override-generation-config", '{"temperature": 0.5}'
+    values = json_object(name, text, example)
     unknown = sorted(set(values) - set(GenerationSettings.model_fields))
     if unknown:
         raise UsageError(f"{name} has {unknown[0]!r}, which is not one of {', '.join(GenerationSettings.model_fields)}")
@@ -128,4 +121,6 @@ def _overriding(text: str) -> Mapping[str, Value]:
         return _defaults(GenerationSettings.model_validate(values), "").values
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise UsageError(f"{name}: {first['loc'][0]} cannot be {first['input']!r}; correct it, {example}") from None
+        raise UsageError(
+            f"{name}: {first['loc'][0]} cannot be {first['input']!r}; correct it, as in {example}"
+        ) from None

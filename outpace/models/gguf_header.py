@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -113,22 +114,66 @@ class GGUFHeader:
 
 def read_header(path: Path) -> GGUFHeader:
     """Read the header of a complete GGUF file; raise ModelError for any other file."""
+    with _mapped(path) as reader:
+        header = _parse(reader)
+    if header.expected_size is not None and reader.size < header.expected_size:
+        raise ModelError(
+            f"{path} is truncated: its header promises {header.expected_size:,} bytes but it has {reader.size:,}; "
+            "download or copy it again"
+        )
+    return header
+
+
+def read_strings(path: Path, wanted: str) -> list[bytes]:
+    """The array of strings under the key `wanted`, such as the vocabulary; empty if there is none."""
+    with _mapped(path) as reader:
+        _, num_keys = reader.u64(), reader.u64()
+        for _ in range(min(num_keys, MAX_KEYS)):
+            if reader.string() == wanted:
+                return _string_array(reader)
+            _skip_value(reader)
+    return []
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[_Reader]:
+    """Mapped, not read: skipping a vocabulary touches only its own pages."""
     try:
         with path.open("rb") as file:
             start = file.read(24)
             size = file.seek(0, 2)
             _check_start(path, start, size)
-            # Mapped, not read: skipping a vocabulary touches only its own pages.
             with mmap.mmap(file.fileno(), min(size, MAX_HEADER_BYTES), access=mmap.ACCESS_READ) as data:
-                header = _parse(_Reader(path, data, size))
+                yield _Reader(path, data, size)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}; check its permissions") from error
-    if header.expected_size is not None and size < header.expected_size:
-        raise ModelError(
-            f"{path} is truncated: its header promises {header.expected_size:,} bytes but it has {size:,}; "
-            "download or copy it again"
-        )
-    return header
+
+
+def _skip_value(reader: _Reader) -> None:
+    kind = reader.u32()
+    if kind == _STRING:
+        reader.string()
+    elif kind == _ARRAY:
+        reader.skip_array()
+    elif kind in _NUMBERS:
+        reader.skip(_NUMBERS[kind].size)
+    else:
+        reader.fail(f"a value of type {kind}, which GGUF does not have")
+
+
+def _string_array(reader: _Reader) -> list[bytes]:
+    if reader.u32() != _ARRAY or reader.u32() != _STRING:
+        return []
+    count = reader.u64()
+    begin = reader.pos
+    reader.skip_strings(count)  # checks every length
+    data, pos, length_at = reader.data[begin : reader.pos], 0, _U64.unpack_from
+    found = []
+    for _ in range(count):
+        end = pos + 8 + length_at(data, pos)[0]
+        found.append(data[pos + 8 : end])
+        pos = end
+    return found
 
 
 def _check_start(path: Path, start: bytes, size: int) -> None:

@@ -20,6 +20,7 @@ from outpace.server import completions, embeddings, errors, info
 from outpace.server.config import ServerConfig
 from outpace.server.gate import Gate
 from outpace.server.messages import routes as messages
+from outpace.server.page import page_router
 from outpace.server.responses import route as responses
 from outpace.server.state import ServerState
 
@@ -50,7 +51,8 @@ def create_app(engine: AsyncEngine, tokenizer: Tokenizer, config: ServerConfig, 
         version=outpace.__version__,
         summary="The OpenAI API, and Anthropic's, over speculative decoding: lossless, never slower, visible.",
         lifespan=lifespan,
-        swagger_ui_parameters={"defaultModelsExpandDepth": 0},
+        docs_url=None,  # FastAPI's pages load scripts from elsewhere; server/page.py has our own
+        redoc_url=None,
     )
     app.state.outpace = state
     app.root_path = config.root_path  # as uvicorn's, it would not work where the proxy leaves it in the path
@@ -60,6 +62,7 @@ def create_app(engine: AsyncEngine, tokenizer: Tokenizer, config: ServerConfig, 
     app.include_router(messages.router)
     app.include_router(embeddings.router)
     app.include_router(info.router)
+    app.include_router(page_router(has_page=config.page))
     app.add_middleware(Gate, config=config, metrics=state.http)
     if config.allowed_origins:
         app.add_middleware(

@@ -32,7 +32,7 @@ from outpace.server.state import Check, ServerState, state_of
 from outpace.server.streaming import EventStream, WholeReply
 from outpace.server.tool_replies import ToolAnswer
 from outpace.server.tools import use_of
-from outpace.server.wire import ChatRequest, CompletionRequest, SamplingFields
+from outpace.server.wire import ChatRequest, CompletionRequest, SamplingFields, StreamOptions
 
 if TYPE_CHECKING:
     from outpace.speculation.proposers.prediction_text import Prediction
@@ -149,7 +149,7 @@ def chat_prompt(
         tools=() if use is None else use.tools,
         syntax=state.call_syntax,
         allow_control_tokens=state.config.allow_control_tokens,
-        **body.template_options(),
+        **body.template_options(state.config.default_template_variables),
     )
 
 
@@ -240,8 +240,18 @@ def _answer(
     # Clients with different keys, or with salts of their own, share no caches.
     salt = f"{request.scope.get('outpace.tenant', '')}:{body.cache_salt or ''}"
     priority = body.priority or 0 if state.config.scheduling_policy == "priority" else 0
+    options = body.stream_options or StreamOptions.model_validate({})
     orders = [
-        Order(each.tokens, each.params, _seed_of(each.params, index), salt, priority, each.prediction, each.constraint)
+        Order(
+            each.tokens,
+            each.params,
+            _seed_of(each.params, index),
+            salt,
+            priority,
+            each.prediction,
+            each.constraint,
+            options.include_drafts,
+        )
         for each in encoded
         for index in range(num_each)
     ]
@@ -252,8 +262,9 @@ def _answer(
         num_prompt_tokens=sum(len(each.tokens) for each in encoded),
         completions_per_prompt=num_each,
         with_logprobs=encoded[0].params.logprobs is not None,
-        include_usage=body.stream_options is not None and body.stream_options.include_usage,
-        continuous_usage=body.stream_options is not None and body.stream_options.continuous_usage_stats,
+        include_usage=state.config.always_include_usage or options.include_usage,
+        continuous_usage=options.continuous_usage_stats,
+        include_drafts=options.include_drafts,
         prompt_token_ids=[each.tokens for each in encoded] if body.return_token_ids else None,
         echoes=[each.echo for each in encoded for _ in range(num_each)],
         prompts=[each.tokens for each in encoded],

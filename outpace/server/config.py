@@ -36,10 +36,13 @@ class ServerConfig:
         default_factory=SpeculationParams
     )  # for requests without a speculation field
     default_sampling: Mapping[str, int | float] = field(default_factory=dict)  # for requests that do not set them
+    default_template_variables: Mapping[str, Any] = field(default_factory=dict)  # of the chat template, likewise
+    always_include_usage: bool = False  # streams end with usage whether or not a request asks for it
     allow_control_tokens: bool = False  # in messages; then any role is accepted too
     pooling: Pooling = "last"  # of embeddings
     tool_call_parser: str = "auto"  # a name of models/tool_calls; auto: as the chat template shows
     reasoning_parser: str = "auto"  # a name of models/reasoning, or none; auto: as template and vocabulary show
+    page: bool = True  # the page at /
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"
     log_interval: float = 10.0  # seconds between log lines about the engine while it works; 0: none

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
 import socket
 from http import HTTPStatus
 from typing import Any
@@ -92,6 +93,7 @@ class Room:
         now = asyncio.get_running_loop().time()
         for connection in list(self._all):
             self.note(connection)  # an answer that was given up ends without a call
+            connection.look_for_end()
         for connection, (since, unsent) in list(self._waiting.items()):
             if now - since < HEAD_SECONDS or connection.is_receiving_body:  # the gate limits the time for bodies
                 continue
@@ -158,11 +160,18 @@ class Connection(H11Protocol):
         so these are sent to find out. With HTTP/1.0 there is nothing to send, and the client counts as gone.
         """
         self._has_sent_all = True
-        if self.is_waiting or not (self.cycle.response_started or self.scope["http_version"] == "1.1"):
+        if not self._can_probe:
             return False
+        self._begin_probing()
+        return True
+
+    @property
+    def _can_probe(self) -> bool:
+        return not self.is_waiting and (self.cycle.response_started or self.scope["http_version"] == "1.1")
+
+    def _begin_probing(self) -> None:
         if self._probe is None:
             self._probe = self.loop.call_later(_FIRST_PROBE_SECONDS, self._ask_whether_gone, _FIRST_PROBE_SECONDS)
-        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -190,6 +199,14 @@ class Connection(H11Protocol):
         self._refuse(HTTPStatus.BAD_REQUEST, "the request is not valid HTTP; check what your client sends")
 
     # ---- endings
+
+    def look_for_end(self) -> None:
+        """Find out whether a client is gone that has sent more than its request.
+
+        That is not read before the answer ends, and so asyncio does not see the end of the connection behind it.
+        """
+        if self.flow.read_paused and self._probe is None and self._can_probe and _has_ended(self.transport):
+            self._begin_probing()
 
     def give_up(self) -> None:
         """The client took too long. If it has begun a request, it hears why."""
@@ -223,6 +240,7 @@ class Connection(H11Protocol):
 
     def _ask_whether_gone(self, waited: float) -> None:
         if self.is_waiting:
+            self._probe = None
             return
         if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self.transport.abort()
@@ -230,3 +248,12 @@ class Connection(H11Protocol):
         if not self.cycle.response_started:
             self.transport.write(_CONTINUE)
         self._probe = self.loop.call_later(waited, self._ask_whether_gone, 2 * waited)
+
+
+def _has_ended(transport: asyncio.Transport) -> bool:
+    """Whether the client has closed its side, even if there is something to read before that. Only Linux tells."""
+    if not hasattr(select, "POLLRDHUP") or transport.is_closing():
+        return False
+    poll = select.poll()
+    poll.register(transport.get_extra_info("socket"), select.POLLRDHUP)
+    return bool(poll.poll(0))

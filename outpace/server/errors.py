@@ -40,6 +40,24 @@ class ErrorReply(BaseModel):
     error: ErrorBody
 
 
+# Fields of OpenAI's and vLLM's requests that this server lacks, and what to do instead.
+_UNSUPPORTED = {
+    "modalities": "answers are text; leave it out",
+    "audio": "answers are text; leave it out",
+    "web_search_options": "there is no web search; send what was found as text, or offer a tool for it",
+    "use_beam_search": "completions are sampled; set temperature 0 for the likeliest tokens, or n for several answers",
+    "length_penalty": "there is no beam search; leave it out",
+    "early_stopping": "there is no beam search; leave it out",
+    "prompt_embeds": "send the prompt as text or token ids",
+    "logprob_token_ids": "logprobs has the likeliest tokens, at most 20",
+    "allowed_token_ids": "describe the output with structured_outputs, or use logit_bias",
+    "logits_processors": "use logit_bias, bad_words or structured_outputs",
+    "thinking_token_budget": "limit the answer with max_tokens, or set enable_thinking in chat_template_kwargs",
+    "return_tokens_as_token_ids": "use return_token_ids",
+    "echo": "only /v1/completions repeats its prompt; leave it out",
+}
+
+
 class ApiError(OutpaceError):
     """An error with its HTTP status, its headers and the fields of OpenAI's error object."""
 
@@ -133,6 +151,9 @@ def _from_validation(error: RequestValidationError) -> ApiError:
         return ApiError(400, "the body must be one JSON object with the header 'content-type: application/json'")
     name = ".".join(where)
     if first["type"] == "extra_forbidden":
+        if name in _UNSUPPORTED:
+            message = f"{name} is not supported; {_UNSUPPORTED[name]}"
+            return ApiError(400, message, param=name, code="unsupported_parameter")
         return ApiError(400, f"unrecognized request argument: {name}", param=name, code="unknown_parameter")
     if first["type"] == "missing":
         return ApiError(400, f"the request needs {name}", param=name, code="missing_required_parameter")

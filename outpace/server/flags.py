@@ -40,6 +40,7 @@ ENGINE_FIELDS = {
     "quantization": "quantization",
     "speculative_model_quantization": "draft_quantization",
     "gpu_memory_utilization": "gpu_memory_utilization",
+    "tensor_parallel_size": "tensor_parallel_size",
     "threads": "threads",
     "llama_library": "llama_library",
     "max_model_len": "max_context",
@@ -78,6 +79,18 @@ SERVER_FIELDS = {
     "root_path": "root_path",
     "scheduling_policy": "scheduling_policy",
     "pooling": "pooling",
+    "enable_force_include_usage": "always_include_usage",
+    "page": "page",
+}
+
+# Flags about replicas, and the field of `outpace.ray.application.Replicas` that each one sets
+RAY_FLAGS = {
+    "replicas": "number",
+    "min_replicas": "least",
+    "max_replicas": "most",
+    "replica_cpus": "num_cpus",
+    "replica_gpus": "num_gpus",
+    "ray_address": "",
 }
 
 # vLLM's short names, and those that `outpace run` had first
@@ -97,14 +110,15 @@ class Lacking:
     sentence: str
 
 
-_ONE_DEVICE = (
-    "this build runs a model on one machine's CPU cores or one GPU, without {0}; leave out --{1} or set it to 1"
-)
 LACKING = {
-    "tensor_parallel_size": Lacking(("1",), _ONE_DEVICE.format("tensor parallelism", "tensor-parallel-size")),
-    "pipeline_parallel_size": Lacking(("1",), _ONE_DEVICE.format("pipeline parallelism", "pipeline-parallel-size")),
+    "pipeline_parallel_size": Lacking(
+        ("1",),
+        "this build splits a model by --tensor-parallel-size only; leave out --pipeline-parallel-size or set it to 1",
+    ),
     "speculative_draft_tensor_parallel_size": Lacking(
-        ("1",), _ONE_DEVICE.format("tensor parallelism", "speculative-draft-tensor-parallel-size")
+        ("1",),
+        "a draft model or head runs whole, beside the first part of the model; leave out "
+        "--speculative-draft-tensor-parallel-size or set it to 1",
     ),
     "load_format": Lacking(
         ("auto", "gguf", "safetensors"), "this build loads GGUF and safetensors files only; leave out --load-format"
@@ -121,6 +135,23 @@ WITHOUT_EFFECT = {
     "trust_remote_code": "no code from a model's folder is ever run",
     "disable_log_requests": "prompts are not logged unless --log-prompts is set",
     "disable_log_stats": "set --log-interval 0 to log nothing about the engine",
+    "enable_prompt_tokens_details": "usage always has the cached tokens of the prompt",
+    "enable_request_id_headers": "every reply has its x-request-id",
+    "enable_tokenizer_info_endpoint": "/tokenizer_info is always there",
+    "exclude_tools_when_tool_choice_none": "with tool_choice none the model never hears of tools",
+    "async_scheduling": "it selects a component of vLLM",
+    "disable_frontend_multiprocessing": "the server is one process",
+    "disable_uvicorn_access_log": "the server logs requests itself; see --log-level",
+}
+# The same for flags with a value.
+VALUES_WITHOUT_EFFECT = {
+    "attention_backend": "each backend has its own kernels",
+    "block_size": "the cache's pages have a fixed size",
+    "swap_space": "a preempted request is computed again",
+    "guided_decoding_backend": "llguidance enforces structured output",
+    "structured_outputs_config": "llguidance enforces structured output",
+    "chat_template_content_format": "a template gets contents as text",
+    "uvicorn_log_level": "see --log-level",
 }
 
 ACCEPTANCE: dict[str, Acceptance] = {"rejection_sampler": "exact", "typical_acceptance_sampler": "typical"}
@@ -129,6 +160,16 @@ ACCEPTANCE: dict[str, Acceptance] = {"rejection_sampler": "exact", "typical_acce
 def spellings(flag: str) -> tuple[str, ...]:
     """The flag and its other names."""
     return flag, *ALIASES.get(flag, ())
+
+
+_MODEL = (
+    "a GGUF file, a Hugging Face folder, or a name on its hub: owner/name, or owner/name:Q4_K_M for a GGUF file "
+    "(default: the embedded SmolLM2-135M-Instruct)"
+)
+
+
+def replica_count(given: str) -> int | str:
+    return given if given == "auto" else int(given)
 
 
 def quantization_name(given: str) -> str:
@@ -142,16 +183,18 @@ def method_name(given: str) -> str:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    engine, server, speculation = EngineConfig(), ServerConfig(), Speculation()
+    """All flags of `outpace serve`."""
+    parser.add_argument("model_argument", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help=_MODEL)
+    add_model_flags(parser, "the same as MODEL")
+    add_answer_flags(parser)
+    _add_server_flags(parser)
 
-    def group(title: str) -> _Group:
-        return _Group(parser.add_argument_group(title))
 
-    parser.add_argument("model_argument", nargs="?", metavar="MODEL", default=argparse.SUPPRESS,
-                        help="a GGUF file, a Hugging Face folder, or a name on its hub: owner/name, or "
-                        "owner/name:Q4_K_M for a GGUF file (default: the embedded SmolLM2-135M-Instruct)")  # fmt: skip
-    flags = group("models")
-    flags.add("--model", "the same as MODEL", metavar="FILE")
+def add_model_flags(parser: argparse.ArgumentParser, model: str = _MODEL) -> None:
+    """The flags about the engine and its models. `model`: the help of --model."""
+    engine, speculation = EngineConfig(), Speculation()
+    flags = _Group(parser.add_argument_group("models"))
+    flags.add("--model", model, metavar="FILE")
     flags.add("--served-model-name", "the name that clients send; several may be given (default: the file's name)",
               metavar="NAME", nargs="+")  # fmt: skip
     flags.add("--backend", "the backend that runs the model", engine.backend, choices=get_args(BackendName))
@@ -162,6 +205,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
               engine.quantization, choices=get_args(Quantization), type=quantization_name)  # fmt: skip
     flags.add("--gpu-memory-utilization", "the share of a GPU's memory that may be used",
               engine.gpu_memory_utilization, metavar="SHARE", type=float)  # fmt: skip
+    flags.add("--tensor-parallel-size", "GPUs that share the model; see docs/scale.md", engine.tensor_parallel_size,
+              metavar="N", type=int)  # fmt: skip
     flags.add("--threads", "CPU threads (default: all usable cores)", metavar="N", type=int)
     flags.add("--max-model-len", f"most tokens of one request (default: the model's, at most {DEFAULT_CONTEXT})",
               metavar="N", type=int)  # fmt: skip
@@ -175,19 +220,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flags.add("--llama-library", "a libllama to use instead of the installed one", metavar="FILE")
     flags.add("--chat-template", "a file with a Jinja template, or the template itself, instead of the model's",
               metavar="FILE")  # fmt: skip
-    flags.add("--generation-config", "sampling settings for requests without their own: auto (the model's), vllm "
-              "(neutral ones) or a folder with generation_config.json", "auto", metavar="WHICH")  # fmt: skip
-    flags.add("--override-generation-config", "replace some of these settings, as in '{\"temperature\": 0.5}'",
-              metavar="JSON")  # fmt: skip
 
-    flags = group("speculation")
+    flags = _Group(parser.add_argument_group("speculation"))
     flags.add("--speculation", "auto: when it is faster; on: always; off: plain decoding", engine.speculation,
               choices=get_args(SpeculationMode))  # fmt: skip
     flags.add("--method", "the proposer (default: head or draft where there is one, else suffix)",
               choices=get_args(Method), type=method_name)  # fmt: skip
-    flags.add("--speculative-model", "a smaller draft model with the same vocabulary, or a draft head; self or "
-              "self:fp8: the model itself, rounded to int4 or another format, on the torch backend; '[ngram]' stands "
-              "for --method ngram", metavar="FILE")  # fmt: skip
+    flags.add("--speculative-model", "a smaller draft model, or a draft head; self or self:fp8: the model itself, "
+              "rounded to int4 or another format, on the torch backend; '[ngram]' stands for --method ngram",
+              metavar="FILE")  # fmt: skip
     flags.add("--speculative-model-quantization", "the same as --quantization for the draft model or the draft head",
               engine.draft_quantization, choices=get_args(Quantization), type=quantization_name)  # fmt: skip
     flags.add("--speculative-config", "the same in vLLM's JSON, such as {\"method\": \"eagle3\", \"model\": \"DIR\", "
@@ -211,6 +252,36 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flags.add("--typical-acceptance-sampler-posterior-alpha", "for typical_acceptance_sampler",
               speculation.posterior_alpha, metavar="P", type=float)  # fmt: skip
 
+
+def add_answer_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that change answers, besides the model."""
+    server = ServerConfig()
+    flags = _Group(parser.add_argument_group("answers"))
+    flags.add("--default-chat-template-kwargs", "variables of the chat template for requests that do not set them, as "
+              "in '{\"enable_thinking\": false}'", metavar="JSON")  # fmt: skip
+    flags.add("--generation-config", "sampling settings for requests without their own: auto (the model's), vllm "
+              "(neutral ones) or a folder with generation_config.json", "auto", metavar="WHICH")  # fmt: skip
+    flags.add("--override-generation-config", "replace some of these settings, as in '{\"temperature\": 0.5}'",
+              metavar="JSON")  # fmt: skip
+    flags.add("--max-output-tokens", "most tokens of one completion (default: the rest of the context)",
+              metavar="N", type=int)  # fmt: skip
+    flags.add("--allow-control-tokens", "control tokens in messages have their effect, and any role is accepted "
+              "(default: they are plain text)", action="store_true")  # fmt: skip
+    flags.add("--tool-call-parser", "how the model writes calls of functions; auto: as its chat template shows",
+              server.tool_call_parser, choices=("auto", *SYNTAXES))  # fmt: skip
+    flags.add("--pooling", "what /v1/embeddings makes of the last hidden states: that of the last token, as vLLM does "
+              "for models that generate, or the mean of all", server.pooling, choices=get_args(Pooling))  # fmt: skip
+    flags.add("--reasoning-parser", "the tags around the model's thinking, which replies separate from the content; "
+              "auto: those of its chat template or vocabulary; none: thinking is content", server.reasoning_parser,
+              choices=("auto", "none", *PARSERS))  # fmt: skip
+
+
+def _add_server_flags(parser: argparse.ArgumentParser) -> None:
+    server = ServerConfig()
+
+    def group(title: str) -> _Group:
+        return _Group(parser.add_argument_group(title))
+
     flags = group("network and limits")
     flags.add("--host", "the address to listen on; 0.0.0.0 for all", server.host, metavar="H")
     flags.add("--port", "the port to listen on; 0 for any free one", server.port, metavar="P", type=int)
@@ -225,23 +296,26 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
               "fcfs: by arrival alone", server.scheduling_policy, choices=get_args(SchedulingPolicy))  # fmt: skip
     flags.add("--max-connections", "requests answered at once; one more is refused with status 503",
               server.max_connections, metavar="N", type=int)  # fmt: skip
-    flags.add("--max-output-tokens", "most tokens of one completion (default: the rest of the context)",
-              metavar="N", type=int)  # fmt: skip
     flags.add("--max-request-bytes", "largest request body", server.max_request_bytes, metavar="N", type=int)
     flags.add("--seed", "a seed for requests that have none: after a restart, the same requests in the same order get "
               "the same answers (default: random)", metavar="S", type=int)  # fmt: skip
-    flags.add("--allow-control-tokens", "control tokens in messages have their effect, and any role is accepted "
-              "(default: they are plain text)", action="store_true")  # fmt: skip
-    flags.add("--tool-call-parser", "how the model writes calls of functions; auto: as its chat template shows",
-              server.tool_call_parser, choices=("auto", *SYNTAXES))  # fmt: skip
-    flags.add("--pooling", "what /v1/embeddings makes of the last hidden states: that of the last token, as vLLM does "
-              "for models that generate, or the mean of all", server.pooling, choices=get_args(Pooling))  # fmt: skip
-    flags.add("--reasoning-parser", "the tags around the model's thinking, which replies separate from the content; "
-              "auto: those of its chat template or vocabulary; none: thinking is content", server.reasoning_parser,
-              choices=("auto", "none", *PARSERS))  # fmt: skip
+    flags.add("--enable-force-include-usage", "streams end with their usage even if a request does not ask for it",
+              server.always_include_usage, action=argparse.BooleanOptionalAction)  # fmt: skip
+    flags.add("--page", "the page at / with a chat, a comparison and a live view of the engine", server.page,
+              action=argparse.BooleanOptionalAction)  # fmt: skip
     flags.add("--request-timeout", "seconds an answer may take", server.request_timeout, metavar="S", type=float)
     flags.add("--shutdown-timeout", "seconds that running answers may take after SIGTERM", server.shutdown_timeout,
               metavar="S", type=float)  # fmt: skip
+
+    flags = group("replicas, by Ray Serve; see docs/scale.md")
+    flags.add("--replicas", "engines behind one address, or auto: as many as the open requests need", metavar="N",
+              type=replica_count)  # fmt: skip
+    flags.add("--min-replicas", "with --replicas auto, at least so many (default: 1)", metavar="N", type=int)
+    flags.add("--max-replicas", "with --replicas auto, at most so many (default: 4)", metavar="N", type=int)
+    flags.add("--replica-cpus", "CPU cores of each (default: 1)", metavar="N", type=float)
+    flags.add("--replica-gpus", "GPUs of each (default: 0)", metavar="N", type=float)
+    flags.add("--ray-address", "a Ray cluster to join, such as auto or HOST:6379 (default: start one here)",
+              metavar="ADDRESS")  # fmt: skip
 
     flags = group("logs and configuration")
     flags.add("--log-level", "the lowest level to write", server.log_level, choices=get_args(LogLevel))
@@ -255,8 +329,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     for name, lacking in LACKING.items():
         flags.add(_flag(name), f"only {' or '.join(lacking.harmless)}", metavar="X")
     for name, reason in WITHOUT_EFFECT.items():
-        switch = argparse.BooleanOptionalAction if name.startswith("enable_") else "store_true"
-        flags.add(_flag(name), f"has no effect: {reason}", action=switch)
+        flags.add(_flag(name), f"has no effect: {reason}", action=argparse.BooleanOptionalAction)
+    for name, reason in VALUES_WITHOUT_EFFECT.items():
+        flags.add(_flag(name), f"has no effect: {reason}", metavar="X")
 
 
 class _Group:

@@ -24,13 +24,14 @@ from outpace.engine.generation import EngineStopped
 from outpace.server.config import ServerConfig
 from outpace.server.errors import CLIENT_LEFT, ApiError, as_api_error, reply
 from outpace.server.messages.errors import is_messages_path
+from outpace.server.page import STATIC
 from outpace.server.replies import Answer
 from outpace.server.state import HttpMetrics
 
 log = logging.getLogger("outpace.server")
 
 _PLAIN_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
-_OPEN_PATHS = frozenset({"/health", "/version", "/metrics", "/docs", "/redoc", "/openapi.json"})
+_OPEN_PATHS = frozenset({"/", "/health", "/version", "/metrics", "/docs", "/openapi.json"})
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _CLOSE = {"Connection": "close"}
 _BODY_SECONDS = 60.0
@@ -123,7 +124,9 @@ class Gate:
             return True
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
-        if not self._keys or _path(scope) in _OPEN_PATHS or scope["method"] == "OPTIONS":
+        path = _path(scope)
+        is_open = path in _OPEN_PATHS or path.startswith(STATIC)  # the page asks for the key, so it must load without
+        if not self._keys or is_open or scope["method"] == "OPTIONS":
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
         bearer = _digest(key.strip().encode("latin-1") if scheme.lower() == "bearer" else b"")

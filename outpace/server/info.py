@@ -13,6 +13,7 @@ import outpace
 from outpace.models import prompts
 from outpace.server.completions import ERRORS, Responses, text_of
 from outpace.server.errors import ApiError
+from outpace.server.live import LiveStream, about
 from outpace.server.state import Check, ServerState, state_of
 from outpace.server.tools import checked_tools
 from outpace.server.wire import DetokenizeRequest, TokenizeRequest
@@ -110,7 +111,7 @@ def _tokens(state: ServerState, body: TokenizeRequest, check: Check) -> list[int
         tools=tools,
         syntax=state.call_syntax,
         allow_control_tokens=state.config.allow_control_tokens,
-        **body.template_options(),
+        **body.template_options(state.config.default_template_variables),
     )
     return prompts.encode(state.tokenizer, rendered, check=check)
 
@@ -160,3 +161,10 @@ async def metrics(request: Request) -> Response:
     """In Prometheus' text format."""
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
     return Response(encode(state_of(request).registry), media_type=content_type)
+
+
+@router.get("/v1/outpace/events", include_in_schema=False)  # it does not end, which schemas cannot say
+async def events(request: Request) -> Response:
+    """Server-sent events: `about` once, then `live` a few times a second."""
+    state = state_of(request)
+    return LiveStream(state.live, about(state))

@@ -141,7 +141,8 @@ def serve(llm: LLM, config: ServerConfig) -> int:
     app = create_app(engine, llm.tokenizer, config, max_context=llm.config.max_context)
     host, port = listener.getsockname()[:2]
     where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    log.info("serving %s at %s (API /v1, reference /docs, metrics /metrics)", config.model_names[0], where)
+    page = "page /, " if config.page else ""
+    log.info("serving %s at %s (%sAPI /v1, reference /docs, metrics /metrics)", config.model_names[0], where, page)
     Server(app, engine, config).run(sockets=[listener])
     engine.join()  # needed after a second signal, which skips the clean shutdown
     if engine.failure is not None:

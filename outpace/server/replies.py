@@ -7,12 +7,13 @@ once, because there may be a chunk per token.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outpace.core import Request, TokenLogprob, estimated_speedup
 from outpace.engine.generation import Piece
+from outpace.engine.stretches import Stretch
 from outpace.models.reasoning.use import Reasoning
 from outpace.server.errors import ApiError
 from outpace.server.scored import ScoredPrompt, TokenTexts, finite, top_by_text
@@ -37,6 +38,7 @@ class Heading:
     prompts: Sequence[Sequence[int]] = ()  # token ids, per prompt; needed where they are scored
     prompt_logprobs: int | None = None  # alternatives in vLLM's field of that name; None: the reply has no such field
     echoed_logprobs: int | None = None  # alternatives for the tokens of a repeated prompt; None: no logprobs of them
+    include_drafts: bool = False  # a chunk has text of one origin, and says which
 
     @property
     def is_scored(self) -> bool:
@@ -83,10 +85,33 @@ class Answer:
         self._note_scores(piece)
         events = [] if piece.index in self._opened else self._first_events(piece.index)
         self._record(piece)
-        delta = self.delta(piece)
-        if delta is not None:
+        if self.heading.include_drafts:
+            events += self._chunks_by_origin(piece)
+        elif (delta := self.delta(piece)) is not None:
             events.append(self._chunk(delta))
         return "".join(events).encode()
+
+    def _chunks_by_origin(self, piece: Piece) -> Iterator[str]:
+        """A chunk for each stretch of text; the last one has what belongs to the whole piece, such as its end."""
+        *others, last = piece.stretches or [Stretch("")]
+        parts = [(stretch, Piece(piece.index, stretch.text)) for stretch in others]
+        for stretch, part in [*parts, (last, replace(piece, text=last.text))]:
+            delta = self.delta(part)
+            if delta is not None:
+                yield self._chunk(delta | {"speculation": self._origin(stretch)})
+
+    def _origin(self, stretch: Stretch) -> dict[str, Any] | None:
+        draft = stretch.draft
+        if draft is None:
+            return None
+        return {
+            "at": draft.start,
+            "proposer": draft.proposer,
+            "draft": [self.texts.text(token) for token in draft.tokens],
+            "accepted": draft.num_accepted,
+            "lenient": draft.num_lenient,
+            "is_accepted": stretch.is_accepted,
+        }
 
     def _first_events(self, index: int) -> list[str]:
         about = "" if self._opened else _members(self.about_prompts())

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from outpace.errors import UsageError
+from outpace.errors import UsageError, json_object
 
 NAME = "speculative_config"
 _FLAG = "--speculative-config"
@@ -38,12 +37,7 @@ def expand(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parse(text: str) -> dict[str, Any]:
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{_FLAG} is not JSON ({error}); write it as {_EXAMPLE}") from error
-    if not isinstance(values, dict):
-        raise UsageError(f"{_FLAG} is not a JSON object; write it as {_EXAMPLE}")
+    values = json_object(_FLAG, text, _EXAMPLE)
     return {key: value for key, value in values.items() if value is not None}
 
 

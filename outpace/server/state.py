@@ -27,6 +27,7 @@ from outpace.models.tool_calls import syntax_for
 from outpace.server.config import ServerConfig
 from outpace.server.errors import CLIENT_LEFT, ApiError
 from outpace.server.exporter import Exporter
+from outpace.server.live import Live
 from outpace.server.scored import TokenTexts
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class ServerState:
 
     def __post_init__(self) -> None:
         self.texts = TokenTexts(self.tokenizer)
+        self.live = Live(self.engine, self.config.max_connections)
         self.call_syntax = syntax_for(self.tokenizer.chat_template, self.config.tool_call_parser)
         if self.config.reasoning_parser != "auto":
             _ = self.reasoning_syntax  # a wrong name is reported now

@@ -15,7 +15,7 @@ from outpace.server.errors import CLIENT_LEFT, ApiError, as_api_error, reply
 from outpace.server.replies import Answer
 
 _LAST_EVENT_SECONDS = 1.0
-_EVENT_HEADERS = [
+EVENT_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # a proxy must not buffer events
@@ -108,7 +108,7 @@ class EventStream(_AnswerResponse):
     async def _write(self, send: Send, data: bytes) -> None:
         if not self._began:
             self._began = True
-            await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
+            await send({"type": "http.response.start", "status": 200, "headers": EVENT_HEADERS})
         if data:
             await send({"type": "http.response.body", "body": data, "more_body": True})
 

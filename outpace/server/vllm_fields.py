@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field
 
@@ -30,6 +30,9 @@ class VllmFields(BaseModel):
     truncate_prompt_tokens: int | None = Field(
         None, ge=-1, description="Keep only the last tokens of the prompt: so many, or with -1 as many as fit."
     )
+    truncation_side: Literal["left", "right"] | None = Field(
+        None, description="With truncate_prompt_tokens: drop tokens at the beginning (left, the default) or at the end."
+    )
     return_token_ids: bool | None = Field(None, description="The reply has the token ids of prompt and answer.")
     prompt_logprobs: int | None = Field(
         None, ge=0, le=20, description="The reply has the log-probabilities of the prompt, with so many alternatives."
@@ -47,8 +50,8 @@ class VllmFields(BaseModel):
             return list(tokens)
         if limit == 0:
             raise ApiError(400, "truncate_prompt_tokens must be -1, or at least 1", param="truncate_prompt_tokens")
-        most = max_context - num_wanted if limit == -1 else limit
-        return list(tokens[-max(1, most) :])
+        most = max(1, max_context - num_wanted if limit == -1 else limit)
+        return list(tokens[:most] if self.truncation_side == "right" else tokens[-most:])
 
 
 def _nothing_deep(variables: dict[str, Any]) -> dict[str, Any]:
@@ -81,8 +84,8 @@ class TemplateFields(BaseModel):
     )
     verbosity: Annotated[str, Field(max_length=64)] | None = None
 
-    def template_options(self) -> dict[str, Any]:
-        """Arguments of `prompts.render`."""
+    def template_options(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments of `prompts.render`. `defaults`: variables of the template that the request need not set."""
         if self.add_generation_prompt and self.continue_final_message:
             message = "continue_final_message needs add_generation_prompt: false; a prompt cannot do both"
             raise ApiError(400, message, param="continue_final_message")
@@ -96,5 +99,5 @@ class TemplateFields(BaseModel):
         return {
             "add_generation_prompt": self.add_generation_prompt,
             "continue_final_message": self.continue_final_message,
-            "variables": variables,
+            "variables": {**defaults, **variables},
         }

@@ -60,6 +60,9 @@ class SpeculationFields(Body):
 class StreamOptions(Body):
     include_usage: bool = False
     continuous_usage_stats: bool = Field(False, description="As in vLLM: with include_usage, every chunk has usage.")
+    include_drafts: bool = Field(
+        False, description="Each chunk has text of one origin and the draft it was in, if any."
+    )
     include_obfuscation: Literal[False] | None = None
 
 

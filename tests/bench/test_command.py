@@ -7,19 +7,23 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import outpace.backends
 from benchmarks.gguf_edit import shallow_draft, shuffled_weights
 from outpace.bench import peers
 from outpace.bench.peer.base import Answer
 from outpace.bench.workloads import built_in
 from outpace.cli import main
+from outpace.config import EngineConfig
 from outpace.engine.engine import Engine
 from outpace.models.resolve import resolve_model
+from tests.fakes import FakeModel, fake_loaded
 from tests.server_helper import free_port, wait_until_healthy
 from tests.test_llm import use_fakes
 
@@ -185,6 +189,37 @@ def run_bench(tmp_path: Path, *arguments: object) -> dict[str, Any]:
     assert bench(*arguments, "--json", path) == 0
     results: dict[str, Any] = json.loads(path.read_text())
     return results
+
+
+def settings_of(results: dict[str, Any]) -> dict[str, list[str]]:
+    return {cell["purpose"]: list(cell["settings"]) for cell in results["cells"]}
+
+
+@pytest.mark.parametrize(
+    ("draft", "is_head", "fixed", "swept"),
+    [
+        (None, False, "suffix:4", ["suffix:2", "ngram:2"]),
+        ("draft.gguf", False, "draft:4", ["draft:2", "suffix:2"]),
+        ("head.gguf", True, "head:4", ["head:2", "suffix:2"]),  # the embedded model has one without being asked
+    ],
+)
+def test_the_fixed_setting_is_that_of_the_draft_a_model_is_opened_with(
+    faked, prompts, tmp_path, monkeypatch, draft, is_head, fixed, swept
+):
+    """`--draft HEAD` chose the method `draft`, and the embedded model's own head was left out."""
+    load = outpace.backends.load
+
+    def with_draft(wanted: EngineConfig, *paths: Any) -> Any:
+        loaded = load(wanted, *paths)
+        config = wanted.resolve(model_context=512, model_path="x", draft_path=draft, is_head=is_head)
+        return replace(loaded, config=config, draft=fake_loaded(FakeModel(), config) if draft else None)
+
+    monkeypatch.setattr(outpace.backends, "load", with_draft)
+    if is_head:
+        monkeypatch.setattr("outpace.llm.DraftModelProposer.name", "head")
+    arguments = ("--mix", prompts, "--temperature", 0, "--concurrency", 1, "--requests", 1, "--depths", "2")
+    found = settings_of(run_bench(tmp_path, *arguments))
+    assert found == {"grid": ["off", "auto", fixed], "sweep": ["off", "auto", *swept]}
 
 
 @pytest.fixture(scope="module")

@@ -71,6 +71,8 @@ def test_plain_decoding_alone_has_no_verdict():
 class SlowTarget:
     """Runs requests on the fake engine, and says that each takes so many seconds."""
 
+    drafting = None
+
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float, later: float) -> None:
         self._real, self._seconds, self._later, self._now, self.num_runs = engine_target(), seconds, later, 0.0, 0
         self.name, self.jobs, self.describe = "slow", self._real.jobs, self._real.describe

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from html.parser import HTMLParser
 
@@ -16,9 +15,9 @@ from outpace.bench.charts import Point, Series, bar_chart, line_chart
 from outpace.bench.html import as_html, write_html
 from outpace.errors import UsageError
 from tests.bench_results import PLAIN_SECONDS, cell, flat, made_results
+from tests.browser import CHROMIUM
 
 CLASSES = ("chat", "code_edit", "json")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 @pytest.fixture(scope="module")

@@ -533,6 +533,80 @@ def test_match_forgives_every_dishonest_draft(drafter: Drafter) -> None:
     check_lossless(match_with_fresh_noise, UNLIKE, 2, drafter)
 
 
+# --- a draft model with another vocabulary: its distribution, restricted to the shared tokens ---------------
+
+DRAFT_IDS = {0: 2, 1: 0}  # the draft's id of each shared token; the target's token 2 and the draft's token 1 are alone
+
+
+def kept(probs: Distribution) -> Distribution:
+    """The chances of the shared tokens, in the order of the target's ids."""
+    return np.array([probs[DRAFT_IDS[token]] if token in DRAFT_IDS else Fraction(0) for token in range(3)], object)
+
+
+def restricted(probs: Distribution) -> Distribution:
+    return np.asarray(kept(probs) / kept(probs).sum(), dtype=object)
+
+
+def draws_shared_tokens(pair: Pair, context: Context, depth: int, noise: Noise) -> Drafted:
+    """`pair.draft` is over the draft's own ids; tokens are drawn and reported in the target's."""
+    shared = Pair("shared", pair.vocab, pair.target, lambda so_far: restricted(pair.draft(so_far)))
+    return draw_draft(shared, context, depth, noise)
+
+
+def reports_what_was_not_restricted(pair: Pair, context: Context, depth: int, noise: Noise) -> Drafted:
+    tokens, _ = draws_shared_tokens(pair, context, depth, noise)
+    whole = [pair.draft((*context, *tokens[:i])) for i in range(depth)]
+    return tokens, [row(probs[2], probs[0], probs[1]) for probs in whole]
+
+
+def reports_what_was_not_renormalised(pair: Pair, context: Context, depth: int, noise: Noise) -> Drafted:
+    tokens, _ = draws_shared_tokens(pair, context, depth, noise)
+    whole = [pair.draft((*context, *tokens[:i])) for i in range(depth)]
+    return tokens, [kept(probs) for probs in whole]
+
+
+def mixes_up_the_shared_ids(pair: Pair, context: Context, depth: int, noise: Noise) -> Drafted:
+    tokens, probs = draws_shared_tokens(pair, context, depth, noise)
+    return tokens, [row(each[1], each[0], each[2]) for each in probs]
+
+
+def takes_the_likeliest_shared_token_for_an_unshared_one(
+    pair: Pair, context: Context, depth: int, noise: Noise
+) -> Drafted:
+    """Draws from the whole distribution, replaces a token that the target lacks, and reports the restricted one."""
+    tokens: list[int] = []
+    probs: list[Distribution] = []
+    for offset in range(depth):
+        whole = pair.draft((*context, *tokens))
+        drawn = noise.draw(("draft", len(context), offset), whole)
+        shared = restricted(whole)
+        tokens.append({2: 0, 0: 1}.get(drawn, int(np.argmax(shared))))
+        probs.append(shared)
+    return tokens, probs
+
+
+@each("rule", WITH_PROBS)
+@each("pair", [UNLIKE, *pairs(3)[:1]])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_distribution_restricted_to_shared_tokens_stays_exact(rule: Rule, pair: Pair, depth: int) -> None:
+    check_lossless(rule, pair, depth, draws_shared_tokens)
+
+
+@each("rule", WITH_PROBS)
+@each(
+    "drafter",
+    [
+        reports_what_was_not_restricted,
+        reports_what_was_not_renormalised,
+        mixes_up_the_shared_ids,
+        takes_the_likeliest_shared_token_for_an_unshared_one,
+    ],
+)
+def test_the_check_refuses_a_wrong_restriction(rule: Rule, drafter: Drafter) -> None:
+    with pytest.raises(AssertionError):
+        check_lossless(rule, UNLIKE, 2, drafter)
+
+
 # --- lossy rules, and by how much ---------------------------------------------------------------------------
 
 LOSSY_PAIR = Pair("lossy", 3, lambda context: row("1/2", "3/10", "1/5"), lambda context: row("1/10", "3/10", "3/5"))

@@ -180,3 +180,19 @@ def test_groups_of_tokens_change_no_mask(longest: int, monkeypatch: pytest.Monke
         grouped.advance([token])
         plain.advance([token])
     assert num_places > longest / 9
+
+
+class LongTokenizer(ByteTokenizer):
+    """Two tokens more, of 1,024 and 1,025 bytes."""
+
+    vocab_size = 260
+
+    def token_bytes(self, token: int) -> bytes:
+        return b"x" * (1024 + token - 258) if token >= 258 else super().token_bytes(token)
+
+
+def test_a_token_that_is_too_long_for_the_parser_is_never_allowed():
+    """llguidance panics on a vocabulary with tokens of more than 1,024 bytes; a fuzzed GGUF had one."""
+    matcher = Constraints(LongTokenizer(), 260).compile(StructuredOutput(regex="x*y")).matcher(frozenset())
+    assert matcher.count_allowed([258, ord("y")]) == 2
+    assert matcher.count_allowed([259]) == 0

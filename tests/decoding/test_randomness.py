@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from outpace.decoding.randomness import Purpose, child_seed, gumbels, key, uniform, uniforms
+from outpace.decoding.randomness import Purpose, child_seed, gumbels, key, uniform, uniforms, uniforms_at
 from tests.goodness import SMALLEST_P
 
 EDGES = [-1, 0, 1, 2, 151_935, 2**31, 2**53, 2**63 - 1]
@@ -32,6 +32,17 @@ def test_uniforms_equals_uniform_bit_by_bit() -> None:
     for k in keys:
         together = uniforms(k, np.array(indices, dtype=np.int64))
         assert together.tolist() == [uniform(k, index) for index in indices]
+
+
+def test_many_addresses_at_once_give_the_same_bits() -> None:
+    seeds = [0, 1, 2**63, 2**64 - 1]
+    anchors, offsets = np.array([0, 7, 2**40, 3]), np.arange(5)
+    found = uniforms_at(np.array(seeds, np.uint64)[:, None], Purpose.ACCEPT, anchors[:, None], offsets)
+    expected = [
+        [uniform(key(seed, Purpose.ACCEPT, anchor, offset)) for offset in range(5)]
+        for seed, anchor in zip(seeds, anchors.tolist(), strict=True)
+    ]
+    assert found.tolist() == expected
 
 
 def test_a_stream_is_splitmix64() -> None:

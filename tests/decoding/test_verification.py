@@ -79,7 +79,7 @@ def neural(request: Request, depth: int, *, drawn_at: float = 1.0) -> Draft:
             draft.tokens.append(choose(probs, request.seed, anchor + offset))
         else:
             noise = uniform(key(request.seed, Purpose.DRAFT, anchor, offset))
-            draft.probs.append(probs)
+            draft.probs = [*draft.probs, probs]
             draft.tokens.append(draw_weighted(probs ** np.float32(1 / drawn_at), noise))
     return draft
 

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.files import TARGETS, available, trials
+from tests.fuzz.files import SECONDS, TARGETS, available, trials
 from tests.fuzz.jail import Jail
+from tests.tiny_folder import write_folder
+from tests.tiny_gguf import write_model
 
 COUNT = 40
 
@@ -20,6 +22,16 @@ def test_hostile_files_run_or_are_refused_with_one_sentence(tmp_path):
         kinds[trial.outcome.kind] += 1
         assert trial.outcome.is_fine, f"{trial.target.name}, --seed 0 --only {trial.number}: {trial.outcome}"
     assert kinds["ran"] and kinds["refused"] > COUNT // 3  # the changes matter, and do not always break a file
+
+
+def test_files_without_harm_run_to_the_end(tmp_path):
+    """Otherwise a fuzzer never reaches what a file can break later: a folder's prompt was too long for its context."""
+    with Jail(tmp_path / "cache", SECONDS) as jail:
+        outcomes = {"gguf": jail.attempt("gguf", write_model(tmp_path / "llama.gguf", "llama"))}
+        if any(target.backend == "torch" for target in available()):
+            (tmp_path / "folder").mkdir()
+            outcomes["folder"] = jail.attempt("folder", write_folder(tmp_path / "folder"), "torch")
+    assert {outcome.kind for outcome in outcomes.values()} == {"ran"}, outcomes
 
 
 @pytest.mark.parametrize("target", available(), ids=lambda target: target.name)

@@ -101,7 +101,7 @@ def test_a_folder_may_be_named_and_values_overridden(tmp_path):
     [
         ("no/such/folder", None, "takes auto, vllm or a folder"),
         (None, "{", "is not JSON"),
-        (None, "[1]", "must be a JSON object"),
+        (None, "[1]", "is not a JSON object"),
         (None, '{"temprature": 1}', "'temprature', which is not one of temperature, top_k"),
         (None, '{"top_p": 2}', "top_p cannot be 2"),
         (None, '{"top_k": "5"}', "top_k cannot be '5'"),

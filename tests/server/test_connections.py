@@ -5,8 +5,10 @@ from __future__ import annotations
 import http.client
 import json
 import logging
+import select
 import signal
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -221,6 +223,38 @@ def test_pipelined_requests_before_a_half_close_are_all_answered():
     with live(make(), ByteTokenizer(), 512) as server, connect(server, data) as connection:
         connection.shutdown(socket.SHUT_WR)
         assert received(connection).count(b"HTTP/1.1 200") == 3
+
+
+@pytest.mark.skipif(not hasattr(select, "POLLRDHUP"), reason="only Linux tells the end behind unread bytes")
+@pytest.mark.parametrize("resets", [False, True], ids=["close", "reset"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_bytes_after_a_request_do_not_hide_that_the_client_has_left(hurried, stream, resets):
+    with live(make(step_seconds=0.05), ByteTokenizer(), 512) as server:
+        connection = open_request(server, body(stream=stream, max_tokens=400))
+        wait_until(lambda: server.async_engine.num_open == 1)
+        [ours] = server.server.server_state.connections
+        assert isinstance(ours, connections.Connection)
+        while not ours.flow.read_paused:  # as soon as the server listens for the client's end
+            connection.sendall(b"GET / ")
+            time.sleep(0.05)
+        if resets:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+        wait_until(lambda: server.async_engine.num_open == 0, 5)  # all 400 tokens take 20 seconds
+        server.check_clean()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_bytes_after_a_request_of_a_client_that_waits_change_nothing(hurried, stream):
+    """The second request is answered after the first, also if the client has closed its sending side by then."""
+    with live(make(step_seconds=0.005), ByteTokenizer(), 512) as server:
+        connection = open_request(server, body(stream=stream, max_tokens=100))
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        connection.shutdown(socket.SHUT_WR)
+        answers = received(connection)
+        assert answers.count(b"HTTP/1.1 200") == 2 and (b"[DONE]" in answers) == stream
+        connection.close()
+        server.check_clean()
 
 
 # ---- broken HTTP

@@ -345,7 +345,8 @@ def test_a_proxy_may_offer_the_server_under_a_path_of_its_own():
             assert server.get(f"{root}/health")[0] == 200
             assert server.get(f"{root}/v1/models")[0] == 401
             assert server.get(f"{root}/v1/models", {"authorization": "Bearer secret"})[0] == 200
-            assert "/llm/openapi.json" in server.get(f"{root}/docs")[1]
+            assert "/v1/chat/completions" in server.get(f"{root}/openapi.json")[1]["paths"]
+            assert server.get(f"{root}/docs")[0] == 200
         assert server.get("/llmhealth", {"authorization": "Bearer secret"})[0] == 404
         assert server.get("/llmhealth")[0] == 401
         assert server.get("/openapi.json")[1]["servers"] == [{"url": "/llm"}]
@@ -369,6 +370,7 @@ def test_a_request_id_is_given_back_or_made(server):
         ({"messages": []}, "messages", "at least 1 item"),
         ({}, "messages", "needs messages"),
         ({"messages": HELLO, "temprature": 1}, "temprature", "unrecognized request argument"),
+        ({"messages": HELLO, "use_beam_search": True}, "use_beam_search", "is not supported; completions are sampled"),
         ({"messages": HELLO, "temperature": 3}, "temperature", "less than or equal to 2"),
         ({"messages": HELLO, "temperature": "hot"}, "temperature", "valid number"),
         ({"messages": HELLO, "n": 0}, "n", "greater than or equal to 1"),

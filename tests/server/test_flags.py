@@ -16,7 +16,16 @@ from outpace.commands.serve import configure
 from outpace.config import EngineConfig
 from outpace.errors import UsageError
 from outpace.server.config import ServerConfig
-from outpace.server.flags import ALIASES, ENGINE_FIELDS, LACKING, SERVER_FIELDS, WITHOUT_EFFECT, add_flags
+from outpace.server.flags import (
+    ALIASES,
+    ENGINE_FIELDS,
+    LACKING,
+    RAY_FLAGS,
+    SERVER_FIELDS,
+    VALUES_WITHOUT_EFFECT,
+    WITHOUT_EFFECT,
+    add_flags,
+)
 from outpace.server.settings import gather
 
 
@@ -55,7 +64,7 @@ def test_the_command_lines_of_the_articles():
         "--typical-acceptance-sampler-posterior-alpha", "0.2",
     )  # fmt: skip
     expected = {"model": "target.gguf", "draft": "draft.gguf", "depth": 5, "dtype": "auto", "max_context": 2048}
-    assert engine == expected
+    assert engine == expected | {"tensor_parallel_size": 1}
     speculation = server.default_speculation
     assert (speculation.acceptance, speculation.posterior_threshold, speculation.posterior_alpha) == (
         "typical",
@@ -76,6 +85,22 @@ def test_the_command_line_of_todays_vllm():
         "chat_template": "{{ messages[0].content }}", "default_seed": 7,
     }  # fmt: skip
     assert server.root_path == "/llm"
+
+
+def test_flags_with_underscores_are_the_same(capsys):
+    """As in vLLM. Values keep theirs."""
+    status, error = refusal(capsys, "no_such/model.gguf", "--max_model_len=0", "--served_model_name", "my_model")
+    assert status == 2 and error == "outpace: max_context must be a whole number at least 1; got 0\n"
+
+
+def test_the_template_and_the_usage_of_streams_have_server_wide_defaults(tmp_path):
+    values = {"enable_thinking": False}
+    _, server = configured("--default-chat-template-kwargs", json.dumps(values), "--enable-force-include-usage")
+    assert server.default_template_variables == values and server.always_include_usage
+    file = tmp_path / "serve.yaml"
+    file.write_text(yaml.safe_dump({"default-chat-template-kwargs": values}))
+    _, server = configured("--config", str(file))
+    assert server.default_template_variables == values and not server.always_include_usage
 
 
 def test_run_and_serve_have_the_same_names_of_the_same_settings():
@@ -99,11 +124,13 @@ def test_run_and_serve_have_the_same_names_of_the_same_settings():
 def test_a_flag_without_effect_is_noticed_in_the_log(capsys, monkeypatch, caplog):
     monkeypatch.setattr("outpace.server.logs.configure", lambda *_: None)  # pytest owns the log of this process
     with caplog.at_level("WARNING", logger="outpace.server"):
-        refusal(capsys, "no/such/model.gguf", "--enforce-eager", "--no-enable-chunked-prefill")
+        refusal(capsys, "no/such/model.gguf", "--enforce-eager", "--no-enable-chunked-prefill",
+                "--block-size", "16")  # fmt: skip
     notices = [record.message for record in caplog.records]
     assert notices == [
         "--enforce-eager has no effect here: it turns off CUDA graphs in vLLM",
         "--enable-chunked-prefill has no effect here: prompts are always computed in chunks",
+        "--block-size has no effect here: the cache's pages have a fixed size",
     ]
 
 
@@ -148,9 +175,9 @@ def test_vllms_object_for_speculation_means_the_flags(tmp_path, values, expected
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--tensor-parallel-size", "2"], "without tensor parallelism"),
-        (["--speculative-draft-tensor-parallel-size", "4"], "without tensor parallelism"),
-        (["--pipeline-parallel-size", "2"], "without pipeline parallelism"),
+        (["--tensor-parallel-size", "0"], "tensor_parallel_size must be a whole number between 1 and 64"),
+        (["--speculative-draft-tensor-parallel-size", "4"], "runs whole, beside the first part of the model"),
+        (["--pipeline-parallel-size", "2"], "splits a model by --tensor-parallel-size only"),
         (["--dtype", "int8"], "invalid choice: 'int8'"),
         (["--quantization", "bitsandbytes"], "invalid choice: 'bitsandbytes' (choose from"),
         (["--speculative-model-quantization", "int3"], "invalid choice: 'int3' (choose from"),
@@ -172,6 +199,8 @@ def test_vllms_object_for_speculation_means_the_flags(tmp_path, values, expected
         (["--api-key-file", "missing.txt"], "check --api-key-file"),
         (["--config", "missing.yaml"], "check --config"),
         (["--api-key", ""], "must not be empty"),
+        (["--default-chat-template-kwargs", "[1]"], "--default-chat-template-kwargs is not a JSON object"),
+        (["--default-chat-template-kwargs", '{"messages": 1}'], "cannot set messages, which the server sets itself"),
         (["--speculative-config", "{"], "--speculative-config is not JSON"),
         (["--speculative-config", "[" * 100_000], "--speculative-config is not JSON"),
         (["--speculative-config", "3"], "is not a JSON object"),
@@ -184,7 +213,10 @@ def test_vllms_object_for_speculation_means_the_flags(tmp_path, values, expected
         (["--speculative-config", '{"model": "x", "revision": "y"}'], "has the key 'revision', but this build reads"),
         (["--speculative-config", '{"model": 3}'], "has 3 as model, which must be a string"),
         (["--speculative-config", '{"model": "x", "num_speculative_tokens": true}'], "must be a whole number"),
-        (["--speculative-config", '{"model": "x", "draft_tensor_parallel_size": 2}'], "without tensor parallelism"),
+        (
+            ["--speculative-config", '{"model": "x", "draft_tensor_parallel_size": 2}'],
+            "a draft model or head runs whole",
+        ),
         (["--speculative-config", '{"model": "x"}', "--speculative-model", "y"], "the same as --speculative-model;"),
     ],
 )
@@ -207,9 +239,10 @@ def test_every_flag_goes_somewhere():
     names = {action.dest for action in parser._actions} - {"help"}
     by_name = {"model_argument", "served_model_name", "api_key", "api_key_file", "allowed_origins", "config"}
     by_name |= {"spec_decoding_acceptance_method"}
-    by_name |= {"speculative_config", "generation_config", "override_generation_config"}
+    by_name |= {"speculative_config", "generation_config", "override_generation_config", "default_chat_template_kwargs"}
     by_name |= {f"typical_acceptance_sampler_posterior_{what}" for what in ("threshold", "alpha")}
-    assert names == by_name | set(ENGINE_FIELDS) | set(SERVER_FIELDS) | set(LACKING) | set(WITHOUT_EFFECT)
+    by_table = {*ENGINE_FIELDS, *SERVER_FIELDS, *RAY_FLAGS, *LACKING, *WITHOUT_EFFECT, *VALUES_WITHOUT_EFFECT}
+    assert names == by_name | by_table
     assert set(SERVER_FIELDS.values()) <= set(ServerConfig.__dataclass_fields__)
     assert set(ENGINE_FIELDS.values()) <= set(EngineConfig.__dataclass_fields__)
 
@@ -299,3 +332,11 @@ def test_serving_is_not_imported_by_other_commands():
         "import sys, outpace.cli, outpace.llm; sys.exit(any(m in sys.modules for m in ('fastapi', 'uvicorn', 'yaml')))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], timeout=60).returncode == 0
+
+
+def test_replicas_need_ray_and_their_flags_need_replicas(monkeypatch, capsys):
+    assert main(["serve", "--max-replicas", "3"]) == 2
+    assert "--max-replicas needs --replicas" in capsys.readouterr().err
+    monkeypatch.setattr("outpace.ray.installed.find_spec", lambda _: None)
+    assert main(["serve", "--replicas", "2"]) == 2
+    assert "--replicas needs Ray, which is not installed; pip install 'outpace[ray]'" in capsys.readouterr().err

@@ -90,7 +90,7 @@ def drafter_with(cut: Cut) -> Callable[[Pair, Context, int, Noise], Drafted]:
         tokens, probs = draw_draft(pair, context, depth, noise)
         draft = cut(matcher_after(context), Draft(tokens, "any", probs))
         assert draft.probs is not None
-        return draft.tokens, draft.probs
+        return draft.tokens, list(draft.probs)
 
     return drafter
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.backends.base import DraftedTokens, HeadTask
-from outpace.backends.native.library import Case, Library
+from outpace.backends.base import MOST_CONFIDENT, DraftedTokens, DraftStop, HeadTask
+from outpace.backends.native.library import Case, Decide, Library
 from outpace.backends.native.model_file import HeadFile
 from outpace.backends.native.pending import native_case
 from outpace.core import MeasuredAcceptance
@@ -28,9 +28,37 @@ if TYPE_CHECKING:
 
 FloatRows = NDArray[np.float32]
 _LIKELIEST, _NOISE, _DRAW = range(3)  # Pick in csrc/drafting.h
+_STOPPED, _GOES_ON, _LAST = range(3)  # Fate in csrc/drafting.h
+
+
+class _Stops:
+    """The rules that end the drafts of a step, as the library asks for them."""
+
+    def __init__(self) -> None:
+        self.rules: list[DraftStop | None] = []
+        self.error: BaseException | None = None
+        self.decide = Decide(self._decide)
+
+    def _decide(self, num_rows: int, rows: Sequence[int], confidence: Sequence[float], fates: list[int]) -> None:
+        try:
+            for i in range(num_rows):
+                rule = self.rules[rows[i]]
+                if rule is None:
+                    fates[i] = _GOES_ON
+                elif rule(min(MOST_CONFIDENT, confidence[i])):
+                    fates[i] = _LAST if rule.is_over else _GOES_ON
+        except BaseException as error:  # the library cannot pass it on
+            self.error = error
+
+    def raise_error(self) -> None:
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
 
 
 class NativeHead:
+    stops_early = True
+
     def __init__(self, library: Library, file: HeadFile, target: c.c_void_p, threads: int) -> None:
         """Load the head; `target` keeps the hidden states that it reads. Neither has been started."""
         self._lib = library
@@ -50,6 +78,7 @@ class NativeHead:
     def start(self, runner: NativeRunner, num_pages: int) -> None:
         """Allocate the cache. The target must have been started."""
         self._runner = runner
+        self._stops, self._never = _Stops(), Decide()
         self._rooms: list[FloatRows] = []  # by row of a draft; valid until the next draft
         self._lib.check(self._lib.start(self._handle, num_pages, runner.capacity.max_step_tokens))
         self.entries = HeadEntries(runner.capacity.max_sequences)
@@ -76,13 +105,15 @@ class NativeHead:
             if pick == _DRAW:
                 probs[i] = self._room(i, task.depth)
             cases.append(native_case(request, pick, num_emitted=0, num_drafted=0))
-        drafted, confidence = self._draft(rows, tokens, cases, probs)
+        self._stops.rules = [task.stop for task in tasks]
+        drafted, confidence, counts = self._draft(rows, tokens, cases, probs)
         found, at = [], 0
-        for task, distributions in zip(tasks, probs, strict=True):
-            end = at + task.depth
-            kept = None if distributions is None else list(distributions)
-            found.append(DraftedTokens(drafted[at:end], confidence[at:end], kept))
-            at = end
+        for task, count, distributions in zip(tasks, counts, probs, strict=True):
+            # A stopped draft also has the confidence of the token before which it stopped; none is 0.
+            num_known = count + (count < task.depth and confidence[at + count] > 0.0)
+            kept = None if distributions is None else list(distributions[:count])
+            found.append(DraftedTokens(drafted[at : at + count], confidence[at : at + num_known], kept))
+            at += task.depth
         return found
 
     def _room(self, row: int, depth: int) -> FloatRows:
@@ -95,19 +126,25 @@ class NativeHead:
 
     def _draft(
         self, rows: NDArray[np.int32], tokens: list[int], cases: list[Case], probs: Sequence[FloatRows | None]
-    ) -> tuple[list[int], list[float]]:
+    ) -> tuple[list[int], list[float], list[int]]:
         num_drafted = int(rows[:, 3].sum())
         fed = np.array(tokens, np.int32)
         places = (c.c_void_p * len(probs))(*[None if each is None else each.ctypes.data for each in probs])
-        drafted, confidence = (c.c_int32 * num_drafted)(), (c.c_float * num_drafted)()
+        drafted, confidence, counts = (
+            (c.c_int32 * num_drafted)(),
+            (c.c_float * num_drafted)(),
+            (c.c_int32 * len(rows))(),
+        )
+        decide = self._never if all(rule is None for rule in self._stops.rules) else self._stops.decide
         tables = self._runner.tables
         self._lib.check(
             self._lib.draft(
                 self._handle, rows.ctypes.data, len(rows), fed.ctypes.data, tables.ctypes.data, tables.shape[1],
-                (Case * len(cases))(*cases), places, drafted, confidence,
+                (Case * len(cases))(*cases), places, drafted, confidence, counts, decide,
             )
         )  # fmt: skip
-        return drafted[:], confidence[:]
+        self._stops.raise_error()
+        return drafted[:], confidence[:], counts[:]
 
     def copy_page(self, source: int, target: int) -> None:
         self._lib.check(self._lib.copy_page(self._handle, source, target))

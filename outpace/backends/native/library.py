@@ -14,7 +14,7 @@ from typing import Any
 from outpace.backends.native.build import HERE, IS_SUPPORTED, LIBRARY_NAME, BuildError, find_compiler
 from outpace.errors import BackendError
 
-ABI_VERSION = 6
+ABI_VERSION = 7
 LIBRARY_PATH = HERE / LIBRARY_NAME
 REBUILD = "python -m outpace.backends.native.build"
 BENEFITS = "the library gives faster decoding, cheap verification of drafts, and bit-exact results"
@@ -54,6 +54,7 @@ class Case(c.Structure):
 
 
 _P, _I, _L = c.c_void_p, c.c_int32, c.c_int64
+Decide = c.CFUNCTYPE(None, _I, c.POINTER(_I), c.POINTER(c.c_float), c.POINTER(_I))
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "outpace_page_tokens": (_I, []),
     "outpace_isa": (c.c_char_p, []),
@@ -74,7 +75,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "outpace_forward": (_I, [_P, _P, _I, _P, _P, _L, _P, _P]),
     "outpace_states": (_P, [_P]),
     "outpace_copy_page": (_I, [_P, _I, _I]),
-    "outpace_draft": (_I, [_P, _P, _I, _P, _P, _L, _P, _P, _P, _P]),
+    "outpace_draft": (_I, [_P, _P, _I, _P, _P, _L, _P, _P, _P, _P, _P, Decide]),
     "outpace_verifier_create": (_I, [_L, _I, c.POINTER(_P)]),
     "outpace_verifier_destroy": (None, [_P]),
     "outpace_verify": (_I, [_P, _P, _I, _P, _P, _P, _P, _P]),

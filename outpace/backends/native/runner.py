@@ -95,6 +95,9 @@ def _format_bytes(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.2f} GB"
 
 
+BANDWIDTH_BYTES = 256 << 20  # read to measure the bandwidth: more than any cache holds
+
+
 class NativeRunner:
     """A started model: weights, cache pages, and the page table of each sequence."""
 
@@ -121,6 +124,7 @@ class NativeRunner:
             states=self.states,
             state_width=model.file.description.architecture.width,
             head=head,
+            floor_seconds=lambda: self._floor_seconds(threads),
         )
         self._head = head
         if head is not None:
@@ -140,6 +144,10 @@ class NativeRunner:
             self._rows.ctypes.data, self._tokens.ctypes.data, self.tables.ctypes.data, self.tables.shape[1],
             c.addressof(self._logits), c.addressof(self._likeliest),
         )  # fmt: skip
+
+    def _floor_seconds(self, threads: int) -> float | None:
+        bytes_per_second = self._lib.read_bandwidth(threads, BANDWIDTH_BYTES)
+        return self.bytes_per_step / bytes_per_second if bytes_per_second else None
 
     def forward(self, plan: StepPlan) -> NDArray[np.float32]:
         if self._handle is None:

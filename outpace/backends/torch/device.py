@@ -21,6 +21,7 @@ class TorchOptions:
     device: DeviceName = "auto"
     dtype: DtypeName = "auto"
     memory_utilization: float = 0.9  # share of the device's memory that may be used
+    tensor_parallel_size: int = 1  # devices, and processes, that share the model
     quantization: Quantization = "auto"
     head_quantization: Quantization = "auto"  # of a draft head
 

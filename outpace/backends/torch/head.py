@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 
 class TorchHead:
+    stops_early = False
+
     def __init__(
         self, model: HeadModel, measured: MeasuredAcceptance | None, runner: TorchRunner, graphs: Graphs
     ) -> None:

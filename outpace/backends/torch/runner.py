@@ -57,6 +57,9 @@ from outpace.backends.torch.model.loader import (
 )
 from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.model.taps import TapStore
+from outpace.backends.torch.model.weights import FormatOf, all_dense
+from outpace.backends.torch.parallel.ops import local_ops
+from outpace.backends.torch.parallel.shard import Shard, num_shard_bytes
 from outpace.backends.torch.sampling.draws import Draws, Mode
 from outpace.backends.torch.sampling.independent import max_kept
 from outpace.core import MeasuredAcceptance, Row, StepPlan
@@ -79,23 +82,37 @@ class TorchModel:
         self.dtype = choose_dtype(options.dtype, self.device)
         self.options = options
         self.runner: TorchRunner | None = None  # once it is started
+        self._path = path
         self._checkpoint = open_checkpoint(path)
-        self._formats = choose_formats(self._checkpoint, options.quantization, self.dtype, self.device)
+        self._shard = Shard(0, options.tensor_parallel_size)
+        self._shard.check(self._checkpoint.config)
+        self._formats = self._choose_formats()
         self._head_formats = choose_head_formats(options.head_quantization, self.dtype, self.device)
-        self.config = self._checkpoint.config
+        self.config = self._shard.of(self._checkpoint.config)  # of what this process holds
         self.has_head = head is not None
         self._head = open_head(head, path, self.config, self._checkpoint.name) if head is not None else None
         self.tokenizer = tokenizer or open_tokenizer(path, self.config.vocab_size)
         self.train_context = self.config.context
 
+    def _choose_formats(self) -> FormatOf:
+        wanted = self.options.quantization
+        if self._shard.size == 1:
+            return choose_formats(self._checkpoint, wanted, self.dtype, self.device)
+        if wanted not in ("auto", "none"):
+            raise BackendError(
+                f"quantization is {wanted!r}, but a model on {self._shard.size} devices has dense weights; leave "
+                "it out, or use one device"
+            )
+        return all_dense
+
     def start(self, capacity: Capacity, threads: int) -> LoadedModel:
         plan = self.plan(capacity)
         plan.check(self.device, self.options.memory_utilization)
         if self.device.type == "cpu":
-            torch.set_num_threads(threads)
+            torch.set_num_threads(max(threads // self._shard.size, 1))
         try:
-            weights = load_weights(self._checkpoint, self.dtype, self.device, self._formats)
-            model = Model(self.config, weights, ops_for(self.device), capacity.max_context)
+            model = self._load(capacity, threads)
+            weights = model.weights
             head = None if self._head is None else self._head.load(self.dtype, self.device, self._head_formats)
             runner = self.runner = TorchRunner(model, capacity)
             if self._head is not None and head is not None:
@@ -110,6 +127,18 @@ class TorchModel:
             size_bytes=weights.num_bytes + (head.num_bytes if head is not None else 0),
         )
 
+    def _load(self, capacity: Capacity, threads: int) -> Model:
+        """The model, or this process' part of it and, in processes of their own, the other parts."""
+        ops = ops_for(self.device)
+        if self._shard.size == 1:
+            weights = load_weights(self._checkpoint, self.dtype, self.device, self._formats)
+            return Model(self.config, weights, ops, capacity.max_context)
+        from outpace.backends.torch.parallel.starting import start  # needs torch.distributed
+
+        return start(
+            self._path, self._checkpoint, self._shard, self.dtype, self.device, capacity, num_pages(capacity), threads
+        )
+
     def plan(self, capacity: Capacity) -> MemoryPlan:
         c, size = self.config, self.dtype.itemsize
         # Workspace of the largest step: a few copies of its widest activations, and float32 logits. Graphs keep theirs.
@@ -121,7 +150,9 @@ class TorchModel:
         num_logits = capacity.max_sequences + captured + num_scored + num_kept
         num_tokens = (2 if captured else 1) * capacity.max_step_tokens  # graphs have their own activations
         workspace = num_tokens * widest * size + num_logits * c.vocab_size * 4
-        weights, head_cache = weight_bytes(self._checkpoint, self.dtype, self._formats), 0
+        weights, head_cache = num_shard_bytes(self._checkpoint, self._shard, self.dtype), 0
+        if self._shard.size == 1:
+            weights = weight_bytes(self._checkpoint, self.dtype, self._formats)
         if self._head is not None:
             meta = torch.device("meta")
             weights += allocate_head(self._head.config, self.dtype, meta, self._head_formats).num_bytes
@@ -194,6 +225,7 @@ class TorchRunner:
             states=self.states,
             state_width=config.width,
             captured=LARGEST_BUCKET if embedding.is_cuda else None,
+            on_loss=model.on_loss,
         )
         self.vocab_size = config.vocab_size
         self.device = embedding.device
@@ -220,7 +252,7 @@ class TorchRunner:
         shape = (2, self.pool.num_blocks, c.num_kv_heads, PAGE_TOKENS, c.head_dim)
         self._head_pages = torch.zeros(shape, dtype=embedding.dtype, device=self.device)
         cache = Cache(self._head_pages[0], self._head_pages[1], first=1)
-        head = HeadModel(c, weights, model.ops, embedding, taps, cache, model.rope)
+        head = HeadModel(c, weights, local_ops(model.ops), embedding, taps, cache, model.rope)
         self._head = TorchHead(head, measured, self, self._graphs)
         self.capabilities = replace(self.capabilities, head=self._head)
 
@@ -337,6 +369,7 @@ class TorchRunner:
     def _take_pages(self, seq: int, length: int, count: int) -> bool:
         copies = self.pool.reserve(seq, count)
         for source, target in copies or ():
+            self.model.copying_page(source, target)
             self._pages[:, :, target] = self._pages[:, :, source]
             if self._taps is not None and self._head_pages is not None:
                 self._taps.copy_page(source, target)
@@ -381,6 +414,7 @@ class TorchRunner:
         if self._graphs is not None:
             self._graphs = None
             self.executor.stop()
+            self.model.close()
             self._head = self._taps = self._head_pages = None
             self.capabilities = replace(self.capabilities, head=None)
             del self.model, self.caches, self._pages

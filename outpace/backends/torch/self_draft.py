@@ -18,6 +18,7 @@ from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.model.weights import Layer, Weights, allocate
 from outpace.backends.torch.runner import TorchModel, TorchRunner
 from outpace.backends.torch.storage.rounding import KINDS, quantise
+from outpace.errors import BackendError
 
 _MATRICES = ("qkv", "out", "gate_up", "down")
 
@@ -41,6 +42,8 @@ class SelfDraft:
     has_head = False
 
     def __init__(self, target: TorchModel, kind: str) -> None:
+        if target.options.tensor_parallel_size > 1:
+            raise BackendError("draft 'self' needs the whole model on one device; name another draft")
         check_device(kind, target.dtype, target.device)
         self._target = target
         self._kind = kind

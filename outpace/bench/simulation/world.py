@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outpace.bench.simulation.machines import DRAFTS, MACHINES, StepLaw
+from outpace.bench.simulation.sharded import SHARDED, SHARDED_DRAFTS
 
 Floats = NDArray[np.float64]
 
@@ -141,13 +142,15 @@ class Scenario:
 
     @property
     def law(self) -> StepLaw:
-        return MACHINES[self.machine]
+        return MACHINES[self.machine] if self.machine in MACHINES else SHARDED[self.machine]
 
     @property
     def draft_law(self) -> StepLaw | None:
         if self.model is None:
             return None
-        return DRAFTS[self.machine] if self.draft_share is None else self.law.scaled(self.draft_share)
+        if self.draft_share is not None:
+            return self.law.scaled(self.draft_share)
+        return DRAFTS[self.machine] if self.machine in DRAFTS else SHARDED_DRAFTS[self.machine]
 
     def requests(self) -> list[SimulatedRequest]:
         rng = np.random.default_rng(self.seed)

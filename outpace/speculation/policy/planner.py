@@ -311,7 +311,7 @@ class Stop:
     pass of the model: for that the chance must reach `to_go_on`.
     """
 
-    __slots__ = ("_chance", "_ended", "_least", "_least_to_go_on", "_shift", "_survival", "_temperature")
+    __slots__ = ("_chance", "_least", "_least_to_go_on", "_shift", "_survival", "_temperature", "is_over")
 
     def __init__(
         self, acceptance: Acceptance, temperature: int, shift: float, at_least: float, to_go_on: float
@@ -319,11 +319,11 @@ class Stop:
         self._chance, self._temperature, self._shift = acceptance.chance, temperature, shift
         self._least, self._least_to_go_on = at_least, to_go_on
         self._survival = 1.0
-        self._ended = False
+        self.is_over = False
 
     def __call__(self, confidence: float) -> bool:
-        if self._ended:
+        if self.is_over:
             return False
         self._survival = survival = self._survival * self._chance(self._temperature, confidence, self._shift)
-        self._ended = survival < self._least_to_go_on
+        self.is_over = survival < self._least_to_go_on
         return survival >= self._least

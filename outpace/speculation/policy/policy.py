@@ -61,7 +61,7 @@ class Policy:
         }
         self._accounts = Accounts(config.allowed_loss)
         self.budget = self._accounts.budget
-        self.trace: deque[StepTrace] = deque(maxlen=trace_steps)
+        self.keep_trace(trace_steps)
         self._states: dict[int, RequestState] = {}
         self._step = 0
         self._lookup_value = LookupValue(name for name, each in proposers.items() if each.is_lookup and name != "none")
@@ -86,9 +86,15 @@ class Policy:
             self._coverage = Coverage(self._accounts, self._planner, self.acceptances)
             self._baseline = Baseline(costs, begins_ahead=self._begins_ahead)
 
-    def keep_trace(self, num_steps: int) -> None:
-        """Keep the traces of the latest `num_steps` steps."""
-        self.trace = deque(maxlen=num_steps)
+    def keep_trace(self, num_steps: int, max_rows: int | None = None) -> None:
+        """Keep the traces of the latest `num_steps` steps, each of at most `max_rows` requests."""
+        self.trace: deque[StepTrace] = deque(maxlen=num_steps)
+        self._trace_rows = max_rows
+
+    @property
+    def plain_step_seconds(self) -> float | None:
+        """Of the latest batch, expected; None before the first decision."""
+        return self._plain_step if self._step and self.costs is not None else None
 
     def lookups(self, request: Request) -> tuple[str, ...]:
         """The lookup proposers that `auto` may use for this request."""
@@ -115,8 +121,7 @@ class Policy:
             self._begin_repeating(decision, num_prefill)
             self._steps_without_plain = self._steps_without_plain + 1 if decision.plan is not None else 0
         if self.trace.maxlen:
-            plain_seconds = decision.situation.plain_seconds if decision.situation is not None else 0.0
-            decision.trace = StepTrace.of(requests, decision.choices, plain_seconds, decision.reason)
+            decision.trace = StepTrace.of(decision, self._trace_rows)
             self.trace.append(decision.trace)
         return decision
 

@@ -1,6 +1,6 @@
 """Keeps why a step was decided as it was: the reason, what was expected and what happened.
 
-Traces are kept only on request, for example by `outpace run --trace`.
+Traces are kept only on request: by `outpace run --trace`, and while somebody looks at the server's page.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from outpace.core import Request, Verdict
+from outpace.core import Verdict
 
 if TYPE_CHECKING:
-    from outpace.speculation.policy.state import Choice
+    from outpace.speculation.policy.decision import Decision
 
 
 @dataclass(slots=True)
@@ -38,14 +38,17 @@ class StepTrace:
     plain_seconds: float  # expected time of a plain step of this batch
     rows: list[RowTrace] = field(default_factory=list)
     seconds: float | None = None  # actual time of this step
+    step: int = 0  # its number, of those in which requests might speculate
 
     @classmethod
-    def of(cls, requests: Sequence[Request], choices: Sequence[Choice], plain_seconds: float, reason: str) -> StepTrace:
+    def of(cls, decision: Decision, max_rows: int | None = None) -> StepTrace:
+        """`max_rows`: keep so many requests at most, because each takes time."""
         rows = [
             RowTrace(request.id, choice.method, choice.depth, choice.expected)
-            for request, choice in zip(requests, choices, strict=True)
+            for request, choice in zip(decision.requests[:max_rows], decision.choices[:max_rows], strict=True)
         ]
-        return cls(reason, plain_seconds, rows)
+        plain_seconds = decision.situation.plain_seconds if decision.situation is not None else 0.0
+        return cls(decision.reason, plain_seconds, rows, step=decision.step)
 
     def add_outcomes(self, verdicts: Sequence[Verdict]) -> None:
         for row, verdict in zip(self.rows, verdicts, strict=False):

@@ -10,16 +10,16 @@ corrected by `timing`), how many tokens it must catch up on (`num_uncached`), an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
 
+from outpace.backends.base import DraftStop
 from outpace.core import Draft, MeasuredAcceptance, Request, Verdict
 from outpace.speculation.costs.curves import DraftCosts
 from outpace.speculation.costs.timing import DraftTiming
 
-MOST_CONFIDENT = 0.999  # of a model; 1 would mean that the target cannot disagree
 _TIMED_TEXT = 256  # tokens a lookup is timed on
 _TIMED_LOOKUPS = 8
 
@@ -30,7 +30,7 @@ class DraftAsk:
 
     request: Request
     depth: int
-    goes_on: Callable[[float], bool] | None = None
+    goes_on: DraftStop | None = None
     """A draft model calls this before it draws a token, with its confidence; False ends the draft."""
     prefix: Sequence[int] = ()
     """Tokens assumed to follow the request's own: a lookup drafts what comes after them."""

@@ -1,4 +1,5 @@
-"""A small model that drafts for the target: same vocabulary, its own cache, one forward pass per draft token.
+"""A small model that drafts for the target: same vocabulary, its own cache, one forward pass per draft token. (For a
+model with another vocabulary, see `other_vocabulary.py`.)
 
 All requests of a step are drafted together. A request's draft cache catches up only when a draft is made; after the
 verdict it is rewound to the tokens that the target accepted. How tokens are drawn depends on how they are verified: if
@@ -9,14 +10,14 @@ possible. Otherwise it draws independently and keeps the distribution.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.backends.base import Drafter, DraftTask, LoadedModel, Verifier
+from outpace.backends.base import MOST_CONFIDENT, Drafter, DraftStop, DraftTask, LoadedModel, Verifier
 from outpace.core import Draft, MeasuredAcceptance, Request, Row, StepPlan, Verdict
 from outpace.decoding.randomness import Purpose, key, uniform
 from outpace.decoding.verification import HostVerifier, draw_weighted, matches_own_tokens
@@ -25,13 +26,13 @@ from outpace.kv.cache import SequenceCache
 from outpace.speculation.costs.calibration import measure_draft_model, warm_up
 from outpace.speculation.costs.curves import DraftCosts
 from outpace.speculation.costs.timing import DraftTiming
-from outpace.speculation.proposers.base import MOST_CONFIDENT, DraftAsk
+from outpace.speculation.proposers.base import DraftAsk
 
 FloatRow = NDArray[np.float32]
 
 
 @dataclass(slots=True)
-class _Drafting:
+class Drafting:
     """A request with a draft in this step."""
 
     request: Request
@@ -40,7 +41,7 @@ class _Drafting:
     to_feed: list[int]
     draft: Draft
     probs: list[FloatRow] | None  # what its tokens are drawn from; None if they are drawn with the target's noise
-    goes_on: Callable[[float], bool] | None
+    goes_on: DraftStop | None
 
 
 class DraftModelProposer:
@@ -60,6 +61,7 @@ class DraftModelProposer:
         self._vocab_size = target_vocab_size
         self._verifier: Verifier = verifier or HostVerifier()
         self._sequences: OrderedDict[int, int] = OrderedDict()  # request id to sequence, least recently used first
+        self._draws_on_device = model.runner.capabilities.drafter is not None
         self.timing: DraftTiming | None = None
 
     def serves(self, request: Request) -> bool:
@@ -69,14 +71,15 @@ class DraftModelProposer:
         self.timing = DraftTiming()
         drafts = [Draft([], self.name) for _ in asks]
         asked = {ask.request.id for ask in asks}
-        group: list[_Drafting] = []
+        group: list[Drafting] = []
         for ask, draft in zip(asks, drafts, strict=True):
             drafting = self._begin(ask, draft, asked)
             if drafting is not None:
                 group.append(drafting)
         if group:
             self._catch_up(group)
-            if self._runner.capabilities.drafter is not None:
+            if self._draws_on_device:
+                assert self._runner.capabilities.drafter is not None
                 self._draft_on_device(group, self._runner.capabilities.drafter)
                 group = []
         while group:
@@ -98,6 +101,7 @@ class DraftModelProposer:
         seq = self._sequences.pop(request.id, None)
         if seq is not None:
             self._cache.close(seq)
+            self._forget(request.id)
 
     def num_uncached(self, request: Request) -> int:
         seq = self._sequences.get(request.id)
@@ -118,7 +122,7 @@ class DraftModelProposer:
     def close(self) -> None:
         self._runner.close()
 
-    def _begin(self, ask: DraftAsk, draft: Draft, asked: set[int]) -> _Drafting | None:
+    def _begin(self, ask: DraftAsk, draft: Draft, asked: set[int]) -> Drafting | None:
         """Reserve cache room for catching up and drafting; None, and an empty draft, if there is none."""
         request = ask.request
         seq = self._sequences.get(request.id)
@@ -128,18 +132,23 @@ class DraftModelProposer:
             seq = self._sequences[request.id] = self._cache.open()
         else:
             return None
-        to_feed = request.tokens[self._cache.length(seq) :]
+        to_feed = self._uncached(request, seq)
         if max(to_feed) >= self._runner.vocab_size:
             return None  # a padding token of the target's vocabulary that the draft model lacks
+        if self._cache.length(seq) + len(to_feed) + ask.depth - 1 > self._runner.capacity.max_context:
+            return None  # the text has more tokens in the draft model's vocabulary than its cache holds
         # The last drafted token is not fed, so depth tokens need depth - 1 places.
         while not self._cache.reserve(seq, len(to_feed) + ask.depth - 1):
             if not self._evict(asked):
                 return None
-        if self._runner.capabilities.drafter is None and not matches_own_tokens(request.params):
-            probs = draft.probs = list[FloatRow]()
-        else:
-            probs = None
-        return _Drafting(request, seq, ask.depth, to_feed, draft, probs, ask.goes_on)
+        probs: list[FloatRow] | None = None
+        if not self._draws_on_device and not self._drafts_text(request) and not matches_own_tokens(request.params):
+            probs = draft.probs = []
+        return Drafting(request, seq, ask.depth, to_feed, draft, probs, ask.goes_on)
+
+    def _uncached(self, request: Request, seq: int) -> list[int]:
+        """The request's tokens, as the draft model has them, that are not in its cache; at least one."""
+        return request.tokens[self._cache.length(seq) :]
 
     def _evict(self, asked: set[int]) -> bool:
         """Drop the draft cache of the request whose last draft is oldest."""
@@ -147,10 +156,21 @@ class DraftModelProposer:
             if request_id not in asked:
                 del self._sequences[request_id]
                 self._cache.close(seq)
+                self._forget(request_id)
                 return True
         return False
 
-    def _catch_up(self, group: list[_Drafting]) -> None:
+    def _forget(self, request_id: int) -> None:
+        """Called when the request's cache was dropped."""
+
+    def _fed_now(self, drafting: Drafting, tokens: list[int]) -> None:
+        """Called when the tokens were added to the request's cache."""
+
+    def _drafts_text(self, request: Request) -> bool:
+        """Whether the draft is a text that the target's tokenizer splits, and so is one-hot."""
+        return False
+
+    def _catch_up(self, group: list[Drafting]) -> None:
         """Feed tokens without logits until the rest fits one forward pass; each request keeps at least one token."""
         limit = self._runner.capacity.max_step_tokens
         while sum(len(d.to_feed) for d in group) > limit:
@@ -159,11 +179,12 @@ class DraftModelProposer:
                 chunk = drafting.to_feed[: min(len(drafting.to_feed) - 1, budget)]
                 if chunk:
                     rows.append(self._row(drafting, chunk, num_logits=0))
+                    self._fed_now(drafting, chunk)
                     drafting.to_feed = drafting.to_feed[len(chunk) :]
                     budget -= len(chunk)
             self._forward(rows, is_catching_up=True)
 
-    def _draft_on_device(self, group: list[_Drafting], drafter: Drafter) -> None:
+    def _draft_on_device(self, group: list[Drafting], drafter: Drafter) -> None:
         """Draft in a backend that draws on the device, to the full depth whatever the confidence."""
         assert self.timing is not None
         tasks = [DraftTask(self._row(d, d.to_feed, num_logits=1), d.request, d.depth) for d in group]
@@ -189,13 +210,15 @@ class DraftModelProposer:
             return tokens
         return tokens[: next(i for i, token in enumerate(tokens) if token >= self._vocab_size)]
 
-    def _feed(self, group: list[_Drafting]) -> list[FloatRow]:
+    def _feed(self, group: list[Drafting]) -> list[FloatRow]:
         rows = [self._row(d, d.to_feed, num_logits=1) for d in group]
         # A fully accepted draft leaves two tokens to feed; more than two means catching up.
         logits = self._forward(rows, is_catching_up=any(len(row.tokens) > 2 for row in rows))
+        for drafting in group:
+            self._fed_now(drafting, drafting.to_feed)
         return [self._fit(row) for row in logits]
 
-    def _row(self, drafting: _Drafting, tokens: list[int], *, num_logits: int) -> Row:
+    def _row(self, drafting: Drafting, tokens: list[int], *, num_logits: int) -> Row:
         return Row(drafting.seq, self._cache.length(drafting.seq), tokens, num_logits)
 
     def _forward(self, rows: list[Row], *, is_catching_up: bool) -> NDArray[np.float32]:
@@ -221,7 +244,7 @@ class DraftModelProposer:
             return row[: self._vocab_size]
         return np.concatenate([row, np.full(missing, -np.inf, np.float32)])
 
-    def _extend(self, drafting: _Drafting, logits: FloatRow) -> bool:
+    def _extend(self, drafting: Drafting, logits: FloatRow) -> bool:
         """Add a token unless the policy stops the draft; returns whether to draft further.
 
         The policy sees the distribution before a token is drawn, so stopping does not bias the drawn tokens.
@@ -232,10 +255,19 @@ class DraftModelProposer:
             draft.confidence.append(confidence)  # also for the token before which it stops: learning uses it
             if not drafting.goes_on(confidence):
                 return False
-        drafting.to_feed = [self._draw(drafting, logits)]
-        return len(draft.tokens) < drafting.depth
+        token = self._draw(drafting, logits)
+        if token is None:
+            return False
+        drafting.to_feed = [token]
+        if len(draft.tokens) == drafting.depth:
+            return False
+        if drafting.goes_on is not None and drafting.goes_on.is_over:
+            draft.confidence.append(draft.confidence[-1])  # that of the token which it will not draft is not known
+            return False
+        return True
 
-    def _draw(self, drafting: _Drafting, logits: FloatRow) -> int:
+    def _draw(self, drafting: Drafting, logits: FloatRow) -> int | None:
+        """Add a token to the draft; returns the token to feed next, or None where the draft must end."""
         request, draft = drafting.request, drafting.draft
         if drafting.probs is None:
             token = self._verifier.own_token(request, draft.tokens, logits)

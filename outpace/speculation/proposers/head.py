@@ -1,8 +1,8 @@
 """A draft head: a small trained layer that drafts from the target's own hidden states.
 
 It has no cache of its own to manage: the target's runner keeps its entries beside the target's cache. The backend
-drafts to the full depth in one call; here a draft is cut where its confidence says that further tokens do not pay.
-Confidence is known before a token is picked, so cutting does not bias the tokens that are kept.
+drafts in one call. A draft ends where its confidence says that further tokens do not pay: after that pass if the head
+can stop, else it is cut here. Confidence is known before a token is picked, so the kept tokens are not biased.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import perf_counter
 
-from outpace.backends.base import USUAL_UNCACHED, DraftedTokens, Head, HeadTask, Runner
+from outpace.backends.base import MOST_CONFIDENT, USUAL_UNCACHED, DraftedTokens, Head, HeadTask, Runner
 from outpace.core import Draft, Request, Verdict
 from outpace.speculation.costs.calibration import measure_head, warm_up_head
 from outpace.speculation.costs.curves import DraftCosts
 from outpace.speculation.costs.timing import DraftTiming
-from outpace.speculation.proposers.base import MOST_CONFIDENT, DraftAsk
+from outpace.speculation.proposers.base import DraftAsk
 
 
 class HeadProposer:
     name = "head"
     is_lookup = False
-    drafts_whole = True
 
     def __init__(self, runner: Runner, head: Head) -> None:
         """`runner` is the target's."""
         self._runner = runner
         self._head = head
         self.measured = head.measured
+        self.drafts_whole = not head.stops_early
         self.timing: DraftTiming | None = None
 
     def serves(self, request: Request) -> bool:
@@ -36,15 +36,20 @@ class HeadProposer:
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
         num_uncached = [self._num_uncached(ask.request) for ask in asks]
         begin = perf_counter()
-        drafted = self._head.draft([HeadTask(ask.request, ask.depth) for ask in asks])
-        self.timing = _timing(asks, num_uncached, perf_counter() - begin)
+        drafted = self._head.draft([HeadTask(ask.request, ask.depth, ask.goes_on) for ask in asks])
+        num_passes = max([max(len(each.tokens), len(each.confidence)) for each in drafted])
+        self.timing = _timing(asks, num_uncached, num_passes, perf_counter() - begin)
         return [self._cut(ask, each) for ask, each in zip(asks, drafted, strict=True)]
 
     def _cut(self, ask: DraftAsk, drafted: DraftedTokens) -> Draft:
         if ask.goes_on is None:
             return Draft(drafted.tokens, self.name, drafted.probs)
         confidence = [min(MOST_CONFIDENT, value) for value in drafted.confidence]
-        depth = next((i for i, value in enumerate(confidence) if not ask.goes_on(value)), len(drafted.tokens))
+        depth = len(drafted.tokens)
+        if self.drafts_whole:
+            depth = next((i for i, value in enumerate(confidence) if not ask.goes_on(value)), depth)
+        elif len(confidence) == depth < ask.depth:
+            confidence.append(confidence[-1])  # that of the token which it did not draft is not known
         probs = None if drafted.probs is None else drafted.probs[:depth]
         # Learning also uses the confidence of the token before which it stops.
         return Draft(drafted.tokens[:depth], self.name, probs, confidence[: depth + 1])
@@ -75,9 +80,9 @@ class HeadProposer:
         pass
 
 
-def _timing(asks: Sequence[DraftAsk], num_uncached: Sequence[int], seconds: float) -> DraftTiming:
+def _timing(asks: Sequence[DraftAsk], num_uncached: Sequence[int], depth: int, seconds: float) -> DraftTiming:
     timing = DraftTiming()
-    rows, depth = len(asks), max(ask.depth for ask in asks)
+    rows = len(asks)
     context = sum([len(ask.request.tokens) for ask in asks]) / rows
     if max(num_uncached) > USUAL_UNCACHED:
         timing.undivided = (rows, depth, context, seconds)

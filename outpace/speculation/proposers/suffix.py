@@ -1,8 +1,10 @@
 """Suffix lookup: drafts the most frequent continuation of the longest context that occurred before.
 
 It searches the request's own tokens and the output of earlier requests with the same cache salt, which a bounded
-store keeps; `store_tokens=0` disables the store. A draft is a fixed function of the past tokens, so its distribution is
-one-hot. The policy decides whether a draft is worth verifying.
+store keeps; `store_tokens=0` disables the store. Requests of programs name their place in the program: the outputs at
+one place have a store of their own, in which the place itself is a context. So a draft exists before the first token. A
+draft is a fixed function of the past tokens, so its distribution is one-hot. The policy decides whether a draft is
+worth verifying.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ from outpace.speculation.proposers.suffix_automaton import Cursor, SuffixAutomat
 MIN_SURVIVAL = 0.1  # a token with a lower chance of being reached and accepted is never worth verifying
 STORED_CONTEXT = 16  # prompt tokens stored before an output, to match the start of an answer
 LOOKBACK = 64  # tokens with which a new cursor starts; a longer match does not predict better
+# Stands before each output of a place. No token has such an id. By its length, the same place is as good a context as
+# four tokens that agree.
+PLACE_MARK = (-4, -3, -2, -1)
 
 
 class SuffixProposer(NoDraft):
@@ -46,7 +51,7 @@ class SuffixProposer(NoDraft):
         context = self._contexts.get(request.id)
         if context is None:
             context = self._contexts[request.id] = _Context()
-        context.catch_up(request.tokens, self._stores.generations(request.cache_salt))
+        context.catch_up(request, self._stores.generations(request.cache_salt, request.place))
         return context
 
     def _draft(self, request: Request, depth: int, prefix: Sequence[int]) -> Draft:
@@ -103,13 +108,20 @@ def follow(
     return score, tokens, confidence
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Generation:
     """A part of the output of earlier requests."""
 
     automaton: SuffixAutomaton = field(default_factory=SuffixAutomaton)
+    is_of_place: bool = False
     num_tokens: int = 0
     stored: dict[int, int] = field(default_factory=dict)  # request id -> its length when stored
+
+    def begin(self, request: Request) -> list[int]:
+        """The context of a request whose tokens were not followed so far."""
+        if not self.is_of_place:
+            return request.tokens[-LOOKBACK:]
+        return [*PLACE_MARK, *request.tokens[len(request.prompt) :]]
 
 
 class _Store:
@@ -119,11 +131,12 @@ class _Store:
     memory is bounded and recent traffic stays.
     """
 
-    __slots__ = ("_capacity", "generations")
+    __slots__ = ("_capacity", "_is_of_place", "generations")
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, *, is_of_place: bool) -> None:
         self._capacity = capacity  # of one generation
-        self.generations: tuple[_Generation, _Generation] = (_Generation(), _Generation())
+        self._is_of_place = is_of_place
+        self.generations: tuple[_Generation, _Generation] = (self._generation(), self._generation())
 
     @property
     def num_tokens(self) -> int:
@@ -136,41 +149,51 @@ class _Store:
         start = max(young.stored.get(request.id, prompt_length), old.stored.get(request.id, prompt_length))
         if start == length:
             return
-        text = request.tokens[max(0, start - STORED_CONTEXT, length - self._capacity) :]
+        if self._is_of_place and start == prompt_length:
+            text = [*PLACE_MARK, *request.tokens[start : start + max(0, self._capacity - len(PLACE_MARK))]]
+        else:
+            text = request.tokens[max(0, start - STORED_CONTEXT, length - self._capacity) :]
         if young.num_tokens + len(text) > self._capacity:
-            self.generations = (_Generation(), young)
+            self.generations = (self._generation(), young)
             young = self.generations[0]
         young.automaton.start_text()
         young.automaton.extend(text)
         young.num_tokens += len(text)
         young.stored[request.id] = length
 
+    def _generation(self) -> _Generation:
+        return _Generation(is_of_place=self._is_of_place)
+
 
 class _Stores:
-    """One store per cache salt. Together they hold at most `num_tokens`: the least recently used go first."""
+    """One store per cache salt, and per salt and place. Together they hold at most `num_tokens`: the least recently
+    used go first."""
 
     def __init__(self, num_tokens: int) -> None:
         self._num_tokens = num_tokens
-        self._by_salt: OrderedDict[str, _Store] = OrderedDict()
+        self._by_key: OrderedDict[tuple[str, str], _Store] = OrderedDict()  # by salt and place
 
     def clear(self) -> None:
-        self._by_salt.clear()
+        self._by_key.clear()
 
-    def generations(self, salt: str) -> tuple[_Generation, ...]:
-        store = self._by_salt.get(salt)
-        return store.generations if store is not None else ()
+    def generations(self, salt: str, place: str = "") -> tuple[_Generation, ...]:
+        """Where to look for drafts: outputs of no place, and those of the request's place if it has one."""
+        common = self._by_key.get((salt, ""))
+        found = common.generations if common is not None else ()
+        of_place = self._by_key.get((salt, place)) if place else None
+        return found if of_place is None else (*found, *of_place.generations)
 
     def insert(self, request: Request) -> None:
         if self._num_tokens < 2:
             return
-        salt = request.cache_salt
-        store = self._by_salt.get(salt)
+        key = (request.cache_salt, request.place)
+        store = self._by_key.get(key)
         if store is None:
-            store = self._by_salt[salt] = _Store(self._num_tokens // 2)
-        self._by_salt.move_to_end(salt)
+            store = self._by_key[key] = _Store(self._num_tokens // 2, is_of_place=bool(request.place))
+        self._by_key.move_to_end(key)
         store.insert(request)
-        while len(self._by_salt) > 1 and sum(each.num_tokens for each in self._by_salt.values()) > self._num_tokens:
-            self._by_salt.popitem(last=False)
+        while len(self._by_key) > 1 and sum(each.num_tokens for each in self._by_key.values()) > self._num_tokens:
+            self._by_key.popitem(last=False)
 
 
 class _Context:
@@ -184,19 +207,19 @@ class _Context:
         self._generations: tuple[_Generation, ...] = ()
         self._num_indexed = 0
 
-    def catch_up(self, tokens: list[int], generations: tuple[_Generation, ...]) -> None:
-        new_tokens = tokens[self._num_indexed :]
-        self._num_indexed = len(tokens)
+    def catch_up(self, request: Request, generations: tuple[_Generation, ...]) -> None:
+        new_tokens = request.tokens[self._num_indexed :]
+        self._num_indexed = len(request.tokens)
         self._own.extend(new_tokens)
         for cursor in self._cursors:
             cursor.advance(new_tokens)
-        if self._generations is not generations:
+        if self._generations != generations:
             known = {id(cursor.automaton): cursor for cursor in self._cursors}
             self._cursors, self._generations = [], generations
             for generation in generations:
                 cursor = known.get(id(generation.automaton)) or Cursor(generation.automaton)
                 if id(generation.automaton) not in known:
-                    cursor.advance(tokens[-LOOKBACK:])
+                    cursor.advance(generation.begin(request))
                 self._cursors.append(cursor)
 
     def contexts(self, prefix: Sequence[int] = ()) -> list[tuple[SuffixAutomaton, int, int]]:

@@ -113,6 +113,49 @@ def test_requests_that_share_a_step_do_not_change_each_other(drafting: Drafting)
         assert same(together[i], drafting.draft(request, 1 + i))
 
 
+class StopAfter:
+    """Ends a draft at a given token, which is kept if the rule knows beforehand that no further pass pays."""
+
+    def __init__(self, num_tokens: int, *, knows: bool) -> None:
+        self.is_over = False
+        self.seen: list[float] = []
+        self._num_tokens, self._knows = num_tokens, knows
+
+    def __call__(self, confidence: float) -> bool:
+        self.seen.append(confidence)
+        self.is_over = len(self.seen) > self._num_tokens - self._knows
+        return len(self.seen) <= self._num_tokens
+
+
+def test_a_stopped_draft_is_the_beginning_of_the_whole_one(drafting: Drafting) -> None:
+    requests = [request_of(5 + 11 * i, seq=i, text=i, temperature=0.7 * (i % 2), seed=i) for i in range(6)]
+    for request in requests:
+        drafting.feed(request)
+    whole = drafting.head.draft([HeadTask(request, 5) for request in requests])
+    stops = [None, StopAfter(0, knows=False), *(StopAfter(i, knows=i % 2 == 0) for i in (2, 3, 4, 9))]
+    drafts = drafting.head.draft([HeadTask(*each) for each in zip(requests, [5] * 6, stops, strict=True)])
+    assert [len(each.tokens) for each in drafts] == [5, 0, 2, 3, 4, 5]
+    assert [len(each.confidence) for each in drafts] == [5, 1, 2, 4, 4, 5]  # with that of the token it stopped before
+    for stop, draft, expected in zip(stops, drafts, whole, strict=True):
+        assert draft.tokens == expected.tokens[: len(draft.tokens)]
+        assert draft.confidence == expected.confidence[: len(draft.confidence)]
+        assert stop is None or stop.seen == draft.confidence
+    again = drafting.head.draft([HeadTask(request, 5) for request in requests])
+    assert all(same(a, b) for a, b in zip(again, whole, strict=True))
+
+
+def test_an_error_of_the_rule_that_stops_a_draft_is_raised(drafting: Drafting) -> None:
+    class Broken(StopAfter):
+        def __call__(self, confidence: float) -> bool:
+            raise ZeroDivisionError("no rule")
+
+    request = request_of(20)
+    drafting.feed(request)
+    with pytest.raises(ZeroDivisionError, match="no rule"):
+        drafting.head.draft([HeadTask(request, 3, Broken(1, knows=True))])
+    assert len(drafting.draft(request, 3).tokens) == 3
+
+
 def test_forks_share_entries_and_diverge(drafting: Drafting) -> None:
     for num_shared in (1, 20, 32, 40, 64):
         source = request_of(80, seq=0, text=3)
@@ -160,16 +203,18 @@ def test_sampled_drafts_carry_the_distributions_they_were_drawn_from(drafting: D
     request = request_of(20, temperature=1.0, top_p=0.9)
     drafting.feed(request)
     drafted = drafting.draft(request, 3)
-    assert drafted.probs is not None and drafted.probs.shape == (3, VOCAB_SIZE)
+    assert drafted.probs is not None
+    drawn_from = np.stack(drafted.probs)
+    assert drawn_from.shape == (3, VOCAB_SIZE)
     unknown = np.setdiff1d(np.arange(VOCAB_SIZE), IDS)
-    assert (drafted.probs[:, unknown] == 0).all()
-    assert drafted.probs.sum(-1) == pytest.approx(np.ones(3), abs=1e-5)
-    assert all(drafted.probs[i, token] > 0 for i, token in enumerate(drafted.tokens))
+    assert (drawn_from[:, unknown] == 0).all()
+    assert drawn_from.sum(-1) == pytest.approx(np.ones(3), abs=1e-5)
+    assert all(drawn_from[i, token] > 0 for i, token in enumerate(drafted.tokens))
     _, logits = ReferenceHead(drafting.path, drafting.target).draft(request.tokens, 1)
     expected = np.full(VOCAB_SIZE, -np.inf, np.float32)
     expected[list(IDS)] = logits[0]
     probs = drafting.runner.capabilities.verifier.probs(request, [], expected)  # type: ignore[union-attr]
-    assert drafted.probs[0] == pytest.approx(probs, abs=2e-3)
+    assert drawn_from[0] == pytest.approx(probs, abs=2e-3)
 
 
 def test_seeded_drafts_use_the_targets_noise(drafting: Drafting) -> None:

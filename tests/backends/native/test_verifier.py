@@ -261,7 +261,7 @@ def draft_for(request: Request, logits: FloatRow, depth: int, rng: np.random.Gen
         else:
             u = uniform(key(request.seed, Purpose.DRAFT, len(request.tokens), i))
             draft.tokens.append(draw_weighted(probs, u))
-            draft.probs.append(probs)
+            draft.probs = [*draft.probs, probs]
     return draft
 
 

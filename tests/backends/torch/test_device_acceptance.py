@@ -99,12 +99,14 @@ class Batch:
         lengths = [len(draft.tokens) for draft in self.drafts]
         first_row = np.cumsum([0, *[length + 1 for length in lengths[:-1]]])
         row_of = first_row[:, None] + np.minimum(np.arange(self.depth + 1), np.array(lengths)[:, None])
+        seeds, anchors = [request.seed for request in self.requests], [len(request.tokens) for request in self.requests]
+        noise = torch.from_numpy(device.noise_of(seeds, anchors, self.depth))
         return Drafts(
             tokens=torch.tensor([draft.tokens + [0] * (self.depth - len(draft.tokens)) for draft in self.drafts]),
             num_drafted=torch.tensor(lengths),
             row_of=torch.from_numpy(row_of),
-            seed=torch.tensor([signed(request.seed) for request in self.requests]),
-            anchor=torch.tensor([len(request.tokens) for request in self.requests]),
+            accept_noise=noise[:, : self.depth],
+            recover_noise=noise[:, self.depth :],
         )
 
     def target(self) -> torch.Tensor:
@@ -223,12 +225,13 @@ def test_weight_zero_is_never_drawn() -> None:
 def test_a_draft_loop_draws_what_the_host_draws(vocab: int) -> None:
     for seeded in (False, True):
         batch = Batch("exact", 96, 3, vocab, closeness=0.3, seeded=seeded, seed=5)
-        drafts = batch.device_drafts()
+        seed = torch.tensor([signed(request.seed) for request in batch.requests])
+        anchor = torch.tensor([len(request.tokens) for request in batch.requests])
         params = RowParams.of([request.params for request in batch.requests])
         for offset in range(3):
             shaped = probs(torch.from_numpy(batch.draft_rows)[:, offset], params)
-            own = choose(shaped, drafts.seed, drafts.anchor + offset)
-            drawn = draw_draft(shaped, drafts.seed, drafts.anchor, offset)
+            own = choose(shaped, seed, anchor + offset)
+            drawn = draw_draft(shaped, seed, anchor, offset)
             tokens = torch.where(is_sampled(batch), drawn, own)
             for i, draft in enumerate(batch.drafts):
                 if offset < len(draft.tokens):
@@ -246,7 +249,8 @@ def test_nothing_looks_at_data_on_the_way() -> None:
         steps.append(probs(buffer[:, i], batch))
         tokens.append(draw_draft(steps[-1], words, words, i))
     row_of = torch.empty(num_requests, depth + 1, dtype=torch.int64, device="meta")
-    drafts = Drafts(torch.stack(tokens, dim=1), words, row_of, words, words)
+    noise = torch.empty(num_requests, 2 * depth + 1, dtype=torch.float64, device="meta")
+    drafts = Drafts(torch.stack(tokens, dim=1), words, row_of, noise[:, :depth], noise[:, depth:])
     rows = torch.arange(num_requests, device="meta").repeat(depth + 1)
     target = probs(torch.empty(num_requests * (depth + 1), vocab, device="meta"), batch.rows(rows))
     own = choose(target, words.repeat(depth + 1), words.repeat(depth + 1))
@@ -289,7 +293,8 @@ def generations(rule: str, features: dict[str, Any], *, drawn_at: float = 1.0) -
             contexts.append(contexts[-1] * VOCAB + tokens[-1])
         rows = torch.stack(contexts, dim=1) % _NUM_CONTEXTS  # rows beyond a draft are ignored
         row_of = torch.arange(rows.numel()).view(rows.shape)
-        drafts = Drafts(torch.stack(tokens, dim=1), num_drafted, row_of, seed, length)
+        noise = torch.from_numpy(device.noise_of(seed.tolist(), length.tolist(), DEPTH))
+        drafts = Drafts(torch.stack(tokens, dim=1), num_drafted, row_of, noise[:, :DEPTH], noise[:, DEPTH:])
         target = probs(TARGET[rows.flatten()], params.rows(torch.arange(NUM_REQUESTS).repeat_interleave(DEPTH + 1)))
         if rule == "match":
             positions = (length[:, None] + torch.arange(DEPTH + 1)).flatten()

@@ -276,6 +276,7 @@ class TimedHead:
 
     size_bytes = 0
     measured: MeasuredAcceptance | None = None
+    stops_early = False
 
     def __init__(self, runner: TimedRunner, pass_seconds: float, token_seconds: float, capture: float) -> None:
         self._runner, self._seconds, self._token, self._capture = runner, pass_seconds, token_seconds, capture
@@ -392,12 +393,12 @@ def finish(engine: Engine, prompt: list[int], params: SamplingParams) -> list[in
 
 def test_what_steps_taught_is_kept_for_the_next_start(tmp_path):
     engine = fake_engine(speculation="auto")
-    engine._cost_file = CostFile.for_config(fake_config(draft="fake"), tmp_path)
+    engine.cost_file = CostFile.for_config(fake_config(draft="fake"), tmp_path)
     finish(engine, [97, 98, 99] * 8, SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True))
     engine.keep_costs()
     assert engine.costs is not None
     again = fake_engine(speculation="auto")
-    again._cost_file = engine._cost_file
+    again.cost_file = engine.cost_file
     again.calibrate()
     assert runner_of(again).num_forwards == 0, "nothing was measured"
     draft = draft_runner_of(again)
@@ -408,8 +409,8 @@ def test_what_steps_taught_is_kept_for_the_next_start(tmp_path):
 
 def test_costs_that_were_measured_with_other_proposers_are_measured_again(tmp_path):
     engine = fake_engine(speculation="auto")
-    engine._cost_file = CostFile.for_config(fake_config(draft="fake"), tmp_path)
-    engine._cost_file.save(Costs(target=StepCosts({1: 9.0}), drafts={"suffix": DraftCosts(lookup_seconds=1e-5)}))
+    engine.cost_file = CostFile.for_config(fake_config(draft="fake"), tmp_path)
+    engine.cost_file.save(Costs(target=StepCosts({1: 9.0}), drafts={"suffix": DraftCosts(lookup_seconds=1e-5)}))
     engine.calibrate()
     assert runner_of(engine).num_forwards > 0
     assert engine.costs is not None
@@ -643,7 +644,7 @@ def test_a_write_that_fails_leaves_nothing_beside_the_file(model, monkeypatch):
 
 def test_an_engine_measures_again_where_the_file_cannot_be_used(tmp_path, caplog):
     engine = fake_engine(speculation="auto")
-    file = engine._cost_file = CostFile.for_config(fake_config(draft="fake"), tmp_path)
+    file = engine.cost_file = CostFile.for_config(fake_config(draft="fake"), tmp_path)
     file.path.parent.mkdir(parents=True)
     file.path.write_text("{")
     engine.calibrate()

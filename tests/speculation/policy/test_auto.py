@@ -154,22 +154,31 @@ def free_requests(engine: Engine, count: int) -> list[Request]:
     return [engine._request([97, 98, 99], params, seed) for seed in range(count)]
 
 
+class Stopping:
+    """A rule that gives these answers, one after another, and is over after `last` of them."""
+
+    def __init__(self, answers: Sequence[bool], last: int = 99) -> None:
+        self.asked: list[float] = []
+        self.is_over = False
+        self._answers, self._last = answers, last
+
+    def __call__(self, confidence: float) -> bool:
+        self.asked.append(confidence)
+        self.is_over = len(self.asked) == self._last
+        return self._answers[len(self.asked) - 1]
+
+
 def test_whether_a_draft_goes_on_is_asked_with_the_distribution_and_not_the_token():
     """Same text, different noise: the first distribution gives different tokens, but the same confidence."""
     engine = fake_engine(speculation="off", max_sequences=8)
     heard: list[list[float]] = []
     tokens = []
     for request in free_requests(engine, 24):
-        asked: list[float] = []
-
-        def goes_on(confidence: float, asked: list[float] = asked) -> bool:
-            asked.append(confidence)
-            return True
-
-        [draft] = drafted(engine, [DraftAsk(request, 3, goes_on)])
+        stop = Stopping([True] * 3)
+        [draft] = drafted(engine, [DraftAsk(request, 3, stop)])
         engine._proposers["draft"].release(request)
-        assert draft.confidence == asked
-        heard.append(asked)
+        assert draft.confidence == stop.asked
+        heard.append(stop.asked)
         tokens.append(draft.tokens)
     assert len({first for first, *_ in heard}) == 1
     assert len({first for first, *_ in tokens}) > 3
@@ -183,10 +192,20 @@ def test_whether_a_draft_goes_on_is_asked_with_the_distribution_and_not_the_toke
 def test_a_draft_that_stops_was_not_drawn_any_further():
     engine = fake_engine(speculation="off")
     [request] = free_requests(engine, 1)
-    answers = iter([True, True, False])
-    [draft] = drafted(engine, [DraftAsk(request, 8, lambda confidence: next(answers))])
+    [draft] = drafted(engine, [DraftAsk(request, 8, Stopping([True, True, False]))])
     assert len(draft.tokens) == 2 and draft.probs is not None and len(draft.probs) == 2
     assert len(draft.confidence) == 3, "the figure that stopped it is kept, to learn from"
+
+
+def test_a_pass_that_would_not_pay_is_not_run():
+    engine = fake_engine(speculation="off")
+    [request] = free_requests(engine, 1)
+    stop = Stopping([True, True, True], last=2)
+    [draft] = drafted(engine, [DraftAsk(request, 8, stop)])
+    proposer = engine._proposers["draft"]
+    assert len(draft.tokens) == 2 and len(stop.asked) == 2
+    assert proposer.timing is not None and len(proposer.timing.forwards) <= 2
+    assert draft.confidence == [*stop.asked, stop.asked[-1]], "the next token counts as likely as the last"
 
 
 # ---- what the engine passes to learning

@@ -94,7 +94,7 @@ def test_a_record_is_json():
     driver = SessionDriver(FLAT, suffix=always())
     driver.step([request_of()])
     record = json.loads(json.dumps(driver.policy.trace[-1].as_dict()))
-    assert set(record) == {"reason", "plain_seconds", "rows", "seconds"}
+    assert set(record) == {"step", "reason", "plain_seconds", "rows", "seconds"}
     assert set(record["rows"][0]) == {
         "request_id",
         "method",

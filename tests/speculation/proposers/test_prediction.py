@@ -203,6 +203,21 @@ def test_confidence_grows_with_what_agreed():
     assert found == sorted(found) and 0.5 < found[0] < fresh[0]
 
 
+def test_places_that_do_not_last_make_the_next_one_doubtful_until_tokens_agree_again():
+    """In a text of its own, an output agrees with the prediction for a word here and there."""
+    words = Words()
+    request = words.predicted(OLD)
+    request.tokens += words.encode("def total(prices, rate):")
+    sure = list[float]()
+    for text in ("\n    result = 1", " result = 1", " result = 1"):
+        request.tokens += words.encode(text)  # at the last word, it departs from the prediction again
+        request.tokens += words.encode(" result")
+        sure.append(draft(request).confidence[0])
+    assert sure == sorted(sure, reverse=True) and len(set(sure)) == 3
+    request.tokens += words.encode("\n\n\ndef report(prices):")
+    assert draft(request).confidence[0] > sure[0]
+
+
 def test_a_request_that_ends_frees_its_prediction_and_a_preempted_one_keeps_it():
     words, proposer = Words(), PredictionProposer()
     request = words.predicted(OLD)

@@ -271,3 +271,33 @@ def test_several_requests_in_one_call_are_answered_in_order():
     proposer = SuffixProposer(0)
     asks = [DraftAsk(make_request(tokens), 2) for tokens in ([1, 2, 3, 1, 2], [4, 1, 2], [1, 2, 9, 9, 1, 2])]
     assert [answer.tokens for answer in proposer.propose(asks)] == [[3, 1], [], [9, 9]]
+
+
+def at_place(place: str, prompt: list[int], output: list[int]) -> Request:
+    request = make_request(prompt, output)
+    request.place = place
+    return request
+
+
+def test_a_place_is_a_context_of_its_own():
+    """The prompts have nothing in common, so only the place can tell what comes."""
+    proposer = SuffixProposer(1024)
+    proposer.release(at_place("a/name", [1, 2, 3], [50, 51, 52]))
+    proposer.release(at_place("a/city", [4, 5, 6], [60, 61, 62]))
+    [draft] = proposer.propose([DraftAsk(at_place("a/name", [7, 8, 9], []), 8)])
+    assert draft.tokens == [50, 51, 52]
+    [draft] = proposer.propose([DraftAsk(at_place("a/city", [7, 8, 9], [60]), 8)])
+    assert draft.tokens == [61, 62]
+    for place, output in (("", []), ("a/age", []), ("a/city", [50])):
+        [draft] = proposer.propose([DraftAsk(at_place(place, [7, 8, 9], output), 8)])
+        assert draft.tokens == []
+
+
+def test_an_output_of_a_place_that_was_stored_in_parts_is_stored_once():
+    proposer = SuffixProposer(1024)
+    request = at_place("p", [1, 2], [50, 51])
+    proposer.release(request)  # preempted
+    request.tokens += [52, 53]
+    proposer.release(request)
+    [draft] = proposer.propose([DraftAsk(at_place("p", [9], []), 8)])
+    assert draft.tokens[:2] == [50, 51] and min(draft.tokens) > 0

@@ -44,7 +44,7 @@ void write(const float* key, const float* value, int64_t head_dim, int64_t slot,
 }  // namespace
 
 const Attention& attention_reference() {
-    static const Attention reference{attend, write};
+    static const Attention reference{attend, nullptr, nullptr, write};
     return reference;
 }
 

@@ -278,7 +278,8 @@ int32_t outpace_copy_page(OutpaceModel* model, int32_t source, int32_t target) {
 }
 
 int32_t outpace_draft(OutpaceModel* head, const OutpaceRow* rows, int32_t num_rows, const int32_t* tokens, const int32_t* tables,
-                      int64_t table_stride, const OutpaceCase* cases, float* const* probs, int32_t* drafted, float* confidence) {
+                      int64_t table_stride, const OutpaceCase* cases, float* const* probs, int32_t* drafted, float* confidence, int32_t* counts,
+                      OutpaceDecide decide) {
     return guarded([&] {
         check(head->drafting != nullptr, "only a started head drafts");
         check(num_rows >= 1 && num_rows <= head->model.max_step_tokens(), "there are too many drafts for one step");
@@ -299,7 +300,7 @@ int32_t outpace_draft(OutpaceModel* head, const OutpaceRow* rows, int32_t num_ro
                                         probs ? probs[i] : nullptr});
             tokens += row.count;
         }
-        head->drafting->draft(head->draft_rows, drafted, confidence);
+        head->drafting->draft(head->draft_rows, drafted, confidence, counts, decide);
     });
 }
 

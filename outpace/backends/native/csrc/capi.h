@@ -10,7 +10,7 @@ extern "C" {
 #endif
 
 #define OUTPACE_API __attribute__((visibility("default")))
-#define OUTPACE_ABI_VERSION 6
+#define OUTPACE_ABI_VERSION 7
 
 typedef struct OutpaceModel OutpaceModel;
 typedef struct OutpaceVerifier OutpaceVerifier;
@@ -86,11 +86,15 @@ typedef struct {
     int32_t token, likeliest, is_stable;
 } OutpacePicked;
 
-// Drafts row.num_logits tokens after the last of each row (DraftRow in drafting.h); row.start is the number of entries that
+// Decide in drafting.h.
+typedef void (*OutpaceDecide)(int32_t num_rows, const int32_t* rows, const float* confidence, int32_t* fates);
+
+// Drafts up to row.num_logits tokens after the last of each row (DraftRow in drafting.h); row.start is the number of entries that
 // the head's cache holds, at least 1. Of a case, `rule` says how tokens are picked. Writes the tokens and confidences of
-// all rows, one after another. probs[i] is used only if row i draws: zeros, of which only those of known tokens change.
+// all rows, one after another, and how many each row has; `decide` may be null. probs[i] is used only if row i draws: zeros, of which only those of known tokens change.
 OUTPACE_API int32_t outpace_draft(OutpaceModel* head, const OutpaceRow* rows, int32_t num_rows, const int32_t* tokens, const int32_t* tables,
-                                  int64_t table_stride, const OutpaceCase* cases, float* const* probs, int32_t* drafted, float* confidence);
+                                  int64_t table_stride, const OutpaceCase* cases, float* const* probs, int32_t* drafted, float* confidence,
+                                  int32_t* counts, OutpaceDecide decide);
 
 OUTPACE_API int32_t outpace_verifier_create(int64_t vocab_size, int32_t num_threads, OutpaceVerifier** verifier);
 OUTPACE_API void outpace_verifier_destroy(OutpaceVerifier* verifier);

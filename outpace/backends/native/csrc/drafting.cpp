@@ -20,10 +20,10 @@ Drafting::Drafting(Model& head, int64_t target_vocab_size, std::vector<int32_t> 
     for (int i = 0; i < pool_->size(); i++) scratch_.push_back(std::make_unique<Scratch>(int64_t(ids_.size())));
 }
 
-void Drafting::draft(const std::vector<DraftRow>& rows, int32_t* tokens, float* confidence) {
+void Drafting::draft(const std::vector<DraftRow>& rows, int32_t* tokens, float* confidence, int32_t* counts, Decide decide) {
     open_.clear();
     for (const DraftRow& row : rows) {
-        open_.push_back({&row, tokens, confidence, 0});
+        open_.push_back({&row, int32_t(open_.size()), tokens, confidence, counts++, 0, false});
         tokens += row.depth;
         confidence += row.depth;
     }
@@ -31,9 +31,13 @@ void Drafting::draft(const std::vector<DraftRow>& rows, int32_t* tokens, float* 
     const float* logits = head_.forward(rows_, likeliest_.data());
     for (int64_t nth = 0;;) {
         pick_all(logits, nth++);
-        const auto is_over = [&](const Drafted& drafted) { return drafted.row->depth <= nth; };
-        keep_last_states(nth);
-        open_.erase(std::remove_if(open_.begin(), open_.end(), is_over), open_.end());
+        for (Drafted& drafted : open_) {
+            *drafted.count = int32_t(nth);
+            drafted.is_over = drafted.row->depth <= nth;
+        }
+        if (decide) ask(decide, nth);
+        keep_last_states();
+        open_.erase(std::remove_if(open_.begin(), open_.end(), [](const Drafted& drafted) { return drafted.is_over; }), open_.end());
         if (open_.empty()) return;
         rows_.clear();
         for (const Drafted& drafted : open_) {
@@ -68,14 +72,29 @@ void Drafting::catch_up(const std::vector<DraftRow>& rows) {
     }
 }
 
+void Drafting::ask(Decide decide, int64_t nth) {
+    asked_.clear();
+    confidence_.clear();
+    for (const Drafted& drafted : open_) {
+        asked_.push_back(drafted.number);
+        confidence_.push_back(drafted.confidence[nth - 1]);
+    }
+    fates_.assign(open_.size(), int32_t(Fate::kStopped));
+    decide(int32_t(open_.size()), asked_.data(), confidence_.data(), fates_.data());
+    for (size_t i = 0; i < open_.size(); i++) {
+        if (Fate(fates_[i]) == Fate::kStopped) *open_[i].count = int32_t(nth - 1);
+        open_[i].is_over |= Fate(fates_[i]) != Fate::kGoesOn;
+    }
+}
+
 // The state after the last token of each row whose draft goes on; the next pass begins with it.
-void Drafting::keep_last_states(int64_t num_drafted) {
+void Drafting::keep_last_states() {
     const int64_t width = head_.shape().width;
     states_.clear();
     int64_t end = 0;
     for (size_t i = 0; i < rows_.size(); i++) {
         end += rows_[i].count;
-        if (open_[i].row->depth <= num_drafted) continue;
+        if (open_[i].is_over) continue;
         const float* state = head_.residual() + (end - 1) * width;
         states_.insert(states_.end(), state, state + width);
     }

@@ -28,14 +28,19 @@ struct DraftRow {
     float* probs;      // for kDraw: receives the distributions, [depth][vocabulary of the target], where the head knows the token
 };
 
+// Called after each pass with the rows whose drafts it continued and the confidence of each: writes what becomes of them.
+enum class Fate : int32_t { kStopped, kGoesOn, kLast };  // `kStopped`: without the pass's token; `kLast`: with it
+using Decide = void (*)(int32_t num_rows, const int32_t* rows, const float* confidence, int32_t* fates);
+
 class Drafting {
   public:
     // `ids` are the target's tokens of the head's vocabulary. Both models must have been started.
     Drafting(Model& head, int64_t target_vocab_size, std::vector<int32_t> ids, int num_threads);
 
-    // Writes `depth` tokens of each row, one after another, and the head's confidence before each was picked: the
-    // probability of the likeliest token at temperature 1.
-    void draft(const std::vector<DraftRow>& rows, int32_t* tokens, float* confidence);
+    // Writes up to `depth` tokens of each row and the head's confidence before each was picked: the probability of the
+    // likeliest token at temperature 1. Every row has `depth` places, one row after another, and its number of tokens in
+    // `counts`. `decide`, if given, may end a draft; the confidence of the token before which it stops is written too.
+    void draft(const std::vector<DraftRow>& rows, int32_t* tokens, float* confidence, int32_t* counts, Decide decide = nullptr);
 
   private:
     // Of one thread, over the head's vocabulary.
@@ -46,13 +51,17 @@ class Drafting {
     };
     struct Drafted {
         const DraftRow* row;
+        int32_t number;
         int32_t* tokens;
         float* confidence;
+        int32_t* count;
         int32_t latest;
+        bool is_over;
     };
 
     void catch_up(const std::vector<DraftRow>& rows);
-    void keep_last_states(int64_t num_drafted);
+    void ask(Decide decide, int64_t nth);
+    void keep_last_states();
     void pick_all(const float* logits, int64_t nth);
     void pick(Drafted& drafted, const float* logits, int32_t likeliest, int64_t nth, Scratch& scratch) const;
     float largest_share(const float* logits, float largest, Scratch& scratch) const;
@@ -66,6 +75,9 @@ class Drafting {
     std::vector<int32_t> likeliest_;
     std::vector<Row> rows_;
     std::vector<Drafted> open_;  // rows whose drafts go on
+    std::vector<int32_t> asked_;
+    std::vector<float> confidence_;
+    std::vector<int32_t> fates_;
 };
 
 }  // namespace outpace

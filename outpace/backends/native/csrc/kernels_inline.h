@@ -254,7 +254,7 @@ struct QuantisedKernel {
 
     void run(const uint8_t* tile, int64_t token, int count, float* out, int64_t out_stride) const {
         const int parts = Isa::num_parts(count);
-        const bool fetch = count > 3;
+        const bool fetch = count > 1;
         for (int i = 0, done = 0; i < parts; ++i) {
             const int size = (count - done + parts - i - 1) / (parts - i);
             run_part(typename Isa::Sizes{}, size, tile, fetch, token + done, out + done * out_stride, out_stride);

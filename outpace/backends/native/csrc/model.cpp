@@ -75,6 +75,8 @@ void Model::start(int64_t num_pages, int64_t max_step_tokens) {
         queries_.emplace_back().reserve(size_t(kChunkTokens * group));
         peaks_.emplace_back(size_t(max_step_tokens) * sizeof(Peak));
     }
+    attention_parts_ = Memory(size_t(kMostSharedParts * part_floats(shape_.head_dim)) * sizeof(float));
+    segments_left_ = std::vector<std::atomic<int64_t>>(size_t(kItemsPerThread * pool_->size()));
     relay_ = std::make_unique<Relay>(pool_->size(), num_phases());
     units_.resize(size_t(num_phases()));
 }

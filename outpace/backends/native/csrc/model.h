@@ -11,6 +11,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -50,6 +51,8 @@ struct Matrix {
 };
 
 constexpr int64_t kChunkTokens = 16;  // tokens of a row that share page reads in attention
+constexpr int64_t kItemsPerThread = 4;        // with so many items of attention, threads are busy evenly enough
+constexpr int64_t kMostSharedParts = 16 << 10;  // of queries and segments, in one step
 
 struct Layer {
     Matrix matrices[int(MatrixName::kCount)];
@@ -141,9 +144,12 @@ class Model {
     struct Token {
         int64_t row, id, position;
     };
-    // A unit of attention: query heads of some tokens of a row that share a key/value head.
+    // A unit of attention: query heads of some tokens of a row that share a key/value head, over all their positions or,
+    // if threads share them, over those of one segment.
     struct Item {
         int64_t row, token_begin, token_end, kv_head, head_begin, head_end;
+        int64_t segment = 0, num_segments = 1;
+        int64_t shared = -1, first_part = 0;  // number among those whose segments are shared, and its place in their memory
     };
     // The work of a phase in this step, in tiles, tokens or items.
     struct Cut {
@@ -161,6 +167,7 @@ class Model {
 
     void plan(const std::vector<Row>& rows);
     void plan_attention();
+    bool share_segments();
     void plan_cuts();
     Fetch fetch_after(int64_t phase, int thread) const;
     void open_from(uint64_t first_phase, int64_t phase, int thread);
@@ -180,6 +187,7 @@ class Model {
     void add_product(const Packed& w, const Activations& x, const float* bias, Range tiles);
     void rotate_and_store(const Layer& layer, int64_t index, Range items);
     void attend(int64_t index, Range items, int thread);
+    float* parts_of(const Item& item, int64_t segment) const;
     void multiply_head(Range tiles, int thread);
     void merge_peaks(int32_t* likeliest) const;
     uint16_t* keys(int64_t layer, int64_t page, int64_t kv_head) const;
@@ -212,6 +220,8 @@ class Model {
     std::vector<Memory> attention_scratch_;
     std::vector<std::vector<Query>> queries_;
     std::vector<Memory> peaks_;  // per row of logits, over the part that the thread computed
+    Memory attention_parts_;     // of items whose segments are shared
+    std::vector<std::atomic<int64_t>> segments_left_;  // of each such item, in this layer; at the end as at the beginning
 
     // The current step.
     const float* states_ = nullptr;

@@ -199,10 +199,19 @@ int64_t Sampler::choose_from_tail(const Distribution& probs, float cut, uint64_t
 int64_t draw_weighted(const float* weights, int64_t n, double u) {
     int64_t last = n - 1;
     while (last > 0 && !(weights[last] > 0.0f)) last--;
-    double sum = 0, running = 0;
-    for (int64_t i = 0; i <= last; i++) sum += weights[i];
+    // The sum so far at the beginning of each of up to kMarks parts: the search begins at the last that is not too far.
+    constexpr int64_t kMarks = 64;
+    const int64_t part = last / kMarks + 1;
+    double marks[kMarks], sum = 0;
+    int64_t num_marks = 0;
+    for (int64_t i = 0; i <= last; i++) {
+        if (i == num_marks * part) marks[num_marks++] = sum;
+        sum += weights[i];
+    }
     const double share = u * sum;
-    for (int64_t i = 0; i < last; i++) {
+    const int64_t nearest = std::max<int64_t>(0, std::upper_bound(marks, marks + num_marks, share) - marks - 1);
+    double running = marks[nearest];
+    for (int64_t i = nearest * part; i < last; i++) {
         running += weights[i];
         if (running > share) return i;
     }

@@ -1,5 +1,5 @@
 // Eight floats at a time, in the compiler's vector types: the same source becomes AVX2, NEON or plain loops,
-// depending on the flags its file is compiled with.
+// depending on the flags its file is compiled with. With AVX-512 there are also sixteen.
 //
 // Included only by the *_impl.h files, each of which is compiled once per instruction set. Everything here has internal
 // linkage, so that the linker can never give one instruction set's function to another.
@@ -24,6 +24,10 @@ typedef int32_t i32x8 __attribute__((vector_size(32)));
 constexpr int kLanes = 8;
 
 inline f32x8 splat(float x) { return f32x8{x, x, x, x, x, x, x, x}; }
+template <typename Vector>
+inline Vector splat_to(float x);
+template <>
+inline f32x8 splat_to<f32x8>(float x) { return splat(x); }
 
 inline f32x8 load(const float* p) {
     f32x8 v;
@@ -122,28 +126,56 @@ inline void store(uint16_t* p, f32x8 v) {  // rounded to eight halves
 #endif
 }
 
+#if defined(OUTPACE_SIMD_AVX2) && defined(__AVX512F__)
+#define OUTPACE_SIMD_AVX512 1
+typedef float f32x16 __attribute__((vector_size(64)));
+
+template <>
+inline f32x16 splat_to<f32x16>(float x) { return (f32x16)_mm512_set1_ps(x); }
+inline f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { return (f32x16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+inline f32x16 max(f32x16 a, f32x16 b) { return a > b ? a : b; }
+#endif
+
+// As many floats as the file's instruction set has in a register, from floats or halves.
+template <typename Vector, typename Element>
+inline Vector load_to(const Element* p) {
+#if defined(OUTPACE_SIMD_AVX512)
+    if constexpr (sizeof(Vector) == 64) {
+        if constexpr (sizeof(Element) == 4) return (Vector)_mm512_loadu_ps(p);
+        else return (Vector)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+    } else
+#endif
+    return load(p);
+}
+
+template <typename Vector>
+inline void store_from(float* p, Vector v) { std::memcpy(p, &v, sizeof v); }
+
 // e^x to about one unit in the last place: 2^n times a polynomial on [-ln2/2, ln2/2]. Results
 // are limited to the smallest normal float and the largest power of two; e^0 is 1.
-inline f32x8 exp(f32x8 x) {
-    const f32x8 low = splat(-87.3365402f), high = splat(88.3762589f);
+template <typename Vector>
+inline Vector exp(Vector x) {
+    typedef decltype(x < x) Integers;
+    const auto splat = splat_to<Vector>;
+    const Vector low = splat(-87.3365402f), high = splat(88.3762589f);
     x = x < low ? low : x;
     x = x > high ? high : x;
-    const f32x8 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-    const f32x8 shifted = fma(x, splat(1.44269504f), magic);
-    const f32x8 n = shifted - magic;
-    f32x8 r = fma(n, splat(-0.693359375f), x);
+    const Vector magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+    const Vector shifted = fma(x, splat(1.44269504f), magic);
+    const Vector n = shifted - magic;
+    Vector r = fma(n, splat(-0.693359375f), x);
     r = fma(n, splat(2.12194440e-4f), r);
-    f32x8 p = splat(1.9875691500e-4f);
+    Vector p = splat(1.9875691500e-4f);
     p = fma(p, r, splat(1.3981999507e-3f));
     p = fma(p, r, splat(8.3334519073e-3f));
     p = fma(p, r, splat(4.1665795894e-2f));
     p = fma(p, r, splat(1.6666665459e-1f));
     p = fma(p, r, splat(5.0000001201e-1f));
     p = fma(p, r * r, r + splat(1.0f));
-    i32x8 bits;
+    Integers bits;
     std::memcpy(&bits, &shifted, sizeof bits);
-    const i32x8 exponent = (bits + (127 - 0x4b400000)) << 23;
-    f32x8 scale;
+    const Integers exponent = (bits + (127 - 0x4b400000)) << 23;
+    Vector scale;
     std::memcpy(&scale, &exponent, sizeof scale);
     return p * scale;
 }

@@ -50,8 +50,9 @@ void Model::plan(const std::vector<Row>& rows) {
     plan_cuts();
 }
 
-// One page read serves all query heads of its key/value head, so large items read least. If there are too few items to
-// balance the threads, a row's tokens are split between threads; for a single token, its query heads are split.
+// One read of a page serves all query heads of its key/value head and all tokens of a row, so large items read least. If
+// there are too few of them to balance the threads, their segments are shared between threads. A short text has only one
+// segment: then a row's tokens are split, and for a single token its query heads.
 void Model::plan_attention() {
     const int64_t threads = pool_->size(), num_kv = shape_.num_kv_heads, group = shape_.num_heads / num_kv;
     const auto num_coarse = [&](int64_t chunk) {
@@ -59,11 +60,12 @@ void Model::plan_attention() {
         for (const Row& row : rows_) count += (row.count + chunk - 1) / chunk * num_kv;
         return count;
     };
-    const auto is_even = [&](int64_t count) { return count % threads == 0 || count >= 4 * threads; };
+    const auto is_even = [&](int64_t count) { return count % threads == 0 || count >= kItemsPerThread * threads; };
+    items_.clear();
+    if (threads > 1 && num_coarse(kChunkTokens) < kItemsPerThread * threads && share_segments()) return;
     int64_t chunk = kChunkTokens;
     if (!is_even(num_coarse(chunk)) && rows_.size() == 1) chunk = std::min(chunk, (rows_[0].count + threads - 1) / threads);
     const int64_t heads_together = is_even(num_coarse(chunk)) ? group : 1;
-    items_.clear();
     int64_t first = 0;
     for (size_t r = 0; r < rows_.size(); r++) {
         for (int64_t at = 0; at < rows_[r].count; at += chunk) {
@@ -74,6 +76,30 @@ void Model::plan_attention() {
         }
         first += rows_[r].count;
     }
+}
+
+// An item for every segment. False if that is no gain, or if the parts do not fit in their memory.
+bool Model::share_segments() {
+    const int64_t num_kv = shape_.num_kv_heads, group = shape_.num_heads / num_kv;
+    int64_t first = 0, shared = 0, num_parts = 0, longest = 0;
+    for (size_t r = 0; r < rows_.size(); r++) {
+        for (int64_t at = 0; at < rows_[r].count; at += kChunkTokens) {
+            const int64_t end = std::min(at + kChunkTokens, rows_[r].count), segments = num_segments(rows_[r].start + end);
+            longest = std::max(longest, segments);
+            for (int64_t kv_head = 0; kv_head < num_kv; kv_head++, shared++) {
+                for (int64_t segment = 0; segment < segments; segment++) {
+                    const Range heads{kv_head * group, (kv_head + 1) * group};
+                    items_.push_back({int64_t(r), first + at, first + end, kv_head, heads.begin, heads.end, segment, segments, shared, num_parts});
+                }
+                num_parts += (end - at) * group * segments;
+                segments_left_[size_t(shared)].store(segments, std::memory_order_relaxed);
+            }
+        }
+        first += rows_[r].count;
+    }
+    if (longest > 1 && num_parts <= kMostSharedParts) return true;
+    items_.clear();
+    return false;
 }
 
 void Model::plan_cuts() {
@@ -358,9 +384,15 @@ HeadPages Model::pages_of(int64_t index, int64_t row, int64_t kv_head) const {
     return {first, first + page_halves_ / 2, page_halves_, rows_[size_t(row)].pages, shape_.head_dim, int64_t(shape_.is_head())};
 }
 
+float* Model::parts_of(const Item& item, int64_t segment) const {
+    const int64_t group = item.head_end - item.head_begin, queries = (item.token_end - item.token_begin) * group;
+    return attention_parts_.as<float>() + (item.first_part + segment * queries) * part_floats(shape_.head_dim);
+}
+
 void Model::attend(int64_t index, Range items, int thread) {
     const int64_t dim = shape_.head_dim;
     std::vector<Query>& queries = queries_[size_t(thread)];
+    float* const scratch = attention_scratch_[size_t(thread)].as<float>();
     for (int64_t i = items.begin; i < items.end; i++) {
         const Item& item = items_[size_t(i)];
         queries.clear();
@@ -370,8 +402,17 @@ void Model::attend(int64_t index, Range items, int thread) {
                 queries.push_back({q_.as<float>() + at, attended_.as<float>() + at, tokens_[size_t(t)].position + 1});
             }
         }
+        const int64_t n = int64_t(queries.size());
         const HeadPages pages = pages_of(index, item.row, item.kv_head);
-        attention().attend(queries.data(), int64_t(queries.size()), pages, attention_scratch_[size_t(thread)].as<float>());
+        if (item.shared < 0) {
+            attention().attend(queries.data(), n, pages, scratch);
+        } else {
+            attention().attend_segment(queries.data(), n, pages, item.segment, parts_of(item, item.segment), scratch);
+            std::atomic<int64_t>& left = segments_left_[size_t(item.shared)];
+            if (left.fetch_sub(1, std::memory_order_acq_rel) > 1) continue;
+            left.store(item.num_segments, std::memory_order_relaxed);
+            attention().join(queries.data(), n, dim, parts_of(item, 0));
+        }
         if (has_whole_blocks_per_head()) {
             const int64_t per_head = dim / kBlock;
             quantise(from_attention(), item.token_begin, item.token_end, item.head_begin * per_head, item.head_end * per_head);

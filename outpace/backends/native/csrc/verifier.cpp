@@ -51,10 +51,11 @@ void Verifier::verify(const std::vector<Case>& cases, Verdict* verdicts) {
         const int64_t num_read = std::count_if(one.rows, one.rows + one.num_drafted + 1, [](const LogitRow& row) { return row.only < 0; });
         cost += num_read * n_ * (one.rule == Rule::kMatchGreedy ? 1 : kSampleCost);
     }
-    if (units_.size() > 1 && units_.size() <= size_t(Relay::kMostUnits) && pool_->size() > 1 && cost >= kWorthSharing) {
-        const uint64_t phase = relay_.begin({int64_t(units_.size())});
-        relay_.open(phase);
-        pool_->post(*this, phase);
+    const bool is_shared = pool_->size() > 1 && cost >= kWorthSharing;
+    is_prepared_ = false;
+    if (is_shared && cases.size() == 1 && cases[0].rule == Rule::kBlock && cases[0].num_drafted > 0) prepare_rows(cases);
+    if (is_shared && units_.size() > 1 && units_.size() <= size_t(Relay::kMostUnits)) {
+        share_units();
     } else {
         for (const Unit& unit : units_) work_on(unit, *scratch_[0]);
     }
@@ -63,6 +64,25 @@ void Verifier::verify(const std::vector<Case>& cases, Verdict* verdicts) {
         const int64_t first = firsts_[i].load(std::memory_order_relaxed);
         verdicts[i] = {int32_t(first >> 32), int32_t(first & 0x7fffffff)};
     }
+}
+
+void Verifier::share_units() {
+    const uint64_t phase = relay_.begin({int64_t(units_.size())});
+    relay_.open(phase);
+    pool_->post(*this, phase);
+}
+
+// The distributions of the only case, by all threads.
+void Verifier::prepare_rows(const std::vector<Case>& cases) {
+    const size_t num_rows = size_t(cases[0].num_drafted) + 1, num_bytes = num_rows * size_t(n_) * sizeof(float);
+    if (prepared_.size() < num_bytes) prepared_ = Memory(num_bytes);
+    units_.clear();
+    for (size_t row = 0; row < num_rows; row++) units_.push_back({0, int32_t(row)});
+    is_preparing_ = true;
+    share_units();
+    is_preparing_ = false;
+    is_prepared_ = true;
+    units_.assign(1, {0, 0});
 }
 
 void Verifier::operator()(int thread, uint64_t phase) {
@@ -75,6 +95,7 @@ void Verifier::operator()(int thread, uint64_t phase) {
 
 void Verifier::work_on(const Unit& unit, Scratch& scratch) {
     const Case& one = (*cases_)[size_t(unit.index)];
+    if (is_preparing_) return scratch.sampler.probs(one.rows[unit.row], one.shaping, prepared_.as<float>() + unit.row * n_);
     switch (one.rule) {
         case Rule::kReject: verdicts_[unit.index] = reject(one, scratch); break;
         case Rule::kBlock: verdicts_[unit.index] = verify_block(one, scratch); break;
@@ -121,17 +142,23 @@ Verdict Verifier::reject(const Case& one, Scratch& scratch) const {
     return {one.num_drafted, draw(one, one.num_drafted, target, n_)};
 }
 
+const float* Verifier::target_probs(const Case& one, int32_t row, Scratch& scratch) const {
+    if (is_prepared_) return prepared_.as<float>() + row * n_;
+    scratch.sampler.probs(one.rows[row], one.shaping, scratch.target.as<float>());
+    return scratch.target.as<float>();
+}
+
 Verdict Verifier::verify_block(const Case& one, Scratch& scratch) const {
-    float *target = scratch.target.as<float>(), *left_over = scratch.left_over.as<float>(), *residual = scratch.residual.as<float>();
+    float *left_over = scratch.left_over.as<float>(), *residual = scratch.residual.as<float>();
     const int32_t n = one.num_drafted;
     double weight = 1;
     int32_t num_accepted = 0;
-    scratch.sampler.probs(one.rows[0], one.shaping, target);
+    const float* target = target_probs(one, 0, scratch);
     bool is_left = n > 0 && ops_.residual(1.0f, target, one.draft_probs[0], n_, residual);
     for (int32_t i = 1; i <= n; i++) {
         const int32_t token = one.drafted[i - 1];
         weight = std::min(1.0, weight * double(target[token]) / double(one.draft_probs[i - 1][token]));
-        scratch.sampler.probs(one.rows[i], one.shaping, target);
+        target = target_probs(one, i, scratch);
         double kept = weight;
         bool is_left_over = true;
         if (i < n) {
@@ -147,7 +174,7 @@ Verdict Verifier::verify_block(const Case& one, Scratch& scratch) const {
         if (weight == 0) break;
     }
     if (num_accepted == n) return {n, draw(one, n, target, n_)};
-    if (!is_left) scratch.sampler.probs(one.rows[num_accepted], one.shaping, target);
+    if (!is_left) target = target_probs(one, num_accepted, scratch);
     return {num_accepted, draw(one, num_accepted, is_left ? residual : target, n_)};
 }
 

@@ -50,7 +50,8 @@ class Verifier {
     void operator()(int thread, uint64_t phase);  // called by the pool
 
   private:
-    // With a match rule every row is a unit; with other rules the rows depend on each other, so the case is one unit.
+    // With a match rule every row is a unit; with other rules the rows depend on each other, so the case is one unit. Where
+    // that leaves threads idle, they first compute the distributions of a block's rows, which are units then.
     struct Unit {
         int32_t index, row;
     };
@@ -60,11 +61,14 @@ class Verifier {
         Memory target, left_over, residual, sums;
     };
 
+    void share_units();
+    void prepare_rows(const std::vector<Case>& cases);
     void work_on(const Unit& unit, Scratch& scratch);
     static int64_t own_token(const Case& one, int32_t row, Sampler& sampler);
     void match_row(const Unit& unit, Scratch& scratch);
     Verdict reject(const Case& one, Scratch& scratch) const;
     Verdict verify_block(const Case& one, Scratch& scratch) const;
+    const float* target_probs(const Case& one, int32_t row, Scratch& scratch) const;
 
     int64_t n_;
     const RowOps& ops_;
@@ -76,6 +80,8 @@ class Verifier {
     const std::vector<Case>* cases_ = nullptr;
     Verdict* verdicts_ = nullptr;
     std::vector<Unit> units_;
+    Memory prepared_;           // distributions of the rows of the first case
+    bool is_preparing_ = false, is_prepared_ = false;
     std::vector<std::atomic<int64_t>> firsts_;  // per case: (row, own token) of the earliest rejecting row so far
 };
 

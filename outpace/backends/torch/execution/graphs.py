@@ -111,6 +111,7 @@ class Bucket:
     def replay(self) -> None:
         """Start the step with the words on the device."""
         if self._graph is not None:
+            self._model.replaying(self.step)
             self._graph.replay()
         else:
             self.logits.copy_(self._run(None))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ from outpace.backends.torch.execution.step import StepInputs
 from outpace.backends.torch.kernels.base import Cache, Hidden, Ops
 from outpace.backends.torch.model.taps import TapStore
 from outpace.backends.torch.model.weights import Weights
+from outpace.errors import BackendLost
 from outpace.models.architecture import Architecture
 
 
@@ -19,6 +22,17 @@ class Model:
         self.ops = ops
         self.rope = torch.from_numpy(config.rope.table(max_context)).to(weights.embedding.device)
         self.taps: TapStore | None = None  # keeps hidden states for a draft head
+
+    on_loss: Callable[[Callable[[BackendLost], None]], None] | None = None  # see `Capabilities`; of a sharded model
+
+    def replaying(self, step: StepInputs) -> None:
+        """A captured forward pass is about to run again. A model that is sharded tells the other ranks."""
+
+    def copying_page(self, source: int, target: int) -> None:
+        """The same for a page of the caches that is copied."""
+
+    def close(self) -> None:
+        """The same for the end."""
 
     @torch.inference_mode()
     def forward(

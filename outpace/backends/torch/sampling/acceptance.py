@@ -7,27 +7,28 @@ the target's output after i draft tokens of request n; entries beyond a draft ma
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.backends.torch.sampling.noise import keys, uniforms
-from outpace.backends.torch.sampling.numerics import total
-from outpace.decoding.randomness import Purpose
+from outpace.decoding.randomness import Purpose, uniforms_at
 
 _BLOCK = 128  # weights per block in the search of an inverse transform
 
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """Drafts of 0 to depth tokens, depth at least 1; int64. `anchor`: tokens that each request has so far."""
+    """Drafts of 0 to depth tokens, depth at least 1; int64 but for the noise, which `noise_of` computes."""
 
     tokens: Tensor  # [num_requests, depth]; beyond the draft any token id
     num_drafted: Tensor
     row_of: Tensor  # [num_requests, depth + 1]
-    seed: Tensor
-    anchor: Tensor
+    accept_noise: Tensor  # float64 [num_requests, depth]
+    recover_noise: Tensor  # float64 [num_requests, depth + 1], by the number of accepted tokens
 
     @property
     def offsets(self) -> Tensor:
@@ -83,28 +84,33 @@ def typical_leniency(
 def reject(drafts: Drafts, draft_probs: Tensor, target_probs: Tensor) -> Verdicts:
     """Rejection sampling, token by token."""
     ratio = _target_at(drafts, target_probs).double() / _draft_at(drafts, draft_probs).double()
-    stands = (_acceptance_noise(drafts) < ratio) & drafts.is_drafted
+    stands = (drafts.accept_noise < ratio) & drafts.is_drafted
     num_accepted = stands.long().cumprod(dim=-1).sum(dim=-1)
     return _finished(drafts, draft_probs, target_probs, num_accepted, torch.ones_like(ratio[:, 0]))
 
 
 def verify_block(drafts: Drafts, draft_probs: Tensor, target_probs: Tensor) -> Verdicts:
-    """Block verification: each prefix is verified as a whole, and the longest accepted one is kept."""
+    """Block verification: each prefix is verified as a whole, and the longest accepted one is kept.
+
+    All lengths are verified together: a step has no time for the launches of one after the other.
+    """
     depth = drafts.tokens.shape[1]
-    target_at, draft_at = _target_at(drafts, target_probs).double(), _draft_at(drafts, draft_probs).double()
-    noise = _acceptance_noise(drafts)
-    weight = torch.ones_like(target_at[:, 0])
-    num_accepted, final_weight = torch.zeros_like(drafts.num_drafted), weight
-    for length in range(1, depth + 1):
-        weight = (weight * target_at[:, length - 1] / draft_at[:, length - 1]).clamp(max=1.0)
-        kept = weight
-        if length < depth:
-            mass = total(_residual(target_probs[drafts.row_of[:, length]], draft_probs[:, length], weight)).double()
-            share = torch.where(mass > 0.0, mass / (mass + (1.0 - weight)), 0.0)
-            kept = torch.where(drafts.num_drafted == length, kept, share)
-        stands = (noise[:, length - 1] < kept) & (drafts.num_drafted >= length)
-        num_accepted = torch.where(stands, length, num_accepted)
-        final_weight = torch.where(stands, weight, final_weight)
+    ratio = _target_at(drafts, target_probs).double() / _draft_at(drafts, draft_probs).double()
+    weight, weights = torch.ones_like(ratio[:, 0]), []
+    for i in range(depth):
+        weight = (weight * ratio[:, i]).clamp(max=1.0)
+        weights.append(weight)
+    kept = by_length = torch.stack(weights, dim=1)  # of the first 1, 2, ... draft tokens
+    lengths = drafts.offsets + 1
+    if depth > 1:
+        target = target_probs[drafts.row_of[:, 1:-1]]
+        mass = _residual(target, draft_probs[:, 1:], by_length[:, :-1]).sum(dim=-1, dtype=torch.float64)
+        share = torch.where(mass > 0.0, mass / (mass + (1.0 - by_length[:, :-1])), 0.0)
+        share = torch.nn.functional.pad(share, (0, 1))
+        kept = torch.where(drafts.num_drafted[:, None] == lengths, by_length, share)
+    stands = (drafts.accept_noise < kept) & drafts.is_drafted
+    num_accepted = torch.where(stands, lengths, 0).amax(dim=-1)
+    final_weight = _pick(torch.nn.functional.pad(by_length, (1, 0), value=1.0), num_accepted)
     return _finished(drafts, draft_probs, target_probs, num_accepted, final_weight)
 
 
@@ -117,15 +123,21 @@ def _draft_at(drafts: Drafts, draft_probs: Tensor) -> Tensor:
     return draft_probs.gather(2, drafts.tokens[:, :, None])[:, :, 0]
 
 
-def _acceptance_noise(drafts: Drafts) -> Tensor:
-    return uniforms(keys(drafts.seed[:, None], Purpose.ACCEPT, drafts.anchor[:, None], drafts.offsets))
+def noise_of(seeds: Sequence[int], anchors: Sequence[int], depth: int) -> NDArray[np.float64]:
+    """[num_requests, 2 * depth + 1]: the noise of acceptance, then of recovery, of drafts that begin at `anchors`.
+
+    Computed on the host, because hashing takes hundreds of small operations; `verification.Dice` has the same numbers.
+    """
+    seed, anchor, offsets = np.array(seeds, np.uint64)[:, None], np.array(anchors)[:, None], np.arange(depth + 1)
+    accept = uniforms_at(seed, Purpose.ACCEPT, anchor, offsets[:-1])
+    return np.concatenate([accept, uniforms_at(seed, Purpose.RECOVER, anchor, offsets)], axis=1)
 
 
 def _finished(
     drafts: Drafts, draft_probs: Tensor, target_probs: Tensor, num_accepted: Tensor, weight: Tensor
 ) -> Verdicts:
     """The target's own token after the accepted ones: a bonus, or drawn from weight * target - draft."""
-    noise = uniforms(keys(drafts.seed, Purpose.RECOVER, drafts.anchor, num_accepted))
+    noise = _pick(drafts.recover_noise, num_accepted)
     own = target_probs[_pick(drafts.row_of, num_accepted)]
     refused = num_accepted.clamp(max=drafts.tokens.shape[1] - 1)
     draft = draft_probs.gather(1, refused[:, None, None].expand(-1, -1, own.shape[1]))[:, 0]
@@ -136,7 +148,7 @@ def _finished(
 
 
 def _residual(target_probs: Tensor, draft_probs: Tensor, weight: Tensor) -> Tensor:
-    return (weight.float()[:, None] * target_probs - draft_probs).clamp(min=0.0)
+    return (weight.float()[..., None] * target_probs - draft_probs).clamp(min=0.0)
 
 
 def _pick(columns: Tensor, index: Tensor) -> Tensor:

@@ -19,7 +19,6 @@ from torch import Tensor
 from outpace.backends.torch.sampling import acceptance
 from outpace.backends.torch.sampling.acceptance import Drafts
 from outpace.backends.torch.sampling.draws import Draws
-from outpace.backends.torch.sampling.noise import signed
 from outpace.config import MAX_DEPTH
 from outpace.core import Case, Request, Verdict
 from outpace.decoding.randomness import Purpose, key
@@ -120,16 +119,19 @@ class Rejection:
     ) -> tuple[Drafts, Tensor]:
         """The drafts in one transfer that does not wait for the device, and their rows in the buffer of probs."""
         tokens = [[*case.tokens, *[0] * (depth - len(case.tokens))] for case in cases]
-        seeds = [signed(case.request.seed) for case in cases]
-        anchors = [len(case.request.tokens) for case in cases]
         rows = [case.draft.probs.row for case in cases if case.draft and isinstance(case.draft.probs, DeviceProbs)]
-        columns = np.column_stack([tokens, row_of, lengths, seeds, anchors, rows]).astype(np.int64, copy=False)
-        words = torch.from_numpy(np.ascontiguousarray(columns.T))
+        seeds, anchors = [case.request.seed for case in cases], [len(case.request.tokens) for case in cases]
+        noise = acceptance.noise_of(seeds, anchors, depth).view(np.int64)
+        parts = [np.array(part, np.int64).ravel() for part in (tokens, row_of, noise, lengths, rows)]
+        words = torch.from_numpy(np.concatenate(parts))
         words = words.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else words
-        end = 2 * depth + 1
-        drafted, anchored = words[:depth].T, words[depth:end].T
-        num_drafted, seed, anchor, place = words[end:]
-        return Drafts(drafted.contiguous(), num_drafted, anchored.contiguous(), seed, anchor), place
+        drafted, places, noises, num_drafted, kept_rows = words.split([part.size for part in parts])
+        uniform = noises.view(torch.float64).view(len(cases), -1)
+        drafts = Drafts(
+            drafted.view(len(cases), -1), num_drafted, places.view(len(cases), -1), uniform[:, :depth],
+            uniform[:, depth:],
+        )  # fmt: skip
+        return drafts, kept_rows
 
     def verdicts(self) -> dict[int, Verdict]:
         """By case, for those that it decides; waits for the device."""

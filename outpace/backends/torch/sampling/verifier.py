@@ -70,12 +70,14 @@ def _drafts(cases: Sequence[Case], device: torch.device) -> Drafts:
     lengths = np.array([len(case.tokens) for case in cases])
     first_rows = np.cumsum(lengths + 1) - lengths - 1
     row_of = first_rows[:, None] + np.minimum(np.arange(depth + 1), lengths[:, None])
+    seeds, anchors = [case.request.seed for case in cases], [len(case.request.tokens) for case in cases]
+    noise = torch.from_numpy(acceptance.noise_of(seeds, anchors, depth)).to(device)
     return Drafts(
         tokens=torch.tensor([[*case.tokens, *[0] * (depth - len(case.tokens))] for case in cases], device=device),
         num_drafted=torch.from_numpy(lengths).to(device),
         row_of=torch.from_numpy(row_of).to(device),
-        seed=torch.tensor([signed(case.request.seed) for case in cases], device=device),
-        anchor=torch.tensor([len(case.request.tokens) for case in cases], device=device),
+        accept_noise=noise[:, :depth],
+        recover_noise=noise[:, depth:],
     )
 
 

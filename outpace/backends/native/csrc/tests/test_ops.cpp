@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 #include <mutex>
+#include <numeric>
 #include <random>
 #include <thread>
 #include <vector>
@@ -122,12 +123,31 @@ struct Cache {
     HeadPages pages() const { return {halves.data(), halves.data() + kPageTokens * head_dim, page_stride(), table.data(), head_dim}; }
 };
 
-std::vector<float> attend(const Attention& attention, const Cache& cache, const std::vector<float>& vectors, const std::vector<int64_t>& counts) {
-    std::vector<float> out(vectors.size(), NAN);
+std::vector<Query> queries_of(const Cache& cache, const std::vector<float>& vectors, const std::vector<int64_t>& counts, std::vector<float>& out) {
     std::vector<Query> queries;
     for (size_t i = 0; i < counts.size(); i++) {
         queries.push_back({vectors.data() + int64_t(i) * cache.head_dim, out.data() + int64_t(i) * cache.head_dim, counts[i]});
     }
+    return queries;
+}
+
+// Each segment on its own, in random order, as threads do it.
+std::vector<float> attend_in_segments(const Attention& attention, const Cache& cache, const std::vector<float>& vectors, const std::vector<int64_t>& counts) {
+    std::vector<float> out(vectors.size(), NAN);
+    const auto queries = queries_of(cache, vectors, counts, out);
+    const int64_t n = int64_t(queries.size()), size = n * part_floats(cache.head_dim);
+    std::vector<int64_t> segments(size_t(num_segments(*std::max_element(counts.begin(), counts.end()))));
+    std::iota(segments.begin(), segments.end(), 0);
+    std::shuffle(segments.begin(), segments.end(), rng);
+    std::vector<float> parts(segments.size() * size_t(size), NAN), scratch(attention_scratch_floats(n, cache.head_dim));
+    for (int64_t segment : segments) attention.attend_segment(queries.data(), n, cache.pages(), segment, parts.data() + segment * size, scratch.data());
+    attention.join(queries.data(), n, cache.head_dim, parts.data());
+    return out;
+}
+
+std::vector<float> attend(const Attention& attention, const Cache& cache, const std::vector<float>& vectors, const std::vector<int64_t>& counts) {
+    std::vector<float> out(vectors.size(), NAN);
+    const auto queries = queries_of(cache, vectors, counts, out);
     std::vector<float> scratch(attention_scratch_floats(int64_t(queries.size()), cache.head_dim));
     attention.attend(queries.data(), int64_t(queries.size()), cache.pages(), scratch.data());
     return out;
@@ -148,16 +168,26 @@ void test_attention(const Attention& attention, const char* name) {
             CHECK(std::memcmp(alone.data(), found.data() + i * cache.head_dim, alone.size() * sizeof(float)) == 0, "attend alone %s", name);
         }
     }
+    // Segments of any order, joined, are the whole.
+    for (int round = 0; round < 40; round++) {
+        const Cache cache(attention, 8 * random_int(1, 20), random_int(1, 700));
+        std::vector<int64_t> counts;
+        for (int64_t i = random_int(1, 12); i > 0; i--) counts.push_back(random_int(1, cache.num_tokens));
+        const auto vectors = random_floats(int64_t(counts.size()) * cache.head_dim, 0.5f);
+        const auto joined = attend_in_segments(attention, cache, vectors, counts);
+        const auto whole = attend(attention, cache, vectors, counts);
+        CHECK(std::memcmp(joined.data(), whole.data(), whole.size() * sizeof(float)) == 0, "segments %s", name);
+    }
     // Scores far apart: weights underflow instead of overflowing.
     const Cache cache(attention, 64, 100);
     const auto vector = random_floats(64, 100.0f);
     CHECK(distance(attend(attention, cache, vector, {100}), attend(attention_reference(), cache, vector, {100})) < 1e-3, "sharp attend %s", name);
 }
 
-// Wider registers change how many queries walk together, and nothing else.
+// Wider registers change how much is computed at once, and nothing else.
 void test_attention_has_the_same_bits(const Attention& one, const Attention& other, const char* names) {
     for (int round = 0; round < 60; round++) {
-        const Cache cache(one, 8 * random_int(1, 20), random_int(1, 200));
+        const Cache cache(one, 8 * random_int(1, 20), random_int(1, 400));
         std::vector<int64_t> counts;
         for (int64_t i = random_int(1, 12); i > 0; i--) counts.push_back(random_int(1, cache.num_tokens));
         const auto vectors = random_floats(int64_t(counts.size()) * cache.head_dim, 0.5f);

@@ -1,0 +1,1 @@
+"""Batches in OpenAI's format: a file of requests in, a file of answers out."""

@@ -1,0 +1,262 @@
+"""`--measure`: the acceptance of drafts on sample prompts, and the costs of steps, on this machine.
+
+The target answers every prompt at every temperature once. Then each draft is loaded in turn and compared with the
+answers (`agreement.py`); costs come from the calibration that the engine itself uses.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from outpace import backends
+from outpace.backends.base import LoadedModel, Tokenizer
+from outpace.bench.statistics import Estimate, ratio_of_rates
+from outpace.bench.workloads import Prompt
+from outpace.config import BackendName, EngineConfig, SamplingParams
+from outpace.errors import ModelError, UsageError
+from outpace.models.prompts import ChatPrompt, encode, render
+from outpace.plan.agreement import HeadWalk, Text, Walk, by_lookup, by_model, chances, walk, write_answers
+from outpace.plan.drafts import PlannedDraft
+from outpace.plan.guesses import Measured
+from outpace.plan.models import PlannedModel
+from outpace.speculation.costs.calibration import measure
+from outpace.speculation.costs.curves import Costs
+from outpace.speculation.proposers.base import Proposer
+from outpace.speculation.proposers.draft_model import DraftModelProposer
+from outpace.speculation.proposers.head import HeadProposer
+from outpace.speculation.proposers.ngram import NgramProposer
+from outpace.speculation.proposers.suffix import SuffixProposer
+
+DEPTH = 8
+MAX_CONTEXT = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Of one draft at one temperature."""
+
+    walks: tuple[Walk, ...]  # one per prompt
+
+    @property
+    def chances(self) -> tuple[float, ...]:
+        return chances(self.walks)
+
+    @property
+    def rate(self) -> Estimate:
+        """Accepted over drafted tokens, with a 95% interval over prompts."""
+        accepted = [float(sum(each.accepted)) for each in self.walks]
+        drafted = [float(sum(each.drafted)) for each in self.walks]
+        ones = [1.0] * len(self.walks)
+        return ratio_of_rates(accepted, drafted, ones, ones)
+
+    @property
+    def tokens_per_step(self) -> float:
+        steps = sum(each.steps for each in self.walks)
+        return 1.0 + sum(sum(each.accepted) for each in self.walks) / steps if steps else 1.0
+
+    @property
+    def match_share(self) -> float:
+        steps = sum(each.steps for each in self.walks)
+        return sum(each.num_drafts for each in self.walks) / steps if steps else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "rate": self.rate.as_dict(),
+            "chances": list(self.chances),
+            "tokens_per_step": self.tokens_per_step,
+            "match_share": self.match_share,
+            "num_prompts": len(self.walks),
+        }
+
+
+@dataclass(slots=True)
+class Measurement:
+    """What was measured on one machine."""
+
+    costs: Costs  # of the target alone
+    drafts: dict[str, dict[float, Acceptance]]  # by the draft's name and temperature
+    draft_costs: dict[str, Costs]
+
+    def of(self, draft: PlannedDraft, temperature: float) -> Measured | None:
+        """None if this draft was not measured."""
+        found = self.drafts.get(draft.name)
+        if not found:
+            return None
+        acceptance = found[min(found, key=lambda each: abs(each - temperature))]
+        rate = acceptance.rate
+        interval = f", {rate.low:.0%} to {rate.high:.0%}" if rate.low is not None and rate.high is not None else ""
+        return Measured(
+            acceptance.chances or (0.0,),
+            acceptance.match_share if draft.kind == "lookup" else 1.0,
+            next(iter(self.draft_costs[draft.name].drafts.values())),
+            f"{rate.value:.0%} of drafts of {DEPTH} tokens accepted{interval}, {len(acceptance.walks)} prompts",
+        )
+
+
+def measure_drafts(
+    target: PlannedModel,
+    drafts: Sequence[PlannedDraft],
+    prompts: Sequence[Prompt],
+    temperatures: Sequence[float],
+    *,
+    max_tokens: int = 64,
+    seed: int = 0,
+    depth: int = DEPTH,
+    options: dict[str, Any] | None = None,
+) -> Measurement:
+    """`options`: further fields of EngineConfig, such as backend and threads."""
+    if target.path is None:
+        raise UsageError(f"--measure runs the models, and {target.name} is only a name; give its GGUF file or folder")
+    able = [draft for draft in drafts if draft.kind in ("draft", "head", "lookup") and draft.exists
+            and (draft.path is not None or draft.kind == "lookup")]  # fmt: skip
+    if not able:
+        raise UsageError("--measure has nothing to compare: name a draft by its file or folder, or ngram or suffix")
+    found = Measurement(None, {}, {})  # type: ignore[arg-type]
+    texts: dict[float, list[Text]] = {}
+    lookups = [draft for draft in able if draft.kind == "lookup"]
+    models = [draft for draft in able if draft.kind != "lookup"] or lookups[:1]
+    try:
+        for number, loaded in enumerate(models):
+            together = [loaded, *(each for each in lookups if each != loaded)] if not number else [loaded]
+            with _loaded(target, loaded, options or {}) as (model, drafting):
+                texts = texts or _answers(model, prompts, temperatures, max_tokens, seed)
+                _measure(found, model, drafting, together, texts, depth)
+    except KeyboardInterrupt:
+        if not found.draft_costs:
+            raise
+        print("interrupted: the report has what was measured before", file=sys.stderr)
+    return found
+
+
+def _measure(
+    found: Measurement,
+    model: LoadedModel,
+    drafting: LoadedModel | None,
+    drafts: Sequence[PlannedDraft],
+    texts: dict[float, list[Text]],
+    depth: int,
+) -> None:
+    """Add the acceptance and the costs of drafts that one loading of the target serves."""
+    accepted = {
+        draft.name: {
+            temperature: Acceptance(tuple(_along(model, drafting, draft, each, depth)))
+            for temperature, each in texts.items()
+        }
+        for draft in drafts
+    }
+    proposers = {draft.name: _proposer(model, drafting, draft) for draft in drafts}
+    costs = measure(model.runner, proposers.values(), next(iter(texts.values()))[0].request())
+    found.costs = costs
+    found.drafts |= accepted
+    for name, proposer in proposers.items():
+        found.draft_costs[name] = replace(costs, drafts={proposer.name: costs.drafts[proposer.name]})
+
+
+@contextmanager
+def _loaded(
+    target: PlannedModel, draft: PlannedDraft, options: dict[str, Any]
+) -> Iterator[tuple[LoadedModel, LoadedModel | None]]:
+    """The target, with the draft as its head or beside it."""
+    assert target.path is not None
+    path = draft.path
+    settings = {"max_context": min(MAX_CONTEXT, target.shape.context), **options}
+    config = EngineConfig(model=str(target.path), draft=str(path) if path is not None else None, **settings)
+    loaded = backends.load(config, target.path, path)
+    try:
+        if draft.kind == "head" and loaded.target.runner.capabilities.head is None:
+            raise ModelError(f"the head {draft.name} was not loaded; this backend cannot use it")
+        yield loaded.target, loaded.draft
+    finally:
+        loaded.target.runner.close()
+        if loaded.draft is not None:
+            loaded.draft.runner.close()
+
+
+def _answers(
+    model: LoadedModel, prompts: Sequence[Prompt], temperatures: Sequence[float], max_tokens: int, seed: int
+) -> dict[float, list[Text]]:
+    from tqdm import tqdm
+
+    tokenizer, room = model.tokenizer, model.runner.capacity.max_context
+    encoded = [encode(tokenizer, _prompt(tokenizer, prompt)) for prompt in prompts]
+    fitting = [tokens for tokens in encoded if len(tokens) + max_tokens <= room]
+    if not fitting:
+        raise UsageError(f"every prompt is longer than {room - max_tokens} tokens; use shorter ones")
+    total = len(fitting) * len(temperatures)
+    with tqdm(
+        desc="The target answers", total=total, unit="prompt", leave=False, disable=not sys.stderr.isatty()
+    ) as bar:
+        texts = {}
+        for temperature in temperatures:
+            params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
+            texts[temperature] = [
+                Text(tokens, replace(params, seed=seed + i), tokenizer.end_ids) for i, tokens in enumerate(fitting)
+            ]
+            write_answers(model.runner, texts[temperature], bar.update)
+    return texts
+
+
+def _prompt(tokenizer: Tokenizer, prompt: Prompt) -> str | ChatPrompt:
+    """As a conversation, or as a text to continue for a model without a chat template."""
+    if tokenizer.chat_template is None:
+        return "\n\n".join(message["content"] for message in prompt.messages)
+    return render(tokenizer, prompt.messages)
+
+
+def _along(
+    model: LoadedModel, drafting: LoadedModel | None, draft: PlannedDraft, texts: Sequence[Text], depth: int
+) -> Iterator[Walk]:
+    """The walks of a draft along all texts."""
+    from tqdm import tqdm
+
+    lookup = _proposer(model, drafting, draft) if draft.kind == "lookup" else None
+    for text in tqdm(
+        texts, desc=f"Comparing {draft.name}", unit="prompt", leave=False, disable=not sys.stderr.isatty()
+    ):
+        if lookup is not None:
+            yield walk(text, depth, by_lookup(lookup, text))
+        elif drafting is not None:
+            yield walk(text, depth, by_model(drafting.runner, text))
+        else:
+            head = model.runner.capabilities.head
+            assert head is not None
+            at = HeadWalk(model.runner, head, text)
+            try:
+                yield walk(text, depth, at)
+            finally:
+                at.close()
+
+
+def _proposer(model: LoadedModel, drafting: LoadedModel | None, draft: PlannedDraft) -> Proposer:
+    if draft.kind == "lookup":
+        unset = EngineConfig()
+        if draft.name == "suffix":
+            return SuffixProposer(unset.suffix_store_tokens)
+        return NgramProposer(unset.ngram_min, unset.ngram_max)
+    if drafting is not None:
+        return DraftModelProposer(drafting, model.runner.vocab_size, model.runner.capabilities.verifier)
+    head = model.runner.capabilities.head
+    assert head is not None
+    return HeadProposer(model.runner, head)
+
+
+def saved_costs(target: Path, draft: Path | None, threads: int | None) -> Costs | None:
+    """Costs that an engine measured and kept on this machine, for these models; None if there are none."""
+    from outpace.models.embedded import cache_dir
+    from outpace.speculation.costs.file import CostFile
+
+    config = EngineConfig(model=str(target), draft=str(draft) if draft is not None else None, threads=threads)
+    backends_here: tuple[BackendName, ...] = ("native", "llamacpp")
+    for backend in backends_here:
+        resolved = config.resolve(
+            model_context=1 << 24, model_path=str(target), draft_path=config.draft, backend=backend
+        )  # fmt: skip
+        file = CostFile.for_config(resolved, cache_dir())
+        if file.path.is_file():
+            return file.load()
+    return None

@@ -1,0 +1,151 @@
+"""Judges a target with one way to draft: tokenizers, family, size, predicted speedup and where it ends.
+
+`guesses.py` says how many draft tokens are accepted, `roofline.py` or a measurement what they cost, and `speed.py` how
+fast that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from outpace.errors import UsageError
+from outpace.plan.drafts import PlannedDraft
+from outpace.plan.guesses import SPREAD, Conditions, Guess, Measured, drafting_of, guessed
+from outpace.plan.memory import Deployment, MemoryPlan, divide
+from outpace.plan.models import PlannedModel
+from outpace.plan.roofline import completed, draft_costs, target_costs
+from outpace.plan.speed import Drafting, Speed
+from outpace.plan.vocabularies import Compatibility, compare
+from outpace.speculation.costs.curves import Costs
+
+LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+MOST_ROWS = 512  # requests at once that are compared, however many fit
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """One way to draft for a target on a machine."""
+
+    draft: PlannedDraft
+    compatibility: Compatibility | None
+    ratio: float | None  # parameters of the target over those of the draft
+    guess: Guess
+    chance: float  # of a draft's first token
+    memory: MemoryPlan
+    drafting: Drafting
+    speed: Speed  # at the wanted load
+    low: Speed  # at the low end of the range of a guess
+    high: Speed
+    by_load: tuple[Speed, ...]  # at the depth that is best at each load
+    at_depth: tuple[Speed, ...]  # at the depth that is best at the wanted load, as an engine with a fixed depth runs
+    break_even: float | None  # chance of a draft token, at that depth and load
+    loss_from: int | None  # requests at once, from the wanted load on, at which that depth is slower than plain
+    full_load: tuple[float, float]  # tokens a second when the cache is full: plain without the draft, and with it
+    verdict: Literal["use", "maybe", "no", "cannot"]
+    reason: str
+
+    @property
+    def is_usable(self) -> bool:
+        return self.verdict != "cannot"
+
+
+def judge(
+    target: PlannedModel,
+    draft: PlannedDraft,
+    to: Deployment,
+    conditions: Conditions,
+    *,
+    plain_memory: MemoryPlan,
+    target_step: Costs | None = None,
+    measured: Measured | None = None,
+) -> Pairing:
+    """`target_step`: measured costs of the target's steps; without them, those of the machine's table."""
+    compatibility = compare(target, draft.model) if draft.kind == "draft" and draft.model is not None else None
+    ratio = target.parameters / draft.parameters if draft.parameters else None
+    if draft.kind == "draft" and ratio is not None and ratio < 1:
+        raise UsageError(
+            f"the draft {draft.name} has {draft.parameters / 1e9:.3g}B parameters and the target {target.name} "
+            f"{target.parameters / 1e9:.3g}B; a draft must be smaller than its target, so name them the other way round"
+        )
+    memory = divide(target, draft, to)
+    context = memory.context / 2  # on average, sequences are half as long as the longest
+    modelled = target_costs(target, to.machine, to.gpus, memory.context, to.cache_element_bytes)
+    modelled.drafts[draft.kind] = draft_costs(
+        draft, target, to.machine, to.draft_gpus, memory.context, to.cache_element_bytes
+    )
+    whole = modelled
+    if target_step is not None:
+        drafts = measured.draft_costs if measured is not None else None
+        seen = replace(target_step, drafts={draft.kind: drafts or modelled.drafts[draft.kind]})
+        whole = completed(seen, modelled, to.machine)
+    guess = guessed(target, draft, ratio, conditions, measured)
+    drafting = drafting_of(whole, guess, conditions)
+    rows = conditions.rows
+    speed = (
+        drafting.best(rows, context) if conditions.depth is None else drafting.fixed(rows, conditions.depth, context)
+    )
+    depth = speed.depth or conditions.depth or 1
+    low, high = (drafting_of(whole, guess, conditions, by).fixed(rows, depth, context) for by in (-SPREAD, SPREAD))
+    by_load = tuple(drafting.best(load, context) for load in LOADS)
+    at_depth = tuple(drafting.fixed(load, depth, context) for load in LOADS)
+    full = _full_load(drafting, plain_memory, memory, context)
+    verdict, reason = _verdict(draft, compatibility, memory, plain_memory, speed, full, low, guess)
+    return Pairing(
+        draft=draft,
+        compatibility=compatibility,
+        ratio=ratio,
+        guess=guess,
+        chance=drafting.acceptance.forecast(drafting.temperature, 1, drafting.shift)[0],
+        memory=memory,
+        drafting=drafting,
+        speed=speed,
+        low=low,
+        high=high,
+        by_load=by_load,
+        at_depth=at_depth,
+        break_even=drafting.break_even(rows, depth, context),
+        loss_from=next((each.rows for each in at_depth if each.rows >= rows and each.speedup < 1.0), None),
+        full_load=full,
+        verdict=verdict,
+        reason=reason,
+    )
+
+
+def _full_load(drafting: Drafting, without: MemoryPlan, with_draft: MemoryPlan, context: float) -> tuple[float, float]:
+    """Tokens a second with as many sequences as fit: plain without the draft; with the draft, as fast as it gets."""
+    rows, rows_beside = min(without.sequences, MOST_ROWS), min(with_draft.sequences, MOST_ROWS)
+    plain = drafting.plain(rows, context) if rows else 0.0
+    return plain, drafting.best(rows_beside, context).tokens_per_second if rows_beside else 0.0
+
+
+def _verdict(
+    draft: PlannedDraft, compatibility: Compatibility | None, memory: MemoryPlan, plain_memory: MemoryPlan,
+    speed: Speed, full: tuple[float, float], low: Speed, guess: Guess,
+) -> tuple[Literal["use", "maybe", "no", "cannot"], str]:  # fmt: skip
+    if compatibility is not None and not compatibility.is_usable:
+        return "cannot", f"{compatibility.sentence}; a draft must share the target's token ids"
+    if not memory.fits and not plain_memory.fits:
+        return "cannot", "the target does not fit"
+    if not memory.fits:
+        return "cannot", "the target fits, but not together with this draft"
+    if speed.speedup <= 1.0:
+        return "no", "it is not faster than plain decoding at this load"
+    lost = 1 - memory.sequences / plain_memory.sequences if plain_memory.sequences else 0.0
+    if lost > 0.1 and full[1] < full[0]:
+        return "maybe", (
+            f"it is faster at this load, but takes {lost:.0%} of the concurrency, which outweighs its gain when the "
+            "cache is full"
+        )
+    if guess.source == "guessed" and low.speedup < 1.0:
+        return "maybe", "it pays if the guessed acceptance holds; measure it"
+    return "use", "it is faster than plain decoding"
+
+
+def ranked(pairings: Sequence[Pairing]) -> list[Pairing]:
+    """The fastest usable one first. A head that is still to be trained comes after equals that exist."""
+    order = {"use": 0, "maybe": 1, "no": 2, "cannot": 3}
+    return sorted(
+        pairings, key=lambda each: (order[each.verdict], -round(each.speed.speedup, 2), not each.draft.exists)
+    )

@@ -1,0 +1,100 @@
+"""The application for Ray Serve: a front that routes, and engines that answer. `serve.run(application(...))` starts it.
+
+from ray import serve
+from outpace.ray import application
+
+serve.run(application(model="target.gguf", replicas=2), route_prefix="/")
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import ray
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+
+from outpace.errors import UsageError
+from outpace.models.generation_config import GenerationChoice
+from outpace.ray.board import Board
+from outpace.ray.front import ENGINE, FrontApp
+from outpace.ray.replica import EngineReplica
+from outpace.ray.routing import PrefixRouter
+from outpace.server.config import ServerConfig
+
+BOARD, NAMESPACE = "outpace-board", "outpace"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicas:
+    """How many replicas run, and what each gets."""
+
+    number: int | Literal["auto"] = 1
+    least: int = 1  # with auto
+    most: int = 4  # with auto
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.number != "auto" and self.number < 1:
+            raise UsageError(f"--replicas must be at least 1, or auto; got {self.number}")
+        if not 1 <= self.least <= self.most:
+            raise UsageError(f"--min-replicas ({self.least}) must be between 1 and --max-replicas ({self.most})")
+
+    def scaling(self, num_at_once: int) -> dict[str, Any]:
+        """Options of a deployment. Replicas are added while more requests are open than they run at once."""
+        if self.number != "auto":
+            return {"num_replicas": self.number}
+        limits = {"min_replicas": self.least, "max_replicas": self.most}
+        return {"autoscaling_config": {**limits, "target_ongoing_requests": num_at_once}}
+
+
+def application(
+    model: str | None = None,
+    *,
+    replicas: int | Literal["auto"] | Replicas = 1,
+    name: str = "default",
+    server: ServerConfig | None = None,
+    generation: GenerationChoice | None = None,
+    **engine: Any,
+) -> serve.Application:
+    """An application of Ray Serve with the server's routes.
+
+    `engine` are the fields of `EngineConfig`. `name` must be the one that `serve.run` gets. Running it again with the
+    same name and other settings replaces the replicas one by one; each finishes its answers first.
+    """
+    wanted = replicas if isinstance(replicas, Replicas) else Replicas(number=replicas)
+    config = server or ServerConfig()
+    num_at_once = int(engine.get("max_sequences", 8))
+    board = ray.remote(Board).options(
+        name=f"{BOARD}:{name}", namespace=NAMESPACE, get_if_exists=True, num_cpus=0, lifetime="detached"
+    )
+    replica = serve.deployment(EngineReplica).options(
+        name=ENGINE,
+        ray_actor_options={"num_cpus": wanted.num_cpus, "num_gpus": wanted.num_gpus},
+        max_ongoing_requests=num_at_once + config.max_queued,
+        graceful_shutdown_timeout_s=config.shutdown_timeout,
+        health_check_period_s=2.0,
+        health_check_timeout_s=30.0,
+        request_router_config=RequestRouterConfig(
+            request_router_class=PrefixRouter, request_router_kwargs={"at_once": num_at_once}
+        ),
+        **wanted.scaling(num_at_once),
+    )
+    bound = replica.bind(
+        {"model": model, **engine}, config, generation or GenerationChoice.of(None, None), board.remote()
+    )
+    front = serve.deployment(_Front).options(
+        name="Front",
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=config.max_connections,
+        graceful_shutdown_timeout_s=config.shutdown_timeout,
+    )
+    return front.bind(bound)
+
+
+@serve.ingress(FrontApp())
+class _Front:
+    def __init__(self, engine: Any) -> None:
+        """`engine` makes Ray deploy it; the app finds it by name."""

@@ -1,0 +1,228 @@
+"""A model sharded over several processes gives what one process gives, and a dead process is one clear sentence."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed; pip install outpace[torch]")
+pytest.importorskip("safetensors", reason="safetensors is not installed; pip install outpace[torch]")
+pytest.importorskip("tokenizers", reason="tokenizers is not installed; pip install outpace[torch]")
+
+from outpace import LLM, SamplingParams
+from outpace.backends.torch.parallel.leader import LeadingModel
+from outpace.backends.torch.parallel.shard import Shard
+from outpace.backends.torch.runner import TorchRunner
+from outpace.config import SpeculationParams
+from outpace.core import Row, StepPlan
+from outpace.errors import BackendLost, UsageError
+from outpace.models.hf_config import parse_config
+from tests.server_helper import LiveServer, wait_until
+from tests.tiny_folder import CONFIG, write_folder
+from tests.tiny_head import write_head
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    # The vocabulary is not a multiple of the ranks.
+    "llama": {"vocab_size": 321},
+    # With more ranks than key heads, some hold the same.
+    "qwen3": {
+        "architectures": ["Qwen3ForCausalLM"], "head_dim": 16, "tie_word_embeddings": False, "num_attention_heads": 8,
+    },
+}  # fmt: skip
+SMALL: dict[str, Any] = {"backend": "torch", "device": "cpu", "threads": 1, "max_context": 96, "cache_tokens": 128}
+PROMPTS = ["the cat sat", "on the mat the cat sat on the mat the", "mat mat mat mat mat"]
+
+
+def runner_of(llm: LLM) -> TorchRunner:
+    runner = llm._target.runner
+    assert isinstance(runner, TorchRunner)
+    return runner
+
+
+def pids(llm: LLM) -> list[int]:
+    model = runner_of(llm).model
+    assert isinstance(model, LeadingModel)
+    return [process.pid for process in model.leader._processes]
+
+
+def params(method: Any, **sampling: Any) -> SamplingParams:
+    speculation = SpeculationParams(mode="off") if method == "none" else SpeculationParams(mode="on", method=method)
+    return SamplingParams(max_tokens=12, speculation=speculation, ignore_eos=True, **sampling)
+
+
+def tokens(llm: LLM, wanted: SamplingParams) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, wanted)]
+
+
+def logits(llm: LLM) -> Any:
+    """Of a prompt in two chunks and some single tokens, beside another sequence."""
+    runner = runner_of(llm)
+    text = [int(token) for token in np.random.default_rng(0).integers(4, 300, 60)]
+    found = []
+    for begin, end in ((0, 33), (33, 50), (50, 51), (51, 52)):
+        rows = [Row(0, begin, text[begin:end], end - begin), Row(1, begin, text[begin + 5 : end + 5], 1)]
+        found.append(runner.forward(StepPlan(rows)).copy())
+    runner.free(0)
+    runner.free(1)
+    return np.concatenate(found)
+
+
+class Pair:
+    """The same model in one process and in several."""
+
+    def __init__(self, folder: Path, family: str, drafting: str, num_ranks: int) -> None:
+        target = folder / "target"
+        target.mkdir()
+        write_folder(target, **FAMILIES[family])
+        if drafting == "head":
+            draft = write_head(folder / "head.gguf", target, width=32, head_dim=FAMILIES[family].get("head_dim", 8))
+        else:
+            draft = folder / "draft"
+            draft.mkdir()
+            write_folder(draft, seed=1, **FAMILIES[family] | {"num_hidden_layers": 1})
+        options = SMALL | {"draft": str(draft)}
+        self.methods = ("none", "ngram", "suffix", drafting)
+        self.whole = LLM(str(target), **options)
+        self.sharded = LLM(str(target), tensor_parallel_size=num_ranks, **options)
+
+    def check(self) -> None:
+        expected = logits(self.whole)
+        assert np.abs(logits(self.sharded) - expected).max() < 1e-5 * np.abs(expected).max()
+        drafted = dict.fromkeys(self.methods, 0)
+        for method in self.methods:
+            for sampling in ({"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.9, "seed": 5}):
+                wanted = params(method, **sampling)
+                outputs = self.sharded.generate(PROMPTS, wanted)
+                assert [each.outputs[0].token_ids for each in outputs] == tokens(self.whole, wanted), (method, sampling)
+                drafted[method] += sum(each.outputs[0].speculation.num_drafted for each in outputs)
+        assert all(count > 0 for method, count in drafted.items() if method != "none"), drafted
+
+    def check_preemption(self) -> None:
+        """Three requests of more than 48 tokens do not fit into 128."""
+        wanted = replace(params("suffix", temperature=0.8, seed=3), max_tokens=45)
+        num_preempted = 0
+        taken = self.sharded.engine.scheduler.take_preempted
+
+        def counted() -> Any:
+            nonlocal num_preempted
+            found = taken()
+            num_preempted += len(found)
+            return found
+
+        self.sharded.engine.scheduler.take_preempted = counted  # type: ignore[method-assign]
+        assert tokens(self.sharded, wanted) == tokens(self.whole, wanted)
+        assert num_preempted > 0
+
+    def check_scores(self) -> None:
+        """Log-probabilities of prompt and answer, and embeddings."""
+        wanted = replace(params("none", temperature=0.0), max_tokens=4, logprobs=2, prompt_logprobs=1)
+        for prompt in PROMPTS:
+            found, expected = (llm.generate(prompt, wanted)[0] for llm in (self.sharded, self.whole))
+            assert found.outputs[0].logprobs is not None and expected.outputs[0].logprobs is not None
+            for mine, other in zip(found.outputs[0].logprobs, expected.outputs[0].logprobs, strict=True):
+                assert mine.token_id == other.token_id and mine.logprob == pytest.approx(other.logprob, abs=1e-4)
+        for one, another in zip(self.sharded.embed(PROMPTS), self.whole.embed(PROMPTS), strict=True):
+            assert np.abs(one - another).max() < 1e-5
+
+    def close(self) -> None:
+        children = pids(self.sharded)
+        self.whole.close()
+        self.sharded.close()
+        assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+
+
+@pytest.fixture(scope="module", params=[("llama", "draft"), ("qwen3", "head")])
+def pair(request, tmp_path_factory) -> Iterator[Pair]:
+    family, drafting = request.param
+    pair = Pair(tmp_path_factory.mktemp("model"), family, drafting, 2)
+    yield pair
+    pair.close()
+
+
+def test_logits_and_tokens_of_two_ranks_are_those_of_one_process(pair):
+    pair.check()
+
+
+def test_preempted_requests_too(pair):
+    pair.check_preemption()
+
+
+def test_scores_and_embeddings_too(pair):
+    pair.check_scores()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("drafting", ["draft", "head"])
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_the_same_for_every_family_with_two_and_four_ranks(tmp_path, family, drafting, num_ranks):
+    pair = Pair(tmp_path, family, drafting, num_ranks)
+    pair.check()
+    pair.check_preemption()
+    pair.check_scores()
+    pair.close()
+
+
+def test_a_killed_rank_ends_the_engine_within_seconds_also_while_nothing_runs(tmp_path):
+    llm = LLM(str(write_folder(tmp_path)), tensor_parallel_size=2, **SMALL)
+    server = LiveServer(llm.engine, llm.tokenizer, 96)
+    body = {"prompt": "the cat", "max_tokens": 3, "speculation": {"mode": "off"}}
+    assert server.post("/v1/completions", body)[0] == 200
+    began = time.monotonic()
+    os.kill(pids(llm)[0], signal.SIGKILL)
+    wait_until(lambda: not server._thread.is_alive(), 10)
+    assert time.monotonic() - began < 5
+    sentence = "rank 1 of 2 of the model was killed by signal 9, so nothing can be computed any more; restart"
+    assert server.async_engine.failure == sentence
+    with pytest.raises(BackendLost, match=sentence):
+        runner_of(llm).forward(StepPlan([Row(0, 0, [5], 1)]))
+    llm.close()
+
+
+def test_a_rank_killed_during_a_step_ends_the_request_with_the_same_sentence(tmp_path):
+    llm = LLM(str(write_folder(tmp_path)), tensor_parallel_size=2, **SMALL)
+    stream = iter(llm.stream("the cat sat", replace(params("none"), max_tokens=60)))
+    next(stream)
+    os.kill(pids(llm)[0], signal.SIGSTOP)  # the next step waits for this rank
+    os.kill(pids(llm)[0], signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(BackendLost, match="rank 1 of 2 of the model was killed by signal 9"):
+        for _ in stream:
+            pass
+    assert time.monotonic() - began < 5
+    llm.close()
+
+
+def test_a_model_that_cannot_be_split_evenly_says_what_is_possible():
+    config = parse_config(CONFIG)
+    with pytest.raises(UsageError, match="3 ranks cannot share evenly; set tensor_parallel_size to one of 1, 2, 4"):
+        Shard(0, 3).check(config)
+
+
+def test_the_parts_of_all_ranks_are_the_whole():
+    import torch
+
+    config = parse_config(CONFIG)
+    shards = [Shard(rank, 2) for rank in range(2)]
+    head = torch.arange(5.0)[:, None]
+    assert torch.equal(torch.cat([shard.part("lm_head.weight", head, config) for shard in shards])[:5], head)
+    for name, shape, dim in (
+        ("model.layers.0.self_attn.q_proj.weight", (32, 32), 0),
+        ("model.layers.0.self_attn.k_proj.bias", (16,), 0),
+        ("model.layers.0.self_attn.o_proj.weight", (32, 32), 1),
+        ("model.layers.0.mlp.up_proj.weight", (48, 32), 0),
+        ("model.layers.0.mlp.down_proj.weight", (32, 48), 1),
+    ):
+        tensor = torch.randn(shape)
+        parts = [shard.part(name, tensor, config) for shard in shards]
+        assert torch.equal(torch.cat(parts, dim), tensor), name
+    norm = torch.randn(32)
+    assert all(shard.part("model.norm.weight", norm, config) is norm for shard in shards)

@@ -1,0 +1,175 @@
+"""`outpace plan` as a user meets it: output, errors, speed of starting, the page in a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from outpace.cli import main
+from outpace.plan.html import as_html
+from tests.tiny_gguf import write_model
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+PAIR = ["llama-3.1-70b", "llama-3.1-8b", "--gpu", "h100", "--gpus", "2"]
+
+
+def plan(capsys, *arguments: str) -> str:
+    assert main(["plan", *arguments]) == 0
+    return str(capsys.readouterr().out)
+
+
+def report(capsys, *arguments: str):
+    return json.loads(plan(capsys, *arguments, "--json"))
+
+
+def test_the_articles_table_is_printed(capsys):
+    text = plan(capsys, *PAIR, "--nominal")
+    rows = re.findall(r"^(bf16|int8|int4) +(\w+) +([\d.]+) GB +(-?[\d.]+) GB", text, re.MULTILINE)
+    assert rows == [
+        ("bf16", "bf16", "156.0", "4.0"),
+        ("int8", "bf16", "86.0", "74.0"),
+        ("int8", "int8", "78.0", "82.0"),
+        ("int4", "bf16", "51.0", "109.0"),
+        ("int4", "int4", "39.0", "121.0"),
+    ]
+
+
+def test_text_begins_with_the_advice_and_fits_a_terminal(capsys):
+    text = plan(capsys, *PAIR, "--precision", "int8", "--utilization", "0.92")
+    assert text.startswith("Use ") and "assumed:" in text and "outpace serve" in text
+    prose = [line for line in text.splitlines() if line.startswith(("-", "  ")) and "serve" not in line]
+    assert max(map(len, prose)) <= 140
+
+
+def test_json_is_one_strict_object_with_everything(capsys):
+    found = report(capsys, *PAIR, "--precision", "int8")
+    assert found["target"]["parameters"] == 70_553_706_496
+    assert {"memory", "drafts", "advice", "assumptions", "precisions", "machine", "conditions"} <= set(found)
+    assert found["drafts"][0]["by_load"][0]["concurrency"] == 1
+    rooms = [each["plain"] for each in found["contexts"]]
+    assert rooms == sorted(rooms, reverse=True) and len(rooms) == 4
+    json.dumps(found, allow_nan=False)
+
+
+def test_flags_change_the_plan(capsys):
+    base = report(capsys, *PAIR, "--precision", "int8")
+    wider = report(capsys, *PAIR, "--precision", "int8", "--cache-precision", "fp8")
+    assert wider["memory"]["cache_tokens"] == pytest.approx(2 * base["memory"]["cache_tokens"], rel=0.01)
+    more = report(capsys, *PAIR, "--precision", "int8", "--memory", "141", "--concurrency", "32", "--depth", "2")
+    assert more["memory"]["left"] > base["memory"]["left"]
+    assert {draft["speed"]["depth"] for draft in more["drafts"] if draft["kind"] == "draft"} == {2}
+    given = report(capsys, *PAIR, "--precision", "int8", "--acceptance", "0.9", "0.8")
+    sources = {draft["name"]: draft["acceptance"]["source"] for draft in given["drafts"]}
+    assert sources["llama-3.1-8b"] == "given" and sources["a head"] == "guessed"
+
+
+def test_a_machine_that_the_table_lacks(capsys):
+    own = ["--memory", "48", "--bandwidth", "900", "--tflops", "200"]
+    assert report(capsys, "llama-3.1-8b", "--gpu", "my card", *own)["machine"]["name"] == "my card"
+
+
+def test_a_gguf_file_on_a_cpu(capsys, tmp_path):
+    path = write_model(tmp_path / "model.gguf", "qwen2", "Q8_0")
+    found = report(capsys, str(path), "--cpu", "epyc-9654")
+    assert found["machine"]["is_gpu"] is False and found["precisions"] == []
+    assert str(tmp_path) not in json.dumps(found["advice"]), "a report does not name folders"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["llama-3.1-71b"], 1, "did you mean llama-3.1-70b"),
+        (["no/where.gguf"], 1, "there is no file or folder no/where.gguf"),
+        (["llama-3.1-8b", "--gpu", "h1000"], 2, "the table has no machine 'h1000'"),
+        (["llama-3.1-8b", "--gpus", "-2"], 2, "--gpus must be at least 1; got -2"),
+        (["llama-3.1-8b", "--gpus", "3"], 2, "do not divide over 3 GPUs"),
+        (["llama-3.1-8b", "--memory", "-5"], 2, "--memory must be above 0"),
+        (["llama-3.1-8b", "--concurrency", "1000000"], 2, "--concurrency must be at most 4096"),
+        (["llama-3.1-8b", "--context", "0"], 2, "--context must be at least 1"),
+        (["llama-3.1-8b", "--utilization", "1.2"], 2, "utilization must be above 0"),
+        (["llama-3.1-8b", "--precision", "int3"], 2, "there is no precision 'int3'"),
+        (["llama-3.1-8b", "--cache-precision", "int4"], 2, "the cache cannot be kept in 'int4'"),
+        (["llama-3.1-8b", "llama-3.1-70b"], 2, "a draft must be smaller than its target"),
+        (["llama-3.1-8b", "--acceptance", "80"], 2, "a share between 0 and 1"),
+        (["llama-3.1-8b", "--temperature", "-1"], 2, "a temperature must be at least 0"),
+        (["llama-3.1-8b", "--depth", "0"], 2, "--depth must be between 1 and 64"),
+        (["llama-3.1-8b", "--measure"], 2, "give its GGUF file or folder"),
+        (["llama-3.1-8b", "--here", "--gpu", "h100"], 2, "leave out one of them"),
+        (["llama-3.1-8b", "--candidates", "/no/such/dir"], 2, "is not a folder"),
+        (["llama-3.1-8b", "--html", "/dev/null/x.html"], 2, "cannot write"),
+    ],
+)
+def test_nonsense_gets_one_sentence(capsys, arguments, status, words):
+    assert main(["plan", *arguments]) == status
+    printed = capsys.readouterr()
+    assert words in printed.err and printed.err.count("\n") == 1 and printed.out == ""
+
+
+@pytest.mark.parametrize("content", ['{"hidden_size": 64}', "{", "[]"])
+def test_a_config_without_layers(capsys, tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    assert main(["plan", str(tmp_path)]) == 1
+    assert "config.json" in capsys.readouterr().err
+
+
+def test_different_tokenizers_are_an_answer_not_an_error(capsys):
+    text = plan(capsys, "llama-3.1-70b", "qwen2.5-0.5b", "--gpu", "h200", "--gpus", "2")
+    assert "the tokenizers differ: llama-3 and qwen2; a draft must share the target's token ids" in re.sub(
+        r"\n\s+", " ", text
+    )
+
+
+def test_it_needs_no_torch_no_engine_and_no_server():
+    code = (
+        "import sys; import outpace.plan; assert 'numpy' not in sys.modules; "
+        "from outpace.cli import main; main(['plan', 'llama-3.1-70b', 'llama-3.1-8b', '--gpus', '2']); "
+        "heavy = [m for m in ('torch', 'outpace.engine.engine', 'outpace.server.app', 'pydantic', 'xllamacpp') "
+        "if m in sys.modules]; assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+
+
+# ---- the page
+
+
+@pytest.fixture
+def made(capsys):
+    return report(capsys, *PAIR, "--precision", "int8", "--utilization", "0.92")
+
+
+def test_the_page_has_its_pictures_and_asks_for_nothing(made):
+    page = as_html(made)
+    assert page.count("<svg") == 2 and page.count('class="split"') >= 4
+    assert "<script" not in page and "http" not in page and "url(" not in page
+    assert "nan" not in page.lower().replace("finance", "") and "None" not in page
+    spoiled = made | {"target": made["target"] | {"name": "<script>alert(1)</script>"}}
+    assert "<script>" not in as_html(spoiled)
+
+
+def test_a_page_without_any_usable_draft(capsys):
+    page = as_html(report(capsys, "llama-3.1-405b", "--gpu", "l4"))
+    assert "does not fit" in page and "<svg" not in page
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+@pytest.mark.parametrize("width", [1100, 390])
+def test_the_page_in_a_browser(made, tmp_path, width):
+    path, image = tmp_path / "plan.html", tmp_path / "shot.png"
+    path.write_text(as_html(made), encoding="utf-8")
+    subprocess.run(
+        [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
+         "--disable-background-networking", "--disable-component-update", f"--user-data-dir={tmp_path / 'profile'}",
+         f"--window-size={width},3600", f"--screenshot={image}", path.as_uri()],
+        check=True, capture_output=True, timeout=120,
+    )  # fmt: skip
+    pixels = np.asarray(pytest.importorskip("PIL.Image").open(image).convert("RGB")).astype(int)
+    for colour in ((29, 78, 216), (194, 65, 12), (4, 120, 87)):  # weights, draft and cache of the split; lines
+        near = np.abs(pixels - np.array(colour)).sum(axis=2) < 90
+        assert near.sum() > 400, colour

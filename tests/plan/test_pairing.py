@@ -1,0 +1,247 @@
+"""Tokenizers, guesses, verdicts and advice."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from outpace.errors import UsageError
+from outpace.plan.advice import advise, precision_table
+from outpace.plan.drafts import open_draft
+from outpace.plan.guesses import Conditions, Measured, ratio_evidence
+from outpace.plan.machines import custom, machine
+from outpace.plan.memory import Deployment, divide
+from outpace.plan.models import open_model
+from outpace.plan.pairing import judge, ranked
+from outpace.plan.planning import make_plan, open_wanted
+from outpace.plan.vocabularies import compare, compare_tokens
+from outpace.speculation.costs.curves import Costs, DraftCosts, StepCosts
+from outpace.speculation.policy.tunables import TUNABLES
+from tests.tiny_gguf import write_model
+
+H100 = Deployment(machine("h100"), 2, 0.92)
+
+
+def pairing(target, draft: str, to: Deployment = H100, conditions: Conditions | None = None, **options):
+    plain = divide(target, None, to)
+    return judge(target, open_draft(draft, target), to, conditions or Conditions(), plain_memory=plain, **options)
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return open_model("llama-3.1-70b", "int8")
+
+
+# ---- tokenizers
+
+TOKENS = [b"<s>", b"a", b"b", b"c", b"d"]
+
+
+def test_identical_vocabularies():
+    found = compare_tokens(TOKENS, TOKENS)
+    assert found.verdict == "identical" and found.overlap == 1.0 and found.is_usable
+    assert compare_tokens([*TOKENS, b"", b""], TOKENS).verdict == "identical", "padding is no difference"
+
+
+def test_extra_tokens_do_no_harm():
+    found = compare_tokens([*TOKENS, b"<think>"], TOKENS)
+    assert found.verdict == "extra" and "the target has 1 more tokens, the first '<think>' (5)" in found.sentence
+    assert found.is_usable and found.overlap == pytest.approx(5 / 6)
+
+
+def test_the_first_difference_is_named():
+    found = compare_tokens(TOKENS, [b"<s>", b"a", b"x", b"c", b"b"])
+    assert found.verdict == "different" and not found.is_usable and found.first_difference == 2
+    assert found.overlap == pytest.approx(4 / 5)
+    assert "80.0%" in found.sentence and "token 2, 'b' in the target and 'x' in the draft" in found.sentence
+
+
+def test_vocabularies_are_read_from_both_kinds_of_files(tmp_path):
+    path = write_model(tmp_path / "a.gguf")
+    gguf = open_model(str(path))
+    assert compare(gguf, open_model(str(write_model(tmp_path / "b.gguf", seed=3)))).verdict == "identical"
+    from outpace.models.gguf_header import read_strings
+
+    tokens = [token.decode() for token in read_strings(path, "tokenizer.ggml.tokens")]
+    assert len(tokens) == gguf.shape.vocab_size and read_strings(path, "no.such.key") == []
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 280,
+    }))  # fmt: skip
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []}))
+    assert compare(gguf, open_model(str(folder))).verdict == "identical"
+    vocabulary[tokens[7]], vocabulary[tokens[8]] = 8, 7
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
+    assert compare(gguf, open_model(str(folder))).first_difference == 7
+
+
+def test_known_tokenizers_are_compared_by_name():
+    assert compare(open_model("llama-3.1-70b"), open_model("llama-3.2-1b")).verdict == "identical"
+    assert compare(open_model("qwen3-8b"), open_model("qwen2.5-0.5b")).verdict == "extra"
+    assert compare(open_model("llama-3.1-70b"), open_model("qwen2.5-7b")).verdict == "different"
+
+
+# ---- judging
+
+
+def test_a_guess_starts_from_the_policys_prior(llama):
+    found = pairing(llama, "llama-3.1-8b")
+    assert found.guess.source == "guessed" and found.chance == pytest.approx(TUNABLES.model_prior, abs=0.01)
+    assert found.low.speedup < found.speed.speedup < found.high.speedup
+    warm = pairing(llama, "llama-3.1-8b", conditions=Conditions(temperature=1.0))
+    assert warm.chance < found.chance and warm.speed.speedup < found.speed.speedup
+    assert pairing(llama, "llama-3.2-1b").chance < found.chance, "a smaller draft agrees less"
+    code = pairing(llama, "llama-3.1-8b", conditions=Conditions(workload="code"))
+    assert code.chance > found.chance
+
+
+def test_given_and_measured_acceptance_replace_the_guess(llama):
+    given = pairing(llama, "llama-3.1-8b", conditions=Conditions(acceptance=(0.7, 0.6)))
+    assert given.guess.source == "given" and given.chance == pytest.approx(0.7) and given.low == given.high
+    costs = Costs(StepCosts({1: 1.0, 64: 1.0}))
+    measured = Measured((0.9,), draft_costs=DraftCosts(StepCosts({1: 0.1, 64: 0.1})))
+    found = pairing(llama, "llama-3.1-8b", target_step=costs, measured=measured, conditions=Conditions(depth=2))
+    assert found.guess.source == "measured" and found.speed.tokens_per_step == pytest.approx(1 + 0.9 + 0.81)
+    assert found.speed.speedup == pytest.approx(2.71 / 1.2, rel=0.01)
+
+
+def test_a_draft_larger_than_its_target_is_refused():
+    with pytest.raises(UsageError, match="a draft must be smaller than its target, so name them the other way round"):
+        pairing(open_model("llama-3.1-8b"), "llama-3.1-70b")
+
+
+def test_other_tokenizers_cannot_draft(llama):
+    found = pairing(llama, "qwen2.5-0.5b")
+    assert found.verdict == "cannot" and "a draft must share the target's token ids" in found.reason
+
+
+def test_a_draft_that_takes_the_room_is_told(llama):
+    found = pairing(llama, "llama-3.1-8b")
+    assert found.verdict == "maybe" and "outweighs its gain when the cache is full" in found.reason
+    plain = divide(llama, None, H100)
+    assert found.full_load[1] < found.full_load[0] and found.memory.sequences < plain.sequences / 2
+    sharded = pairing(llama, "llama-3.1-8b", replace(H100, draft_gpus=2))
+    assert sharded.memory.sequences > found.memory.sequences
+
+
+def test_where_the_gain_ends(llama):
+    found = pairing(llama, "llama-3.1-8b", conditions=Conditions(depth=5))
+    assert found.loss_from is not None
+    turned = [each for each in found.at_depth if each.rows >= found.loss_from]
+    assert all(each.speedup < 1 for each in turned) and found.at_depth[0].speedup > 1
+    assert found.break_even is not None
+    at = pairing(llama, "llama-3.1-8b", conditions=Conditions(depth=5, acceptance=(found.break_even,)))
+    assert at.speed.speedup == pytest.approx(1.0, abs=0.01)
+
+
+def test_the_rule_of_sizes_comes_with_its_evidence():
+    assert "within the rule" in ratio_evidence(9)
+    assert "larger draft than the rule" in ratio_evidence(3)
+    assert "1:140" in ratio_evidence(57)
+
+
+def test_the_fastest_usable_draft_comes_first(llama):
+    names = ("llama-3.1-8b", "llama-3.2-1b", "qwen2.5-0.5b", "self:int4", "ngram")
+    order = [each.draft.name for each in ranked([pairing(llama, name) for name in names])]
+    assert order[0] == "llama-3.2-1b" and set(order[-2:]) == {"qwen2.5-0.5b", "self:int4"}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"workload": "poetry"}, "no workload 'poetry'"), ({"temperature": -1.0}, "temperature must be"),
+     ({"acceptance": (1.5,)}, "a share between 0 and 1")],
+)  # fmt: skip
+def test_conditions_are_checked(options, words):
+    with pytest.raises(UsageError, match=words):
+        Conditions(**options)
+
+
+# ---- advice
+
+
+def advice_for(target, drafts, to=H100, conditions=None):
+    wanted = open_wanted(target, drafts, None, None)
+    return make_plan(wanted, to, conditions or Conditions())
+
+
+def test_advice_names_a_draft_a_depth_and_flags(llama):
+    report = advice_for(llama, ["llama-3.2-1b"])
+    advice = report["advice"]
+    assert advice["decision"] == "this_draft" and advice["headline"].startswith("Use llama-3.2-1b: ")
+    assert "--tensor-parallel-size 2" in advice["commands"]["outpace"]
+    assert "--quantization int8" in advice["commands"]["outpace"]
+    config = json.loads(advice["commands"]["vllm"].partition("--speculative-config ")[2].strip("'"))
+    depth = report["drafts"][0]["speed"]["depth"]
+    assert config == {"model": "meta-llama/Llama-3.2-1B-Instruct", "num_speculative_tokens": depth,
+                      "draft_tensor_parallel_size": 1}  # fmt: skip
+    assert any("accepted over tried" in each for each in advice["watch"]) and report["assumptions"]
+
+
+def test_advice_flags_are_known_to_serve(llama):
+    import argparse
+    import shlex
+
+    from outpace.commands.serve import add_arguments
+
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    for draft in ("llama-3.2-1b", "ngram"):
+        words = shlex.split(advice_for(llama, [draft])["advice"]["commands"]["outpace"])
+        assert words[:2] == ["outpace", "serve"]
+        known = {name for action in parser._actions for name in action.option_strings}
+        assert {word for word in words if word.startswith("--")} <= known
+
+
+def test_advice_when_nothing_fits():
+    report = advice_for(open_model("llama-3.1-70b"), ["llama-3.1-8b"], Deployment(machine("h100"), 1))
+    advice = report["advice"]
+    assert advice["decision"] == "does_not_fit" and "does not fit 1 x h100" in advice["headline"]
+    assert any("--precision int4" in each for each in advice["sentences"])
+    assert any("--gpus" in each for each in advice["sentences"])
+    hopeless = advice_for(open_model("llama-3.1-405b"), [], Deployment(custom("tiny", 4, 100, 10)))
+    assert "smaller model, a larger machine" in hopeless["advice"]["sentences"][0]
+
+
+def test_advice_without_a_draft_where_none_pays():
+    conditions = Conditions(rows=128, acceptance=(0.05,))
+    report = advice_for(open_model("llama-3.1-8b"), ["llama-3.2-1b"], Deployment(machine("h200")), conditions)
+    named = next(draft for draft in report["drafts"] if draft["name"] == "llama-3.2-1b")
+    assert named["verdict"] == "no" and report["advice"]["decision"] in ("no_draft", "another_draft")
+    assert any(each.startswith("llama-3.2-1b: it is not faster") for each in report["advice"]["sentences"])
+
+
+def test_alternatives_are_added(llama):
+    kinds = {draft["kind"] for draft in advice_for(llama, [])["drafts"]}
+    assert kinds == {"draft", "head", "self", "lookup"}
+
+
+def test_candidates_are_ranked_and_others_named(tmp_path):
+    target = open_model(str(write_model(tmp_path / "target.gguf", width=128, hidden=256, num_layers=4)))
+    folder = tmp_path / "drafts"
+    folder.mkdir()
+    write_model(folder / "small.gguf")
+    write_model(folder / "large.gguf", width=256, hidden=512, num_layers=8)
+    (folder / "broken.gguf").write_bytes(b"GGUF")
+    (folder / "notes.txt").write_text("not a model")
+    wanted = open_wanted(target, [], None, folder)
+    assert [draft.name for draft in wanted.others if draft.kind == "draft"] == ["small.gguf"]
+    assert set(wanted.skipped) == {"broken.gguf", "large.gguf"} and "no fewer than" in wanted.skipped["large.gguf"]
+    with pytest.raises(UsageError, match="is not a folder"):
+        open_wanted(target, [], None, folder / "notes.txt")
+
+
+def test_the_table_of_precisions_follows_the_gpu(llama):
+    draft = open_draft("llama-3.1-8b", llama)
+    assert [row.target for row in precision_table(llama, draft, H100)] == ["bf16", "fp8", "fp8", "int4", "int4"]
+    old = Deployment(machine("a100"), 2)
+    assert [row.target for row in precision_table(llama, None, old)] == ["bf16", "int8", "int4"]
+
+
+def test_advice_needs_no_named_draft(llama):
+    plain = divide(llama, None, H100)
+    found = advise(llama, [], [], plain, H100, Conditions())
+    assert found.decision == "no_draft" and "--speculation off" in found.commands["outpace"]

@@ -1,0 +1,155 @@
+"""Costs from data sheets against measured ones, and speeds against the policy's own planner."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from outpace.core import MeasuredAcceptance
+from outpace.plan.drafts import open_draft
+from outpace.plan.machines import machine
+from outpace.plan.models import open_model
+from outpace.plan.roofline import all_reduce_seconds, completed, draft_costs, extended, step_costs, target_costs
+from outpace.plan.speed import Drafting, known_acceptance
+from outpace.speculation.costs.curves import Costs, DraftCosts, StepCosts
+from outpace.speculation.policy.acceptance import Acceptance
+from outpace.speculation.policy.planner import Plan, Planner
+from outpace.speculation.proposers.base import NoDraft
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+FLAT = StepCosts({1: 1.0, 2: 1.0, 64: 1.0})
+
+
+def drafting(draft_seconds: float = 0.1, chances=(0.8,), target: StepCosts = FLAT, **options) -> Drafting:
+    return Drafting(
+        Costs(target, {"draft": DraftCosts(StepCosts({1: draft_seconds}))}), known_acceptance(chances), **options
+    )
+
+
+def test_the_textbook_case():
+    """Verifying is free, a draft pass costs c: tokens (1 - a^(k+1)) / (1 - a), in 1 + k c."""
+    chance, depth, cost = 0.8, 4, 0.1
+    found = drafting(cost, [chance]).fixed(1, depth, 0)
+    assert found.tokens_per_step == pytest.approx((1 - chance ** (depth + 1)) / (1 - chance))
+    assert found.speedup == pytest.approx(found.tokens_per_step / (1 + depth * cost))
+
+
+def test_break_even_of_one_token_is_its_cost():
+    assert drafting(0.3).break_even(1, 1, 0) == pytest.approx(0.3, abs=2e-3)
+    assert drafting(1.2).break_even(1, 1, 0) is None
+
+
+def test_a_draft_that_never_pays_is_left_out():
+    found = drafting(0.5, [0.3]).best(1, 0)
+    assert found.depth == 0 and found.speedup == 1.0
+
+
+@pytest.mark.parametrize("rows", [1, 8, 64])
+@pytest.mark.parametrize("chance", [0.5, 0.8, 0.95])
+def test_the_depth_and_the_speed_are_the_policys_own(rows, chance):
+    target, h200 = open_model("llama-3.1-8b"), machine("h200")
+    costs = target_costs(target, h200, 1, 4096, 2.0)
+    costs.drafts["draft"] = draft_costs(open_draft("llama-3.2-1b", target), target, h200, 1, 4096, 2.0)
+    ours = Drafting(costs, known_acceptance([chance]))
+    best = ours.best(rows, 2048)
+    acceptance = Acceptance(is_lookup=False, measured=MeasuredAcceptance((chance,), (chance,)))
+    same = Costs(costs.target, {"model": costs.drafts["draft"]}, costs.token_seconds, costs.schedule_seconds)
+    planner = Planner(same, {"model": acceptance}, {"model": NoDraft()})
+    planner._last_depth["model"] = max(best.depth, 2)
+    plans = list(planner.with_model(ours._situation(ours.costs, planner, rows, 2048), "model", Plan()))
+    if not best.depth:
+        assert not plans
+        return
+    assert plans[0].depth == best.depth
+    assert plans[0].speed == pytest.approx(best.tokens_per_second, rel=1e-9)
+    for plan in plans:  # and of every other depth that it weighed
+        assert plan.speed == pytest.approx(ours.fixed(rows, plan.depth, 2048).tokens_per_second, rel=1e-9)
+
+
+def test_more_requests_gain_less():
+    target, h100 = open_model("llama-3.1-70b", "int8"), machine("h100")
+    costs = target_costs(target, h100, 2, 4096, 2.0)
+    costs.drafts["draft"] = draft_costs(open_draft("llama-3.1-8b", target), target, h100, 1, 4096, 2.0)
+    ours = Drafting(costs, known_acceptance([0.8]))
+    gains = [ours.best(rows, 2048).speedup for rows in (1, 8, 64, 256)]
+    assert gains == sorted(gains, reverse=True) and gains[0] > 1.3 and gains[-1] < 1.1
+    assert ours.fixed(256, 4, 2048).speedup < 1.0, "at a fixed depth it becomes a loss"
+
+
+def test_lookups_gain_with_the_share_of_steps_that_match():
+    costs = Costs(FLAT, {"ngram": DraftCosts(lookup_seconds=1e-5)})
+    rates = [
+        Drafting(costs, known_acceptance([0.6]), match_share=share).best(1, 0).speedup for share in (0.1, 0.5, 0.9)
+    ]
+    assert rates == sorted(rates)
+    assert rates[0] == pytest.approx(1 + 0.1 * 1.5, abs=0.02)  # 0.6 + 0.6^2 + ... = 1.5
+
+
+# ---- costs
+
+
+def test_an_h200_by_its_data_sheet_is_near_the_measured_one():
+    """Steps of the 8B: within 20% at every measured size, within 10% at one token (8B and 1B, 1,024 of context)."""
+    measured = json.loads((RESULTS / "gpu_speculation_h200.json").read_text())["costs"]["target"]["points"]
+    ours = step_costs(open_model("llama-3.1-8b"), machine("h200"), 1, 1024, 2.0)
+    for size, seconds in measured.items():
+        assert ours.seconds(1, int(size)) == pytest.approx(seconds, rel=0.2), size
+    assert ours.seconds(1, 1, 1024) == pytest.approx(3.93e-3, rel=0.1)
+    assert ours.seconds(128, 128, 1024) == pytest.approx(9.45e-3, rel=0.1)
+    small = step_costs(open_model("llama-3.2-1b"), machine("h200"), 1, 1024, 2.0)
+    assert small.seconds(1, 1, 1024) == pytest.approx(0.77e-3, rel=0.1)
+
+
+@pytest.mark.parametrize("file", ["gpu_speculation_h200.json", "gpu_speculation_h200_one_block.json"])
+def test_recorded_speedups_of_an_h200_are_predicted(file):
+    """From the costs and acceptance in the file, up to 32 requests at once: nearly all within 10%, all within 13%."""
+    results = json.loads((RESULTS / file).read_text())
+    target, h200 = open_model("llama-3.1-8b"), machine("h200")
+    modelled = target_costs(target, h200, 1, 1024, 2.0)
+    modelled.drafts["head"] = draft_costs(open_draft("head", target), target, h200, 1, 1024, 2.0)
+    costs = completed(Costs.from_dict(results["costs"]), modelled, h200)
+    costs.drafts = {"head": costs.drafts["head"]}
+    errors = []
+    for cell in results["summary"]["cells"]:
+        if cell["setting"].startswith("head:") and cell["concurrency"] <= 32:
+            accepted = cell["acceptance_per_position"]
+            chances = [accepted[0], *(b / a for a, b in pairwise(accepted) if a)]
+            found = Drafting(costs, known_acceptance(chances)).fixed(cell["concurrency"], int(cell["setting"][5:]), 420)
+            errors.append(abs(found.speedup / cell["speedup"] - 1))
+    assert len(errors) == 24 and max(errors) < 0.13 and sum(error < 0.1 for error in errors) >= 23
+
+
+def test_two_gpus_are_faster_than_one_and_slower_than_twice_as_fast():
+    model = open_model("llama-3.1-70b", "int4")
+    one, two, pcie = (
+        step_costs(model, machine(name), gpus, 4096, 2.0).seconds(1, 1)
+        for name, gpus in (("h100", 1), ("h100", 2), ("h100-pcie", 2))
+    )
+    assert one / 2 < two < one
+    assert pcie > two
+    assert all_reduce_seconds(1e6, machine("h100"), 8) > all_reduce_seconds(1e6, machine("h100"), 2) > 9e-6
+
+
+def test_int4_is_faster_at_one_token_and_not_at_many():
+    bf16, int4 = (
+        step_costs(open_model("llama-3.1-8b", fmt), machine("h200"), 1, 4096, 2.0) for fmt in ("bf16", "int4")
+    )
+    assert int4.seconds(1, 1) < 0.5 * bf16.seconds(1, 1)
+    assert int4.seconds(1, 4096) == pytest.approx(bf16.seconds(1, 4096), rel=0.15)
+
+
+def test_experts_make_drafts_dearer():
+    """Eight tokens of a mixture read most experts, where one token reads two of eight."""
+    dense, mixture = (
+        step_costs(open_model(name), machine("h200"), 1, 4096, 2.0) for name in ("mistral-7b", "mixtral-8x7b")
+    )
+    assert dense.seconds(1, 8) / dense.seconds(1, 1) < 1.1
+    assert mixture.seconds(1, 8) / mixture.seconds(1, 1) > 2.0
+
+
+def test_measured_costs_are_continued_with_the_modelled_slope():
+    joined = extended(StepCosts({1: 1.0, 8: 2.0}, row_seconds=0.5), StepCosts({1: 5.0, 8: 6.0, 16: 10.0}))
+    assert joined.points == {1: 1.0, 8: 2.0, 16: 6.0} and joined.row_seconds == 0.5
