@@ -35,7 +35,7 @@ from outpace.backends.torch.storage.planar import (
     fp8,
     int4,
 )
-from outpace.backends.torch.storage.rounding import quantise
+from outpace.backends.torch.storage.rounding import KINDS, quantise
 from outpace.backends.torch.storage.scaled import Scaled
 
 PLANAR: dict[str, PlanarFormat] = {
@@ -57,7 +57,7 @@ def random_weight(kind: str, rows: int, columns: int, device: torch.device = _DE
         if rows * columns > 1 << 28:  # an output head: rounding it in float32 would take gigabytes
             parts = [random_weight(kind, part, columns, device) for part in _parts(rows, 8)]
             return Scaled(*(torch.cat(each) for each in zip(*(part.tensors for part in parts), strict=True)))  # type: ignore[union-attr]
-        return quantise(torch.empty((rows, columns), device=device).normal_(0.0, 0.02), kind)
+        return quantise(torch.empty((rows, columns), device=device).normal_(0.0, 0.02), KINDS[kind])
     return random_planar(PLANAR[kind], rows, columns, device)
 
 
@@ -66,7 +66,7 @@ def _parts(total: int, num: int) -> Iterator[int]:
 
 
 def random_planar(f: PlanarFormat, rows: int, columns: int, device: torch.device) -> Planar:
-    weight = allocate(f, rows, columns, torch.float16, device)
+    weight = allocate(f, rows, columns, device)
     weight.units.random_(-(1 << 15), 1 << 15)
     if weight.high is not None:
         weight.high.random_(0, 256)

@@ -24,7 +24,9 @@ Workload = Literal["code", "json", "narrative", "chat"]
 BackendName = Literal["auto", "native", "llamacpp", "torch"]
 DeviceName = Literal["auto", "cuda", "cpu"]
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
+Quantization = Literal["auto", "stored", "none", "int4", "int4-128", "fp8", "int8"]
 
+ROUNDED: tuple[Quantization, ...] = ("int4", "int4-128", "fp8", "int8")
 LOSSY: frozenset[str] = frozenset({"typical", "threshold"})
 LOOKUPS: tuple[Method, ...] = ("grammar", "prediction", "suffix", "ngram")
 MAX_DEPTH = 64
@@ -261,7 +263,9 @@ class EngineConfig:
     """What to load, how much memory to give it, and how to speculate."""
 
     model: str | None = None  # a GGUF file or a Hugging Face folder; None: the embedded SmolLM2-135M-Instruct
-    draft: str | None = None  # a smaller model, best with the same vocabulary, or a head that was trained for the model
+    draft: str | None = None
+    """A smaller model, best with the same vocabulary, or a head that was trained for the model. "self": the model
+    itself, its weights rounded to int4; "self:fp8" and the like: to another format. That needs the torch backend."""
     backend: BackendName = "auto"
     speculation: SpeculationMode = "auto"
     method: Method | None = None
@@ -280,6 +284,10 @@ class EngineConfig:
     llama_library: str | None = None  # a libllama to use instead of the installed one
     device: DeviceName = "auto"  # of the torch backend
     dtype: DtypeName = "auto"  # of the torch backend's weights and cache
+    quantization: Quantization = "auto"
+    """How the torch backend keeps the weights. stored: as the file has them; none: in `dtype`; int4 (groups of 32
+    weights), int4-128 (groups of 128), fp8, int8: rounded when they are loaded; auto: stored on a GPU, else none."""
+    draft_quantization: Quantization = "auto"  # the same for the draft model or the draft head
     gpu_memory_utilization: float = 0.9  # the share of a GPU's memory that Outpace may fill
     tensor_parallel_size: int = 1  # GPUs, or for tests processes, that share the model; of the torch backend
     chat_template: str | None = None  # a file or the template itself, instead of the model's
@@ -294,6 +302,8 @@ class EngineConfig:
         _check_choice("backend", self.backend, BackendName)
         _check_choice("device", self.device, DeviceName)
         _check_choice("dtype", self.dtype, DtypeName)
+        _check_choice("quantization", self.quantization, Quantization)
+        _check_choice("draft_quantization", self.draft_quantization, Quantization)
         _check_number("gpu_memory_utilization", self.gpu_memory_utilization, 0.01, 1.0)
         _check_int("tensor_parallel_size", self.tensor_parallel_size, 1, 64)
         _check_choice("speculation", self.speculation, SpeculationMode)
@@ -326,6 +336,12 @@ class EngineConfig:
             "method 'draft' needs a draft model; name one (draft=, --draft) or choose suffix or ngram",
         )
         _check_consistent(self.speculation, self.method, self.depth)
+        self_draft_kind(self.draft, self.draft_quantization)
+
+    @property
+    def self_draft(self) -> str | None:
+        """The format of the draft, if the draft is the target's own rounded copy."""
+        return self_draft_kind(self.draft, self.draft_quantization)
 
     def resolve(
         self,
@@ -397,6 +413,8 @@ class ResolvedConfig:
     llama_library: str | None
     device: DeviceName
     dtype: DtypeName
+    quantization: Quantization
+    draft_quantization: Quantization
     gpu_memory_utilization: float
     tensor_parallel_size: int
     chat_template: str | None
@@ -404,6 +422,25 @@ class ResolvedConfig:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def self_draft_kind(draft: str | os.PathLike[str] | None, draft_quantization: Quantization = "auto") -> str | None:
+    """How to round the target's own weights for drafting, if `draft` is self, or self:int4 and the like; else None."""
+    if not isinstance(draft, str) or draft.split(":")[0] != "self":
+        return None
+    kind = draft.partition(":")[2]
+    names = ", ".join(f"self:{each}" for each in ROUNDED)
+    _check(draft == "self" or kind in ROUNDED, f"there is no draft {draft!r:.80}; use self, or one of {names}")
+    chosen = draft_quantization if draft_quantization in ROUNDED else None
+    _check(
+        not kind or draft_quantization == "auto" or kind == chosen,
+        f"draft {draft!r} and draft_quantization {draft_quantization!r} disagree; leave out one of them",
+    )
+    _check(
+        draft_quantization not in ("stored", "none"),
+        f"draft_quantization {draft_quantization!r} would make draft 'self' as slow as the target; leave it out",
+    )
+    return kind or chosen or ROUNDED[0]
 
 
 def usable_cores() -> int:

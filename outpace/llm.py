@@ -72,7 +72,7 @@ class LLM:
         self._allow_control_tokens = allow_control_tokens
         template = read_template(wanted.chat_template) if wanted.chat_template is not None else None
         model_path = resolve_model(model)
-        draft_path = resolve_model(draft) if draft is not None else None
+        draft_path = resolve_model(draft) if draft is not None and wanted.self_draft is None else None
         loaded = backends.load(wanted, model_path, draft_path)
         self.config = loaded.config
         self._target, self._draft = loaded.target, loaded.draft

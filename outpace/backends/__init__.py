@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outpace.backends.base import Capacity, LoadedModel, OpenModel
-from outpace.config import BackendName, EngineConfig, ResolvedConfig
+from outpace.config import BackendName, EngineConfig, Quantization, ResolvedConfig
 from outpace.errors import BackendError, ModelError, UsageError
 from outpace.models.embedded import own_head
 from outpace.models.head_formats import find_head
@@ -33,21 +33,27 @@ def load(config: EngineConfig, model_path: Path, draft_path: Path | None) -> Loa
         _reject_torch_settings(config)
     with ExitStack() as undo:  # closes what was opened if a later step fails
         head_path = find_head(draft_path) if draft_path is not None else own_head(model_path)
-        target, backend = _open(config, config.backend, model_path, head_path)
+        if config.self_draft is not None:
+            head_path = None
+        target, backend = _open(config, config.backend, model_path, head_path, quantization=config.quantization)
         undo.callback(target.close)
-        drafting_path = draft_path or (head_path if target.has_head else None)
+        drafting: Path | str | None = draft_path or (head_path if target.has_head else None)
+        if config.self_draft is not None:
+            drafting = f"self:{config.self_draft}"
         resolved = config.resolve(
             model_context=target.train_context,
             model_path=str(model_path),
-            draft_path=str(drafting_path) if drafting_path else None,
+            draft_path=str(drafting) if drafting else None,
             is_head=target.has_head,
             backend=backend,
         )
-        draft = difference = None
+        difference = None
+        draft = _self_draft(target, backend, config.self_draft) if config.self_draft is not None else None
         if draft_path is not None and head_path is None:
             # A draft may run on another backend than its target.
             wanted: BackendName = backend if backend == "torch" or config.backend == "llamacpp" else "auto"
-            draft, _ = _open(replace(config, tensor_parallel_size=1), wanted, draft_path)  # whole, on the first rank
+            whole = replace(config, tensor_parallel_size=1)  # on the first rank
+            draft, _ = _open(whole, wanted, draft_path, quantization=config.draft_quantization)
             undo.callback(draft.close)
             difference = vocabulary_difference(target.tokenizer, draft.tokenizer)
             if difference is not None:
@@ -62,12 +68,29 @@ def load(config: EngineConfig, model_path: Path, draft_path: Path | None) -> Loa
     return Loaded(loaded_target, loaded_draft, resolved, has_other_vocabulary=difference is not None)
 
 
+def _self_draft(target: OpenModel, backend: BackendName, kind: str) -> OpenModel:
+    if backend != "torch":
+        raise UsageError(
+            "draft 'self' is a rounded copy of the model's weights, which only the torch backend makes, and the "
+            f"{backend} backend runs this model; set backend 'torch', or name another draft"
+        )
+    from outpace.backends.torch.runner import TorchModel
+    from outpace.backends.torch.self_draft import SelfDraft
+
+    assert isinstance(target, TorchModel)
+    return SelfDraft(target, kind)
+
+
 def _reject_torch_settings(config: EngineConfig) -> None:
-    """Reject torch settings for other backends. The value "cpu" is accepted: they all run on the CPU."""
+    """Reject torch settings for other backends. "cpu" is accepted, because they all run on it, and "none", because they
+    round no weights."""
     unset = EngineConfig()
-    for name in ("device", "dtype", "gpu_memory_utilization", "tensor_parallel_size"):
+    names = (
+        "device", "dtype", "quantization", "draft_quantization", "gpu_memory_utilization", "tensor_parallel_size",
+    )  # fmt: skip
+    for name in names:
         value = getattr(config, name)
-        if value not in (getattr(unset, name), "cpu"):
+        if value not in (getattr(unset, name), "cpu", "none"):
             raise UsageError(
                 f"{name} is {value!r}, a setting of the torch backend, and another backend runs this model; "
                 f"set backend 'torch' or remove {name}"
@@ -87,8 +110,9 @@ def _capacity(resolved: ResolvedConfig) -> Capacity:
 def _fit_cache_to_device(resolved: ResolvedConfig, target: OpenModel, draft: OpenModel | None) -> ResolvedConfig:
     """Set cache_tokens to what all requests need at full length, limited by free GPU memory."""
     from outpace.backends.torch.runner import TorchModel, fitting_cache_tokens
+    from outpace.backends.torch.self_draft import SelfDraft
 
-    models = [model for model in (target, draft) if isinstance(model, TorchModel)]
+    models = [model for model in (target, draft) if isinstance(model, TorchModel | SelfDraft)]
     fitting = fitting_cache_tokens(models, _capacity(resolved), resolved.gpu_memory_utilization)
     if fitting is None:
         return resolved
@@ -97,11 +121,11 @@ def _fit_cache_to_device(resolved: ResolvedConfig, target: OpenModel, draft: Ope
 
 
 def _open(
-    config: EngineConfig, wanted: BackendName, path: Path, head: Path | None = None
+    config: EngineConfig, wanted: BackendName, path: Path, head: Path | None = None, *, quantization: Quantization
 ) -> tuple[OpenModel, BackendName]:
     """Open the model. "auto" uses torch for a folder, and for a GGUF file native if it can run it, else llama.cpp."""
     if wanted == "torch" or (wanted == "auto" and path.is_dir()):
-        return _open_torch(config, path, head), "torch"
+        return _open_torch(config, path, head, quantization), "torch"
     if path.is_dir():
         raise ModelError(f"the {wanted} backend runs GGUF files and {path} is a folder; use backend 'torch'")
     if head is not None and head.is_dir():
@@ -158,7 +182,7 @@ def _reject_head(config: EngineConfig, head: Path | None) -> None:
         )
 
 
-def _open_torch(config: EngineConfig, path: Path, head: Path | None) -> OpenModel:
+def _open_torch(config: EngineConfig, path: Path, head: Path | None, quantization: Quantization) -> OpenModel:
     try:
         from outpace.backends.torch.device import TorchOptions
         from outpace.backends.torch.runner import TorchModel
@@ -166,5 +190,12 @@ def _open_torch(config: EngineConfig, path: Path, head: Path | None) -> OpenMode
         raise BackendError(
             f"the torch backend needs {error.name or 'torch'}, which is not installed; pip install 'outpace[torch]'"
         ) from error
-    options = TorchOptions(config.device, config.dtype, config.gpu_memory_utilization, config.tensor_parallel_size)
+    options = TorchOptions(
+        config.device,
+        config.dtype,
+        config.gpu_memory_utilization,
+        config.tensor_parallel_size,
+        quantization=quantization,
+        head_quantization=config.draft_quantization,
+    )
     return TorchModel(path, options, head=head)

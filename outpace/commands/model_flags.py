@@ -18,11 +18,12 @@ from outpace.config import (
     DtypeName,
     EngineConfig,
     Method,
+    Quantization,
     SamplingParams,
     SpeculationMode,
     SpeculationParams,
 )
-from outpace.server.flags import method_name, spellings
+from outpace.server.flags import method_name, quantization_name, spellings
 
 if TYPE_CHECKING:
     from outpace.llm import LLM
@@ -38,13 +39,21 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
                        "owner/name, or owner/name:Q4_K_M for a GGUF file (default: the embedded "
                        "SmolLM2-135M-Instruct)")  # fmt: skip
     group.add_argument(*spellings("--speculative-model"), dest="draft", metavar="FILE",
-                       help="a smaller GGUF, best of the same vocabulary, or a head")  # fmt: skip
+                       help="a smaller GGUF, best of the same vocabulary, or a head; self, self:fp8: the model itself, "
+                       "rounded to int4 or another format, on the torch backend")  # fmt: skip
     group.add_argument("--backend", choices=get_args(BackendName), default=engine.backend,
                        help="what runs the model (default: %(default)s)")  # fmt: skip
     group.add_argument("--device", choices=get_args(DeviceName), default=engine.device,
                        help="where the torch backend runs it (default: %(default)s)")  # fmt: skip
     group.add_argument("--dtype", choices=get_args(DtypeName), default=engine.dtype,
                        help="the torch backend's number format (default: %(default)s)")  # fmt: skip
+    group.add_argument("--quantization", choices=get_args(Quantization), type=quantization_name,
+                       default=engine.quantization,
+                       help="how the torch backend keeps the weights; stored: as in the file (default: %(default)s: "
+                       "stored on a GPU, else none)")  # fmt: skip
+    group.add_argument("--speculative-model-quantization", dest="draft_quantization", choices=get_args(Quantization),
+                       type=quantization_name, default=engine.draft_quantization,
+                       help="the same for the draft")  # fmt: skip
     group.add_argument("--tensor-parallel-size", type=int, default=engine.tensor_parallel_size, metavar="N",
                        help="GPUs that share the model, with the torch backend (default: %(default)s)")  # fmt: skip
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all usable cores)")

@@ -9,6 +9,7 @@ from typing import Any
 
 from outpace.errors import ModelError
 from outpace.models.architecture import BY_CLASS_NAME, Architecture
+from outpace.models.hf_quantization import KEYS, StoredQuantization, read_quantization
 from outpace.models.hf_rope import rope_from_config
 from outpace.models.hf_schema import Config, Kind, read_json, validate
 
@@ -25,11 +26,19 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 def read_config(folder: Path) -> Architecture:
+    return parse_config(_values(folder))
+
+
+def read_stored_quantization(folder: Path) -> StoredQuantization | None:
+    """How the weights are quantised; None if they are not."""
+    return read_quantization(_values(folder), _NAME)
+
+
+def _values(folder: Path) -> dict[str, Any]:
     try:
-        values = read_json(folder / "config.json")
+        return read_json(folder / "config.json")
     except FileNotFoundError as error:
         raise ModelError(f"{folder} has no readable config.json; name the folder of a Hugging Face model") from error
-    return parse_config(values)
 
 
 def parse_config(values: Mapping[str, Any]) -> Architecture:
@@ -39,7 +48,8 @@ def parse_config(values: Mapping[str, Any]) -> Architecture:
         raise ModelError(
             f"the model is a {class_name:.80}, which the torch backend does not run; it runs {', '.join(BY_CLASS_NAME)}"
         )
-    check_arithmetic(values, _NAME)
+    check_arithmetic({key: value for key, value in values.items() if key not in KEYS}, _NAME)
+    read_quantization(values, _NAME)
     config = validate(Config, values, _NAME)
     width, num_heads = config.hidden_size, config.num_attention_heads
     num_kv_heads = config.num_key_value_heads or num_heads

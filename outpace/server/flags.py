@@ -23,6 +23,7 @@ from outpace.config import (
     EngineConfig,
     Method,
     Pooling,
+    Quantization,
     SpeculationMode,
 )
 from outpace.config import SpeculationParams as Speculation
@@ -36,6 +37,8 @@ ENGINE_FIELDS = {
     "backend": "backend",
     "device": "device",
     "dtype": "dtype",
+    "quantization": "quantization",
+    "speculative_model_quantization": "draft_quantization",
     "gpu_memory_utilization": "gpu_memory_utilization",
     "tensor_parallel_size": "tensor_parallel_size",
     "threads": "threads",
@@ -107,9 +110,6 @@ class Lacking:
     sentence: str
 
 
-_SET_BY_FILE = (
-    "weights are used as their file stores them, so --{0} cannot change them; choose a file with the format you need"
-)
 LACKING = {
     "pipeline_parallel_size": Lacking(
         ("1",),
@@ -120,8 +120,6 @@ LACKING = {
         "a draft model or head runs whole, beside the first part of the model; leave out "
         "--speculative-draft-tensor-parallel-size or set it to 1",
     ),
-    "quantization": Lacking(("none", "gguf"), _SET_BY_FILE.format("quantization")),
-    "speculative_model_quantization": Lacking(("none", "gguf"), _SET_BY_FILE.format("speculative-model-quantization")),
     "load_format": Lacking(
         ("auto", "gguf", "safetensors"), "this build loads GGUF and safetensors files only; leave out --load-format"
     ),
@@ -174,6 +172,11 @@ def replica_count(given: str) -> int | str:
     return given if given == "auto" else int(given)
 
 
+def quantization_name(given: str) -> str:
+    """vLLM names the format of a checkpoint that is quantised already; here its files say so."""
+    return "auto" if given in ("gguf", "awq", "gptq", "compressed-tensors") else given
+
+
 def method_name(given: str) -> str:
     """Our name of a method that vLLM names differently."""
     return {"draft_model": "draft"}.get(given, given)
@@ -197,6 +200,9 @@ def add_model_flags(parser: argparse.ArgumentParser, model: str = _MODEL) -> Non
     flags.add("--backend", "the backend that runs the model", engine.backend, choices=get_args(BackendName))
     flags.add("--device", "the device of the torch backend", engine.device, choices=get_args(DeviceName))
     flags.add("--dtype", "the torch backend's number format", engine.dtype, choices=get_args(DtypeName))
+    flags.add("--quantization", "how the torch backend keeps the weights: stored: as in the file; none: in --dtype; "
+              "int4, int4-128, fp8, int8: rounded when they are loaded; auto: stored on a GPU, else none",
+              engine.quantization, choices=get_args(Quantization), type=quantization_name)  # fmt: skip
     flags.add("--gpu-memory-utilization", "the share of a GPU's memory that may be used",
               engine.gpu_memory_utilization, metavar="SHARE", type=float)  # fmt: skip
     flags.add("--tensor-parallel-size", "GPUs that share the model; see docs/scale.md", engine.tensor_parallel_size,
@@ -220,8 +226,11 @@ def add_model_flags(parser: argparse.ArgumentParser, model: str = _MODEL) -> Non
               choices=get_args(SpeculationMode))  # fmt: skip
     flags.add("--method", "the proposer (default: head or draft where there is one, else suffix)",
               choices=get_args(Method), type=method_name)  # fmt: skip
-    flags.add("--speculative-model", "a smaller draft model, or a draft head; '[ngram]' "
-              "stands for --method ngram", metavar="FILE")  # fmt: skip
+    flags.add("--speculative-model", "a smaller draft model, or a draft head; self or self:fp8: the model itself, "
+              "rounded to int4 or another format, on the torch backend; '[ngram]' stands for --method ngram",
+              metavar="FILE")  # fmt: skip
+    flags.add("--speculative-model-quantization", "the same as --quantization for the draft model or the draft head",
+              engine.draft_quantization, choices=get_args(Quantization), type=quantization_name)  # fmt: skip
     flags.add("--speculative-config", "the same in vLLM's JSON, such as {\"method\": \"eagle3\", \"model\": \"DIR\", "
               "\"num_speculative_tokens\": 3}", metavar="JSON")  # fmt: skip
     flags.add("--num-speculative-tokens", "draft tokens per step, with auto at most (default: "

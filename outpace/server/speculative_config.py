@@ -19,6 +19,7 @@ _KEYS: dict[str, tuple[str, type]] = {
     "prompt_lookup_min": ("ngram_prompt_lookup_min", int),
     "prompt_lookup_max": ("ngram_prompt_lookup_max", int),
     "disable_by_batch_size": ("speculative_disable_by_batch_size", int),
+    "quantization": ("speculative_model_quantization", str),
     "draft_tensor_parallel_size": ("speculative_draft_tensor_parallel_size", int),
 }
 

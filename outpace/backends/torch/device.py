@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from outpace.backends.memory import available_bytes
-from outpace.config import DeviceName, DtypeName
+from outpace.config import DeviceName, DtypeName, Quantization
 from outpace.errors import BackendError
 
 _BFLOAT16_CAPABILITY = (8, 0)  # Ampere; older GPUs emulate bfloat16 slowly
@@ -22,6 +22,8 @@ class TorchOptions:
     dtype: DtypeName = "auto"
     memory_utilization: float = 0.9  # share of the device's memory that may be used
     tensor_parallel_size: int = 1  # devices, and processes, that share the model
+    quantization: Quantization = "auto"
+    head_quantization: Quantization = "auto"  # of a draft head
 
 
 def choose_device(wanted: DeviceName) -> torch.device:

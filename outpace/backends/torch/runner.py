@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -46,10 +47,17 @@ from outpace.backends.torch.kernels.base import Cache
 from outpace.backends.torch.kernels.compiling import num_compiled
 from outpace.backends.torch.model.head import HeadModel
 from outpace.backends.torch.model.head_loader import open_head
-from outpace.backends.torch.model.head_weights import HeadWeights
-from outpace.backends.torch.model.loader import load_weights, open_checkpoint
+from outpace.backends.torch.model.head_weights import HeadWeights, allocate_head
+from outpace.backends.torch.model.loader import (
+    choose_formats,
+    choose_head_formats,
+    load_weights,
+    open_checkpoint,
+    weight_bytes,
+)
 from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.model.taps import TapStore
+from outpace.backends.torch.model.weights import FormatOf, all_dense
 from outpace.backends.torch.parallel.ops import local_ops
 from outpace.backends.torch.parallel.shard import Shard, num_shard_bytes
 from outpace.backends.torch.sampling.draws import Draws, Mode
@@ -72,27 +80,41 @@ class TorchModel:
         """`head`: the file or folder of a draft head for this model."""
         self.device = choose_device(options.device)
         self.dtype = choose_dtype(options.dtype, self.device)
-        self._options = options
+        self.options = options
+        self.runner: TorchRunner | None = None  # once it is started
         self._path = path
         self._checkpoint = open_checkpoint(path)
         self._shard = Shard(0, options.tensor_parallel_size)
         self._shard.check(self._checkpoint.config)
+        self._formats = self._choose_formats()
+        self._head_formats = choose_head_formats(options.head_quantization, self.dtype, self.device)
         self.config = self._shard.of(self._checkpoint.config)  # of what this process holds
         self.has_head = head is not None
         self._head = open_head(head, path, self.config, self._checkpoint.name) if head is not None else None
         self.tokenizer = tokenizer or open_tokenizer(path, self.config.vocab_size)
         self.train_context = self.config.context
 
+    def _choose_formats(self) -> FormatOf:
+        wanted = self.options.quantization
+        if self._shard.size == 1:
+            return choose_formats(self._checkpoint, wanted, self.dtype, self.device)
+        if wanted not in ("auto", "none"):
+            raise BackendError(
+                f"quantization is {wanted!r}, but a model on {self._shard.size} devices has dense weights; leave "
+                "it out, or use one device"
+            )
+        return all_dense
+
     def start(self, capacity: Capacity, threads: int) -> LoadedModel:
         plan = self.plan(capacity)
-        plan.check(self.device, self._options.memory_utilization)
+        plan.check(self.device, self.options.memory_utilization)
         if self.device.type == "cpu":
             torch.set_num_threads(max(threads // self._shard.size, 1))
         try:
             model = self._load(capacity, threads)
             weights = model.weights
-            head = None if self._head is None else self._head.load(self.dtype, self.device)
-            runner = TorchRunner(model, capacity)
+            head = None if self._head is None else self._head.load(self.dtype, self.device, self._head_formats)
+            runner = self.runner = TorchRunner(model, capacity)
             if self._head is not None and head is not None:
                 runner.attach(self._head.config, head, self._head.measured)
         except torch.OutOfMemoryError as error:
@@ -109,7 +131,7 @@ class TorchModel:
         """The model, or this process' part of it and, in processes of their own, the other parts."""
         ops = ops_for(self.device)
         if self._shard.size == 1:
-            weights = load_weights(self._checkpoint, self.dtype, self.device)
+            weights = load_weights(self._checkpoint, self.dtype, self.device, self._formats)
             return Model(self.config, weights, ops, capacity.max_context)
         from outpace.backends.torch.parallel.starting import start  # needs torch.distributed
 
@@ -128,11 +150,16 @@ class TorchModel:
         num_logits = capacity.max_sequences + captured + num_scored + num_kept
         num_tokens = (2 if captured else 1) * capacity.max_step_tokens  # graphs have their own activations
         workspace = num_tokens * widest * size + num_logits * c.vocab_size * 4
-        head_weights = self._head.num_parameters if self._head is not None else 0
-        head_cache = self._head.config.cache_elements_per_token if self._head is not None else 0
+        weights, head_cache = num_shard_bytes(self._checkpoint, self._shard, self.dtype), 0
+        if self._shard.size == 1:
+            weights = weight_bytes(self._checkpoint, self.dtype, self._formats)
+        if self._head is not None:
+            meta = torch.device("meta")
+            weights += allocate_head(self._head.config, self.dtype, meta, self._head_formats).num_bytes
+            head_cache = self._head.config.cache_elements_per_token
         return MemoryPlan(
             name=self._checkpoint.name,
-            weights=num_shard_bytes(self._checkpoint, self._shard, self.dtype) + head_weights * size,
+            weights=weights,
             workspace=workspace,
             cache_token=(c.cache_elements_per_token + head_cache) * size,
             num_cache_tokens=num_pages(capacity) * PAGE_TOKENS,
@@ -154,7 +181,15 @@ def open_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
     return LlamaTokenizer(path, load_library(None))
 
 
-def fitting_cache_tokens(models: Sequence[TorchModel], capacity: Capacity, utilization: float) -> int | None:
+class PlannedModel(Protocol):
+    """A model that knows how much memory it will take."""
+
+    device: torch.device
+
+    def plan(self, capacity: Capacity) -> MemoryPlan: ...
+
+
+def fitting_cache_tokens(models: Sequence[PlannedModel], capacity: Capacity, utilization: float) -> int | None:
     """Tokens of cache that fit on the GPU beside everything else; None if the models do not run on a GPU."""
     if not models or models[0].device.type != "cuda":
         return None

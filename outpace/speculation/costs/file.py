@@ -37,6 +37,7 @@ class CostFile:
     def for_config(cls, config: ResolvedConfig, folder: Path) -> CostFile:
         """One file per model, draft, backend, threads and sequences; the fingerprint covers the rest."""
         setting: list[Any] = [config.model, config.draft, config.backend, config.threads, config.max_sequences]
+        setting += [config.quantization, config.draft_quantization]
         if config.tensor_parallel_size > 1:
             setting.append(config.tensor_parallel_size)
         name = hashlib.sha256(json.dumps(setting).encode()).hexdigest()[:16]

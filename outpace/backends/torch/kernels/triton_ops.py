@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -16,12 +16,14 @@ from outpace.backends.torch.kernels.base import Cache, Hidden, Normed
 from outpace.backends.torch.kernels.gemv import GemvConfig, gemv_linear
 from outpace.backends.torch.kernels.linear import LinearConfig, Scratch, block_rows, default_config, stream_linear
 from outpace.backends.torch.kernels.measured import GEMV_CONFIGS, SKINNY_GEMM_CONFIGS, STREAMED_CONFIGS
+from outpace.backends.torch.kernels.measured_quantised import QUANTISED_CONFIGS
 from outpace.backends.torch.kernels.planar_gemm import PlanarConfig, planar_linear, unpack
 from outpace.backends.torch.kernels.rotation import Rotation
 from outpace.backends.torch.kernels.skinny_gemm import SkinnyConfig, skinny_linear
 from outpace.backends.torch.storage import Weight, dense
 from outpace.backends.torch.storage.planar import Planar
 from outpace.backends.torch.storage.scaled import Scaled, is_fp8
+from outpace.backends.torch.storage.stacked import Stacked
 
 Config = LinearConfig | SkinnyConfig | GemvConfig | PlanarConfig
 MAX_STREAMED_TOKENS = 16  # above this the library's product of dense weights is faster, except for `configs`
@@ -44,6 +46,7 @@ class TritonOps:
         self._num_sms = properties.multi_processor_count
         # Launching a kernel while the previous one ends needs Hopper or newer.
         self._dependent = properties.major >= 9 if dependent_launch is None else dependent_launch
+        self._has_fp8_rows = properties.major >= 9
         self._scratch = Scratch(device)
         self._configs = dict(configs or {})
 
@@ -54,20 +57,26 @@ class TritonOps:
         return elementwise.rms_norm(x, norm, epsilon, dependent=self._dependent)
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
+        if isinstance(weight, Stacked):
+            return torch.cat([self.linear(x, part) for part in weight.parts], 1)
         if config := self._config(len(x), weight):
             out = _room(x, weight.shape[0])
             self._multiply(x, weight, out, config)
             return out
-        if is_fp8(weight):
+        if self._multiplies_fp8(weight):
             return fp8.linear(fp8.round_rows(x), weight)
         return functional.linear(x, self._dense(weight, x.dtype))
 
     def norm_linear(self, h: Hidden, norm: Tensor, epsilon: float, weight: Weight, bias: Tensor | None) -> Tensor:
+        if isinstance(weight, Stacked):
+            biases = [None] * len(weight.parts) if bias is None else bias.tensor_split(weight.ends[:-1])
+            parts = zip(weight.parts, biases, strict=True)
+            return torch.cat([self.norm_linear(h, norm, epsilon, part, mine) for part, mine in parts], 1)
         if config := self._config(len(h.residual), weight):
             out = _room(h.residual, weight.shape[0])
             self._multiply(self._normed(h, norm, epsilon), weight, out, config, epsilon=epsilon, bias=bias)
             return out
-        if is_fp8(weight):
+        if self._multiplies_fp8(weight):
             return fp8.linear(fp8.round_normed(h.residual, norm, epsilon, dependent=self._dependent), weight, bias)
         return functional.linear(self._norm(h, norm, epsilon), self._dense(weight, h.residual.dtype), bias)
 
@@ -80,17 +89,19 @@ class TritonOps:
             return Hidden(residual, normed)
         if bias is not None:
             residual.add_(bias)
-        if is_fp8(weight):
+        if self._multiplies_fp8(weight):
             return Hidden(residual.add_(fp8.linear(fp8.round_rows(x, dependent=self._dependent), weight)))
         # In place, because out of place copies the residual first.
         return Hidden(residual.addmm_(x, self._dense(weight, x.dtype).T))
 
     def norm_swiglu(self, h: Hidden, norm: Tensor, epsilon: float, weight: Weight, bias: Tensor | None) -> Tensor:
+        if isinstance(weight, Stacked):
+            return elementwise.swiglu(self.norm_linear(h, norm, epsilon, weight, bias), dependent=self._dependent)
         if config := self._config(len(h.residual), weight, is_swiglu=True):
             x, out = self._normed(h, norm, epsilon), _room(h.residual, weight.shape[0] // 2)
             self._multiply(x, weight, out, config, epsilon=epsilon, bias=bias, swiglu=True)
             return out
-        if is_fp8(weight):
+        if self._multiplies_fp8(weight):
             x8 = fp8.round_normed(h.residual, norm, epsilon, dependent=self._dependent)
             gate_up = fp8.linear(x8, weight, bias)
         else:
@@ -143,6 +154,10 @@ class TritonOps:
     def _normed(self, h: Hidden, norm: Tensor, epsilon: float) -> Tensor | Normed:
         return h.normed or self._norm(h, norm, epsilon)
 
+    def _multiplies_fp8(self, weight: Weight) -> TypeGuard[Scaled]:
+        """Whether the library's FP8 product takes this weight; it needs Hopper for scales of rows."""
+        return self._has_fp8_rows and is_fp8(weight) and not any(size % 16 for size in weight.shape)
+
     def _dense(self, weight: Weight, dtype: torch.dtype) -> Tensor:
         return unpack(weight, dtype) if isinstance(weight, Planar) else dense(weight, dtype)
 
@@ -150,6 +165,7 @@ class TritonOps:
         if isinstance(weight, Planar):
             assert isinstance(config, PlanarConfig)
             return planar_linear(x, weight, out, config, dependent=self._dependent, **fused)
+        assert not isinstance(weight, Stacked)
         if isinstance(config, GemvConfig):
             return gemv_linear(x, weight, out, config, dependent=self._dependent, **fused)
         if isinstance(config, SkinnyConfig):
@@ -163,6 +179,13 @@ class TritonOps:
             return self.config_for(num_tokens, rows, k, weight.dtype, is_swiglu=is_swiglu)
         if given := self._given(num_tokens, rows, k):
             return given
+        if isinstance(weight, Stacked):
+            return None
+        bucket = 1 if num_tokens == 1 else block_rows(num_tokens)
+        if measured := QUANTISED_CONFIGS.get((weight.format.name, rows, k, bucket)):
+            if isinstance(measured, LinearConfig):
+                return replace(measured, dependent_launch=self._dependent)
+            return measured
         if isinstance(weight, Planar):
             return planar_config(num_tokens, rows, k) if num_tokens <= MAX_PLANAR_TOKENS else None
         return scaled_config(num_tokens, rows, k, self._dependent, is_swiglu=is_swiglu)

@@ -83,7 +83,7 @@ class HeadLoop:
         self.device = logits.device
         self._model = model
         self._logits = logits[:num_rows]
-        self.states = logits.new_zeros((num_rows, model.config.width), dtype=model.weights.fuse.dtype)
+        self.states = logits.new_zeros((num_rows, model.config.width), dtype=model.weights.token_norm.dtype)
 
     def begin(self, step: StepInputs) -> Tensor:
         return self._run(step, self._model.fuse(step))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Protocol
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from outpace.backends.torch.model.head_weights import HeadWeights, allocate_head, named_head_tensors
 from outpace.backends.torch.model.safetensors_folder import INDEX, find_shards, read_tensor, tensor_shapes
+from outpace.backends.torch.model.weights import FormatOf, all_dense, copy_into
 from outpace.core import MeasuredAcceptance
 from outpace.errors import ModelError
 from outpace.models.architecture import Architecture
@@ -42,17 +42,13 @@ class HeadFolder:
         self._shapes = {name: tuple(place.shape) for name, place in places.items()}
         self._check_tensors()
 
-    @property
-    def num_parameters(self) -> int:
-        return sum(math.prod(shape) for shape in self._shapes.values())
-
-    def load(self, dtype: torch.dtype, device: torch.device) -> HeadWeights:
-        weights = allocate_head(self.config, dtype, device)
+    def load(self, dtype: torch.dtype, device: torch.device, formats: FormatOf = all_dense) -> HeadWeights:
+        weights = allocate_head(self.config, dtype, device, formats)
         for name, place in named_head_tensors(weights, self.config).items():
             tensor = self._read(name, _FLOATS)
             if not tensor.isfinite().all():
                 raise ModelError(f"{self._source} has values in {name} that are not finite; download it again")
-            place.copy_(tensor)
+            copy_into(place, tensor)
         weights.ids.copy_(self._target_ids())
         return weights
 

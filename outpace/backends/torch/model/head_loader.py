@@ -10,14 +10,28 @@ import torch
 from torch import Tensor
 
 from outpace.backends.torch.model.gguf_quants import can_dequantise, dequantise
-from outpace.backends.torch.model.head_weights import HeadWeights
-from outpace.backends.torch.model.weights import Layer
+from outpace.backends.torch.model.head_weights import HeadWeights, allocate_head
+from outpace.backends.torch.model.weights import FormatOf, all_dense, copy_into, named_layer_tensors, one_part
+from outpace.backends.torch.storage.stacked import Part
 from outpace.core import MeasuredAcceptance
 from outpace.models.architecture import Architecture
 from outpace.models.fingerprint import fingerprint
-from outpace.models.gguf_header import read_header
+from outpace.models.gguf_header import TensorInfo, read_header
 from outpace.models.head_file import HeadConfig
 from outpace.models.head_gguf import check_fits, describe_head
+
+# The names inside a layer, in the GGUF and in our own.
+_LAYER_NAMES = {
+    "attn_norm.weight": "input_layernorm.weight",
+    "attn_q.weight": "self_attn.q_proj.weight",
+    "attn_k.weight": "self_attn.k_proj.weight",
+    "attn_v.weight": "self_attn.v_proj.weight",
+    "attn_output.weight": "self_attn.o_proj.weight",
+    "ffn_norm.weight": "post_attention_layernorm.weight",
+    "ffn_gate.weight": "mlp.gate_proj.weight",
+    "ffn_up.weight": "mlp.up_proj.weight",
+    "ffn_down.weight": "mlp.down_proj.weight",
+}
 
 
 class HeadCheckpoint(Protocol):
@@ -26,10 +40,9 @@ class HeadCheckpoint(Protocol):
     config: HeadConfig
     measured: MeasuredAcceptance | None  # how often its tokens were right on held-out prompts
 
-    @property
-    def num_parameters(self) -> int: ...
-
-    def load(self, dtype: torch.dtype, device: torch.device) -> HeadWeights: ...
+    def load(self, dtype: torch.dtype, device: torch.device, formats: FormatOf = all_dense) -> HeadWeights:
+        """Matrices with a format are rounded to it."""
+        ...
 
 
 def open_head(path: Path, target_path: Path, target: Architecture, target_name: str) -> HeadCheckpoint:
@@ -54,39 +67,24 @@ class GGUFHead:
             draft_vocab_size=d.vocab_size, taps=d.taps, epsilon=d.epsilon,
         )  # fmt: skip
 
-    @property
-    def num_parameters(self) -> int:
-        return sum(tensor.rows * tensor.cols for tensor in self._description.tensors if tensor.is_matrix)
-
-    def load(self, dtype: torch.dtype, device: torch.device) -> HeadWeights:
+    def load(self, dtype: torch.dtype, device: torch.device, formats: FormatOf = all_dense) -> HeadWeights:
         d = self._description
-        by_name: dict[str, Tensor] = {}
-        for placed in d.tensors:
-            info = placed.info
-            assert info.num_bytes is not None, "a type that can be dequantised has a size"
-            data = torch.from_numpy(self._data[info.offset : info.offset + info.num_bytes].copy()).to(device)
-            by_name[info.name] = dequantise(data, info.type).reshape(info.shape[::-1]).to(dtype)
-        block = {name.removeprefix("blk.0."): tensor for name, tensor in by_name.items()}
-        layer = Layer(
-            attention_norm=block["attn_norm.weight"],
-            qkv=torch.cat([block[f"attn_{x}.weight"] for x in "qkv"]),
-            qkv_bias=None,
-            q_norm=None,
-            k_norm=None,
-            out=block["attn_output.weight"],
-            out_bias=None,
-            mlp_norm=block["ffn_norm.weight"],
-            gate_up=torch.cat([block["ffn_gate.weight"], block["ffn_up.weight"]]),
-            gate_up_bias=None,
-            down=block["ffn_down.weight"],
-            down_bias=None,
-        )
-        return HeadWeights(
-            fuse=by_name["fuse.weight"],
-            tap_norm=by_name["tap_norm.weight"].view(len(d.taps), d.width),
-            token_norm=block["token_norm.weight"],
-            layer=layer,
-            final_norm=by_name["output_norm.weight"],
-            head=by_name["output.weight"],
-            ids=torch.from_numpy(d.target_ids.astype(np.int64)).to(device),
-        )
+        stored = {placed.info.name: placed.info for placed in d.tensors}
+        weights = allocate_head(self.config, dtype, device, formats)
+        weights.tap_norm = torch.empty((len(d.taps), d.width), dtype=dtype, device=device)
+        layer = named_layer_tensors(weights.layer, self.config)
+        places: dict[str, Part] = {f"blk.0.{ours}": layer[theirs] for ours, theirs in _LAYER_NAMES.items()}
+        places |= {
+            "blk.0.token_norm.weight": weights.token_norm, "fuse.weight": one_part(weights.fuse),
+            "tap_norm.weight": weights.tap_norm, "output_norm.weight": weights.final_norm,
+            "output.weight": one_part(weights.head),
+        }  # fmt: skip
+        for name, place in places.items():
+            copy_into(place, self._read(stored[name], device).reshape(place.shape))
+        weights.ids.copy_(torch.from_numpy(d.target_ids.astype(np.int64)))
+        return weights
+
+    def _read(self, info: TensorInfo, device: torch.device) -> Tensor:
+        assert info.num_bytes is not None, "a type that can be dequantised has a size"
+        data = torch.from_numpy(self._data[info.offset : info.offset + info.num_bytes].copy()).to(device)
+        return dequantise(data, info.type)

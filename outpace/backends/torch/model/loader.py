@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -11,12 +11,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.backends.torch.model.gguf_quants import can_dequantise, dequantise
-from outpace.backends.torch.model.weights import HEAD, Weights, allocate, fill, num_weight_bytes
-from outpace.errors import ModelError
+from outpace.backends.torch.model.gguf_quants import as_planar, can_dequantise, dequantise, planar_format
+from outpace.backends.torch.model.weights import (
+    EMBEDDING,
+    HEAD,
+    FormatOf,
+    Weights,
+    all_dense,
+    allocate,
+    fill,
+    num_weight_bytes,
+)
+from outpace.backends.torch.storage import Format
+from outpace.backends.torch.storage.rounding import KINDS, head_format
+from outpace.backends.torch.storage.stacked import Part
+from outpace.errors import BackendError, ModelError
 from outpace.models.architecture import Architecture
-from outpace.models.gguf_header import read_header
+from outpace.models.gguf_header import TensorInfo, read_header
 from outpace.models.gguf_model import OUTSIDE, Description, Unsupported, describe
+from outpace.models.gguf_model import Tensor as PlacedTensor
+
+_FP8_CAPABILITY = (8, 9)  # Ada and Hopper
 
 
 class Checkpoint(Protocol):
@@ -26,8 +41,13 @@ class Checkpoint(Protocol):
     tied: bool
     name: str
 
-    def tensors(self, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor under its Hugging Face name, one at a time."""
+    def stored(self, name: str) -> Format | None:
+        """The format of a matrix in the file; None: dense, or a format that no kernel reads."""
+        ...
+
+    def tensors(self, device: torch.device, formats: FormatOf) -> Iterator[tuple[str, Part]]:
+        """Every tensor under its Hugging Face name, one at a time. Those whose wanted format is the file's are given
+        as they are stored, others dense. A tied head with a format is given too."""
         ...
 
 
@@ -39,14 +59,69 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return SafetensorsFolder(path)
 
 
-def load_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Weights:
-    weights = allocate(checkpoint.config, tied=checkpoint.tied, dtype=dtype, device=device)
-    fill(weights, checkpoint.config, checkpoint.tensors(device), checkpoint.name)
+def rounded(kind: str) -> FormatOf:
+    """Every matrix of the layers in a format of `rounding.KINDS`; the embedding stays dense, because it is looked up
+    and not multiplied."""
+
+    def format_of(name: str) -> Format | None:
+        return (
+            head_format(kind) if name == HEAD else KINDS[kind] if name.endswith(("_proj.weight", "fc.weight")) else None
+        )
+
+    return format_of
+
+
+def choose_formats(checkpoint: Checkpoint, wanted: str, dtype: torch.dtype, device: torch.device) -> FormatOf:
+    """`wanted`: the setting `quantization`. Without a GPU there are no kernels that unpack weights as they read them:
+    every product would dequantise its matrix first, so "auto" does that once."""
+    is_auto = wanted == "auto" and device.type == "cuda" and dtype == torch.bfloat16
+    if wanted in KINDS or wanted == "stored":
+        check_device(wanted, dtype, device)
+        return rounded(wanted) if wanted in KINDS else _readable(checkpoint, device)
+    return _readable(checkpoint, device) if is_auto else all_dense
+
+
+def _readable(checkpoint: Checkpoint, device: torch.device) -> FormatOf:
+    """The formats of the file, without those that the GPU cannot read."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY:
+        return checkpoint.stored
+    return lambda name: None if checkpoint.stored(name) == KINDS["fp8"] else checkpoint.stored(name)
+
+
+def choose_head_formats(wanted: str, dtype: torch.dtype, device: torch.device) -> FormatOf:
+    """For a draft head, which is small: dense unless it is to be rounded."""
+    if wanted not in KINDS:
+        return all_dense
+    check_device(wanted, dtype, device)
+    return rounded(wanted)
+
+
+def check_device(wanted: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Raise BackendError if the kernels for quantised weights do not run here."""
+    if device.type != "cuda":
+        return
+    if dtype != torch.bfloat16:
+        raise BackendError(
+            f"quantization {wanted!r} needs dtype bfloat16 on a GPU and the dtype is "
+            f"{str(dtype).removeprefix('torch.')}; set dtype 'bfloat16', or quantization 'none'"
+        )
+    if wanted in ("int4", "int4-128", "fp8") and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+        raise BackendError(
+            f"quantization {wanted!r} stores the output head, or all weights, in FP8, which needs a GPU of compute "
+            "capability 8.9; use quantization 'int8'"
+        )
+
+
+def load_weights(
+    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, formats: FormatOf = all_dense
+) -> Weights:
+    weights = allocate(checkpoint.config, tied=checkpoint.tied, dtype=dtype, device=device, formats=formats)
+    fill(weights, checkpoint.config, checkpoint.tensors(device, formats), checkpoint.name)
     return weights
 
 
-def weight_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
-    return num_weight_bytes(checkpoint.config, tied=checkpoint.tied, dtype=dtype)
+def weight_bytes(checkpoint: Checkpoint, dtype: torch.dtype, formats: FormatOf = all_dense) -> int:
+    return num_weight_bytes(checkpoint.config, tied=checkpoint.tied, dtype=dtype, formats=formats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +150,14 @@ _LAYER_NAMES = {
     "ffn_down.weight": _Renaming("mlp.down_proj.weight"),
 }
 _OUTSIDE_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
+    "token_embd.weight": EMBEDDING,
     "output.weight": HEAD,
     "output_norm.weight": "model.norm.weight",
 }
 
 
 class GGUFFile:
-    """A GGUF file, dequantised: the same arithmetic as for a Hugging Face model, on the values in the file."""
+    """A GGUF file. Dequantised, it is the same arithmetic as for a Hugging Face model, on the values in the file."""
 
     def __init__(self, path: Path) -> None:
         header = read_header(path)
@@ -99,20 +174,42 @@ class GGUFFile:
                 f"the model applies RoPE to {self.config.num_rotated} of {self.config.head_dim} elements of a head; "
                 "the torch backend needs all of them: use another backend"
             )
+        named = {_renamed(placed).name: placed.info for placed in self._description.tensors}
+        self._kinds = {name: info.type for name, info in named.items() if name.endswith("_proj.weight")}
+        self._kinds[HEAD] = named[EMBEDDING if self.tied else HEAD].type
 
-    def tensors(self, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+    def stored(self, name: str) -> Format | None:
+        return planar_format(self._kinds[name]) if name in self._kinds else None
+
+    def tensors(self, device: torch.device, formats: FormatOf) -> Iterator[tuple[str, Part]]:
         for placed in self._description.tensors:
-            info = placed.info
-            assert info.num_bytes is not None, "a type that can be dequantised has a size"
-            data = torch.from_numpy(self._data[info.offset : info.offset + info.num_bytes].copy()).to(device)
-            tensor = dequantise(data, info.type).reshape(info.shape[::-1])
-            if placed.layer == OUTSIDE:
-                yield _OUTSIDE_NAMES[info.name], tensor
-                continue
-            renaming = _LAYER_NAMES[info.name.split(".", 2)[2]]
-            if renaming.permuted_heads and not self.config.halves_rotated:
-                tensor = _halves_together(tensor, getattr(self.config, renaming.permuted_heads))
-            yield f"model.layers.{placed.layer}.{renaming.name}", tensor
+            renaming = _renamed(placed)
+            heads = renaming.permuted_heads if not self.config.halves_rotated else None
+            data = self._bytes(placed.info, device, getattr(self.config, heads) if heads else None)
+            names = [renaming.name]
+            if renaming.name == EMBEDDING and self.tied and formats(HEAD) is not None:
+                names.append(HEAD)
+            for name in names:
+                format = formats(name)
+                if format is not None and format == self.stored(name):
+                    yield name, as_planar(data, placed.info.type, placed.cols)
+                else:
+                    yield name, dequantise(data, placed.info.type).reshape(placed.info.shape[::-1])
+
+    def _bytes(self, info: TensorInfo, device: torch.device, num_heads: int | None) -> Tensor:
+        """[rows, bytes of a row]"""
+        assert info.num_bytes is not None, "a type that can be dequantised has a size"
+        data = torch.from_numpy(self._data[info.offset : info.offset + info.num_bytes].copy()).to(device)
+        data = data.view(info.shape[-1], -1)
+        return data if num_heads is None else _halves_together(data, num_heads)
+
+
+def _renamed(placed: PlacedTensor) -> _Renaming:
+    name = placed.info.name
+    if placed.layer == OUTSIDE:
+        return _Renaming(_OUTSIDE_NAMES[name])
+    found = _LAYER_NAMES[name.split(".", 2)[2]]
+    return replace(found, name=f"model.layers.{placed.layer}.{found.name}")
 
 
 def _halves_together(tensor: Tensor, num_heads: int) -> Tensor:

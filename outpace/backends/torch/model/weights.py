@@ -6,19 +6,27 @@ tensor into place; a missing or unknown tensor, or another shape, is an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from outpace.backends.torch.storage import Weight
+from outpace.backends.torch import storage
+from outpace.backends.torch.storage import Format, Weight, dense, split_rows
+from outpace.backends.torch.storage.rounding import round_into
+from outpace.backends.torch.storage.stacked import Part
 from outpace.errors import ModelError
 from outpace.models.architecture import Architecture
 
-HEAD = "lm_head.weight"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+FormatOf = Callable[[str], Format | None]  # how to store a matrix, by its Hugging Face name; None: dense
 _IGNORED_ENDINGS = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias")  # buffers that old checkpoints carry
+
+
+def all_dense(name: str) -> Format | None:
+    return None
 
 
 class LayerConfig(Protocol):
@@ -82,21 +90,29 @@ class Weights:
         return sum(tensor.nbytes for tensor in self.tensors)
 
 
-def allocate(config: Architecture, *, tied: bool, dtype: torch.dtype, device: torch.device) -> Weights:
-    """Uninitialised tensors for a model's weights."""
-
-    def room(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
+def allocate(
+    config: Architecture, *, tied: bool, dtype: torch.dtype, device: torch.device, formats: FormatOf = all_dense
+) -> Weights:
+    """Uninitialised tensors for a model's weights. A tied head in a format of its own is a copy of the embedding."""
     c = config
-    layers = [allocate_layer(c, inputs=c.width, dtype=dtype, device=device) for _ in range(c.num_layers)]
-    embedding = room(c.vocab_size, c.width)
-    head = embedding if tied else room(c.vocab_size, c.width)
-    return Weights(embedding, head, room(c.width), layers)
+    layers = [
+        allocate_layer(
+            c, inputs=c.width, dtype=dtype, device=device,
+            formats=lambda name, prefix=f"model.layers.{i}.": formats(prefix + name),  # type: ignore[misc]
+        )
+        for i in range(c.num_layers)
+    ]  # fmt: skip
+    embedding = torch.empty((c.vocab_size, c.width), dtype=dtype, device=device)
+    own = formats(HEAD)
+    head = embedding if tied and own is None else storage.allocate(own, c.vocab_size, c.width, dtype, device)
+    return Weights(embedding, head, torch.empty(c.width, dtype=dtype, device=device), layers)
 
 
-def allocate_layer(config: LayerConfig, *, inputs: int, dtype: torch.dtype, device: torch.device) -> Layer:
-    """Uninitialised tensors for one layer; `inputs`: the width of what queries, keys and values are computed from."""
+def allocate_layer(
+    config: LayerConfig, *, inputs: int, dtype: torch.dtype, device: torch.device, formats: FormatOf = all_dense
+) -> Layer:
+    """Uninitialised tensors for one layer; `inputs`: the width of what queries, keys and values are computed from.
+    `formats`: by the names inside the layer."""
 
     def room(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -104,26 +120,29 @@ def allocate_layer(config: LayerConfig, *, inputs: int, dtype: torch.dtype, devi
     def maybe(wanted: bool, *shape: int) -> Tensor | None:
         return room(*shape) if wanted else None
 
+    def fused(names: Iterable[str], rows: list[int], columns: int) -> Weight:
+        return storage.allocate_fused([formats(f"{name}_proj.weight") for name in names], rows, columns, dtype, device)
+
     c = config
     return Layer(
         attention_norm=room(c.width),
-        qkv=room(c.q_size + 2 * c.kv_size, inputs),
+        qkv=fused((f"self_attn.{x}" for x in "qkv"), [c.q_size, c.kv_size, c.kv_size], inputs),
         qkv_bias=maybe(c.qkv_bias, c.q_size + 2 * c.kv_size),
         q_norm=maybe(c.has_qk_norm, c.head_dim),
         k_norm=maybe(c.has_qk_norm, c.head_dim),
-        out=room(c.width, c.q_size),
+        out=fused(["self_attn.o"], [c.width], c.q_size),
         out_bias=maybe(c.out_bias, c.width),
         mlp_norm=room(c.width),
-        gate_up=room(2 * c.hidden, c.width),
+        gate_up=fused(["mlp.gate", "mlp.up"], [c.hidden, c.hidden], c.width),
         gate_up_bias=maybe(c.mlp_bias, 2 * c.hidden),
-        down=room(c.width, c.hidden),
+        down=fused(["mlp.down"], [c.width], c.hidden),
         down_bias=maybe(c.mlp_bias, c.width),
     )
 
 
-def num_weight_bytes(config: Architecture, *, tied: bool, dtype: torch.dtype) -> int:
+def num_weight_bytes(config: Architecture, *, tied: bool, dtype: torch.dtype, formats: FormatOf = all_dense) -> int:
     """Bytes that `allocate` will use; allocates nothing."""
-    return allocate(config, tied=tied, dtype=dtype, device=torch.device("meta")).num_bytes
+    return allocate(config, tied=tied, dtype=dtype, device=torch.device("meta"), formats=formats).num_bytes
 
 
 def check_shapes(found: Mapping[str, tuple[int, ...]], config: Architecture, *, tied: bool, source: str) -> None:
@@ -150,8 +169,9 @@ def _check_none_missing(missing: list[str], source: str) -> None:
         raise ModelError(f"{source} lacks {missing[0]}{more}; download it again, with all its shards")
 
 
-def fill(weights: Weights, config: Architecture, checkpoint: Iterable[tuple[str, Tensor]], source: str) -> None:
-    """Copy every tensor of a checkpoint, under its Hugging Face name, to its place."""
+def fill(weights: Weights, config: Architecture, checkpoint: Iterable[tuple[str, Part]], source: str) -> None:
+    """Copy every tensor of a checkpoint, under its Hugging Face name, to its place. A dense tensor whose place has a
+    format is rounded to it."""
     places = named_tensors(weights, config)
     shapes = {name: tuple(place.shape) for name, place in places.items()}
     for name, tensor in checkpoint:
@@ -162,39 +182,55 @@ def fill(weights: Weights, config: Architecture, checkpoint: Iterable[tuple[str,
             cause = "twice" if name in shapes else "but its config.json has no such tensor"
             raise ModelError(f"{source} holds {name} {cause}; the files do not belong together, download them again")
         _check_shape(name, tuple(tensor.shape), shapes[name], source)
-        place.copy_(tensor)
+        copy_into(place, tensor)
     _check_none_missing(list(places), source)
 
 
-def named_tensors(weights: Weights, config: Architecture) -> dict[str, Tensor]:
+def copy_into(place: Part, tensor: Part) -> None:
+    """A dense tensor is rounded to the format of its place."""
+    if isinstance(place, Tensor):
+        place.copy_(dense(tensor, place.dtype))
+    elif isinstance(tensor, Tensor):
+        round_into(place, tensor)
+    else:
+        assert type(place) is type(tensor)
+        place.copy_(tensor)  # type: ignore[arg-type]
+
+
+def named_tensors(weights: Weights, config: Architecture) -> dict[str, Part]:
     """A view for every tensor a checkpoint must have, by its Hugging Face name."""
-    found = {"model.embed_tokens.weight": weights.embedding, "model.norm.weight": weights.final_norm}
+    found: dict[str, Part] = {EMBEDDING: weights.embedding, "model.norm.weight": weights.final_norm}
     if weights.head is not weights.embedding:
-        found[HEAD] = weights.head
+        found[HEAD] = one_part(weights.head)
     for i, layer in enumerate(weights.layers):
         found |= {f"model.layers.{i}.{name}": place for name, place in named_layer_tensors(layer, config).items()}
     return found
 
 
-def named_layer_tensors(layer: Layer, config: LayerConfig) -> dict[str, Tensor]:
+def one_part(weight: Weight) -> Part:
+    [found] = split_rows(weight, [weight.shape[0]])
+    return found
+
+
+def named_layer_tensors(layer: Layer, config: LayerConfig) -> dict[str, Part]:
     """The same for one layer, by the names inside it."""
-    placed: dict[str, Tensor | None] = {
+    placed: dict[str, Part | None] = {
         "input_layernorm.weight": layer.attention_norm,
         "post_attention_layernorm.weight": layer.mlp_norm,
         "self_attn.q_norm.weight": layer.q_norm,
         "self_attn.k_norm.weight": layer.k_norm,
-        "self_attn.o_proj.weight": layer.out,
+        "self_attn.o_proj.weight": one_part(layer.out),
         "self_attn.o_proj.bias": layer.out_bias,
-        "mlp.down_proj.weight": layer.down,
+        "mlp.down_proj.weight": one_part(layer.down),
         "mlp.down_proj.bias": layer.down_bias,
     }
     qkv = [config.q_size, config.kv_size, config.kv_size]
     for end, fused in (("weight", layer.qkv), ("bias", layer.qkv_bias)):
         if fused is not None:
             names = [f"self_attn.{x}_proj.{end}" for x in "qkv"]
-            placed |= dict(zip(names, fused.split(qkv), strict=True))
+            placed |= dict(zip(names, split_rows(fused, qkv), strict=True))
     for end, fused in (("weight", layer.gate_up), ("bias", layer.gate_up_bias)):
         if fused is not None:
             names = [f"mlp.{x}_proj.{end}" for x in ("gate", "up")]
-            placed |= dict(zip(names, fused.chunk(2), strict=True))
+            placed |= dict(zip(names, split_rows(fused, [config.hidden, config.hidden]), strict=True))
     return {name: place for name, place in placed.items() if place is not None}

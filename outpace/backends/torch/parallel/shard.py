@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from outpace.backends.torch.model.loader import Checkpoint
-from outpace.backends.torch.model.weights import HEAD, Weights, allocate, fill
+from outpace.backends.torch.model.weights import HEAD, Weights, all_dense, allocate, fill
 from outpace.errors import UsageError
 from outpace.models.architecture import Architecture
 
@@ -95,7 +95,8 @@ def load_shard(checkpoint: Checkpoint, shard: Shard, dtype: torch.dtype, device:
     weights = allocate_shard(config, shard, tied=checkpoint.tied, dtype=dtype, device=device)
 
     def parts() -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in checkpoint.tensors(device):
+        for name, tensor in checkpoint.tensors(device, all_dense):
+            assert isinstance(tensor, Tensor)
             yield name, shard.part(name, tensor, config)
 
     fill(weights, shard.of(config), parts(), checkpoint.name)

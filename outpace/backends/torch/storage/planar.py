@@ -33,6 +33,7 @@ class PlanarFormat:
     has_blocks: bool = False
     block: int = 256
     is_fp8: bool = False  # the codes are numbers: e4m3
+    scale_dtype: torch.dtype = torch.float16  # without blocks
 
     @property
     def low_bits(self) -> int:
@@ -62,14 +63,17 @@ class PlanarFormat:
         return max(self.chunk * self.chunks_per_byte, self.group, self.block if self.has_blocks else 0)
 
 
-def int4(group: int, *, has_zeros: bool = False) -> PlanarFormat:
+def int4(group: int, *, has_zeros: bool = False, scale_dtype: torch.dtype = torch.float16) -> PlanarFormat:
     name = f"int4 in groups of {group}{' with zero points' if has_zeros else ''}"
-    return PlanarFormat(name, 4, group, zero=0 if has_zeros else 8, has_minima=has_zeros, has_zeros=has_zeros)
+    zero = 0 if has_zeros else 8
+    return PlanarFormat(
+        name, 4, group, zero=zero, has_minima=has_zeros, has_zeros=has_zeros, scale_dtype=scale_dtype
+    )  # fmt: skip
 
 
-def fp8(group: int) -> PlanarFormat:
+def fp8(group: int, *, scale_dtype: torch.dtype = torch.float16) -> PlanarFormat:
     """Groups of columns in a row; a checkpoint whose groups are blocks of rows and columns repeats their scales."""
-    return PlanarFormat(f"FP8 in groups of {group}", 8, group, is_fp8=True)
+    return PlanarFormat(f"FP8 in groups of {group}", 8, group, is_fp8=True, scale_dtype=scale_dtype)
 
 
 Q4_0 = PlanarFormat("Q4_0", 4, 32, zero=8)
@@ -120,7 +124,7 @@ class Planar:
             for field in fields(self)
             if isinstance(value := getattr(self, field.name), Tensor)
         }
-        return replace(self, **changes)
+        return replace(self, **changes)  # type: ignore[arg-type]
 
     def copy_(self, other: Planar) -> None:
         assert self.format == other.format and self.shape == other.shape
@@ -201,9 +205,7 @@ def pack(
     )  # fmt: skip
 
 
-def allocate(
-    format: PlanarFormat, num_rows: int, num_columns: int, scale_dtype: torch.dtype, device: torch.device
-) -> Planar:
+def allocate(format: PlanarFormat, num_rows: int, num_columns: int, device: torch.device) -> Planar:
     """Uninitialised memory for a matrix."""
     f = format
     padded = -(-num_columns // f.quantum) * f.quantum
@@ -212,7 +214,7 @@ def allocate(
         return torch.empty(shape, dtype=dtype, device=device)
 
     chunks, groups, blocks = padded // f.chunk, padded // f.group, padded // f.block
-    small = (torch.int8 if f.bits == 6 else torch.uint8) if f.has_blocks else scale_dtype
+    small = (torch.int8 if f.bits == 6 else torch.uint8) if f.has_blocks else f.scale_dtype
     return Planar(
         f, num_columns, room(torch.int16, chunks, num_rows, f.plane),
         room(torch.uint8, chunks // f.chunks_per_byte, num_rows, f.plane) if f.high_bits else None,

@@ -17,9 +17,22 @@ _LARGEST = {FP8: 448.0, torch.int8: 127.0}
 
 
 @dataclass(frozen=True, slots=True)
+class ScaledFormat:
+    dtype: torch.dtype  # FP8 or int8
+
+    @property
+    def name(self) -> str:
+        return "FP8" if self.dtype == FP8 else "int8"
+
+
+@dataclass(frozen=True, slots=True)
 class Scaled:
     values: Tensor  # FP8 or int8 [rows, columns]
     scales: Tensor  # float32 [rows]
+
+    @property
+    def format(self) -> ScaledFormat:
+        return ScaledFormat(self.values.dtype)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -54,6 +67,12 @@ class Scaled:
 
 def is_fp8(weight: object) -> TypeGuard[Scaled]:
     return isinstance(weight, Scaled) and weight.values.dtype == FP8
+
+
+def allocate(format: ScaledFormat, num_rows: int, num_columns: int, device: torch.device) -> Scaled:
+    """Uninitialised memory for a matrix."""
+    values = torch.empty((num_rows, num_columns), dtype=format.dtype, device=device)
+    return Scaled(values, torch.empty(num_rows, dtype=torch.float32, device=device))
 
 
 def round_to_scaled(weight: Tensor, kind: torch.dtype) -> Scaled:
