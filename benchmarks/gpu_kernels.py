@@ -98,6 +98,7 @@ class Product:
         elif isinstance(config, SkinnyConfig):
             normed = skinny_linear(x, tensors["weight"], tensors["out"], config, epsilon=1e-5, dependent=True, **fused)
         else:
+            assert isinstance(config, LinearConfig)
             normed = stream_linear(
                 x, tensors["weight"], tensors["out"], scratch, config, num_sms, epsilon=1e-5, **fused
             )  # fmt: skip

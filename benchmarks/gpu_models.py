@@ -16,6 +16,7 @@ from outpace.backends.torch.kernels.base import Cache
 from outpace.backends.torch.kernels.reference import rms_norm, swiglu
 from outpace.backends.torch.model.weights import Weights, allocate
 from outpace.backends.torch.runner import PAGE_TOKENS
+from outpace.backends.torch.storage import plain_tensor
 from outpace.models.architecture import Architecture
 from outpace.models.hf_config import parse_config
 from outpace.models.special_tokens import SpecialTokens
@@ -40,7 +41,7 @@ def shape_config(name: str) -> Architecture:
 
 def random_weights(config: Architecture, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Weights:
     weights = allocate(config, tied=bool(config.tied), dtype=dtype, device=device)
-    for tensor in weights.tensors:
+    for tensor in map(plain_tensor, weights.tensors):
         if tensor.dim() == 1:
             tensor.fill_(1.0)
         else:
@@ -101,17 +102,18 @@ class NaiveModel:
         mask = torch.ones(n, context, dtype=torch.bool, device=x.device).tril(context - n)
         for layer, cache in zip(self.weights.layers, self._cache, strict=True):
             h = rms_norm(x, layer.attention_norm, c.epsilon)
-            qkv = functional.linear(h, layer.qkv).view(num_rows, n, -1, c.head_dim).transpose(1, 2)
+            qkv = functional.linear(h, plain_tensor(layer.qkv)).view(num_rows, n, -1, c.head_dim).transpose(1, 2)
             q, k, v = qkv.split([c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
             cache[0, :, :, context - n : context], cache[1, :, :, context - n : context] = _rotate(k, rope), v
             group = c.num_heads // c.num_kv_heads
             keys = cache[0, :, :, :context].repeat_interleave(group, dim=1)
             values = cache[1, :, :, :context].repeat_interleave(group, dim=1)
             mixed = functional.scaled_dot_product_attention(_rotate(q, rope), keys, values, attn_mask=mask)
-            x = x + functional.linear(mixed.transpose(1, 2).reshape(num_rows, n, -1), layer.out)
+            x = x + functional.linear(mixed.transpose(1, 2).reshape(num_rows, n, -1), plain_tensor(layer.out))
             h = rms_norm(x, layer.mlp_norm, c.epsilon)
-            x = x + functional.linear(swiglu(functional.linear(h, layer.gate_up)), layer.down)
-        return functional.linear(rms_norm(x, self.weights.final_norm, c.epsilon), self.weights.head)
+            gate_up = functional.linear(h, plain_tensor(layer.gate_up))
+            x = x + functional.linear(swiglu(gate_up), plain_tensor(layer.down))
+        return functional.linear(rms_norm(x, self.weights.final_norm, c.epsilon), plain_tensor(self.weights.head))
 
 
 class Letters:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from outpace.backends.torch.model.head_weights import HeadWeights
 from outpace.backends.torch.model.weights import Layer, Weights, allocate
+from outpace.backends.torch.storage import plain_tensor
 from outpace.models.architecture import Architecture
 from outpace.models.head_file import HeadConfig
 from outpace.models.rope import Rope
@@ -57,16 +58,17 @@ def padded(config: Architecture, weights: Weights, shape: Architecture) -> tuple
     )  # fmt: skip
     target = allocate(larger, tied=False, dtype=weights.embedding.dtype, device=weights.embedding.device)
     for tensor in target.tensors:
-        tensor.zero_()
+        plain_tensor(tensor).zero_()
     for i, into in enumerate(target.layers):
         _pad_layer(weights.layers[i] if i < c.num_layers else None, into, c, shape)
     target.embedding[: c.vocab_size, :width] = weights.embedding
     target.embedding[:, width] = _CONSTANT
     target.final_norm[:width] = weights.final_norm * _norm_scale(c, shape)
     target.final_norm[width] = 1.0
-    _fill(target.head[:, width + 1 :])
-    target.head[: c.vocab_size, :width] = weights.head
-    target.head[c.vocab_size :, width] = _EXCLUDED
+    output = plain_tensor(target.head)
+    _fill(output[:, width + 1 :])
+    output[: c.vocab_size, :width] = plain_tensor(weights.head)
+    output[c.vocab_size :, width] = _EXCLUDED
     return larger, target
 
 
@@ -96,22 +98,23 @@ def padded_head(
         gate_up=room(2 * shape.hidden, larger), gate_up_bias=None, down=room(larger, shape.hidden), down_bias=None,
     )  # fmt: skip
     into = HeadWeights(
-        fuse=room(larger, num_taps * larger), tap_norm=(tap_norm := room(num_taps, larger)),
-        token_norm=room(larger), layer=layer, final_norm=room(larger), head=room(vocab_size, larger),
+        fuse=(fuse := room(larger, num_taps * larger)), tap_norm=(tap_norm := room(num_taps, larger)),
+        token_norm=room(larger), layer=layer, final_norm=room(larger),
+        head=(output := room(vocab_size, larger)),
         ids=torch.cat([weights.ids, config.vocab_size + torch.arange(extra, device=weights.ids.device)]),
     )  # fmt: skip
     _pad_layer(weights.layer, layer, head, shape, num_inputs=2, out_scale=state_scale)
-    _fill(*(part[:, width + 1 :] for part in into.fuse.chunk(num_taps, dim=1)))
-    columns = _columns(width, larger, num_taps).to(into.fuse.device)
-    into.fuse[:width, columns] = (weights.fuse * state_scale).to(dtype)
+    _fill(*(part[:, width + 1 :] for part in fuse.chunk(num_taps, dim=1)))
+    columns = _columns(width, larger, num_taps).to(fuse.device)
+    fuse[:width, columns] = (plain_tensor(weights.fuse) * state_scale).to(dtype)
     tap_norm[:, :width] = weights.tap_norm * norm_scale
     into.token_norm[:width] = weights.token_norm * norm_scale
     into.final_norm[:width] = weights.final_norm * norm_scale
-    _fill(into.head[:, width + 1 :])
-    into.head[: head.draft_vocab_size, :width] = weights.head
+    _fill(output[:, width + 1 :])
+    output[: head.draft_vocab_size, :width] = plain_tensor(weights.head)
     # The extra element begins as the constant of the first tap, which its norm scales, so it is positive.
-    tap_norm[0, width], into.fuse[width, width] = _SMALL, 1.0
-    into.final_norm[width], into.head[head.draft_vocab_size :, width] = _LARGE, _EXCLUDED
+    tap_norm[0, width], fuse[width, width] = _SMALL, 1.0
+    into.final_norm[width], output[head.draft_vocab_size :, width] = _LARGE, _EXCLUDED
     described = replace(
         head, width=larger, hidden=shape.hidden, num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim, vocab_size=shape.vocab_size, draft_vocab_size=vocab_size, epsilon=epsilon,
@@ -125,25 +128,27 @@ def _pad_layer(
     """Pad a layer, or leave it without effect (None). `num_inputs`: vectors side by side that attention reads."""
     width = sizes.width
     first_free = sizes.num_kv_heads * (shape.num_heads // shape.num_kv_heads) * shape.head_dim
-    _fill(*(part[:, width:] for part in into.qkv.chunk(num_inputs, dim=1)))
-    _fill(into.gate_up[:, width:], into.down[:, sizes.hidden :], into.out[:, first_free:])
+    qkv, out, gate_up, down = map(plain_tensor, (into.qkv, into.out, into.gate_up, into.down))
+    _fill(*(part[:, width:] for part in qkv.chunk(num_inputs, dim=1)))
+    _fill(gate_up[:, width:], down[:, sizes.hidden :], out[:, first_free:])
     if layer is None:
         return
     q_size = sizes.num_heads * sizes.head_dim
-    q_rows, kv_rows = (_head_rows(sizes, shape, queries=queries).to(into.qkv.device) for queries in (True, False))
+    q_rows, kv_rows = (_head_rows(sizes, shape, queries=queries).to(qkv.device) for queries in (True, False))
     rows = torch.cat([q_rows, shape.q_size + kv_rows, shape.q_size + shape.kv_size + kv_rows])
     query_scale = (shape.head_dim / sizes.head_dim) ** 0.5
-    own = torch.cat([layer.qkv[:q_size] * query_scale, layer.qkv[q_size:]])
-    columns = _columns(width, shape.width, num_inputs).to(into.qkv.device)
-    into.qkv[rows[:, None], columns] = own.to(into.qkv.dtype)
+    own_qkv = plain_tensor(layer.qkv)
+    own = torch.cat([own_qkv[:q_size] * query_scale, own_qkv[q_size:]])
+    columns = _columns(width, shape.width, num_inputs).to(qkv.device)
+    qkv[rows[:, None], columns] = own.to(qkv.dtype)
     norm_scale = _norm_scale(sizes, shape)
     into.attention_norm[:width] = layer.attention_norm * norm_scale
     into.mlp_norm[:width] = layer.mlp_norm * norm_scale
-    into.out[:width, q_rows] = (layer.out * out_scale).to(into.out.dtype)
-    gate, up = layer.gate_up.chunk(2)
-    into.gate_up[: sizes.hidden, :width] = gate
-    into.gate_up[shape.hidden : shape.hidden + sizes.hidden, :width] = up
-    into.down[:width, : sizes.hidden] = layer.down * out_scale
+    out[:width, q_rows] = (plain_tensor(layer.out) * out_scale).to(out.dtype)
+    gate, up = plain_tensor(layer.gate_up).chunk(2)
+    gate_up[: sizes.hidden, :width] = gate
+    gate_up[shape.hidden : shape.hidden + sizes.hidden, :width] = up
+    down[:width, : sizes.hidden] = plain_tensor(layer.down) * out_scale
 
 
 def _epsilon(epsilon: float, width: int, larger: int) -> float:

@@ -24,6 +24,7 @@ from torch import Tensor
 from outpace.backends.torch.model.head_weights import HeadWeights, named_head_tensors
 from outpace.backends.torch.model.safetensors_folder import INDEX
 from outpace.backends.torch.model.weights import Weights, named_tensors
+from outpace.backends.torch.storage import plain_tensor
 from outpace.models.architecture import Architecture
 from outpace.models.head_file import HeadConfig
 from outpace.models.rope import Rope
@@ -41,7 +42,7 @@ def write_model(folder: Path, config: Architecture, weights: Weights) -> None:
         "architectures": ["LlamaForCausalLM"], "vocab_size": config.vocab_size, "num_hidden_layers": config.num_layers,
         "max_position_embeddings": config.context,
     }  # fmt: skip
-    _write_tensors(folder, named_tensors(weights, config))
+    _write_tensors(folder, {name: plain_tensor(part) for name, part in named_tensors(weights, config).items()})
     _write_json(folder / "config.json", described)
 
 
@@ -57,7 +58,7 @@ def write_head(folder: Path, head: HeadConfig, weights: HeadWeights, target: Arc
         "norm_before_fc": head.tap_norm == "joint", "fc_norm": head.tap_norm == "each",
         "norm_output": head.norm_output,
     }  # fmt: skip
-    tensors = named_head_tensors(weights, head)
+    tensors = {name: plain_tensor(part) for name, part in named_head_tensors(weights, head).items()}
     tensors["d2t"] = weights.ids - torch.arange(len(weights.ids), device=weights.ids.device)
     _write_tensors(folder, tensors)
     _write_json(folder / "config.json", described)

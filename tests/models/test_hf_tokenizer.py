@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 
 from outpace import LLM, SamplingParams
 from outpace.backends.torch.model.weights import allocate, named_tensors
+from outpace.backends.torch.storage import plain_tensor
 from outpace.errors import ModelError, UsageError
 from outpace.models import hf_tokenizer, text_pieces
 from outpace.models.hf_config import parse_config
@@ -234,10 +235,11 @@ def test_a_whole_folder_answers_a_conversation(tmp_path):
     config = parse_config(CONFIG)
     torch.manual_seed(0)
     weights = allocate(config, tied=True, dtype=torch.float32, device=torch.device("cpu"))
-    for tensor in weights.tensors:
+    for tensor in map(plain_tensor, weights.tensors):
         tensor.normal_(1.0 if tensor.dim() == 1 else 0.0, 0.3)
     save_file(
-        {name: tensor.clone() for name, tensor in named_tensors(weights, config).items()}, tmp_path / "m.safetensors"
+        {name: plain_tensor(tensor).clone() for name, tensor in named_tensors(weights, config).items()},
+        tmp_path / "m.safetensors",
     )
     params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
     with LLM(str(tmp_path), device="cpu", threads=1, max_context=128) as llm:

@@ -47,13 +47,16 @@ def nearest(kind: str, weight: Floats) -> Floats:
         scale = (extreme / np.float32(-8)).astype(np.float16).astype(np.float32)
         codes = np.clip(np.rint(padded / np.where(scale == 0, 1, scale)), -8, 7)
         return (codes * scale).reshape(rows, -1)[:, :columns]
+    found: Floats
     largest = np.maximum(np.abs(weight).max(1, keepdims=True), 1e-30)
     if kind == "int8":
-        return np.rint(weight / (largest / 127)) * (largest / 127)
+        found = np.rint(weight / (largest / 127)) * (largest / 127)
+        return found
     scaled = np.abs(weight) / (largest / 448)
     # Of e4m3: three bits after the leading one, and steps of 2**-9 below 2**-6.
     step = np.exp2(np.floor(np.log2(np.maximum(scaled, 2.0**-6))) - 3)
-    return np.sign(weight) * np.rint(scaled / step) * step * (largest / 448)
+    found = np.sign(weight) * np.rint(scaled / step) * step * (largest / 448)
+    return found
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
@@ -182,8 +185,9 @@ def test_unknown_names_and_other_backends_get_one_sentence(tmp_path):
         EngineConfig(draft_quantization="awq")  # type: ignore[arg-type]
     path = write_model(tmp_path / "m.gguf")
     for name in ("quantization", "draft_quantization"):
+        options: dict[str, Any] = {name: "int4"}
         with pytest.raises(UsageError, match=f"{name} is 'int4', a setting of the torch backend"):
-            LLM(str(path), backend="llamacpp", **{name: "int4"})
+            LLM(str(path), backend="llamacpp", **options)
 
 
 def test_kernels_that_a_gpu_lacks_are_named(monkeypatch):

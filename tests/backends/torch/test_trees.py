@@ -15,6 +15,7 @@ from outpace.backends.torch.kernels.reference import ReferenceOps
 from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.model.weights import allocate
 from outpace.backends.torch.runner import TorchRunner
+from outpace.backends.torch.storage import plain_tensor
 from outpace.core import Row, StepPlan
 from outpace.models.hf_config import parse_config
 
@@ -36,7 +37,7 @@ def branch(i: int) -> list[int]:
 def runner() -> TorchRunner:
     torch.manual_seed(0)
     weights = allocate(CONFIG, tied=True, dtype=torch.float32, device=torch.device("cpu"))
-    for tensor in weights.tensors:
+    for tensor in map(plain_tensor, weights.tensors):
         tensor.normal_(1.0 if tensor.dim() == 1 else 0.0, 0.3)
     return TorchRunner(Model(CONFIG, weights, ReferenceOps(), 128), Capacity(2, 256, 128, 128))
 

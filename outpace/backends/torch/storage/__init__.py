@@ -27,6 +27,13 @@ def dense(weight: Weight, dtype: torch.dtype) -> Tensor:
     return weight if isinstance(weight, Tensor) else weight.dequantise(dtype)
 
 
+def plain_tensor(weight: Weight) -> Tensor:
+    """The tensor itself, where no quantised weights can be."""
+    if not isinstance(weight, Tensor):
+        raise TypeError(f"a plain tensor is needed here and the weights are {type(weight).__name__}")
+    return weight
+
+
 def allocate(format: Format | None, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Part:
     """Uninitialised memory for a matrix; `dtype` is that of a dense one."""
     if format is None:
