@@ -60,7 +60,7 @@ def random_model(config: Architecture, kind: str, device: torch.device) -> Weigh
     weights = allocate(config, tied=False, dtype=torch.bfloat16, device=torch.device("meta"))
     weights.embedding = torch.empty(weights.embedding.shape, dtype=torch.bfloat16, device=device).normal_(0.0, 0.02)
     weights.final_norm = torch.ones(config.width, dtype=torch.bfloat16, device=device)
-    weights.head = random_weight(head_kind(kind), *weights.head.shape, device)
+    weights.head = random_weight(head_kind(kind), weights.head.shape[0], weights.head.shape[1], device)
     for layer in weights.layers:
         for name in ("qkv", "out", "gate_up", "down"):
             setattr(layer, name, random_weight(kind, *getattr(layer, name).shape, device))

@@ -107,7 +107,7 @@ def mean_overlaps(
 ) -> list[float]:
     """By depth: the share of sampled drafts that rejection sampling accepts, if all before were."""
     sums, counts = torch.zeros(OVERLAP_STEPS, device=target.device), np.zeros(OVERLAP_STEPS)
-    output = target.weights.head
+    output = target.weights.dense_head
     for batch, features in _batches(target, head, texts, shape, OVERLAP_STEPS):
         chains = head.begin(features, batch, rounded=rounded)
         counts += batch.num_drafted

@@ -79,7 +79,7 @@ def first_parameters(config: HeadConfig, target: Target, kept: Tensor) -> Parame
     fc[:, -width:] += torch.eye(width)
     found = {
         "fc.weight": fc,
-        "lm_head.weight": target.weights.head[kept].float().cpu(),
+        "lm_head.weight": target.weights.dense_head[kept].float().cpu(),
         "norm.weight": torch.ones(width),
     }
     found |= {f"fc_norm.{i}.weight": torch.ones(width) for i in range(len(c.taps))}

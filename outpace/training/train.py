@@ -58,7 +58,7 @@ class Trainer:
     ) -> None:
         self.target, self.head, self.kept, self.settings, self.progress = target, head, kept, settings, progress
         self.loss = DraftLoss(settings.shape.chunk, compile=compile)
-        self.output = target.weights.head[kept].contiguous()
+        self.output = target.weights.dense_head[kept].contiguous()
         for parameter in head.parameters.values():
             parameter.requires_grad_()
         self.optimizer = torch.optim.AdamW(
