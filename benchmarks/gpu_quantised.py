@@ -63,7 +63,8 @@ def random_model(config: Architecture, kind: str, device: torch.device) -> Weigh
     weights.head = random_weight(head_kind(kind), weights.head.shape[0], weights.head.shape[1], device)
     for layer in weights.layers:
         for name in ("qkv", "out", "gate_up", "down"):
-            setattr(layer, name, random_weight(kind, *getattr(layer, name).shape, device))
+            rows, columns = getattr(layer, name).shape
+            setattr(layer, name, random_weight(kind, rows, columns, device))
         layer.attention_norm = layer.mlp_norm = weights.final_norm
     return weights
 

@@ -42,7 +42,9 @@ def write_folder(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
     torch.manual_seed(seed)
     weights = allocate(config, tied=wanted["tie_word_embeddings"], dtype=torch.float32, device=torch.device("cpu"))
     for tensor in weights.tensors:
+        assert isinstance(tensor, torch.Tensor)
         tensor.normal_(1.0 if tensor.dim() == 1 else 0.0, 0.3)
-    tensors = {name: tensor.clone() for name, tensor in named_tensors(weights, config).items()}
+    named = named_tensors(weights, config)
+    tensors = {name: tensor.clone() for name, tensor in named.items() if isinstance(tensor, torch.Tensor)}
     save_file(tensors, folder / "model.safetensors")
     return folder
