@@ -25,7 +25,6 @@ def write_folder(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
     from safetensors.torch import save_file
 
     from outpace.backends.torch.model.weights import allocate, named_tensors
-    from outpace.backends.torch.storage import plain_tensor
     from outpace.models.hf_config import parse_config
 
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -42,8 +41,10 @@ def write_folder(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
     config = parse_config(wanted)
     torch.manual_seed(seed)
     weights = allocate(config, tied=wanted["tie_word_embeddings"], dtype=torch.float32, device=torch.device("cpu"))
-    for tensor in map(plain_tensor, weights.tensors):
+    for tensor in weights.tensors:
+        assert isinstance(tensor, torch.Tensor)
         tensor.normal_(1.0 if tensor.dim() == 1 else 0.0, 0.3)
-    tensors = {name: plain_tensor(tensor).clone() for name, tensor in named_tensors(weights, config).items()}
+    named = named_tensors(weights, config)
+    tensors = {name: tensor.clone() for name, tensor in named.items() if isinstance(tensor, torch.Tensor)}
     save_file(tensors, folder / "model.safetensors")
     return folder

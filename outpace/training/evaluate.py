@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outpace.backends.torch.storage import plain_tensor
 from outpace.training.batches import Batch, BatchShape, Texts, make_batch, plan_batches
 from outpace.training.heads import Head
 from outpace.training.target import Features, Target
@@ -108,7 +107,7 @@ def mean_overlaps(
 ) -> list[float]:
     """By depth: the share of sampled drafts that rejection sampling accepts, if all before were."""
     sums, counts = torch.zeros(OVERLAP_STEPS, device=target.device), np.zeros(OVERLAP_STEPS)
-    output = plain_tensor(target.weights.head)
+    output = target.weights.dense_head
     for batch, features in _batches(target, head, texts, shape, OVERLAP_STEPS):
         chains = head.begin(features, batch, rounded=rounded)
         counts += batch.num_drafted

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from outpace.backends.torch.kernels.reference import rms_norm, rotate, swiglu
-from outpace.backends.torch.storage import plain_tensor
+from outpace.backends.torch.storage import dense
 from outpace.models.architecture import Architecture
 from outpace.models.head_file import HeadConfig
 from outpace.training.attention import ChainAttention
@@ -80,7 +80,7 @@ def first_parameters(config: HeadConfig, target: Target, kept: Tensor) -> Parame
     fc[:, -width:] += torch.eye(width)
     found = {
         "fc.weight": fc,
-        "lm_head.weight": plain_tensor(target.weights.head)[kept].float().cpu(),
+        "lm_head.weight": target.weights.dense_head[kept].float().cpu(),
         "norm.weight": torch.ones(width),
     }
     found |= {f"fc_norm.{i}.weight": torch.ones(width) for i in range(len(c.taps))}
@@ -95,7 +95,7 @@ def layer_parameters(config: HeadConfig, target: Target, inputs: int) -> Paramet
         "self_attn.q_proj.weight": random_matrix(c.q_size, inputs),
         "self_attn.k_proj.weight": random_matrix(c.kv_size, inputs),
         "self_attn.v_proj.weight": random_matrix(c.kv_size, inputs),
-        "self_attn.o_proj.weight": 0.3 * plain_tensor(last.out).float().cpu(),
+        "self_attn.o_proj.weight": 0.3 * dense(last.out, torch.float32).float().cpu(),
         "mlp.gate_proj.weight": random_matrix(c.hidden, c.width),
         "mlp.up_proj.weight": random_matrix(c.hidden, c.width),
         "mlp.down_proj.weight": random_matrix(c.width, c.hidden, 0.3),
@@ -103,9 +103,9 @@ def layer_parameters(config: HeadConfig, target: Target, inputs: int) -> Paramet
         "post_attention_layernorm.weight": torch.ones(c.width),
     }
     if c.hidden == target.config.hidden:
-        gate, up = plain_tensor(last.gate_up).float().cpu().chunk(2)
+        gate, up = dense(last.gate_up, torch.float32).float().cpu().chunk(2)
         found |= {"mlp.gate_proj.weight": gate.clone(), "mlp.up_proj.weight": up.clone()}
-        found["mlp.down_proj.weight"] = 0.3 * plain_tensor(last.down).float().cpu()
+        found["mlp.down_proj.weight"] = 0.3 * dense(last.down, torch.float32).float().cpu()
     return found
 
 

@@ -18,7 +18,7 @@ from outpace.backends.torch.device import usable_bytes
 from outpace.backends.torch.kernels.reference import rms_norm, rotate, swiglu
 from outpace.backends.torch.model.loader import load_weights, open_checkpoint, weight_bytes
 from outpace.backends.torch.model.weights import Weights
-from outpace.backends.torch.storage import plain_tensor
+from outpace.backends.torch.storage import dense
 from outpace.errors import ModelError, OutpaceError
 from outpace.models.architecture import BY_CLASS_NAME, Architecture
 from outpace.models.fingerprint import fingerprint
@@ -83,12 +83,12 @@ class Target:
         found = []
         for number, layer in enumerate(weights.layers, start=1):
             q, k, v = self._before(
-                x, layer.attention_norm, plain_tensor(layer.qkv), layer.qkv_bias, layer.q_norm, layer.k_norm, rope,
-                config.num_heads, config.num_kv_heads, config.epsilon,
+                x, layer.attention_norm, dense(layer.qkv, self.dtype), layer.qkv_bias, layer.q_norm, layer.k_norm,
+                rope, config.num_heads, config.num_kv_heads, config.epsilon,
             )  # fmt: skip
             x = self._after(
-                x, causal(q, k, v, batch.length), plain_tensor(layer.out), layer.out_bias, layer.mlp_norm,
-                plain_tensor(layer.gate_up), layer.gate_up_bias, plain_tensor(layer.down), layer.down_bias,
+                x, causal(q, k, v, batch.length), dense(layer.out, self.dtype), layer.out_bias, layer.mlp_norm,
+                dense(layer.gate_up, self.dtype), layer.gate_up_bias, dense(layer.down, self.dtype), layer.down_bias,
                 config.epsilon,
             )  # fmt: skip
             if number in taps:

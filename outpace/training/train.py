@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outpace.backends.torch.storage import plain_tensor
 from outpace.training.batches import Batch, BatchShape, Texts, epochs
 from outpace.training.evaluate import num_hits, tokens_a_step
 from outpace.training.heads import Head
@@ -59,7 +58,7 @@ class Trainer:
     ) -> None:
         self.target, self.head, self.kept, self.settings, self.progress = target, head, kept, settings, progress
         self.loss = DraftLoss(settings.shape.chunk, compile=compile)
-        self.output = plain_tensor(target.weights.head)[kept].contiguous()
+        self.output = target.weights.dense_head[kept].contiguous()
         for parameter in head.parameters.values():
             parameter.requires_grad_()
         self.optimizer = torch.optim.AdamW(

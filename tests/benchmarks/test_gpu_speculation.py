@@ -70,14 +70,17 @@ def experiment(models, tmp_path) -> Experiment:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_setting_says_what_plain_decoding_says(experiment, tmp_path, temperature):
+    """At temperature 0. Requests above it have no seed, so drafts that are verified by rejection change their texts."""
     experiment.block(2, temperature, 0)
     experiment.summarise()
     figures = json.loads((tmp_path / "gpu_speculation.json").read_text())
     rows = {row["setting"]: row for row in figures["rows"]}
     assert set(rows) == set(SETTINGS)
     for row in rows.values():
-        assert row["num_equal"] == row["num_texts"] == 4
-        assert not row["gaps"]
+        assert row["num_texts"] == 4
+        if temperature == 0.0 or row["setting"] == "plain":
+            assert row["num_equal"] == 4
+            assert not row["gaps"]
         assert row["tokens"] >= 2 * 8
     assert rows["head:3"]["drafted_per_position"][0] > 0
     assert rows["head:3"]["accepted_per_position"][0] > 0, "a draft that is never right tests nothing"
@@ -104,7 +107,9 @@ def test_the_whole_command_runs_on_a_cpu(files, tmp_path, monkeypatch, capsys):
     assert not figures["missing"]
     cells = {(c["concurrency"], c["temperature"], c["setting"]): c for c in figures["summary"]["cells"]}
     assert cells.keys() == {(n, t, s) for n in (1, 2) for t in (0.0, 1.0) for s in gpu_experiment.SETTINGS}
-    assert all(cell["blocks"] == 1 and cell["num_equal"] == cell["num_texts"] for cell in cells.values())
+    assert all(cell["blocks"] == 1 for cell in cells.values())
+    greedy = [cell for (_, temperature, _), cell in cells.items() if temperature == 0.0]
+    assert all(cell["num_equal"] == cell["num_texts"] for cell in greedy)
     assert all(cells[2, 1.0, f"head:{depth}"]["tokens_per_step_and_request"] > 1 for depth in (2, 3, 5, 7))
     assert len(figures["summary"]["passes"]) == 4
     assert [(each["concurrency"], each["asked"]) for each in figures["summary"]["promises"]] == [(1, 1.9), (1, 1.3)]

@@ -269,7 +269,7 @@ def test_prompts_of_the_targets_own_making_stand_in_its_template(target):
 def test_texts_of_its_own_answers_become_long_prompts(target):
     frames = [Frame([257, 258, 7], [259]), Frame([257, 258], [8, 259])]
     prepared = replace(tiny_prepared(target), frames=frames)
-    settings = AnswerSettings(seconds=4.0, max_answer=24, max_rounds=4, document_share=0.5, max_text=124)
+    settings = AnswerSettings(seconds=30.0, max_answer=24, max_rounds=4, document_share=0.5, max_text=124)
     found = write_answers(target, prepared, settings, lambda *_: None, lambda _: None)
     assert found.num_documents == len(prepared.train)
     texts = found.train

@@ -21,6 +21,7 @@ from outpace.backends.base import Capacity
 from outpace.backends.torch.device import TorchOptions
 from outpace.backends.torch.model.loader import check_device, load_weights, open_checkpoint, rounded, weight_bytes
 from outpace.backends.torch.runner import TorchModel, TorchRunner
+from outpace.backends.torch.self_draft import SelfDraft
 from outpace.backends.torch.storage.planar import Planar
 from outpace.backends.torch.storage.rounding import KINDS, quantise
 from outpace.backends.torch.storage.scaled import Scaled
@@ -46,16 +47,16 @@ def nearest(kind: str, weight: Floats) -> Floats:
         extreme = np.take_along_axis(padded, np.abs(padded).argmax(2)[..., None], 2)
         scale = (extreme / np.float32(-8)).astype(np.float16).astype(np.float32)
         codes = np.clip(np.rint(padded / np.where(scale == 0, 1, scale)), -8, 7)
-        return (codes * scale).reshape(rows, -1)[:, :columns]
-    found: Floats
+        grid: Floats = (codes * scale).reshape(rows, -1)[:, :columns]
+        return grid
     largest = np.maximum(np.abs(weight).max(1, keepdims=True), 1e-30)
     if kind == "int8":
-        found = np.rint(weight / (largest / 127)) * (largest / 127)
-        return found
+        whole: Floats = np.rint(weight / (largest / 127)) * (largest / 127)
+        return whole
     scaled = np.abs(weight) / (largest / 448)
     # Of e4m3: three bits after the leading one, and steps of 2**-9 below 2**-6.
     step = np.exp2(np.floor(np.log2(np.maximum(scaled, 2.0**-6))) - 3)
-    found = np.sign(weight) * np.rint(scaled / step) * step * (largest / 448)
+    found: Floats = np.sign(weight) * np.rint(scaled / step) * step * (largest / 448)
     return found
 
 
@@ -188,6 +189,14 @@ def test_unknown_names_and_other_backends_get_one_sentence(tmp_path):
         options: dict[str, Any] = {name: "int4"}
         with pytest.raises(UsageError, match=f"{name} is 'int4', a setting of the torch backend"):
             LLM(str(path), backend="llamacpp", **options)
+
+
+def test_a_model_on_several_devices_is_dense(folder):
+    with pytest.raises(BackendError, match="quantization is 'int4', but a model on 2 devices has dense weights"):
+        TorchModel(folder, TorchOptions("cpu", tensor_parallel_size=2, quantization="int4"))
+    target = TorchModel(folder, TorchOptions("cpu", tensor_parallel_size=2))
+    with pytest.raises(BackendError, match="draft 'self' needs the whole model on one device"):
+        SelfDraft(target, "int4")
 
 
 def test_kernels_that_a_gpu_lacks_are_named(monkeypatch):

@@ -82,6 +82,12 @@ class Weights:
         return [tensor for tensor in [*outside, *named] if tensor is not None]
 
     @property
+    def dense_head(self) -> Tensor:
+        """For training, which loads dense weights."""
+        assert isinstance(self.head, Tensor)
+        return self.head
+
+    @property
     def num_parameters(self) -> int:
         return sum(tensor.numel() for tensor in self.tensors)
 
