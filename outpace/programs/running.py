@@ -121,14 +121,16 @@ class _Running:
         self._lock = Lock()
 
     def run(self, num_threads: int, progress: bool | None) -> list[Result]:
-        threads = [Thread(target=self._work, name=f"program-{i}", daemon=True) for i in range(num_threads)]
+        started = list[Thread]()  # without one whose start was interrupted: it cannot be joined, and ends by itself
         try:
-            for thread in threads:
+            for i in range(num_threads):
+                thread = Thread(target=self._work, name=f"program-{i}", daemon=True)
                 thread.start()
+                started.append(thread)
             self._wait(num_threads, progress)
         except KeyboardInterrupt:
             self._stop()
-            for thread in threads:
+            for thread in started:
                 thread.join(_STOP_SECONDS / num_threads)
         return self._results
 
