@@ -78,7 +78,7 @@ def make_acceptable(body: dict[str, Any]) -> None:
 
 def try_operation(operation: Any, mode: GenerationMode) -> None:
     @settings(
-        max_examples=FEWER_EXAMPLES.get(operation.path, 50),
+        max_examples=FEWER_EXAMPLES.get(operation.path, 30),
         deadline=None,
         database=None,
         phases=[Phase.explicit, Phase.generate],
