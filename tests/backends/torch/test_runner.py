@@ -60,6 +60,15 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
+GEMMA3 = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+}
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75, "original_max_position_embeddings": 256,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 2.0], "long_factor": [1.0, 2.0, 3.0, 4.0, 6.0, 9.0],
+}  # fmt: skip
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 4}),
     "llama3": ("Llama", {"rope_parameters": LLAMA3}),
@@ -71,6 +80,20 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2 yarn": ("Qwen2", {"rope_parameters": YARN}),
     "qwen3": ("Qwen3", {"head_dim": 32}),
+    # Windows shorter than the texts, in some layers or in all.
+    "mistral window": ("Mistral", {"sliding_window": 20}),
+    "qwen2 window": ("Qwen2", {"sliding_window": 20, "use_sliding_window": True, "max_window_layers": 1}),
+    "gemma": ("Gemma", {"head_dim": 32, "num_key_value_heads": 1}),
+    "gemma2": ("Gemma2", {"head_dim": 32, "sliding_window": 20, "attn_logit_softcapping": 5.0,
+                          "query_pre_attn_scalar": 24}),
+    "gemma3": ("Gemma3", {"head_dim": 32, "sliding_window": 20, "query_pre_attn_scalar": 24, "layer_types": LAYERS,
+                          "rope_parameters": GEMMA3}),
+    "phi3": ("Phi3", {"sliding_window": 50, "pad_token_id": 0}),
+    "phi4 mini": ("Phi3", {"pad_token_id": 0, "tie_word_embeddings": True, "max_position_embeddings": 1024,
+                           "original_max_position_embeddings": 256, "rope_parameters": LONGROPE}),
+    "qwen3 moe": ("Qwen3Moe", {"head_dim": 32, "num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True,
+                               "moe_intermediate_size": 40}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
 }  # fmt: skip
 
 
@@ -80,9 +103,9 @@ class Reference:
     def __init__(self, folder: Path, variant: str) -> None:
         transformers = pytest.importorskip("transformers", reason="transformers, the oracle, is not installed")
         name, changes = VARIANTS[variant]
-        config = getattr(transformers, f"{name}Config")(**SMALL | changes)
+        kind = getattr(transformers, f"{name}ForCausalLM")
         torch.manual_seed(0)
-        self._model = getattr(transformers, f"{name}ForCausalLM")(config).eval().float()
+        self._model = kind(kind.config_class(**SMALL | changes)).eval().float()
         with torch.no_grad():
             for parameter in self._model.parameters():  # initial norms are 1 and biases 0, which would hide errors
                 parameter.copy_(torch.randn_like(parameter) * 0.3 + (parameter.dim() == 1))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from outpace.backends.torch.kernels.base import Hidden, Ops
 from outpace.backends.torch.storage import Weight
+from outpace.models.architecture import Experts
 
 if TYPE_CHECKING:
     from outpace.backends.torch.parallel.group import Group
@@ -23,14 +24,27 @@ class ShardedOps:
         # On whole activations, or on a rank's own part: the same as on one device.
         self.embed, self.norm, self.linear = local.embed, local.norm, local.linear
         self.norm_linear, self.norm_swiglu, self.attend = local.norm_linear, local.norm_swiglu, local.attend
+        self.geglu = local.geglu
 
     def linear_add(self, x: Tensor, weight: Weight, bias: Tensor | None, h: Hidden, next_norm: Tensor) -> Hidden:
         """The product is summed before it is added to the residual stream, which would otherwise be rounded by every
         rank. So the next norm cannot begin in the kernel of the product."""
+        return Hidden(h.residual + self._summed(x, weight, bias))
+
+    def linear_norm_add(
+        self, x: Tensor, weight: Weight, bias: Tensor | None, norm: Tensor, epsilon: float, h: Hidden
+    ) -> Hidden:
+        return Hidden(h.residual + self.local.norm(self._summed(x, weight, bias), norm, epsilon))
+
+    def experts(
+        self, x: Tensor, positions: Tensor, router: Tensor, gate_up: Weight, down: Weight, experts: Experts
+    ) -> Tensor:
+        """Every rank has a part of every expert's hidden elements."""
+        return self._group.sum(self.local.experts(x, positions, router, gate_up, down, experts))
+
+    def _summed(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
         total = self._group.sum(self.local.linear(x, weight))
-        if bias is not None:
-            total = total + bias
-        return Hidden(h.residual + total)
+        return total if bias is None else total + bias
 
     def norm_logits(self, h: Hidden, norm: Tensor, epsilon: float, head: Weight, room: Tensor | None = None) -> Tensor:
         """All logits on rank 0. On other ranks their own, which nobody reads."""

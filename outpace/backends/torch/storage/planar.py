@@ -10,6 +10,7 @@ the units of neighbouring rows are contiguous.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -119,8 +120,15 @@ class Planar:
 
     def rows(self, begin: int, end: int) -> Planar:
         """A view of some rows."""
+        return self._changed(lambda tensor: tensor[:, begin:end])
+
+    def take_rows(self, order: Tensor) -> Planar:
+        """A copy with the rows in another order."""
+        return self._changed(lambda tensor: tensor[:, order])
+
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> Planar:
         changes = {
-            field.name: value[:, begin:end]
+            field.name: change(value)
             for field in fields(self)
             if isinstance(value := getattr(self, field.name), Tensor)
         }
