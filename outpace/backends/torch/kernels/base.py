@@ -105,9 +105,9 @@ class Ops(Protocol):
         ...
 
     def linear_norm_add(
-        self, x: Tensor, weight: Weight, bias: Tensor | None, norm: Tensor, epsilon: float, h: Hidden
+        self, x: Tensor, weight: Weight, bias: Tensor | None, norm: Tensor, epsilon: float, h: Hidden, next_norm: Tensor
     ) -> Hidden:
-        """h + norm(linear(x)); may reuse h's memory."""
+        """h + norm(linear(x)), and the next norm as far as possible; may reuse h's memory."""
         ...
 
     def norm_swiglu(self, h: Hidden, norm: Tensor, epsilon: float, weight: Weight, bias: Tensor | None) -> Tensor:

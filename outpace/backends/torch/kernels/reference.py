@@ -58,7 +58,7 @@ class ReferenceOps:
         return Hidden(h.residual + functional.linear(x, dense(weight, x.dtype), bias))
 
     def linear_norm_add(
-        self, x: Tensor, weight: Weight, bias: Tensor | None, norm: Tensor, epsilon: float, h: Hidden
+        self, x: Tensor, weight: Weight, bias: Tensor | None, norm: Tensor, epsilon: float, h: Hidden, next_norm: Tensor
     ) -> Hidden:
         return Hidden(h.residual + rms_norm(functional.linear(x, dense(weight, x.dtype), bias), norm, epsilon))
 

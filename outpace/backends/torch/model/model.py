@@ -97,4 +97,4 @@ class Model:
         """`norm`: of the product, before it is added."""
         if norm is None:
             return self.ops.linear_add(x, weight, bias, h, next_norm)
-        return self.ops.linear_norm_add(x, weight, bias, norm, self.config.epsilon, h)
+        return self.ops.linear_norm_add(x, weight, bias, norm, self.config.epsilon, h, next_norm)

@@ -32,7 +32,7 @@ class ShardedOps:
         return Hidden(h.residual + self._summed(x, weight, bias))
 
     def linear_norm_add(
-        self, x: Tensor, weight: Weight, bias: Tensor | None, norm: Tensor, epsilon: float, h: Hidden
+        self, x: Tensor, weight: Weight, bias: Tensor | None, norm: Tensor, epsilon: float, h: Hidden, next_norm: Tensor
     ) -> Hidden:
         return Hidden(h.residual + self.local.norm(self._summed(x, weight, bias), norm, epsilon))
 
