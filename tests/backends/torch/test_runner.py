@@ -36,7 +36,6 @@ from outpace.decoding.sampling import Shaper
 from outpace.decoding.verification import HostVerifier, matches_own_tokens
 from outpace.engine.engine import Engine
 from outpace.errors import BackendError, ModelError
-from outpace.models.hf_config import parse_config
 from outpace.speculation.policy.decision import Decision
 from outpace.speculation.policy.policy import LookUp, Policy
 from outpace.speculation.policy.state import Choice, Outcome
@@ -331,8 +330,15 @@ FEATURES: list[dict[str, Any]] = [
 ]
 
 
-def generate(folder: Path, draft: Path | None, *, on_device: bool = True, **options: Any) -> list[list[int]]:
-    """Tokens from an engine built here; `draft` is another model, or the same."""
+def generate(
+    folder: Path,
+    draft: Path | None,
+    *,
+    on_device: bool = True,
+    wanted: Sequence[dict[str, Any]] = FEATURES,
+    **options: Any,
+) -> list[list[int]]:
+    """Tokens from an engine built here; `draft` is another model, or the same. `wanted`: of each request."""
     name = "draft" if draft else None
     config = EngineConfig(draft=name, max_sequences=4, max_context=200, max_step_tokens=64, cache_tokens=900, **options)
     resolved = config.resolve(model_context=256, model_path="tiny", draft_path=name, backend="torch")
@@ -352,7 +358,7 @@ def generate(folder: Path, draft: Path | None, *, on_device: bool = True, **opti
     engine = Engine(loaded[0], proposers, resolved)
     requests = [
         engine.submit(random_tokens(20 + 9 * i, seed=i), SamplingParams(max_tokens=24, ignore_eos=True, **features))
-        for i, features in enumerate(FEATURES)
+        for i, features in enumerate(wanted)
     ]
     while engine.has_requests:
         engine.step()
@@ -768,12 +774,6 @@ def test_shards_are_read_together(folder, tiny):
         save_file(dict(tensors[i::2]), folder / f"model-{i}.safetensors")
     tokens = random_tokens(10)
     np.testing.assert_array_equal(step(start(folder), 0, 0, tokens), step(start(tiny), 0, 0, tokens))
-
-
-def test_a_sliding_window_bounds_the_context():
-    values = {"architectures": ["MistralForCausalLM"], **SMALL}
-    assert parse_config(values | {"sliding_window": 100}).context == 100
-    assert parse_config(values | {"sliding_window": 100, "use_sliding_window": False}).context == 256
 
 
 # Rules of the runner, and memory.
