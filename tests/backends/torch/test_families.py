@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,6 +23,11 @@ import torch
 
 from outpace.backends.base import Capacity
 from outpace.backends.torch.device import TorchOptions
+from outpace.backends.torch.kernels.reference import ReferenceOps
+from outpace.backends.torch.model.loader import open_checkpoint
+from outpace.backends.torch.model.model import Model
+from outpace.backends.torch.parallel.ops import ShardedOps
+from outpace.backends.torch.parallel.shard import Shard, load_shard
 from outpace.backends.torch.runner import TorchModel, TorchRunner
 from outpace.backends.torch.storage.rounding import KINDS, head_format, quantise
 from outpace.backends.torch.storage.scaled import round_to_scaled
@@ -249,3 +256,43 @@ def test_no_head_is_trained_for_layers_that_training_does_not_know(folders):
 
     with pytest.raises(ModelError, match=r"no head can be trained for .*: its family is gemma3, and training knows"):
         Target.load(folders["gemma3"], torch.device("cpu"), torch.float32)
+
+
+# Two ranks, as threads.
+
+
+class Threads:
+    """What a rank needs of `Group`, between two threads."""
+
+    def __init__(self, rank: int, barrier: threading.Barrier, given: dict[int, torch.Tensor]) -> None:
+        self._rank, self._barrier, self._given = rank, barrier, given
+
+    def _exchanged(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        self._given[self._rank] = mine.clone()
+        self._barrier.wait(30)
+        found = [self._given[0], self._given[1]]
+        self._barrier.wait(30)
+        return found
+
+    def sum(self, mine: torch.Tensor) -> torch.Tensor:
+        first, second = self._exchanged(mine)
+        return first + second
+
+    def to_first(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        return self._exchanged(mine) if self._rank == 0 else self._exchanged(mine)[:0]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_on_two_ranks(family, folders):
+    checkpoint, tokens = open_checkpoint(folders[family]), random_tokens(60)
+    barrier, given = threading.Barrier(2), dict[int, torch.Tensor]()
+
+    def run(rank: int) -> Floats:
+        shard, group = Shard(rank, 2), cast(Any, Threads(rank, barrier, given))
+        weights = load_shard(checkpoint, shard, torch.float32, torch.device("cpu"))
+        ops = ShardedOps(ReferenceOps(), group, checkpoint.config.vocab_size)
+        runner = TorchRunner(Model(shard.of(checkpoint.config), weights, ops, CAPACITY.max_context), CAPACITY)
+        return np.concatenate([step(runner, 0, 0, tokens[:50]), step(runner, 0, 50, tokens[50:])])
+
+    with ThreadPoolExecutor(2) as pool:
+        check(next(pool.map(run, range(2))), logits(folders[family], tokens))
