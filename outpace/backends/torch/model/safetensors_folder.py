@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -96,20 +97,21 @@ class SafetensorsFolder:
         return self._formats.get(EMBEDDING if name == HEAD and self.tied else name)
 
     def tensors(self, device: torch.device, formats: FormatOf) -> Iterator[tuple[str, Part]]:
+        shards = OpenShards(device)
         for stored, pieces in self._pieces.items():
             if self.tied and pieces[0].name == HEAD:
                 continue
-            for name, part in split(self._read(stored, device), pieces):
+            for name, part in split(self._read(stored, shards), pieces):
                 tensor = self._naming.ordered(name, part)
                 yield name, tensor if formats(name) == self._formats.get(name) else dense(tensor, torch.float32)
                 if name == EMBEDDING and self.tied and formats(HEAD) is not None:
                     yield HEAD, tensor if formats(HEAD) == self.stored(HEAD) else dense(tensor, torch.float32)
 
-    def _read(self, name: str, device: torch.device) -> Part:
+    def _read(self, name: str, shards: OpenShards) -> Part:
         if self._layout is None or name not in self._quantised:
-            return read_tensor(self._shards[name], name, device)
+            return shards.read(self._shards[name], name)
         parts = self._quantised[name]
-        tensors = {each: read_tensor(self._shards[part], part, device) for each, part in parts.items()}
+        tensors = {each: shards.read(self._shards[part], part) for each, part in parts.items()}
         try:
             return self._layout.read(tensors)
         except (RuntimeError, ValueError, KeyError) as error:
@@ -154,9 +156,22 @@ def tensor_dtype(shard: Path, name: str) -> str:
 
 
 def read_tensor(shard: Path, name: str, device: torch.device) -> Tensor:
-    try:
-        with safe_open(shard, framework="pt", device=str(device)) as file:
-            tensor: Tensor = file.get_tensor(name)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ModelError(f"{shard} cannot be read at {name} ({error}); download it again") from error
-    return tensor
+    return OpenShards(device).read(shard, name)
+
+
+class OpenShards:
+    """Reads tensors, and keeps the latest shard open: a model with experts has thousands of tensors in each."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._path: Path | None = None
+        self._file: Any = None
+
+    def read(self, shard: Path, name: str) -> Tensor:
+        try:
+            if shard != self._path:
+                self._file, self._path = safe_open(shard, framework="pt", device=str(self._device)), shard
+            tensor: Tensor = self._file.get_tensor(name)
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ModelError(f"{shard} cannot be read at {name} ({error}); download it again") from error
+        return tensor
