@@ -142,7 +142,8 @@ class TorchModel:
     def plan(self, capacity: Capacity) -> MemoryPlan:
         c, size = self.config, self.dtype.itemsize
         # Workspace of the largest step: a few copies of its widest activations, and float32 logits. Graphs keep theirs.
-        widest = 2 * c.mlp_elements_per_token + c.q_size + 2 * c.kv_size + 4 * c.width
+        num_outputs = c.experts.per_token if c.experts else 1  # of MLPs, for each token
+        widest = 2 * c.mlp_elements_per_token + c.q_size + 2 * c.kv_size + (3 + num_outputs) * c.width
         captured = num_captured_tokens(capacity.max_sequences) if self.device.type == "cuda" else 0
         num_scored = min(max_scored_tokens(c.vocab_size), capacity.max_step_tokens)
         # Verifying by distributions: those of two drafts, of the target, and what is left of them.

@@ -106,8 +106,9 @@ class Reference:
         torch.manual_seed(0)
         self._model = kind(kind.config_class(**SMALL | changes)).eval().float()
         with torch.no_grad():
+            middle = 0 if name.startswith("Gemma") else 1  # of norms: Gemma's are 1 + a weight
             for parameter in self._model.parameters():  # initial norms are 1 and biases 0, which would hide errors
-                parameter.copy_(torch.randn_like(parameter) * 0.3 + (parameter.dim() == 1))
+                parameter.copy_(torch.randn_like(parameter) * 0.3 + middle * (parameter.dim() == 1))
         self._model.save_pretrained(folder)
         self.folder: Path = folder
 
