@@ -30,6 +30,7 @@ ROUNDED: tuple[Quantization, ...] = ("int4", "int4-128", "fp8", "int8")
 LOSSY: frozenset[str] = frozenset({"typical", "threshold"})
 LOOKUPS: tuple[Method, ...] = ("grammar", "prediction", "suffix", "ngram")
 MAX_DEPTH = 64
+MAX_SEQUENCES = 512
 MAX_BAD_WORDS = 1000  # far fewer than a vocabulary has tokens, so some token is always possible
 DEFAULT_DEPTH = 4  # for speculation `on`
 DEFAULT_AUTO_DEPTH = 16  # the limit for `auto` where no depth is given
@@ -277,7 +278,7 @@ class EngineConfig:
     allowed_loss: float = 0.02  # how much slower than plain decoding `auto` may get; beyond it, `auto` only probes
     max_context: int | None = None  # longest prompt plus output of one request
     cache_tokens: int | None = None  # room for all running requests together
-    max_sequences: int = 8  # requests running at once
+    max_sequences: int = 8  # requests running at once, at most MAX_SEQUENCES; llama.cpp runs at most 256
     max_step_tokens: int = 512  # most tokens in one forward pass; also the largest prefill chunk
     prefix_reuse: bool = True  # compute a shared prompt prefix once
     threads: int | None = None
@@ -318,7 +319,7 @@ class EngineConfig:
         for name in ("max_context", "cache_tokens", "threads", "disable_by_batch_size"):
             if getattr(self, name) is not None:
                 _check_int(name, getattr(self, name), 1)
-        _check_int("max_sequences", self.max_sequences, 1, 128)
+        _check_int("max_sequences", self.max_sequences, 1, MAX_SEQUENCES, meaning=" requests at once")
         _check_int("max_step_tokens", self.max_step_tokens, 1)
         _check(
             self.max_step_tokens >= self.max_sequences,

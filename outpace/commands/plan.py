@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outpace.config import WORKLOADS, usable_cores
+from outpace.config import MAX_SEQUENCES, WORKLOADS, usable_cores
 from outpace.errors import UsageError
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def execute(options: argparse.Namespace) -> int:
     to = Deployment(
         machine=_machine(options), gpus=options.gpus, utilization=utilization, draft_gpus=options.draft_gpus,
         cache_element_bytes=cache_bytes(options.cache_precision), context=options.context,
-        sequences=max(16, min(options.concurrency, 128)), nominal=options.nominal,
+        sequences=max(16, min(options.concurrency, MAX_SEQUENCES)), nominal=options.nominal,
     )  # fmt: skip
     conditions = Conditions(
         options.temperature[0], options.workload, options.concurrency, options.depth, tuple(options.acceptance)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from outpace.config import MAX_SEQUENCES
 from outpace.plan.drafts import PlannedDraft
 from outpace.plan.guesses import Conditions, ratio_evidence
 from outpace.plan.memory import Deployment, MemoryPlan, divide
@@ -226,10 +227,12 @@ def _commands(target: PlannedModel, best: Pairing | None, to: Deployment, condit
         shared += ["--gpu-memory-utilization", f"{to.utilization:g}"]
     if to.gpus > 1:
         shared += ["--tensor-parallel-size", str(to.gpus)]
-    shared += ["--max-num-seqs", str(max(to.sequences, conditions.rows))]
+    sequences = max(to.sequences, conditions.rows)
+    own += [*shared, "--max-num-seqs", str(min(sequences, MAX_SEQUENCES))]
+    other += [*shared, "--max-num-seqs", str(sequences)]
     quantised = _quantisation(target.precision)
-    own += [*shared, *(["--quantization", quantised] if quantised else [])]
-    other += [*shared, *(["--quantization", "fp8"] if quantised == "fp8" else [])]
+    own += ["--quantization", quantised] if quantised else []
+    other += ["--quantization", "fp8"] if quantised == "fp8" else []
     is_gpu = to.machine.is_gpu  # vLLM is for GPUs
     if best is None:
         off = {"outpace": shlex.join([*own, "--speculation", "off"])}

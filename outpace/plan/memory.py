@@ -21,11 +21,9 @@ PAGE_TOKENS = 32  # of the torch backend
 PAGES_PER_SEQUENCE = 3  # a partly used last page, a copied page, an early page: `num_pages` of the torch backend
 _SCORING_BYTES = 64 << 20  # prompt log-probabilities in one step: `max_scored_tokens` of the backends
 _MAX_KEPT = 256
-_MAX_SLOTS = 256  # sequences that a backend holds
-# Rows of logits that captured graphs keep, by sequences: `num_captured_tokens` of the torch backend.
-CAPTURED_ROWS = {
-    1: 109, 2: 385, 4: 729, 8: 1385, 16: 3113, 24: 5017, 32: 7641, 48: 12601, 64: 16249, 96: 19033, 128: 22745,
-}  # fmt: skip
+_MOST_KEPT_PREFIXES = 128  # finished requests whose cache a backend keeps for reuse
+# Rows of logits that captured graphs share, by sequences: `num_captured_tokens` of the torch backend.
+CAPTURED_ROWS = {1: 24, 2: 48, 4: 96, 8: 160, 16: 384, 24: 512, 32: 768, 48: 1024}
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +177,7 @@ def _buffers(target: PlannedModel, draft: PlannedDraft | None, to: Deployment) -
 def _workspace(shape: Shape, to: Deployment) -> float:
     """The torch backend's `TorchModel.plan`. Rows of logits are whole on every GPU: the token is chosen there."""
     is_gpu = to.machine.is_gpu
-    slots = min(2 * to.sequences, _MAX_SLOTS)  # prefixes of finished requests are kept for reuse
+    slots = to.sequences + min(to.sequences, _MOST_KEPT_PREFIXES)
     captured = captured_rows(slots) if is_gpu else 0
     scored = min(max(1, _SCORING_BYTES // (4 * shape.vocab_size)), to.step_tokens)
     activations = (2 if is_gpu else 1) * to.step_tokens * shape.widest * 2.0 / to.gpus
@@ -193,4 +191,4 @@ def kept_rows(sequences: int) -> int:
 
 
 def captured_rows(sequences: int) -> int:
-    return next((rows for most, rows in CAPTURED_ROWS.items() if most >= sequences), CAPTURED_ROWS[128])
+    return next((rows for most, rows in CAPTURED_ROWS.items() if most >= sequences), max(CAPTURED_ROWS.values()))

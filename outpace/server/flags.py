@@ -16,6 +16,7 @@ from outpace.config import (
     DEFAULT_AUTO_DEPTH,
     DEFAULT_CONTEXT,
     DEFAULT_DEPTH,
+    MAX_SEQUENCES,
     Acceptance,
     BackendName,
     DeviceName,
@@ -212,7 +213,8 @@ def add_model_flags(parser: argparse.ArgumentParser, model: str = _MODEL) -> Non
               metavar="N", type=int)  # fmt: skip
     flags.add("--kv-cache-tokens", f"KV cache for all running requests together (default: {DEFAULT_CONTEXT}, or "
               "--max-model-len if that is more)", metavar="N", type=int)  # fmt: skip
-    flags.add("--max-num-seqs", "completions that run at once", engine.max_sequences, metavar="N", type=int)
+    flags.add("--max-num-seqs", f"completions that run at once, at most {MAX_SEQUENCES}", engine.max_sequences,
+              metavar="N", type=int)  # fmt: skip
     flags.add("--max-num-batched-tokens", "most tokens of one forward pass", engine.max_step_tokens,
               metavar="N", type=int)  # fmt: skip
     flags.add("--enable-prefix-caching", "compute a shared prefix once", engine.prefix_reuse,

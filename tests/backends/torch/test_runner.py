@@ -244,7 +244,7 @@ def test_a_step_takes_what_the_host_says_and_what_was_drafted():
 
 
 def test_buckets_hold_what_they_are_found_for():
-    for num_rows in (1, 3, 17, 128):
+    for num_rows in (1, 3, 17, 128, 130, 300, 512):
         for row_tokens in (1, 5, 7, 16):
             bucket = find_bucket(num_rows, row_tokens)
             assert bucket is None or (bucket[0] >= num_rows and bucket[1] >= row_tokens)
@@ -253,8 +253,12 @@ def test_buckets_hold_what_they_are_found_for():
     assert find_prefill_bucket(1, 500) == (1, 512)
     assert find_prefill_bucket(1, 5000) is None
     assert find_prefill_bucket(9, 2000) == (32, 2048)
-    assert find_prefill_bucket(500, 2000) is None
-    assert find_bucket(500, 1) is None
+    assert find_prefill_bucket(500, 2000) == (512, 2048)
+    assert find_prefill_bucket(513, 2000) is None
+    assert find_bucket(512, 1) == (512, 1)
+    assert find_bucket(512, 2) == (512, 2)
+    assert find_bucket(512, 3) is None
+    assert find_bucket(513, 1) is None
 
 
 # GGUF files.
