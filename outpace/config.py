@@ -25,6 +25,7 @@ BackendName = Literal["auto", "native", "llamacpp", "torch"]
 DeviceName = Literal["auto", "cuda", "cpu"]
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
 Quantization = Literal["auto", "stored", "none", "int4", "int4-128", "fp8", "int8"]
+KVCacheDtype = Literal["auto", "fp8", "int8"]
 
 ROUNDED: tuple[Quantization, ...] = ("int4", "int4-128", "fp8", "int8")
 LOSSY: frozenset[str] = frozenset({"typical", "threshold"})
@@ -284,11 +285,14 @@ class EngineConfig:
     threads: int | None = None
     llama_library: str | None = None  # a libllama to use instead of the installed one
     device: DeviceName = "auto"  # of the torch backend
-    dtype: DtypeName = "auto"  # of the torch backend's weights and cache
+    dtype: DtypeName = "auto"  # of the torch backend's weights and cache, unless these are quantised
     quantization: Quantization = "auto"
     """How the torch backend keeps the weights. stored: as the file has them; none: in `dtype`; int4 (groups of 32
     weights), int4-128 (groups of 128), fp8, int8: rounded when they are loaded; auto: stored on a GPU, else none."""
     draft_quantization: Quantization = "auto"  # the same for the draft model or the draft head
+    kv_cache_dtype: KVCacheDtype = "auto"
+    """How the torch backend keeps keys and values. fp8, int8: 8 bits and a scale for each token and head; auto: in
+    `dtype`."""
     gpu_memory_utilization: float = 0.9  # the share of a GPU's memory that Outpace may fill
     tensor_parallel_size: int = 1  # GPUs, or for tests processes, that share the model; of the torch backend
     chat_template: str | None = None  # a file or the template itself, instead of the model's
@@ -305,6 +309,7 @@ class EngineConfig:
         _check_choice("dtype", self.dtype, DtypeName)
         _check_choice("quantization", self.quantization, Quantization)
         _check_choice("draft_quantization", self.draft_quantization, Quantization)
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, KVCacheDtype)
         _check_number("gpu_memory_utilization", self.gpu_memory_utilization, 0.01, 1.0)
         _check_int("tensor_parallel_size", self.tensor_parallel_size, 1, 64)
         _check_choice("speculation", self.speculation, SpeculationMode)
@@ -416,6 +421,7 @@ class ResolvedConfig:
     dtype: DtypeName
     quantization: Quantization
     draft_quantization: Quantization
+    kv_cache_dtype: KVCacheDtype
     gpu_memory_utilization: float
     tensor_parallel_size: int
     chat_template: str | None

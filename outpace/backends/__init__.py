@@ -88,7 +88,8 @@ def _reject_torch_settings(config: EngineConfig) -> None:
     round no weights."""
     unset = EngineConfig()
     names = (
-        "device", "dtype", "quantization", "draft_quantization", "gpu_memory_utilization", "tensor_parallel_size",
+        "device", "dtype", "quantization", "draft_quantization", "kv_cache_dtype", "gpu_memory_utilization",
+        "tensor_parallel_size",
     )  # fmt: skip
     for name in names:
         value = getattr(config, name)
@@ -207,5 +208,6 @@ def _open_torch(config: EngineConfig, path: Path, head: Path | None, quantizatio
         config.tensor_parallel_size,
         quantization=quantization,
         head_quantization=config.draft_quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
     )
     return TorchModel(path, options, head=head)

@@ -3,7 +3,8 @@
 One program takes a few tokens of one row with all the query heads that share a key head, so keys are read once for the
 group, and one share of the row's context. With few rows, dividing contexts is the only way to fill the GPU; with many,
 it keeps a long context from delaying the others. A second kernel joins the shares. Decode, verification and prefill use
-the same kernel with different lengths.
+the same kernel with different lengths. If the cache has 8 bits, its codes are multiplied as they are: the scale of a
+key multiplies the key's scores, and that of a value its weights.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outpace.backends.torch.execution.step import StepInputs
-from outpace.backends.torch.kernels.assembly import prefetch_line
+from outpace.backends.torch.kernels.assembly import prefetch_line, widen
 from outpace.backends.torch.kernels.base import Cache
+from outpace.backends.torch.kernels.cache_rounding import codes_of, scales_of
 from outpace.backends.torch.kernels.rotation import Rotation, rotate_and_store
 
 _LOG2_E = 1.4426950408889634
@@ -48,9 +50,10 @@ def _rotated(
 
 @triton.jit
 def _store_new(
-    qkv_ptr, keys_ptr, values_ptr, table_ptr, rope_ptr, k_norm_ptr, epsilon, begin, length, context, low, high, kv_head,
+    qkv_ptr, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, table_ptr, rope_ptr, k_norm_ptr, epsilon,
+    begin, length, context, low, high, kv_head,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
-    PAGE: tl.constexpr, NEW_BLOCK: tl.constexpr, HAS_NORM: tl.constexpr,
+    PAGE: tl.constexpr, NEW_BLOCK: tl.constexpr, HAS_NORM: tl.constexpr, HAS_SCALES: tl.constexpr,
 ):  # fmt: skip
     """Write the rotated keys and the values of a row's new tokens between low and high into the cache."""
     new, d = tl.arange(0, NEW_BLOCK), tl.arange(0, DIM_BLOCK)
@@ -58,11 +61,23 @@ def _store_new(
     is_mine = (new < length) & (t >= low) & (t < high)
     source = qkv_ptr + ((begin + new).to(tl.int64) * (NUM_HEADS + 2 * NUM_KV_HEADS) + NUM_HEADS + kv_head) * DIM
     page = tl.load(table_ptr + t // PAGE, is_mine, 0).to(tl.int64)
-    there = (((page * NUM_KV_HEADS + kv_head) * PAGE + t % PAGE) * DIM)[:, None] + d[None, :]
+    slot = (page * NUM_KV_HEADS + kv_head) * PAGE + t % PAGE
+    there = (slot * DIM)[:, None] + d[None, :]
     mask = is_mine[:, None] & (d < DIM)[None, :]
     keys = _rotated(source, is_mine, t, d, rope_ptr, k_norm_ptr, epsilon, DIM, HAS_NORM)
-    tl.store(keys_ptr + there, keys.to(keys_ptr.dtype.element_ty), mask)
-    tl.store(values_ptr + there, tl.load(source[:, None] + NUM_KV_HEADS * DIM + d[None, :], mask, 0.0), mask)
+    values = tl.load(source[:, None] + NUM_KV_HEADS * DIM + d[None, :], mask, 0.0)
+    if HAS_SCALES:
+        dtype: tl.constexpr = keys_ptr.dtype.element_ty
+        scales = scales_of(tl.max(tl.abs(keys), 1), dtype)
+        tl.store(key_scales_ptr + slot, scales, is_mine)
+        tl.store(keys_ptr + there, codes_of(keys, scales[:, None], dtype), mask)
+        wide = values.to(tl.float32)
+        scales = scales_of(tl.max(tl.abs(wide), 1), dtype)
+        tl.store(value_scales_ptr + slot, scales, is_mine)
+        tl.store(values_ptr + there, codes_of(wide, scales[:, None], dtype), mask)
+    else:
+        tl.store(keys_ptr + there, keys.to(keys_ptr.dtype.element_ty), mask)
+        tl.store(values_ptr + there, values, mask)
 
 
 @triton.jit
@@ -73,13 +88,14 @@ def _share(visible, SHARE: tl.constexpr, NUM_SPLITS: tl.constexpr, BLOCK_KV: tl.
 
 @triton.jit(do_not_specialize=["table_width", "num_tiles"])  # one compiled kernel serves prompts of any length
 def _attention_kernel(
-    q_ptr, keys_ptr, values_ptr, out_ptr, parts_ptr, stats_ptr,
+    q_ptr, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, out_ptr, parts_ptr, stats_ptr,
     begins_ptr, lengths_ptr, contexts_ptr, tables_ptr, table_width, num_tiles, scale,
     rope_ptr, q_norm_ptr, k_norm_ptr, epsilon,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
     PAGE: tl.constexpr, TILE_TOKENS: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_KV: tl.constexpr, NUM_SPLITS: tl.constexpr, SHARE: tl.constexpr, NEW_BLOCK: tl.constexpr,
-    HAS_NORM: tl.constexpr, THREADS: tl.constexpr, DEPENDENT: tl.constexpr, FIRST: tl.constexpr,
+    HAS_NORM: tl.constexpr, HAS_SCALES: tl.constexpr, THREADS: tl.constexpr, DEPENDENT: tl.constexpr,
+    FIRST: tl.constexpr,
 ):  # fmt: skip
     """NEW_BLOCK > 0: q_ptr is the fused product; this kernel rotates and writes the cache. 0: q is already rotated."""
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
@@ -116,14 +132,14 @@ def _attention_kernel(
         position = context - length + in_row
         if NEW_BLOCK > 0:
             _store_new(
-                q_ptr, keys_ptr, values_ptr, tables_ptr + row * table_width, rope_ptr, k_norm_ptr, epsilon,
-                begin, length, context, low, high, kv_head,
-                NUM_HEADS, NUM_KV_HEADS, DIM, DIM_BLOCK, PAGE, NEW_BLOCK, HAS_NORM,
+                q_ptr, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, tables_ptr + row * table_width, rope_ptr,
+                k_norm_ptr, epsilon, begin, length, context, low, high, kv_head,
+                NUM_HEADS, NUM_KV_HEADS, DIM, DIM_BLOCK, PAGE, NEW_BLOCK, HAS_NORM, HAS_SCALES,
             )  # fmt: skip
             q = _rotated(
                 q_ptr + (token * ALL_HEADS + head) * DIM, is_real, position, d, rope_ptr, q_norm_ptr, epsilon,
                 DIM, HAS_NORM,
-            ).to(keys_ptr.dtype.element_ty)  # fmt: skip
+            ).to(q_ptr.dtype.element_ty)  # fmt: skip
             tl.debug_barrier()
         else:
             q = tl.load(q_ptr + place[:, None] * DIM + d[None, :], is_real[:, None] & (d < DIM)[None, :], 0.0)
@@ -133,10 +149,13 @@ def _attention_kernel(
         for at in range(low, high, BLOCK_KV):
             t = at + tl.arange(0, BLOCK_KV)
             page = tl.load(tables_ptr + row * table_width + t // PAGE, t < high, 0).to(tl.int64)
-            there = ((page * NUM_KV_HEADS + kv_head) * PAGE + t % PAGE) * DIM
+            slot = (page * NUM_KV_HEADS + kv_head) * PAGE + t % PAGE
+            there = slot * DIM
             mask = (t < high)[:, None] & (d < DIM)[None, :]
             k = tl.load(keys_ptr + there[:, None] + d[None, :], mask, 0.0)
-            scores = tl.dot(q, k.T, input_precision="ieee") * scale
+            scores = tl.dot(q, widen(k, q.dtype).T, input_precision="ieee") * scale
+            if HAS_SCALES:
+                scores *= tl.load(key_scales_ptr + slot, t < high, 0.0)[None, :]
             is_seen = (t >= FIRST) & (t < high)
             scores = tl.where(is_seen[None, :] & (t[None, :] <= position[:, None]), scores, float("-inf"))
             new_best = tl.maximum(best, tl.max(scores, 1))
@@ -145,7 +164,9 @@ def _attention_kernel(
             fade = tl.exp2(best - safe)
             v = tl.load(values_ptr + there[:, None] + d[None, :], mask, 0.0)
             total = total * fade + tl.sum(p, 1)
-            acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
+            if HAS_SCALES:
+                p *= tl.load(value_scales_ptr + slot, t < high, 0.0)[None, :]
+            acc = tl.dot(p.to(q.dtype), widen(v, q.dtype), acc * fade[:, None], input_precision="ieee")
             best = new_best
         if NUM_SPLITS == 1:
             out = acc / total[:, None]
@@ -252,7 +273,7 @@ def tiling_for(
         share, block_kv, num_warps = 128, 128, 8 if block_m > 16 else 4
     else:
         share, block_kv, num_warps = 64, 64, 4
-    if block_kv * dim_block * cache.keys.element_size() > _MAX_BLOCK_BYTES:
+    if block_kv * dim_block * max(cache.keys.element_size(), 2) > _MAX_BLOCK_BYTES:  # codes are widened to 16 bits
         block_kv = 64
     splits = min(-(-step.shape.table_width * page_tokens // share), _MAX_SPLITS) if share else 1
     return Tiling(splits, block_kv, num_warps, share=max(share, 1))
@@ -287,15 +308,17 @@ def attention(
         stats = torch.empty((num_tokens, num_heads, splits, 2), dtype=torch.float32, device=q.device)
     options = {"launch_pdl": True} if dependent else {}
     has_norm = rotation is not None and rotation.q_norm is not None
+    key_scales, value_scales = cache.key_scales, cache.value_scales
     _attention_kernel[(step.shape.num_rows * num_tiles, num_kv_heads, splits)](
-        q, cache.keys, cache.values, out, parts, stats,
+        q, cache.keys, cache.values, cache.keys if key_scales is None else key_scales,
+        cache.values if value_scales is None else value_scales, out, parts, stats,
         step.begins, step.lengths, step.contexts, step.tables, step.shape.table_width, num_tiles,
         dim**-0.5 * _LOG2_E, rotation.rope if rotation is not None else q,
         rotation.q_norm if rotation is not None and has_norm else q,
         rotation.k_norm if rotation is not None and has_norm else q, rotation.epsilon if rotation is not None else 0.0,
         num_heads, num_kv_heads, dim, dim_block, page_tokens, tile_tokens, block_m,
         tiling.block_kv, splits, tiling.share, triton.next_power_of_2(longest) if rotation is not None else 0, has_norm,
-        32 * tiling.num_warps, dependent, cache.first,
+        key_scales is not None, 32 * tiling.num_warps, dependent, cache.first,
         num_warps=tiling.num_warps, num_stages=tiling.num_stages, **options,
     )  # fmt: skip
     if splits > 1:

@@ -20,6 +20,8 @@ class Cache:
     keys: Tensor  # [num_pages, num_kv_heads, page_tokens, head_dim]
     values: Tensor
     first: int = 0  # positions before it are not attended to
+    key_scales: Tensor | None = None  # float32 [num_pages, num_kv_heads, page_tokens], if keys and values have 8 bits
+    value_scales: Tensor | None = None
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from torch.nn import functional
 from outpace.backends.torch.execution.step import StepInputs
 from outpace.backends.torch.kernels.base import Cache, Hidden
 from outpace.backends.torch.storage import Weight, dense
+from outpace.backends.torch.storage.scaled import round_to_scaled
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -75,6 +76,7 @@ class ReferenceOps:
         heads = qkv.view(len(qkv), -1, dim)
         num_heads = heads.shape[1] - 2 * num_kv_heads
         q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+        k = k if cache.key_scales is None else k.float()  # rounded once, to 8 bits
         if q_norm is not None and k_norm is not None:
             q, k = rms_norm(q, q_norm, epsilon), rms_norm(k, k_norm, epsilon)
         real = (step.positions >= 0).nonzero().squeeze(1)
@@ -83,8 +85,13 @@ class ReferenceOps:
         rows = step.token_rows[real].long()
         places = (step.contexts - step.lengths - step.begins)[rows].long() + real
         pages = step.tables[rows, places // page_tokens].long()
-        cache.keys[pages, :, places % page_tokens] = k[real]
-        cache.values[pages, :, places % page_tokens] = v[real]
+        for numbers, part, scales in ((k, cache.keys, cache.key_scales), (v, cache.values, cache.value_scales)):
+            new = numbers[real]
+            if scales is not None:
+                codes = round_to_scaled(new.reshape(-1, dim), part.dtype)
+                scales[pages, :, places % page_tokens] = codes.scales.view(-1, num_kv_heads)
+                new = codes.values.view(new.shape)
+            part[pages, :, places % page_tokens] = new
         return q.contiguous()
 
     def attention(self, q: Tensor, cache: Cache, step: StepInputs) -> Tensor:
@@ -97,8 +104,10 @@ class ReferenceOps:
                 continue
             pages = step.tables[row, : -(-context // page_tokens)].long()
             k, v = (
-                part[pages].transpose(0, 1).reshape(num_kv_heads, -1, dim)[:, :context].float()
-                for part in (cache.keys, cache.values)
+                _numbers(part[pages], None if scales is None else scales[pages])
+                .transpose(0, 1)
+                .reshape(num_kv_heads, -1, dim)[:, :context]
+                for part, scales in ((cache.keys, cache.key_scales), (cache.values, cache.value_scales))
             )
             # Query heads that share a key head are rows of one product, so keys are not copied.
             mine = q[begin : begin + length].float().view(length, num_kv_heads, group, dim)
@@ -112,6 +121,11 @@ class ReferenceOps:
             out = (scores.softmax(-1) @ v).view(num_kv_heads, group, length, dim).permute(2, 0, 1, 3)
             mixed[begin : begin + length] = out.reshape(length, -1, dim).to(q.dtype)
         return mixed.view(len(q), -1)
+
+
+def _numbers(codes: Tensor, scales: Tensor | None) -> Tensor:
+    """Numbers of a cache, in float32."""
+    return codes.float() if scales is None else codes.float() * scales[..., None]
 
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
