@@ -293,6 +293,9 @@ class EngineConfig:
     kv_cache_dtype: KVCacheDtype = "auto"
     """How the torch backend keeps keys and values. fp8, int8: 8 bits and a scale for each token and head; auto: in
     `dtype`."""
+    batch_invariant: bool = False
+    """A request's greedy and seeded answers do not depend on what shares its steps, to the bit. So it is always on the
+    native backend; torch has kernels for it, which are slower; llama.cpp has none."""
     gpu_memory_utilization: float = 0.9  # the share of a GPU's memory that Outpace may fill
     tensor_parallel_size: int = 1  # GPUs, or for tests processes, that share the model; of the torch backend
     chat_template: str | None = None  # a file or the template itself, instead of the model's
@@ -304,6 +307,7 @@ class EngineConfig:
         for name in ("model", "draft", "llama_library", "chat_template"):
             _check_kind(name, getattr(self, name), (str, os.PathLike, type(None)), "the path of a file")
         _check_kind("prefix_reuse", self.prefix_reuse, bool, "True or False")
+        _check_kind("batch_invariant", self.batch_invariant, bool, "True or False")
         _check_choice("backend", self.backend, BackendName)
         _check_choice("device", self.device, DeviceName)
         _check_choice("dtype", self.dtype, DtypeName)
@@ -422,6 +426,7 @@ class ResolvedConfig:
     quantization: Quantization
     draft_quantization: Quantization
     kv_cache_dtype: KVCacheDtype
+    batch_invariant: bool
     gpu_memory_utilization: float
     tensor_parallel_size: int
     chat_template: str | None

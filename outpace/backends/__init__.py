@@ -38,6 +38,11 @@ def load(config: EngineConfig, model_path: Path, draft_path: Path | None) -> Loa
             head_path = None
         target, backend = _open(config, config.backend, model_path, head_path, quantization=config.quantization)
         undo.callback(target.close)
+        if config.batch_invariant and backend == "llamacpp":
+            raise UsageError(
+                "batch_invariant is set, and llama.cpp runs this model, whose sums depend on the batch; use backend "
+                "'native' or 'torch', or leave it out"
+            )
         drafting: Path | str | None = draft_path or (head_path if target.has_head else None)
         if config.self_draft is not None:
             drafting = f"self:{config.self_draft}"
@@ -53,7 +58,8 @@ def load(config: EngineConfig, model_path: Path, draft_path: Path | None) -> Loa
         if draft_path is not None and head_path is None:
             # A draft may run on another backend than its target.
             wanted: BackendName = backend if backend == "torch" or config.backend == "llamacpp" else "auto"
-            whole = replace(config, tensor_parallel_size=1)  # on the first rank
+            # On the first rank; and a draft's own rounding changes no answer.
+            whole = replace(config, tensor_parallel_size=1, batch_invariant=False)
             draft, draft_backend = _open(whole, wanted, draft_path, quantization=config.draft_quantization)
             undo.callback(draft.close)
             runs_llama = runs_llama or draft_backend == "llamacpp"
@@ -209,5 +215,6 @@ def _open_torch(config: EngineConfig, path: Path, head: Path | None, quantizatio
         quantization=quantization,
         head_quantization=config.draft_quantization,
         kv_cache_dtype=config.kv_cache_dtype,
+        batch_invariant=config.batch_invariant,
     )
     return TorchModel(path, options, head=head)

@@ -59,6 +59,9 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
                        default=engine.kv_cache_dtype,
                        help="how the torch backend keeps keys and values; fp8, int8: in 8 bits (default: %(default)s: "
                        "in --dtype)")  # fmt: skip
+    group.add_argument("--batch-invariant", action="store_true", default=engine.batch_invariant,
+                       help="answers do not depend on what shares the step, to the bit; slower on the torch "
+                       "backend")  # fmt: skip
     group.add_argument("--tensor-parallel-size", type=int, default=engine.tensor_parallel_size, metavar="N",
                        help="GPUs that share the model, with the torch backend (default: %(default)s)")  # fmt: skip
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all usable cores)")

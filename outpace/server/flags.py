@@ -42,6 +42,7 @@ ENGINE_FIELDS = {
     "quantization": "quantization",
     "speculative_model_quantization": "draft_quantization",
     "kv_cache_dtype": "kv_cache_dtype",
+    "batch_invariant": "batch_invariant",
     "gpu_memory_utilization": "gpu_memory_utilization",
     "tensor_parallel_size": "tensor_parallel_size",
     "threads": "threads",
@@ -214,6 +215,9 @@ def add_model_flags(parser: argparse.ArgumentParser, model: str = _MODEL) -> Non
     flags.add("--kv-cache-dtype", "how the torch backend keeps keys and values: fp8, int8: 8 bits and a scale for each "
               "token and head; auto: in --dtype", engine.kv_cache_dtype, choices=get_args(KVCacheDtype),
               type=kv_cache_name)  # fmt: skip
+    flags.add("--batch-invariant", "greedy and seeded answers do not depend on what shares the step, to the bit: "
+              "always so on the native backend, by slower kernels on torch", engine.batch_invariant,
+              action=argparse.BooleanOptionalAction)  # fmt: skip
     flags.add("--gpu-memory-utilization", "the share of a GPU's memory that may be used",
               engine.gpu_memory_utilization, metavar="SHARE", type=float)  # fmt: skip
     flags.add("--tensor-parallel-size", "GPUs that share the model; see docs/scale.md", engine.tensor_parallel_size,

@@ -25,6 +25,7 @@ class TorchOptions:
     quantization: Quantization = "auto"
     head_quantization: Quantization = "auto"  # of a draft head
     kv_cache_dtype: KVCacheDtype = "auto"
+    batch_invariant: bool = False
 
 
 def choose_device(wanted: DeviceName) -> torch.device:

@@ -44,11 +44,13 @@ from outpace.backends.torch.execution.pages import PAGE_TOKENS, Pages, bytes_per
 from outpace.backends.torch.execution.step import HostStep, StepShape, views
 from outpace.backends.torch.head import TorchHead
 from outpace.backends.torch.kernels import ops_for
+from outpace.backends.torch.kernels.base import fixed_shares
 from outpace.backends.torch.kernels.compiling import num_compiled
 from outpace.backends.torch.model.head import HeadModel
 from outpace.backends.torch.model.head_loader import open_head
 from outpace.backends.torch.model.head_weights import HeadWeights, allocate_head
 from outpace.backends.torch.model.loader import (
+    check_invariant,
     choose_formats,
     choose_head_formats,
     load_weights,
@@ -87,6 +89,8 @@ class TorchModel:
         self._shard = Shard(0, options.tensor_parallel_size)
         self._shard.check(self._checkpoint.config)
         self._formats = self._choose_formats()
+        if options.batch_invariant:
+            check_invariant(self._checkpoint, self.dtype, self._formats, self._shard.size)
         self._head_formats = choose_head_formats(options.head_quantization, self.dtype, self.device)
         self.config = self._shard.of(self._checkpoint.config)  # of what this process holds
         self.has_head = head is not None
@@ -133,8 +137,8 @@ class TorchModel:
 
     def _load(self, capacity: Capacity, threads: int) -> Model:
         """The model, or this process' part of it and, in processes of their own, the other parts."""
-        ops = ops_for(self.device)
         if self._shard.size == 1:
+            ops = ops_for(self.device, batch_invariant=self.options.batch_invariant)
             weights = load_weights(self._checkpoint, self.dtype, self.device, self._formats)
             return Model(self.config, weights, ops, capacity.max_context)
         from outpace.backends.torch.parallel.starting import start  # needs torch.distributed
@@ -155,6 +159,9 @@ class TorchModel:
         num_logits = capacity.max_sequences + captured + num_scored + num_kept
         num_tokens = (2 if captured else 1) * capacity.max_step_tokens  # graphs have their own activations
         workspace = num_tokens * widest * size + num_logits * c.vocab_size * 4
+        if self.options.batch_invariant:  # the shares of every context
+            _, shares = fixed_shares(capacity.max_context + PAGE_TOKENS)
+            workspace += 4 * num_tokens * shares * (c.q_size + 2 * c.num_heads)
         weights, head_cache = num_shard_bytes(self._checkpoint, self._shard, self.dtype), 0
         if self._shard.size == 1:
             weights = weight_bytes(self._checkpoint, self.dtype, self._formats)

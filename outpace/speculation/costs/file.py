@@ -40,6 +40,8 @@ class CostFile:
         setting += [config.quantization, config.draft_quantization]
         if config.kv_cache_dtype != "auto":
             setting.append(config.kv_cache_dtype)
+        if config.batch_invariant:
+            setting.append("batch_invariant")
         if config.tensor_parallel_size > 1:
             setting.append(config.tensor_parallel_size)
         name = hashlib.sha256(json.dumps(setting).encode()).hexdigest()[:16]

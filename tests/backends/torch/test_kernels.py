@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from copy import deepcopy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from outpace.backends.torch.kernels.base import Cache, Hidden
 from outpace.backends.torch.kernels.reference import ReferenceOps, rms_norm, swiglu
 
 REFERENCE = ReferenceOps()
+SHAPES = [(4, 2, 64), (9, 3, 64), (4, 4, 16), (8, 1, 48)]  # heads, key heads, size of a head
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 needs_interpreter = pytest.mark.skipif(not INTERPRETED, reason="runs in the subprocess that interprets Triton")
 
@@ -173,6 +175,56 @@ def test_products_of_a_few_tokens(num_tokens, n, block_n, num_warps):
 
 
 @needs_interpreter
+def test_products_with_a_fixed_order_of_sums():
+    """Equal to the reference, and to the bit the same for a token alone and among others."""
+    from outpace.backends.torch.kernels.fixed_gemm import fixed_linear
+    from outpace.backends.torch.storage.scaled import round_to_scaled
+
+    torch.manual_seed(0)
+    n, k = 70, 192
+    x, weight, bias, residual = normal(37, k), normal(2 * n, k), normal(2 * n), normal(37, n)
+    rounded = round_to_scaled(weight[:n], torch.int8)
+    cases: list[tuple[Any, dict[str, Any], torch.Tensor]] = [
+        (weight[:n].contiguous(), {"residual": residual}, residual + REFERENCE.linear(x, weight[:n])),
+        (weight, {"bias": bias, "swiglu": True}, swiglu(torch.nn.functional.linear(x, weight, bias))),
+        (rounded, {}, REFERENCE.linear(x, rounded)),
+    ]
+    for matrix, fused, expected in cases:
+        found = torch.full((37, n), torch.nan)
+        fixed_linear(x, matrix, found, **fused)
+        check(found, expected)
+        for at in (0, 20, 36):
+            alone = torch.full((1, n), torch.nan)
+            mine = {name: value[at : at + 1] if name == "residual" else value for name, value in fused.items()}
+            fixed_linear(x[at : at + 1], matrix, alone, **mine)
+            assert torch.equal(alone[0], found[at])
+
+
+@needs_interpreter
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "dim"), SHAPES)
+def test_attention_with_a_fixed_order_of_sums(num_heads, num_kv_heads, dim):
+    """Equal to the reference, and to the bit the same for the tokens of a row one by one."""
+    from outpace.backends.torch.kernels.attention import attend_fixed
+    from outpace.backends.torch.kernels.rotation import Rotation
+
+    random.seed(dim)
+    torch.manual_seed(dim)
+    rotation = Rotation(normal(1024, dim), None, None, 1e-5)
+    keys, values = normal(2, 80, num_kv_heads, 16, dim)
+    caches = [Cache(keys.clone(), values.clone()) for _ in range(3)]
+    step = ragged_step([(600, 6), (40, 1)], 16, 80)
+    qkv = normal(step.shape.num_tokens, (num_heads + 2 * num_kv_heads) * dim)
+    found = attend_fixed(qkv, caches[0], step, rotation)
+    check(found, REFERENCE.attend(qkv, caches[1], step, rotation.rope, None, None, 1e-5))
+    for i in range(6):
+        host = HostStep(StepShape(1, 1, 1, 1, step.shape.table_width), pinned=False)
+        host.lengths[:], host.contexts[:], host.positions[:] = 1, 595 + i, 594 + i
+        host.tables[:] = step.tables[:1].numpy()
+        token = attend_fixed(qkv[i : i + 1], caches[2], views(host.buffer, host.shape), rotation)
+        assert torch.equal(token[0], found[i])
+
+
+@needs_interpreter
 @pytest.mark.parametrize(("n", "k", "block_n", "block_k"), [(64, 64, 4, 64), (80, 144, 16, 64), (50, 192, 4, 256)])
 def test_products_of_one_token(n, k, block_n, block_k):
     """The same chain as above."""
@@ -204,9 +256,6 @@ def test_layouts_share_whole_tiles_where_that_is_even():
     assert _layout(4096, 4096, 32, 256, 132) == (128, 1)
     assert _layout(6144, 4096, 16, 256, 264) == (192, 1)
     assert _layout(576, 576, 32, 64, 132)[1] > 1, "a small product is cut, so that all programs have some of it"
-
-
-SHAPES = [(4, 2, 64), (9, 3, 64), (4, 4, 16), (8, 1, 48)]  # heads, key heads, size of a head
 
 
 @needs_interpreter

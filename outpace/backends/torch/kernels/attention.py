@@ -19,7 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outpace.backends.torch.execution.step import StepInputs
 from outpace.backends.torch.kernels.assembly import prefetch_line, widen
-from outpace.backends.torch.kernels.base import Cache
+from outpace.backends.torch.kernels.base import FIXED_BLOCK, Cache, fixed_shares
 from outpace.backends.torch.kernels.cache_rounding import codes_of, scales_of
 from outpace.backends.torch.kernels.rotation import Rotation, rotate_and_store
 
@@ -244,6 +244,20 @@ def attend(
     )
 
 
+def attend_fixed(qkv: Tensor, cache: Cache, step: StepInputs, rotation: Rotation, *, dependent: bool = False) -> Tensor:
+    """`attend` with sums in an order that depends only on a token's position, not on the step.
+
+    Rotation is always a kernel of its own, tiles have one size, and contexts are divided at the same places. What a
+    token does not see adds zeros, which change nothing.
+    """
+    _, num_kv_heads, page_tokens, dim = cache.keys.shape
+    group = qkv.shape[1] // (dim * num_kv_heads) - 2
+    share, splits = fixed_shares(step.shape.table_width * page_tokens)
+    tiling = Tiling(splits, FIXED_BLOCK, num_warps=4, share=share)
+    q = rotate_and_store(qkv, cache, step, rotation, dependent=dependent)
+    return attention(q, cache, step, 0, tiling=tiling, tile_tokens=max(1, 16 // group), dependent=dependent)
+
+
 def _tile_tokens(longest: int, group: int, dtype: torch.dtype) -> int:
     """New tokens of a row per program, which takes all the query heads of a key head."""
     # float32 has no matrix units, and a large tile would not fit into registers.
@@ -287,15 +301,17 @@ def attention(
     *,
     tiling: Tiling | None = None,
     rotation: Rotation | None = None,
+    tile_tokens: int | None = None,
     dependent: bool = False,
 ) -> Tensor:
-    """`q` is rotated and the cache complete; or, with `rotation`, `q` is the fused product [tokens, q + 2 kv]."""
+    """`q` is rotated and the cache complete; or, with `rotation`, `q` is the fused product [tokens, q + 2 kv].
+    `tile_tokens`: new tokens of a row per program, by default as many as are useful."""
     _, num_kv_heads, page_tokens, dim = cache.keys.shape
     num_tokens = len(q)
     num_heads = q.numel() // (num_tokens * dim) - (2 * num_kv_heads if rotation is not None else 0)
     group = num_heads // num_kv_heads
     longest = step.shape.max_row_tokens
-    tile_tokens = _tile_tokens(longest, group, q.dtype)
+    tile_tokens = tile_tokens or _tile_tokens(longest, group, q.dtype)
     num_tiles = -(-longest // tile_tokens)
     block_m = max(16, triton.next_power_of_2(tile_tokens * group))
     dim_block = triton.next_power_of_2(dim)

@@ -24,6 +24,16 @@ class Cache:
     value_scales: Tensor | None = None
 
 
+FIXED_BLOCK = 64  # tokens of a context per iteration, where attention divides contexts at fixed places
+_FIXED_SHARE, _MOST_FIXED_SHARES = 256, 32
+
+
+def fixed_shares(most_tokens: int) -> tuple[int, int]:
+    """Tokens of a share, and how many shares the longest context has, where these must not depend on the step."""
+    share = max(_FIXED_SHARE, -(-most_tokens // (_MOST_FIXED_SHARES * FIXED_BLOCK)) * FIXED_BLOCK)
+    return share, -(-most_tokens // share)
+
+
 @dataclass(slots=True)
 class Normed:
     """A partly computed norm, from the kernel that made its input: only the division by the RMS is missing."""

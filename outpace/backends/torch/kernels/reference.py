@@ -5,11 +5,13 @@ Sums are float32 for any dtype of the weights. Tokens in gaps (position -1) get 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outpace.backends.torch.execution.step import StepInputs
+from outpace.backends.torch.execution.step import StepInputs, StepShape
 from outpace.backends.torch.kernels.base import Cache, Hidden
 from outpace.backends.torch.storage import Weight, dense
 from outpace.backends.torch.storage.scaled import round_to_scaled
@@ -28,6 +30,9 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 class ReferenceOps:
+    def product(self, x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+        return functional.linear(x, matrix, bias)
+
     def embed(self, tokens: Tensor, embedding: Tensor) -> Hidden:
         return Hidden(functional.embedding(tokens, embedding))
 
@@ -35,19 +40,19 @@ class ReferenceOps:
         return rms_norm(x, norm, epsilon)
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
-        return functional.linear(x, dense(weight, x.dtype))
+        return self.product(x, dense(weight, x.dtype))
 
     def norm_linear(self, h: Hidden, norm: Tensor, epsilon: float, weight: Weight, bias: Tensor | None) -> Tensor:
-        return functional.linear(rms_norm(h.residual, norm, epsilon), dense(weight, h.residual.dtype), bias)
+        return self.product(rms_norm(h.residual, norm, epsilon), dense(weight, h.residual.dtype), bias)
 
     def linear_add(self, x: Tensor, weight: Weight, bias: Tensor | None, h: Hidden, next_norm: Tensor) -> Hidden:
-        return Hidden(h.residual + functional.linear(x, dense(weight, x.dtype), bias))
+        return Hidden(h.residual + self.product(x, dense(weight, x.dtype), bias))
 
     def norm_swiglu(self, h: Hidden, norm: Tensor, epsilon: float, weight: Weight, bias: Tensor | None) -> Tensor:
-        return swiglu(functional.linear(rms_norm(h.residual, norm, epsilon), dense(weight, h.residual.dtype), bias))
+        return swiglu(self.product(rms_norm(h.residual, norm, epsilon), dense(weight, h.residual.dtype), bias))
 
     def norm_logits(self, h: Hidden, norm: Tensor, epsilon: float, head: Weight, room: Tensor | None = None) -> Tensor:
-        logits = functional.linear(rms_norm(h.residual, norm, epsilon), dense(head, h.residual.dtype)).float()
+        logits = self.product(rms_norm(h.residual, norm, epsilon), dense(head, h.residual.dtype)).float()
         return logits if room is None else room.copy_(logits)
 
     def attend(
@@ -121,6 +126,28 @@ class ReferenceOps:
             out = (scores.softmax(-1) @ v).view(num_kv_heads, group, length, dim).permute(2, 0, 1, 3)
             mixed[begin : begin + length] = out.reshape(length, -1, dim).to(q.dtype)
         return mixed.view(len(q), -1)
+
+
+class InvariantReferenceOps(ReferenceOps):
+    """Token by token, so that no sum depends on what else is in the step."""
+
+    def product(self, x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+        parts = [functional.linear(token, matrix, bias) for token in x.split(1)]
+        return torch.cat(parts) if parts else functional.linear(x, matrix, bias)
+
+    def attention(self, q: Tensor, cache: Cache, step: StepInputs) -> Tensor:
+        if step.visible is not None:
+            raise NotImplementedError("trees of tokens (step.visible) have no fixed order of sums")
+        shape, each = step.shape, torch.arange(len(q), device=q.device)
+        alone = replace(
+            step,
+            shape=StepShape(len(q), len(q), len(q), 1, shape.table_width),
+            begins=each,
+            lengths=(step.positions >= 0).int(),
+            contexts=step.positions + 1,
+            tables=step.tables[step.token_rows.long()],
+        )
+        return super().attention(q, cache, alone)
 
 
 def _numbers(codes: Tensor, scales: Tensor | None) -> Tensor:
