@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -43,11 +43,12 @@ from benchmarks.gpu_models import (
     uniform_step,
 )
 from outpace.backends.base import Capacity, LoadedModel
+from outpace.backends.torch.execution.pages import choose_cache_dtype
 from outpace.backends.torch.execution.step import StepInputs
 from outpace.backends.torch.kernels.triton_ops import TritonOps
 from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.runner import PAGE_TOKENS, TorchRunner
-from outpace.config import EngineConfig, SamplingParams, usable_cores
+from outpace.config import EngineConfig, KVCacheDtype, SamplingParams, usable_cores
 from outpace.core import Draft
 from outpace.engine.engine import Engine
 from outpace.speculation.proposers.base import DraftAsk, NoDraft
@@ -105,10 +106,12 @@ class WrongDraft(NoDraft):
 
 class Bench:
     def __init__(
-        self, report: Report, model: Path | None, prompts: list[list[int]], cells: Sequence[Cell] = CELLS
-    ) -> None:
+        self, report: Report, model: Path | None, prompts: list[list[int]], cells: Sequence[Cell] = CELLS,
+        kv_cache_dtype: KVCacheDtype = "auto",
+    ) -> None:  # fmt: skip
         self.report, self._model_path, self._prompts, self._cells = report, model, prompts, cells
         self.device = torch.device("cuda", 0)
+        self._cache_dtype = choose_cache_dtype(kv_cache_dtype, torch.bfloat16, self.device)
         self.bandwidth = 4.2e12  # replaced by the measured value
         self._models: dict[str, Model] = {}
         self._table: dict[str, dict[str, float]] = {cell.name: {} for cell in cells}
@@ -158,10 +161,12 @@ class Bench:
             model = self.model(cell.shape)
             config = model.config
             step = uniform_step(cell.rows, cell.tokens, CONTEXT, config.vocab_size, self.device)
-            caches = random_caches(config, cell.rows * -(-CONTEXT // PAGE_TOKENS), self.device)
+            num_pages = cell.rows * -(-CONTEXT // PAGE_TOKENS)
+            caches = random_caches(config, num_pages, self.device, dtype=self._cache_dtype)
             ours = replay_ms(captured(lambda m=model, s=step, c=caches: m.forward(s, c)))  # type: ignore[misc]
             del caches
-            floor = 1e3 * step_floor_bytes(config, cell.rows, CONTEXT) / self.bandwidth
+            read = step_floor_bytes(config, cell.rows, CONTEXT, cache_dtype=self._cache_dtype)
+            floor = 1e3 * read / self.bandwidth
             self._table[cell.name] |= {"floor": floor, "step": statistics.median(ours)}
             line = (
                 f"  {cell.name:12} floor {floor:.3f}, ours {statistics.median(ours):.3f} "
@@ -209,7 +214,7 @@ class Bench:
             prefix_reuse=False,
         ).resolve(model_context=8192, model_path="random", draft_path=None, backend="torch")  # fmt: skip
         capacity = Capacity(cell.rows + 1, config.cache_tokens, config.max_context, config.max_step_tokens)
-        runner = TorchRunner(model, capacity)
+        runner = TorchRunner(model, capacity, self._cache_dtype)
         loaded = LoadedModel(runner, Letters(model.config.vocab_size), "random", 0, 0)
         engine = Engine(loaded, {"none": NoDraft(), "ngram": WrongDraft()}, config)
         if drafts:
@@ -298,6 +303,8 @@ def main() -> int:
     all_rows = sorted({cell.rows for cell in CELLS})
     parser.add_argument("--rows", nargs="+", type=int, choices=all_rows, default=all_rows, metavar="N",
                         help=f"requests at once: any of {', '.join(map(str, all_rows))} (default: all)")  # fmt: skip
+    parser.add_argument("--kv-cache-dtype", choices=get_args(KVCacheDtype), default="auto",
+                        help="of our own steps (default: %(default)s)")  # fmt: skip
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("benchmarks.gpu needs a CUDA GPU, and torch sees none", file=sys.stderr)
@@ -306,7 +313,7 @@ def main() -> int:
     report = Report(options.out)
     report.say(f"python -m benchmarks.gpu {' '.join(Path(arg).name for arg in sys.argv[1:])}")
     cells = [cell for cell in CELLS if cell.rows in options.rows]
-    bench = Bench(report, options.model if prompts else None, prompts, cells)
+    bench = Bench(report, options.model if prompts else None, prompts, cells, options.kv_cache_dtype)
     failed = False
     for name in [section for section in SECTIONS if section in options.only]:
         started = time.perf_counter()
