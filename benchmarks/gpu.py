@@ -165,6 +165,7 @@ class Bench:
             caches = random_caches(config, num_pages, self.device, dtype=self._cache_dtype)
             ours = replay_ms(captured(lambda m=model, s=step, c=caches: m.forward(s, c)))  # type: ignore[misc]
             del caches
+            torch.cuda.empty_cache()
             read = step_floor_bytes(config, cell.rows, CONTEXT, cache_dtype=self._cache_dtype)
             floor = 1e3 * read / self.bandwidth
             self._table[cell.name] |= {"floor": floor, "step": statistics.median(ours)}
