@@ -43,11 +43,11 @@ from benchmarks.gpu_models import (
     uniform_step,
 )
 from outpace.backends.base import Capacity, LoadedModel
-from outpace.backends.torch.execution.pages import choose_cache_dtype
+from outpace.backends.torch.execution.pages import PAGE_TOKENS, choose_cache_dtype
 from outpace.backends.torch.execution.step import StepInputs
 from outpace.backends.torch.kernels.triton_ops import TritonOps
 from outpace.backends.torch.model.model import Model
-from outpace.backends.torch.runner import PAGE_TOKENS, TorchRunner
+from outpace.backends.torch.runner import TorchRunner
 from outpace.config import EngineConfig, KVCacheDtype, SamplingParams, usable_cores
 from outpace.core import Draft
 from outpace.engine.engine import Engine

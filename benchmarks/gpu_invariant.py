@@ -91,9 +91,9 @@ def main() -> int:
     from benchmarks.gpu_machine import describe
     from benchmarks.gpu_models import captured, random_caches, random_weights, replay_ms, shape_config, uniform_step
     from outpace.backends.base import Capacity
+    from outpace.backends.torch.execution.pages import PAGE_TOKENS
     from outpace.backends.torch.kernels import ops_for
     from outpace.backends.torch.model.model import Model
-    from outpace.backends.torch.runner import PAGE_TOKENS
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="output path, without a suffix")

@@ -38,10 +38,10 @@ from benchmarks.gpu_formats import (
 from benchmarks.gpu_kernels import spread
 from benchmarks.gpu_machine import bandwidths, describe
 from benchmarks.gpu_models import captured, random_caches, replay_ms, shape_config, uniform_step
+from outpace.backends.torch.execution.pages import PAGE_TOKENS
 from outpace.backends.torch.kernels.triton_ops import Config, TritonOps
 from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.model.weights import Weights, allocate
-from outpace.backends.torch.runner import PAGE_TOKENS
 from outpace.models.architecture import Architecture
 
 TIMED = ("int4", "int4-128", "fp8", "Q4_K")

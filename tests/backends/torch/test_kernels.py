@@ -312,6 +312,7 @@ def test_a_cache_of_8_bits_is_written_and_read(num_heads, num_kv_heads, dim, row
     tiling = Tiling(num_splits, 64, num_warps=4, share=16)
     found = attend(qkv, found_pages.caches[0], step, Rotation(rope, q_norm, k_norm, 1e-5), 4, tiling=tiling)
     expected = REFERENCE.attend(qkv, pages.caches[0], step, rope, q_norm, k_norm, 1e-5)
+    assert found_pages.scales is not None and pages.scales is not None
     assert torch.allclose(found_pages.scales, pages.scales, rtol=1e-6)
     differing = (found_pages.numbers != pages.numbers).float().mean()
     assert differing < 1e-4, "only codes on a border between two may differ"

@@ -17,10 +17,10 @@ import torch
 from outpace import LLM, SamplingParams
 from outpace.backends.base import Capacity
 from outpace.backends.torch.device import TorchOptions
-from outpace.backends.torch.execution.pages import Pages, choose_cache_dtype
-from outpace.backends.torch.runner import PAGE_TOKENS, TorchModel, TorchRunner
+from outpace.backends.torch.execution.pages import PAGE_TOKENS, Pages, choose_cache_dtype
+from outpace.backends.torch.runner import TorchModel, TorchRunner
 from outpace.backends.torch.self_draft import SelfDraft
-from outpace.config import KVCacheDtype, SpeculationParams
+from outpace.config import KVCacheDtype, Method, SpeculationParams
 from outpace.core import Row, StepPlan
 from outpace.errors import BackendError, UsageError
 from tests.numpy_reference import Floats
@@ -105,17 +105,16 @@ def test_values_far_from_the_usual_range_survive(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_speculation_changes_no_token(folder, kind):
     said = {}
-    for method in ("none", "suffix", "draft"):
-        mode: Any = "off" if method == "none" else "on"
-        speculation = SpeculationParams(mode=mode, method=None if method == "none" else method)  # type: ignore[arg-type]
+    methods: tuple[Method, ...] = ("none", "suffix", "draft")
+    for method in methods:
+        speculation = SpeculationParams(mode="off") if method == "none" else SpeculationParams(mode="on", method=method)
+        wanted = [
+            SamplingParams(max_tokens=20, ignore_eos=True, speculation=speculation, temperature=temperature, seed=3)
+            for temperature in (0.0, 0.9)
+        ]
         with LLM(str(folder), draft="self:int8", kv_cache_dtype=kind, **SMALL) as llm:
             assert llm.config.kv_cache_dtype == kind and f"cache in {kind}" in llm._target.description
-            outputs = [
-                llm.generate(
-                    PROMPTS, SamplingParams(max_tokens=20, ignore_eos=True, speculation=speculation, **sampling)
-                )
-                for sampling in ({"temperature": 0.0}, {"temperature": 0.9, "seed": 3})
-            ]
+            outputs = [llm.generate(PROMPTS, each) for each in wanted]
         said[method] = [output.outputs[0].token_ids for each in outputs for output in each]
         num_accepted = sum(output.outputs[0].speculation.num_accepted for each in outputs for output in each)
         assert method == "none" or num_accepted, method
@@ -154,7 +153,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(folder, tmp_path, monkeypatch
     ):
         LLM(str(path), backend="native", kv_cache_dtype="fp8")
     with pytest.raises(UsageError, match="kv_cache_dtype must be one of auto, fp8, int8; got 'fp4'"):
-        LLM(str(folder), kv_cache_dtype="fp4")  # type: ignore[arg-type]
+        LLM(str(folder), kv_cache_dtype="fp4")
     with pytest.raises(BackendError, match=r"kv_cache_dtype 'int8' needs dtype 'bfloat16' or 'float32'"):
         TorchModel(folder, TorchOptions("cpu", "float16", kv_cache_dtype="int8"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))

@@ -25,10 +25,11 @@ from outpace.backends.torch.device import MemoryPlan, TorchOptions, choose_devic
 from outpace.backends.torch.execution import executor, graphs
 from outpace.backends.torch.execution.early_start import EarlyStart
 from outpace.backends.torch.execution.graphs import Graphs, find_bucket, find_prefill_bucket, load_step
+from outpace.backends.torch.execution.pages import PAGE_TOKENS
 from outpace.backends.torch.execution.staging import fill
 from outpace.backends.torch.execution.step import DRAFTED, PADDING, HostStep, StepShape, views
 from outpace.backends.torch.model.gguf_quants import dequantise
-from outpace.backends.torch.runner import PAGE_TOKENS, TorchModel, TorchRunner
+from outpace.backends.torch.runner import TorchModel, TorchRunner
 from outpace.backends.torch.sampling import verifier as device_verifier
 from outpace.config import EngineConfig, SpeculationParams
 from outpace.core import Case, Draft, Request, Row, StepPlan
