@@ -108,6 +108,8 @@ def answers(
         head = llm.engine._runner.capabilities.head
         assert isinstance(head, TorchHead)
         head.drafts_ahead = ahead
+        # As on a GPU, steps have the sizes of graphs; none is captured.
+        llm.engine._runner._graphs._captures = True  # type: ignore[attr-defined]
         requests = [
             llm.engine.submit(
                 [IDS[(3 * i + j) % len(IDS)] for j in range(5 + 9 * i)],

@@ -101,8 +101,8 @@ class Bucket:
         if self._drafted is None:
             self.step.words.copy_(self.host.buffer, non_blocking=True)
         elif drafted is not None:
-            depth, rows = drafted.shape
-            self._drafted[:depth, :rows].copy_(drafted)
+            depth = min(len(drafted), len(self._drafted))  # a loop may draft more than is verified
+            self._drafted[:depth, : drafted.shape[1]].copy_(drafted[:depth])
         self.replay()
 
     def replay(self) -> None:
