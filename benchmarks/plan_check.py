@@ -177,9 +177,10 @@ def gpu_memory() -> list[dict[str, Any]]:
 
     from benchmarks.gpu_models import random_weights, shape_config
     from outpace.backends.base import Capacity
+    from outpace.backends.torch.execution.pages import PAGE_TOKENS
     from outpace.backends.torch.kernels import ops_for
     from outpace.backends.torch.model.model import Model
-    from outpace.backends.torch.runner import PAGE_TOKENS, TorchRunner, num_pages
+    from outpace.backends.torch.runner import TorchRunner, num_pages
 
     device = torch.device("cuda")
     rows = []

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from outpace.config import MAX_SEQUENCES
 from outpace.plan.drafts import PlannedDraft
 from outpace.plan.guesses import Conditions, ratio_evidence
 from outpace.plan.memory import Deployment, MemoryPlan, divide
@@ -195,7 +196,7 @@ def _does_not_fit(target: PlannedModel, plain: MemoryPlan, to: Deployment) -> Ad
 
 
 def _on(to: Deployment, gpus: int) -> Deployment:
-    return Deployment(to.machine, gpus, to.utilization, 1, to.cache_element_bytes, to.context, to.sequences,
+    return Deployment(to.machine, gpus, to.utilization, 1, to.cache_precision, to.context, to.sequences,
                       to.step_tokens, to.nominal)  # fmt: skip
 
 
@@ -226,10 +227,15 @@ def _commands(target: PlannedModel, best: Pairing | None, to: Deployment, condit
         shared += ["--gpu-memory-utilization", f"{to.utilization:g}"]
     if to.gpus > 1:
         shared += ["--tensor-parallel-size", str(to.gpus)]
-    shared += ["--max-num-seqs", str(max(to.sequences, conditions.rows))]
+    sequences = max(to.sequences, conditions.rows)
+    own += [*shared, "--max-num-seqs", str(min(sequences, MAX_SEQUENCES))]
+    other += [*shared, "--max-num-seqs", str(sequences)]
     quantised = _quantisation(target.precision)
-    own += [*shared, *(["--quantization", quantised] if quantised else [])]
-    other += [*shared, *(["--quantization", "fp8"] if quantised == "fp8" else [])]
+    if to.cache_element_bytes == 1 and to.machine.is_gpu:
+        own += ["--kv-cache-dtype", to.cache_precision]
+        other += ["--kv-cache-dtype", "fp8"]  # its only cache of 8 bits
+    own += ["--quantization", quantised] if quantised else []
+    other += ["--quantization", "fp8"] if quantised == "fp8" else []
     is_gpu = to.machine.is_gpu  # vLLM is for GPUs
     if best is None:
         off = {"outpace": shlex.join([*own, "--speculation", "off"])}

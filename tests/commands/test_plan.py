@@ -59,8 +59,10 @@ def test_json_is_one_strict_object_with_everything(capsys):
 
 def test_flags_change_the_plan(capsys):
     base = report(capsys, *PAIR, "--precision", "int8")
-    wider = report(capsys, *PAIR, "--precision", "int8", "--cache-precision", "fp8")
-    assert wider["memory"]["cache_tokens"] == pytest.approx(2 * base["memory"]["cache_tokens"], rel=0.01)
+    wider = report(capsys, *PAIR, "--precision", "int8", "--kv-cache-dtype", "fp8")
+    doubled = 2 * base["memory"]["cache_tokens"] / (1 + 4 / 128)  # a scale of 4 bytes for 128 numbers
+    assert wider["memory"]["cache_tokens"] == pytest.approx(doubled, rel=0.01)
+    assert "--kv-cache-dtype fp8" in wider["advice"]["commands"]["outpace"]
     more = report(capsys, *PAIR, "--precision", "int8", "--memory", "141", "--concurrency", "32", "--depth", "2")
     assert more["memory"]["left"] > base["memory"]["left"]
     assert {draft["speed"]["depth"] for draft in more["drafts"] if draft["kind"] == "draft"} == {2}

@@ -25,10 +25,11 @@ from outpace.backends.torch.device import MemoryPlan, TorchOptions, choose_devic
 from outpace.backends.torch.execution import executor, graphs
 from outpace.backends.torch.execution.early_start import EarlyStart
 from outpace.backends.torch.execution.graphs import Graphs, find_bucket, find_prefill_bucket, load_step
+from outpace.backends.torch.execution.pages import PAGE_TOKENS
 from outpace.backends.torch.execution.staging import fill
 from outpace.backends.torch.execution.step import DRAFTED, PADDING, HostStep, StepShape, views
 from outpace.backends.torch.model.gguf_quants import dequantise
-from outpace.backends.torch.runner import PAGE_TOKENS, TorchModel, TorchRunner
+from outpace.backends.torch.runner import TorchModel, TorchRunner
 from outpace.backends.torch.sampling import verifier as device_verifier
 from outpace.config import EngineConfig, SpeculationParams
 from outpace.core import Case, Draft, Request, Row, StepPlan
@@ -266,7 +267,7 @@ def test_a_step_takes_what_the_host_says_and_what_was_drafted():
 
 
 def test_buckets_hold_what_they_are_found_for():
-    for num_rows in (1, 3, 17, 128):
+    for num_rows in (1, 3, 17, 128, 130, 300, 512):
         for row_tokens in (1, 5, 7, 16):
             bucket = find_bucket(num_rows, row_tokens)
             assert bucket is None or (bucket[0] >= num_rows and bucket[1] >= row_tokens)
@@ -275,8 +276,12 @@ def test_buckets_hold_what_they_are_found_for():
     assert find_prefill_bucket(1, 500) == (1, 512)
     assert find_prefill_bucket(1, 5000) is None
     assert find_prefill_bucket(9, 2000) == (32, 2048)
-    assert find_prefill_bucket(500, 2000) is None
-    assert find_bucket(500, 1) is None
+    assert find_prefill_bucket(500, 2000) == (512, 2048)
+    assert find_prefill_bucket(513, 2000) is None
+    assert find_bucket(512, 1) == (512, 1)
+    assert find_bucket(512, 2) == (512, 2)
+    assert find_bucket(512, 3) is None
+    assert find_bucket(513, 1) is None
 
 
 # GGUF files.

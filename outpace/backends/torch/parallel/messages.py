@@ -36,6 +36,7 @@ class Setup:
     port: int  # of the store where the ranks meet
     device: str
     dtype: str
+    cache_dtype: str
     capacity: Capacity
     num_pages: int
     threads: int
