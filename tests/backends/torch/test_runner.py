@@ -285,7 +285,8 @@ def test_gguf_logits_are_those_of_the_numpy_reference(family, options, tmp_path)
 def test_greedy_speculation_says_what_plain_decoding_says():
     prompt = "red, green, blue, red, green, blue, red, green, blue, red, green,"
     texts = {}
-    with LLM(backend="torch", device="cpu", speculation="on", max_context=512, prefix_reuse=False, threads=1) as llm:
+    room: dict[str, Any] = {"max_context": 256, "cache_tokens": 256, "max_sequences": 1}  # less to calibrate
+    with LLM(backend="torch", device="cpu", speculation="on", prefix_reuse=False, threads=1, **room) as llm:
         assert llm.config.backend == "torch"
         for mode in ("off", "on"):
             asked = SpeculationParams(mode=mode)  # type: ignore[arg-type]
