@@ -289,7 +289,7 @@ def test_greedy_speculation_says_what_plain_decoding_says():
     with LLM(backend="torch", device="cpu", speculation="on", prefix_reuse=False, threads=1, **room) as llm:
         assert llm.config.backend == "torch"
         for mode in ("off", "on"):
-            asked = SpeculationParams(mode=mode)  # type: ignore[arg-type]
+            asked = SpeculationParams(mode=mode)
             params = SamplingParams(max_tokens=16, temperature=0.0, speculation=asked)
             texts[mode] = llm.generate(prompt, params)[0].outputs[0]
     assert texts["off"].speculation.num_drafted == 0
