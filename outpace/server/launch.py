@@ -117,7 +117,11 @@ async def _collect_garbage(engine: AsyncEngine) -> None:
     A full collection stops every thread for tenths of a second, because it visits all objects, including the thousands
     in the suffix store. Under heavy traffic Python would run one every few seconds.
     """
-    gc.freeze()  # objects that exist before the first request live until the end
+    # Objects that exist before the first request live until the end. A program that has frozen some itself keeps them
+    # frozen: unfreezing at the end would undo what it did.
+    freezes = gc.get_freeze_count() == 0
+    if freezes:
+        gc.freeze()
     youngest, middle, oldest = gc.get_threshold()
     gc.set_threshold(youngest, middle, _NEVER)
     rounds = 0
@@ -129,7 +133,8 @@ async def _collect_garbage(engine: AsyncEngine) -> None:
                 gc.collect()
                 rounds = 0
     finally:
-        gc.unfreeze()
+        if freezes:
+            gc.unfreeze()
         gc.set_threshold(youngest, middle, oldest)
 
 

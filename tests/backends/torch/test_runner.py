@@ -311,13 +311,15 @@ def test_gguf_logits_are_those_of_the_numpy_reference(family, options, tmp_path)
 @pytest.mark.model
 def test_greedy_speculation_says_what_plain_decoding_says():
     prompt = "red, green, blue, red, green, blue, red, green, blue, red, green,"
-    params = SamplingParams(max_tokens=16, temperature=0.0)
     texts = {}
-    for speculation in ("off", "on"):
-        mode: Any = speculation
-        with LLM(backend="torch", device="cpu", speculation=mode, max_context=512, threads=1) as llm:
-            assert llm.config.backend == "torch"
-            texts[speculation] = llm.generate(prompt, params)[0].outputs[0]
+    room: dict[str, Any] = {"max_context": 256, "cache_tokens": 256, "max_sequences": 1}  # less to calibrate
+    with LLM(backend="torch", device="cpu", speculation="on", prefix_reuse=False, threads=1, **room) as llm:
+        assert llm.config.backend == "torch"
+        for mode in ("off", "on"):
+            asked = SpeculationParams(mode=mode)
+            params = SamplingParams(max_tokens=16, temperature=0.0, speculation=asked)
+            texts[mode] = llm.generate(prompt, params)[0].outputs[0]
+    assert texts["off"].speculation.num_drafted == 0
     assert texts["on"].speculation.num_accepted > 0, "nothing was accepted, so nothing was tested"
     assert texts["on"].token_ids == texts["off"].token_ids
 
