@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from outpace.backends.torch.execution.step import StepInputs
+from outpace.backends.torch.execution.step import StepInputs, StepShape
 from outpace.backends.torch.kernels.base import Cache, Hidden, Ops
 from outpace.backends.torch.model.taps import TapStore
 from outpace.backends.torch.model.weights import Weights
@@ -23,6 +23,7 @@ class Model:
         self.rope = torch.from_numpy(config.rope.table(max_context)).to(weights.embedding.device)
         self.taps: TapStore | None = None  # keeps hidden states for a draft head
 
+    can_give_peaks = False  # whether a step can leave out what greedy requests do not need; of a sharded model
     on_loss: Callable[[Callable[[BackendLost], None]], None] | None = None  # see `Capabilities`; of a sharded model
 
     def replaying(self, step: StepInputs) -> None:
@@ -60,4 +61,12 @@ class Model:
             h = Hidden(h.residual.index_select(0, step.outputs))
         if states is not None:
             states.append(ops.norm(h.residual, weights.final_norm, epsilon))
-        return ops.norm_logits(h, weights.final_norm, epsilon, weights.head, room)
+        return self.outputs(h, step.shape, room)
+
+    def outputs(self, h: Hidden, shape: StepShape, room: Tensor | None) -> Tensor:
+        """What a forward pass gives: logits."""
+        return self.ops.norm_logits(h, self.weights.final_norm, self.config.epsilon, self.weights.head, room)
+
+    def num_columns(self, shape: StepShape) -> int:
+        """Of what a forward pass gives."""
+        return self.config.vocab_size
