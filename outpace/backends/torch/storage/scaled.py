@@ -57,6 +57,10 @@ class Scaled:
         """A view of some rows."""
         return Scaled(self.values[begin:end], self.scales[begin:end])
 
+    def columns(self, begin: int, end: int) -> Scaled:
+        """A view of some columns."""
+        return Scaled(self.values[:, begin:end], self.scales)
+
     def copy_(self, other: Scaled) -> None:
         self.values.copy_(other.values)
         self.scales.copy_(other.scales)
