@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
-_PIECE_SECONDS = 0.05  # at least between two parts of a body: twenty a second read as a steady stream
+_PIECE_SECONDS = 0.02  # at least between two parts of a body: fifty a second read as a steady stream
 _SCOPE = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path")
 
 

@@ -57,7 +57,7 @@ class FrontApp:
     async def _answer(self, scope: dict[str, Any], body: bytes, routed: bytes, send: Any) -> None:
         has_begun = is_stream = False
         for left in range(_TRIES - 1, -1, -1):
-            stream = self._handle.options(stream=True).answer.remote(scope, body, routed=routed)
+            stream = self._handle.remote(scope, body, routed=routed)
             try:
                 async for messages in stream:
                     has_begun = True
@@ -84,7 +84,8 @@ class FrontApp:
 
 
 def _engine_handle() -> Any:
-    return serve.get_deployment_handle(ENGINE, serve.get_replica_context().app_name)
+    handle = serve.get_deployment_handle(ENGINE, serve.get_replica_context().app_name)
+    return handle.options(method_name="answer", stream=True)
 
 
 async def _metrics() -> str:
