@@ -17,7 +17,7 @@ def num_columns(size: int) -> int:
 def peak(logits: Tensor, first: int) -> Tensor:
     """[rows, 2] of a rank's part of the vocabulary, [rows, tokens], which begins with token `first`."""
     if not logits.shape[1]:  # the vocabulary ends before this rank's part
-        return torch.tensor([-torch.inf, first], device=logits.device).expand(len(logits), 2).contiguous()
+        return torch.cat([logits.new_full((len(logits), 1), value) for value in (-torch.inf, first)], dim=1)
     place = logits.argmax(dim=1, keepdim=True)  # the first among equals
     return torch.cat([logits.gather(1, place), (place + first).float()], dim=1)
 
