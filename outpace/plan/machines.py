@@ -47,7 +47,7 @@ class Machine:
     fp8: float = 0.0  # 0: none; weights are converted, and the arithmetic is bf16's
     int8: float = 0.0
     link: float = 32 * _GB  # bytes a second between two of them, in one direction; PCIe 4.0 x16 unless known
-    link_seconds: float = 20e-6  # latency of an all-reduce
+    has_nvlink: bool = False  # or another link over which a GPU reads the others' memory
     kind: Kind = GPU
     is_measured: bool = False
 
@@ -68,7 +68,7 @@ def _gpu(
     sizes = (nominal * _GB, gib * _GIB, gb_per_s * _GB, bf16 * _TERA, fp8 * _TERA, int8 * _TERA)
     if not link:
         return Machine(name, *sizes)
-    return Machine(name, *sizes, link=link * _GB, link_seconds=9e-6)
+    return Machine(name, *sizes, link=link * _GB, has_nvlink=True)
 
 
 def _cpu(name: str, cores: int, gb_per_s: float, ops_per_core: float, memory: float) -> Machine:
