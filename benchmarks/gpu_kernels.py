@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.gpu_models import shape_config
-from outpace.backends.torch.execution import graphs, staging
+from outpace.backends.torch.execution import following, graphs, staging
+from outpace.backends.torch.execution.following import Verified
 from outpace.backends.torch.execution.step import DRAFTED, PADDING, HostStep, StepInputs, StepShape, views
 from outpace.backends.torch.kernels import attention as attention_kernels
 from outpace.backends.torch.kernels import drawing, elementwise
@@ -27,6 +28,7 @@ from outpace.backends.torch.kernels.reference import ReferenceOps, rms_norm, swi
 from outpace.backends.torch.kernels.rotation import Rotation
 from outpace.backends.torch.kernels.skinny_gemm import SkinnyConfig, skinny_linear
 from outpace.backends.torch.kernels.triton_ops import Config
+from outpace.backends.torch.sampling.draws import NUM_FIELDS
 from outpace.backends.torch.sampling.noise import signed
 from outpace.config import SamplingParams
 from outpace.core import Row
@@ -142,6 +144,7 @@ def check_kernels(workers: int) -> list[dict[str, Any]]:
     cases += [("elementwise", *case) for case in itertools.product(dtypes, (576, 2048, 4096))]
     cases += [("drawing", torch.float32, features) for features in _FEATURES]
     cases += [("load_step", torch.float32, is_packed) for is_packed in (False, True)]
+    cases += [("follow", torch.float32, *case) for case in itertools.product((2, 4, 8), (False, True))]
     random.Random(0).shuffle(cases)
     return [check for found in spread(_check, cases, workers) for check in found]
 
@@ -156,7 +159,7 @@ def _check(case: tuple[Any, ...]) -> list[dict[str, Any]]:
     checks: dict[str, Callable[..., list[tuple[str, float]]]] = {
         "linear": _check_linear, "vector": _check_vector, "few": _check_few, "attention": _check_attention,
         "elementwise": _check_elementwise, "drawing": _check_drawing,
-        "load_step": _check_step_loading,
+        "load_step": _check_step_loading, "follow": _check_following,
     }  # fmt: skip
     torch.backends.cuda.matmul.allow_tf32 = False
     try:
@@ -270,6 +273,37 @@ def _check_step_loading(dtype: torch.dtype, is_packed: bool) -> list[tuple[str, 
     graphs.load_step(host.buffer, found, drafted.cuda(), _VOCAB - 1)
     graphs.load_step(host.buffer, expected, drafted, _VOCAB - 1)
     return [("load_step", 0.0 if torch.equal(found.words.cpu(), expected.words) else float("nan"))]
+
+
+def _check_following(dtype: torch.dtype, width: int, by_rejection: bool) -> list[tuple[str, float]]:
+    """The device begins a draft from what it has verified; torch on the CPU is the reference."""
+    num_rows = 32
+    shapes = StepShape(num_rows * width, num_rows, num_rows, width, 5), StepShape(num_rows, num_rows, num_rows, 1, 5)
+    counts = [row % (width + 1) - 1 for row in range(num_rows)]  # -1: unused
+    drafted = torch.randint(0, _VOCAB, (width - 1, 2, num_rows), dtype=torch.int32)[:, 0]
+    own = torch.randint(0, _VOCAB, (2, num_rows * width), dtype=torch.int32)
+    for row in range(num_rows):
+        num_right = random.randrange(width)
+        own[0, row * width : row * width + num_right] = drafted[:num_right, row]
+    found = torch.stack([torch.tensor([random.randint(0, max(count, 0)) for count in counts]),
+                         *torch.randint(0, _VOCAB, (2, num_rows))], dim=1)  # fmt: skip
+    words = [torch.randint(0, 1000, (shape.num_words,), dtype=torch.int32) for shape in shapes]
+    draw_words = torch.randint(-(1 << 62), 1 << 62, (NUM_FIELDS, num_rows))
+    lines = torch.tensor([[row * width for row in range(num_rows)], counts], dtype=torch.int32)
+    results = []
+    for where in ("cuda", "cpu"):
+        verified = Verified(
+            lines[0].tolist(), counts, drafted.to(where), own.to(where), found.to(where) if by_rejection else None,
+            _VOCAB,
+        )  # fmt: skip
+        steps = [views(each.to(where, copy=True), shape) for each, shape in zip(words, shapes, strict=True)]
+        drawn_with = draw_words.to(where, copy=True)
+        fed = torch.zeros((2, num_rows), dtype=torch.int32, device=where)
+        first, later = steps
+        following.follow(verified, lines.to(where), first, later, drawn_with, fed, is_independent=by_rejection)
+        results.append([each.cpu() for each in (first.words, later.words, drawn_with, fed)])
+    same = all(torch.equal(*pair) for pair in zip(*results, strict=True))
+    return [("follow", 0.0 if same else float("nan"))]
 
 
 def _check_drawing(dtype: torch.dtype, features: dict[str, Any]) -> list[tuple[str, float]]:

@@ -58,6 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
                          help="the model's draft head (default: the one that comes with Outpace)")  # fmt: skip
     running.add_argument("--concurrency", type=int, nargs="+", default=list(CONCURRENCY))
     running.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
+    running.add_argument("--settings", nargs="+", metavar="SETTING", help="plain, auto and depths such as head:3")
     running.add_argument("--blocks", type=int, default=3)
     running.add_argument("--new-tokens", type=int, default=96, help="mean of a request (default: %(default)s)")
     running.add_argument("--seconds", type=float, default=420, help="start no block after this (default: %(default)s)")
@@ -74,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def measure(options: argparse.Namespace) -> int:
     # Imported here, because `prepare` needs no torch.
-    from benchmarks.gpu_experiment import Experiment, Report
+    from benchmarks.gpu_experiment import SETTINGS, Experiment, Report
     from benchmarks.gpu_padded_model import DRAFT_VOCABULARY, PaddedModel
     from outpace.bench.provenance import provenance
 
@@ -86,7 +87,9 @@ def measure(options: argparse.Namespace) -> int:
     begin, most = time.perf_counter(), max(options.concurrency)
     models = PaddedModel.build(options.model, options.head, options.device, most, CONTEXT, STEP_TOKENS)
     figures |= {"parameters": models.sizes, "dtype": str(models.dtype), "draft_vocabulary": DRAFT_VOCABULARY}
-    experiment = Experiment(models, prepared["prompts"], report, options.new_tokens, traces=options.traces)
+    experiment = Experiment(
+        models, prepared["prompts"], report, options.new_tokens, tuple(options.settings or SETTINGS), options.traces
+    )  # fmt: skip
     for key in ("command", "commit", "python", "torch", "gpu"):
         report.say(f"{key}: {figures.get(key)}")
     report.say(

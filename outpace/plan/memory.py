@@ -183,7 +183,7 @@ def _workspace(shape: Shape, to: Deployment) -> float:
     captured = captured_rows(slots) if is_gpu else 0
     scored = min(max(1, _SCORING_BYTES // (4 * shape.vocab_size)), to.step_tokens)
     activations = (2 if is_gpu else 1) * to.step_tokens * shape.widest * 2.0 / to.gpus
-    kept = 4 * kept_rows(slots) if is_gpu else 0
+    kept = 5 * kept_rows(slots) if is_gpu else 0
     return activations + (slots + captured + scored + kept) * shape.vocab_size * 4.0
 
 

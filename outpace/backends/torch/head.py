@@ -2,25 +2,60 @@
 
 A first pass takes the few tokens that the last step emitted. A row that lacks more is caught up by ordinary passes
 first, and the loop starts from their logits and states. Tokens are drawn as those of a draft model are
-(`execution/drafting.py`).
+(`execution/drafting.py`). Behind each verification the next draft begins, while the host decides whether it is wanted
+(`execution/following.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from outpace.backends.base import USUAL_UNCACHED, DraftedTokens, DraftTask, HeadTask
+from outpace.backends.torch.execution.ahead import Ahead
+from outpace.backends.torch.execution.drafting import LoopRun
 from outpace.backends.torch.execution.graphs import Graphs
 from outpace.backends.torch.execution.head_passes import HeadPasses
 from outpace.backends.torch.model.head import HeadLoop, HeadModel
-from outpace.core import MeasuredAcceptance, Row
+from outpace.core import MeasuredAcceptance, Request, Row
 from outpace.kv.entries import HeadEntries
 
 if TYPE_CHECKING:
     from outpace.backends.torch.runner import TorchRunner
+
+
+_RATE = 1 / 16  # of the moving average of wanted drafts
+_LEAST_WANTED = 0.5  # a draft that is not wanted delays the next step by what it takes longer than the host
+
+
+@dataclass(frozen=True, slots=True)
+class _NextDraft:
+    """A draft that began behind a verification, or could have begun there."""
+
+    run: LoopRun | None  # None: it was not begun
+    rows: dict[int, int]  # by sequence: the row of the loop
+    requests: list[Request]
+    starts: list[int]  # the first position that each row feeds
+    tables: NDArray[np.int32]  # the pages of each row
+    depth: int
+    num_steps: int  # of the runner, before the verification
+
+    def find(self, drafts: Sequence[DraftTask], num_steps: int) -> list[int] | None:
+        """The rows of these drafts; None if it is not the draft that they ask for."""
+        rows = [self.rows.get(draft.row.seq, -1) for draft in drafts]
+        is_asked = num_steps == self.num_steps + 1 and all(
+            row >= 0
+            and draft.request is self.requests[row]
+            and draft.row.start == self.starts[row]
+            and draft.depth <= self.depth
+            for row, draft in zip(rows, drafts, strict=True)
+        )
+        return rows if is_asked else None
 
 
 class TorchHead:
@@ -37,6 +72,9 @@ class TorchHead:
         self._logits = torch.empty(0, device=runner.device)
         self._loops = graphs.loops_of(self._loop_model)
         self._passes = HeadPasses(model, graphs)
+        self.drafts_ahead = runner.device.type == "cuda"  # else nothing runs beside the host
+        self._next: _NextDraft | None = None
+        self._share_wanted = 1.0  # of drafts that began or could have begun behind a verification
 
     def _loop_model(self, num_rows: int) -> HeadLoop:
         if len(self._logits) < num_rows:
@@ -57,21 +95,69 @@ class TorchHead:
             start = self.entries.take(seq, length)
             self._runner.reserve(seq, length - 1, task.depth)
             drafts.append(DraftTask(Row(seq, start, request.tokens[start:], 1), request, task.depth))
-        depth = max(task.depth for task in tasks)
+        run = self._take_next(drafts) or self._launch(drafts)
+        run.loop.keep()
+        ahead = self._runner.executor.begin_verifying(drafts, run)
+        if ahead is not None and self.drafts_ahead:
+            self._begin_next(drafts, ahead)
+        drafted = run.fetch(drafts)
+        if ahead is not None:
+            ahead.expect([each.tokens for each in drafted])
+        return drafted
+
+    def _launch(self, drafts: Sequence[DraftTask]) -> LoopRun:
+        depth = max(draft.depth for draft in drafts)
         longest = max(len(draft.row.tokens) for draft in drafts)
         # After a draft as deep as this one, or after a deeper one or some plain steps; else rows catch up first.
         width = next((size for size in (depth + 1, USUAL_UNCACHED) if size >= longest), 0)
-        loop = self._loops.find([task.request for task in tasks], width, depth)
+        loop = self._loops.find([draft.request for draft in drafts], width, depth)
         if not width:
             assert isinstance(loop.model, HeadLoop)
             self._catch_up([draft.row for draft in drafts], loop.model)
         loop.fill(drafts, self._runner.tables)
-        loop.launch()
-        ahead = self._runner.executor.begin_verifying(drafts, loop.drawn)
-        drafted = loop.fetch(drafts)
-        if ahead is not None:
-            ahead.expect([each.tokens for each in drafted])
-        return drafted
+        return loop.launch()
+
+    def _take_next(self, drafts: Sequence[DraftTask]) -> LoopRun | None:
+        """The draft that began behind the last verification, if it is the one that is wanted now."""
+        before, self._next = self._next, None
+        if before is None:
+            return None
+        rows = before.find(drafts, self._runner.executor.num_steps)
+        self._share_wanted += _RATE * ((rows is not None) - self._share_wanted)
+        if rows is None or before.run is None:
+            return None
+        run = before.run.only(rows)
+        seqs = [draft.row.seq for draft in drafts]
+        num_pages = 1 + max(len(draft.request.tokens) + before.depth for draft in drafts) // self._runner.page_tokens
+        has_moved = (self._runner.tables[seqs, :num_pages] != before.tables[rows, :num_pages]).any()
+        # The device has accepted what the host has, unless the host had to verify again.
+        accepted, last = run.fed().tolist()
+        tokens = [draft.row.tokens for draft in drafts]
+        is_fed = accepted == [len(each) - 1 for each in tokens] and last == [each[-1] for each in tokens]
+        return run if is_fed and not has_moved else None
+
+    def _begin_next(self, drafts: Sequence[DraftTask], ahead: Ahead) -> None:
+        """Begin the next draft behind the verification of these: as deep, for the same requests."""
+        runner, requests = self._runner, [draft.request for draft in drafts]
+        depth = max(draft.depth for draft in drafts)
+        starts, seqs = [len(request.tokens) for request in requests], [draft.row.seq for draft in drafts]
+        rows = {seq: row for row, seq in enumerate(seqs)}
+        run = None
+        is_wanted = self._share_wanted >= _LEAST_WANTED and self._loops.is_prepared(requests, depth + 1, depth)
+        has_room = max(starts) + 2 * depth + 1 <= runner.capacity.max_context
+        if is_wanted and has_room and all(runner.try_reserve(seq, 2 * depth + 1) for seq in seqs):
+            loop = self._loops.find(requests, depth + 1, depth)
+            loop.fill_following(drafts, runner.tables, ahead.verified)
+            run = loop.launch(ahead.verified)
+        tables = runner.tables[seqs]
+        self._next = _NextDraft(run, rows, requests, starts, tables, depth, runner.executor.num_steps)
+
+    def truncate(self, seq: int, num_tokens: int) -> None:
+        """Tokens of a sequence were removed."""
+        self.entries.truncate(seq, num_tokens)
+        if self._next is not None and self._next.run is not None and seq in self._next.rows:
+            # The draft writes to the pages after these tokens: they are the next ones to be taken again.
+            self._runner.try_reserve(seq, 1 + self._next.depth)
 
     def _catch_up(self, rows: Sequence[Row], loop: HeadLoop) -> None:
         """Compute the rows' entries; the logits and states after their last tokens start the loop."""

@@ -36,7 +36,7 @@ from outpace.backends.torch.device import (
 )
 from outpace.backends.torch.execution import staging
 from outpace.backends.torch.execution.ahead import Ahead
-from outpace.backends.torch.execution.drafting import WIDTHS
+from outpace.backends.torch.execution.drafting import WIDTHS, LoopRun
 from outpace.backends.torch.execution.executor import DeviceExecutor, score
 from outpace.backends.torch.execution.graphs import LARGEST_BUCKET, Graphs, num_captured_tokens
 from outpace.backends.torch.execution.launched import Launched
@@ -68,7 +68,7 @@ from outpace.kv.blocks import BlockPool
 from outpace.models.head_file import HeadConfig
 
 PAGE_TOKENS = 32
-Follower = Callable[[Sequence[DraftTask], Tensor], Ahead | None]
+Follower = Callable[[Sequence[DraftTask], LoopRun], Ahead | None]
 
 
 class TorchModel:
@@ -145,8 +145,8 @@ class TorchModel:
         widest = 2 * c.hidden + c.q_size + 2 * c.kv_size + 4 * c.width
         captured = num_captured_tokens(capacity.max_sequences) if self.device.type == "cuda" else 0
         num_scored = min(max_scored_tokens(c.vocab_size), capacity.max_step_tokens)
-        # Verifying by distributions: those of the draft, of the target, and what is left of them.
-        num_kept = 4 * max_kept(capacity.max_sequences) if captured else 0
+        # Verifying by distributions: those of two drafts, of the target, and what is left of them.
+        num_kept = 5 * max_kept(capacity.max_sequences) if captured else 0
         num_logits = capacity.max_sequences + captured + num_scored + num_kept
         num_tokens = (2 if captured else 1) * capacity.max_step_tokens  # graphs have their own activations
         workspace = num_tokens * widest * size + num_logits * c.vocab_size * 4
@@ -229,6 +229,7 @@ class TorchRunner:
         )
         self.vocab_size = config.vocab_size
         self.device = embedding.device
+        self.page_tokens = PAGE_TOKENS
         self.pool = BlockPool(num_pages(capacity), PAGE_TOKENS)
         shape = (config.num_layers, 2, self.pool.num_blocks, config.num_kv_heads, PAGE_TOKENS, config.head_dim)
         # Zeros, because attention multiplies masked values by 0, and 0 * NaN is NaN.
@@ -288,9 +289,10 @@ class TorchRunner:
         requests, depth = [task.request for task in tasks], max(task.depth for task in tasks)
         loop = graphs.loops.find(requests, width, depth, may_keep_probs=self._may_keep_probs)
         loop.fill(tasks, self.tables)
-        loop.launch()
-        ahead = self.follower(tasks, loop.drawn) if self.follower is not None else None
-        drafted = loop.fetch(tasks)
+        run = loop.launch()
+        loop.keep()
+        ahead = self.follower(tasks, run) if self.follower is not None else None
+        drafted = run.fetch(tasks)
         if ahead is not None:
             ahead.expect([each.tokens for each in drafted])
         for task in tasks:
@@ -386,7 +388,7 @@ class TorchRunner:
         self.executor.forget(seq)
         self.pool.rewind(seq, num_tokens)
         if self._head is not None:
-            self._head.entries.truncate(seq, num_tokens)
+            self._head.truncate(seq, num_tokens)
 
     def fork(self, source: int, target: int, num_tokens: int) -> None:
         self.free(target)

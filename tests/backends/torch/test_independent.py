@@ -12,15 +12,14 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch
-
 from outpace import LLM, SamplingParams
 from outpace.backends.base import Capacity, HeadTask
 from outpace.backends.torch.device import TorchOptions
-from outpace.backends.torch.execution import executor
+from outpace.backends.torch.execution.drafting import DraftLoop
 from outpace.backends.torch.runner import TorchModel
 from outpace.backends.torch.sampling import independent, verifier
 from outpace.backends.torch.sampling.independent import DeviceProbs
+from outpace.backends.torch.sampling.rejection import Rejection
 from outpace.core import Row, StepPlan
 from outpace.decoding.sampling import Shaper
 from tests.goodness import SMALLEST_P, fits
@@ -89,14 +88,14 @@ def p_of(paths: tuple[Path, Path, Path], features: dict[str, Any]) -> tuple[floa
 def decided(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts the verdicts by rejection; no other verification may be needed."""
     used = Counter[str]()
-    original = independent.Rejection.verdicts
+    original = Rejection.verdicts
 
-    def counting(rejection: independent.Rejection) -> Any:
-        verdicts = original(rejection)
+    def counting(rejection: Rejection, drafted: Any) -> Any:
+        verdicts = original(rejection, drafted)
         used["by rejection"] += len(verdicts)
         return verdicts
 
-    monkeypatch.setattr(independent.Rejection, "verdicts", counting)
+    monkeypatch.setattr(Rejection, "verdicts", counting)
     monkeypatch.setattr(verifier, "verify", lambda *_: pytest.fail("the device decides all of these"))
     return used
 
@@ -127,18 +126,16 @@ def test_the_law_is_the_targets_whatever_a_head_drafts(paths: tuple[Path, Path, 
     assert num_accepted > NUM_RUNS // 2 and decided["by rejection"] >= NUM_RUNS
 
 
-def _with_another_claim(cases: Any, lines: Any, draws: Any) -> Any:
-    for case in cases:
-        if case.draft is not None and isinstance(case.draft.probs, DeviceProbs):
-            probs = case.draft.probs
-            even = torch.full_like(probs.buffer, 1.0 / probs.buffer.shape[-1])
-            case.draft.probs = DeviceProbs(even, probs.row, len(probs))
-    return independent.Rejection(cases, lines, draws)
-
-
 def test_a_wrong_distribution_would_be_noticed(paths: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """A mutant: drafts claim another distribution than their tokens were drawn from."""
-    monkeypatch.setattr(executor, "Rejection", _with_another_claim)
+    original = DraftLoop.keep
+
+    def keep(loop: DraftLoop) -> None:
+        original(loop)
+        if loop.kept is not None:
+            loop.kept.fill_(1.0 / loop.kept.shape[-1])
+
+    monkeypatch.setattr(DraftLoop, "keep", keep)
     assert p_of(paths, FILTERED)[0] < SMALLEST_P
 
 

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
 from outpace.backends.base import DraftTask
+from outpace.backends.torch.execution.drafting import LoopRun
+from outpace.backends.torch.execution.following import Verified
 from outpace.backends.torch.execution.launched import Launched
 from outpace.backends.torch.execution.step import DRAFTED
 from outpace.backends.torch.sampling.draws import Draws, Fetch, mode_for
+from outpace.backends.torch.sampling.rejection import KeptDraft, Rejection, mixes_rules
 from outpace.core import Case, Request, Row, StepPlan
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ class Ahead:
     launched: Launched
     draws: Draws
     fetch: Fetch
+    rejection: Rejection
+    verified: Verified  # what it verifies, for a draft that follows it
     since: float = 0.0  # when the draft was done and the device started this step
     _drafted: list[list[int]] = field(default_factory=list)
 
@@ -58,8 +62,8 @@ class Ahead:
         return found
 
 
-def begin(runner: TorchRunner, tasks: Sequence[DraftTask], drawn: Tensor) -> Ahead | None:
-    """Start to verify the drafts `drawn` [depth, 2, rows] on the device; None if that is not possible."""
+def begin(runner: TorchRunner, tasks: Sequence[DraftTask], run: LoopRun) -> Ahead | None:
+    """Start to verify the drafts of a loop that still runs; None if that is not possible."""
     rows = []
     for task in tasks:
         request, count = task.request, 1 + task.depth
@@ -72,11 +76,31 @@ def begin(runner: TorchRunner, tasks: Sequence[DraftTask], drawn: Tensor) -> Ahe
     plan, mode = StepPlan(rows), mode_for(task.request for task in tasks)
     if not runner.is_prepared(plan, mode) or not all(runner.try_reserve(row.seq, len(row.tokens)) for row in rows):
         return None
-    launched = runner.launch(plan, drawn[:, 0])
+    drafted = run.tokens()
+    launched = runner.launch(plan, drafted)
     requests = [task.request for task in tasks for _ in range(1 + task.depth)]
     positions = [len(task.request.tokens) + i for task in tasks for i in range(1 + task.depth)]
     draws = launched.drawn(mode, requests, positions)
-    return Ahead(rows, launched, draws, draws.fetch())
+    fetch = draws.fetch()
+    begins = list(accumulate([1 + task.depth for task in tasks], initial=0))
+    rejecting = None
+    if run.loop.kept is not None:
+        kept = [
+            KeptDraft(task.request, launched.lines[begin : begin + 1 + task.depth], row)
+            for task, begin, row in zip(tasks, begins, run.rows, strict=False)
+        ]
+        mixed = mixes_rules([task.request for task in tasks])
+        rejecting = launched.rejection(draws, run.loop.kept, mixes_rules=mixed)
+        rejecting.launch(kept, drafted)
+    verified = Verified(
+        launched.lines[begins[:-1]].tolist(),
+        [task.depth for task in tasks],
+        drafted,
+        draws.on_device,
+        rejecting.found if rejecting is not None else None,
+        runner.vocab_size,
+    )
+    return Ahead(rows, launched, draws, fetch, Rejection(list(range(len(tasks))), rejecting), verified)
 
 
 def _can_wait(request: Request) -> bool:

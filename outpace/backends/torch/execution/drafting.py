@@ -8,11 +8,14 @@ Tokens are drawn with the target's own noise and verified by `acceptance.match`,
 tokens, so no draft probabilities are kept; such a draft ignores filters and penalties, which verification applies. Or,
 if no request of the batch needs that noise, they are drawn independently and their distributions are kept on the device
 (`sampling/independent.py`).
+
+A loop may also begin before the host knows the tokens it feeds: see `following.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,12 +24,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.backends.base import DraftedTokens, DraftTask
-from outpace.backends.torch.execution import staging
+from outpace.backends.torch.execution import following, staging
+from outpace.backends.torch.execution.capturing import Pool, captured
+from outpace.backends.torch.execution.following import Verified
 from outpace.backends.torch.execution.step import ALIGNMENT, PADDING, Advance, HostStep, StepInputs, StepShape, views
 from outpace.backends.torch.kernels.base import Cache
 from outpace.backends.torch.model.model import Model
-from outpace.backends.torch.sampling.draws import NUM_FIELDS, DrawWords, Mode, Pool, draw_rows
+from outpace.backends.torch.sampling.draws import NUM_FIELDS, DrawWords, Mode, draw_rows
 from outpace.backends.torch.sampling.independent import DeviceProbs, draft_seed
+from outpace.core import Row
 
 WIDTHS = (1, 2)  # tokens per row that a loop feeds in its first step; a loop of width 0 starts from logits
 
@@ -56,6 +62,99 @@ class DraftModel:
     go_on = begin
 
 
+class _HostWords:
+    """The words of a loop on the host, and where its results arrive."""
+
+    def __init__(self, first: StepShape | None, later: StepShape, depth: int, *, pinned: bool) -> None:
+        rows = later.num_rows
+        self.buffer = torch.zeros(_num_words(first, later), dtype=torch.int32, pin_memory=pinned)
+        first_words, later_words, draw_words, left, lines = _parts(self.buffer, first, later)
+        self.first = HostStep(first, pinned=pinned, buffer=first_words) if first is not None else None
+        self.later = HostStep(later, pinned=pinned, buffer=later_words)
+        self.draws = DrawWords(rows, pinned=pinned, buffer=draw_words.view(torch.int64).view(NUM_FIELDS, -1))
+        self.left: NDArray[np.int32] = left.numpy()
+        self.lines: NDArray[np.int32] = lines.view(2, -1).numpy()
+        numbers = np.arange(rows)
+        self.later.token_rows[:], self.later.begins[:], self.later.outputs[:] = numbers, numbers, numbers
+        if self.first is not None:
+            self.first.positions.fill(PADDING)
+        self.clear()
+        self.drawn = torch.zeros((depth, 2, rows), dtype=torch.int32, pin_memory=pinned)
+        self.fed = torch.zeros((2, rows), dtype=torch.int32, pin_memory=pinned)
+        self.drawn_arrived: Any = torch.cuda.Event() if pinned else None
+        self.fed_arrived: Any = torch.cuda.Event() if pinned else None
+
+    def clear(self) -> None:
+        """Mark all rows as unused after the first step."""
+        self.later.positions.fill(PADDING)
+        self.later.lengths.fill(0)
+        self.left.fill(0)
+        self.lines[1].fill(following.UNUSED)
+
+
+def _sizes(first: StepShape | None, later: StepShape) -> list[int]:
+    """Of the parts of a loop's words. They are one buffer, so one transfer."""
+    rows = later.num_rows
+    sizes = [first.num_words if first is not None else 0, later.num_words, 2 * NUM_FIELDS * rows, rows, 2 * rows]
+    return [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
+
+
+def _num_words(first: StepShape | None, later: StepShape) -> int:
+    return sum(_sizes(first, later))
+
+
+def _parts(words: Tensor, first: StepShape | None, later: StepShape) -> list[Tensor]:
+    """The first step, the later ones, the draws, the tokens left to draw, and the lines that a loop follows."""
+    rows = later.num_rows
+    used = [first.num_words if first is not None else 0, later.num_words, 2 * NUM_FIELDS * rows, rows, 2 * rows]
+    return [part[:size] for part, size in zip(words.split(_sizes(first, later)), used, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class LoopRun:
+    """A launched loop. Its tokens are on the device, and later on the host; both are valid until the loop's next but
+    one run."""
+
+    loop: DraftLoop
+    _host: _HostWords
+    rows: list[int]  # of the loop: those that are used, in any order
+
+    def only(self, rows: list[int]) -> LoopRun:
+        """Some rows of it."""
+        return LoopRun(self.loop, self._host, [self.rows[row] for row in rows])
+
+    def tokens(self) -> Tensor:
+        """[depth, rows], on the device."""
+        tokens = self.loop.drawn[:, 0]
+        if self.rows == list(range(len(self.rows))):
+            return tokens[:, : len(self.rows)]
+        return tokens[:, torch.tensor(self.rows).to(tokens.device, non_blocking=True)]
+
+    def fed(self) -> NDArray[np.int32]:
+        """What a loop that followed a verification fed, [2, rows]: draft tokens before the last one, and that one."""
+        if self._host.fed_arrived is not None:
+            self._host.fed_arrived.synchronize()
+        found: NDArray[np.int32] = self._host.fed.numpy()
+        return found[:, self.rows]
+
+    def fetch(self, tasks: Sequence[DraftTask]) -> list[DraftedTokens]:
+        """The drafts of the tasks; waits for them."""
+        if self._host.drawn_arrived is not None:
+            self._host.drawn_arrived.synchronize()
+        found: NDArray[np.int32] = self._host.drawn.numpy()[:, :, self.rows]
+        columns = found[:, 0].T.tolist()
+        kept = self.loop.kept
+        if kept is None:
+            return [DraftedTokens(columns[i][: task.depth], []) for i, task in enumerate(tasks)]
+        # A draft ends before a distribution that is not exactly known: that does not depend on the drawn token.
+        known = (found[:, 1] != 0).cumprod(axis=0).sum(axis=0).tolist()
+        depths = [min(task.depth, known[i]) for i, task in enumerate(tasks)]
+        return [
+            DraftedTokens(columns[i][:depth], [], DeviceProbs(kept, row, depth))
+            for i, (row, depth) in enumerate(zip(self.rows, depths, strict=True))
+        ]
+
+
 class DraftLoop:
     """Draws up to `depth` tokens per row; a row may want fewer."""
 
@@ -70,106 +169,90 @@ class DraftLoop:
         pool: Pool | None,
         logits: Tensor | None,
         probs: Tensor | None = None,
+        kept: Tensor | None = None,
     ) -> None:
         """`logits` [rows, vocab]: the start of a loop of width 0. `probs` [rows, depth, vocab] receives what the tokens
-        are drawn from, if they are drawn independently of the target (`sampling/independent.py`)."""
+        are drawn from, if they are drawn independently of the target (`sampling/independent.py`), and `kept` what of
+        that is being verified while the loop may run again."""
         device = model.device
-        on_gpu = device.type == "cuda"
-        self.model, self._mode, self._depth = model, mode, depth
+        self.model, self._mode, self._depth, self._width = model, mode, depth, width
         self._logits = logits
-        self.probs = probs
-        first = StepShape(num_rows * width, num_rows, num_rows, width, table_width)
+        self._probs, self.kept = probs, kept
+        first = StepShape(num_rows * width, num_rows, num_rows, width, table_width) if width else None
         later = StepShape(num_rows, num_rows, num_rows, 1, table_width)
-        # One buffer, so one transfer.
-        sizes = [first.num_words if width else 0, later.num_words, 2 * NUM_FIELDS * num_rows, num_rows]
-        ends = np.cumsum([-(-size // ALIGNMENT) * ALIGNMENT for size in sizes])
-        places = [slice(end - -(-size // ALIGNMENT) * ALIGNMENT, None) for size, end in zip(sizes, ends, strict=True)]
-        self._host_words = torch.zeros(int(ends[-1]), dtype=torch.int32, pin_memory=on_gpu)
-        self._words = torch.zeros(int(ends[-1]), dtype=torch.int32, device=device)
-
-        def parts(words: Tensor) -> list[Tensor]:
-            return [words[place][:size] for place, size in zip(places, sizes, strict=True)]
-
-        first_words, later_words, draw_words, left = parts(self._host_words)
-        self._first = HostStep(first, pinned=on_gpu, buffer=first_words) if width else None
-        self._later = HostStep(later, pinned=on_gpu, buffer=later_words)
-        self._draws = DrawWords(num_rows, pinned=on_gpu, buffer=draw_words.view(torch.int64).view(NUM_FIELDS, -1))
-        self._left: NDArray[np.int32] = left.numpy()
-        rows = np.arange(num_rows)
-        self._later.token_rows[:], self._later.begins[:], self._later.outputs[:] = rows, rows, rows
-        if self._first is not None:
-            self._first.positions.fill(PADDING)
-        self._clear()
-        first_words, later_words, draw_words, self._device_left = parts(self._words)
-        self._first_step = views(first_words, first) if width else None
+        # Two, because the loop may run again before the host has read what it drew.
+        self._hosts = [_HostWords(first, later, depth, pinned=device.type == "cuda") for _ in range(2)]
+        self._words = self._hosts[0].buffer.to(device)
+        first_words, later_words, draw_words, self._device_left, lines = _parts(self._words, first, later)
+        self._first_step = views(first_words, first) if first is not None else None
         self._step = views(later_words, later)
         self._draw_words = draw_words.view(torch.int64).view(NUM_FIELDS, -1)
+        self._lines = lines.view(2, -1)
         self.drawn = torch.zeros((depth, 2, num_rows), dtype=torch.int32, device=device)
-        self._on_host = torch.zeros((depth, 2, num_rows), dtype=torch.int32, pin_memory=on_gpu)
-        self._arrived: Any = torch.cuda.Event() if on_gpu else None
+        self._num_used = 0  # rows, of the latest fill
+        self._fed = torch.zeros((2, num_rows), dtype=torch.int32, device=device)
         # Two graphs, first token and later tokens: the device starts while the host launches the second.
         self._graphs: list[torch.cuda.CUDAGraph] = []
         if pool is not None:
-            self._words.copy_(self._host_words)
-            for run in (self._run_first, self._run_others):
-                stream = torch.cuda.Stream(device)
-                stream.wait_stream(torch.cuda.current_stream(device))
-                with torch.cuda.stream(stream):
-                    run()
-                torch.cuda.current_stream(device).wait_stream(stream)
-                self._graphs.append(torch.cuda.CUDAGraph())
-                with torch.cuda.graph(self._graphs[-1], pool=pool):
-                    run()
-                if depth == 1:
-                    break
-
-    def _clear(self) -> None:
-        """Mark all rows as unused after the first step."""
-        self._later.positions.fill(PADDING)
-        self._later.lengths.fill(0)
-        self._left.fill(0)
+            for run in (self._run_first, self._run_others)[: 1 if depth == 1 else 2]:
+                self._graphs.append(captured(run, pool, device)[0])
 
     def fill(self, tasks: Sequence[DraftTask], tables: NDArray[np.int32]) -> None:
         """Pages for fed and drafted tokens are reserved; `tables` holds the pages of every sequence."""
-        self._clear()
+        self._fill(tasks, tables, None if self._probs is None else [draft_seed(task.request) for task in tasks])
+
+    def fill_following(self, tasks: Sequence[DraftTask], tables: NDArray[np.int32], verified: Verified) -> None:
+        """The same, where the device will know which tokens are fed: those that `verified` accepts.
+
+        Tasks have the rows of the step that verifies: the token at their end is the first that may be accepted.
+        """
+        rows = [Row(task.row.seq, len(task.request.tokens), [0] * self._width, 1) for task in tasks]
+        tasks = [DraftTask(row, task.request, self._depth) for row, task in zip(rows, tasks, strict=True)]
+        self._fill(tasks, tables, None)  # the seeds of independent draws depend on where a draft begins
+        self._hosts[0].lines[:, : len(tasks)] = verified.first_lines, verified.counts
+
+    def _fill(self, tasks: Sequence[DraftTask], tables: NDArray[np.int32], seeds: list[int] | None) -> None:
+        self._hosts.reverse()  # the device may still read the other one
+        host, self._num_used = self._hosts[0], len(tasks)
+        host.clear()
         rows, requests = [task.row for task in tasks], [task.request for task in tasks]
-        used, later = slice(0, len(rows)), self._later
-        if self._first is not None:
-            staging.fill(self._first, rows, tables)
+        used, later = slice(0, len(rows)), host.later
+        if host.first is not None:
+            staging.fill(host.first, rows, tables)
         ends = np.array([row.start + len(row.tokens) for row in rows])
         later.positions[used], later.contexts[used], later.lengths[used] = ends - 1, ends, 1  # drawing advances it
         tables.take([row.seq for row in rows], axis=0, out=later.tables[used], mode="clip")
-        self._left[used] = [task.depth for task in tasks]
-        seeds = None if self.probs is None else [draft_seed(request) for request in requests]
-        self._draws.fill(used, requests, [len(request.tokens) for request in requests], seeds)
+        host.left[used] = [task.depth for task in tasks]
+        host.draws.fill(used, requests, [len(request.tokens) for request in requests], seeds)
 
     @torch.inference_mode()
-    def launch(self) -> None:
-        """Start the filled loop."""
-        self._words.copy_(self._host_words, non_blocking=True)
+    def launch(self, verified: Verified | None = None) -> LoopRun:
+        """Start the filled loop; after `fill_following`, behind the verification whose result it follows."""
+        host = self._hosts[0]
+        self._words.copy_(host.buffer, non_blocking=True)
+        if verified is not None:
+            assert self._first_step is not None
+            following.follow(
+                verified, self._lines, self._first_step, self._step, self._draw_words, self._fed,
+                is_independent=self._probs is not None,
+            )  # fmt: skip
+            host.fed.copy_(self._fed, non_blocking=True)
+            if host.fed_arrived is not None:
+                host.fed_arrived.record()
         for graph in self._graphs:
             graph.replay()
         if not self._graphs:
             self._run_first()
             self._run_others()
-        self._on_host.copy_(self.drawn, non_blocking=True)
-        if self._arrived is not None:
-            self._arrived.record()
+        host.drawn.copy_(self.drawn, non_blocking=True)
+        if host.drawn_arrived is not None:
+            host.drawn_arrived.record()
+        return LoopRun(self, host, list(range(self._num_used)))
 
-    def fetch(self, tasks: Sequence[DraftTask]) -> list[DraftedTokens]:
-        """The drafts of the filled tasks; waits for them."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        found: NDArray[np.int32] = self._on_host.numpy()
-        columns = found[:, 0].T.tolist()
-        if self.probs is None:
-            return [DraftedTokens(columns[i][: task.depth], []) for i, task in enumerate(tasks)]
-        # A draft ends before a distribution that is not exactly known: that does not depend on the drawn token.
-        known = (found[:, 1] != 0).cumprod(axis=0).sum(axis=0).tolist()
-        depths = [min(task.depth, known[i]) for i, task in enumerate(tasks)]
-        return [
-            DraftedTokens(columns[i][:depth], [], DeviceProbs(self.probs, i, depth)) for i, depth in enumerate(depths)
-        ]
+    def keep(self) -> None:
+        """Keep the distributions of the latest run for its verification: the next run may begin before that ends."""
+        if self._probs is not None and self.kept is not None:
+            self.kept.copy_(self._probs)
 
     @torch.inference_mode()
     def _run_first(self) -> None:
@@ -186,5 +269,5 @@ class DraftLoop:
 
     def _draw(self, i: int, logits: Tensor) -> None:
         advance = Advance(self._step, self._device_left)
-        kept_probs = None if self.probs is None else self.probs[:, i]
-        draw_rows(logits, self._draw_words, self._mode, advance, self.drawn[i], kept_probs)
+        probs = None if self._probs is None else self._probs[:, i]
+        draw_rows(logits, self._draw_words, self._mode, advance, self.drawn[i], probs)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -20,15 +21,18 @@ from torch import Tensor
 from outpace.backends.base import DraftTask, Logits, StepResult
 from outpace.backends.torch.execution.ahead import Ahead, needs_only_tokens
 from outpace.backends.torch.execution.ahead import begin as begin_ahead
+from outpace.backends.torch.execution.drafting import LoopRun
 from outpace.backends.torch.execution.early_start import EarlyStart
 from outpace.backends.torch.execution.graphs import Bucket
 from outpace.backends.torch.execution.launched import DiscardedLogits, Launched
 from outpace.backends.torch.sampling import scoring
 from outpace.backends.torch.sampling import verifier as device_verifier
 from outpace.backends.torch.sampling.draws import Draws, Fetch, mode_for
-from outpace.backends.torch.sampling.independent import Rejection
+from outpace.backends.torch.sampling.independent import DeviceProbs
+from outpace.backends.torch.sampling.rejection import KeptDraft, Rejection, mixes_rules
 from outpace.core import Case, Request, StepPlan, TokenLogprob, Verdict
 from outpace.decoding.acceptance import match_known
+from outpace.decoding.verification import matches_own_tokens
 
 if TYPE_CHECKING:
     from outpace.backends.torch.runner import TorchRunner
@@ -75,6 +79,7 @@ class DeviceExecutor:
         self._is_never_drafted = False  # whether those sequences never use drafts
         self._ahead: Ahead | None = None
         self._num_rows = 0  # of the latest plan
+        self.num_steps = 0
 
     def stop(self) -> None:
         """Drop the steps that were started early."""
@@ -88,16 +93,17 @@ class DeviceExecutor:
         if self._ahead is not None and any(row.seq == seq for row in self._ahead.rows):
             self._drop_ahead()
 
-    def begin_verifying(self, tasks: Sequence[DraftTask], drawn: Tensor) -> Ahead | None:
+    def begin_verifying(self, tasks: Sequence[DraftTask], run: LoopRun) -> Ahead | None:
         """Start to verify a draft that still runs; not if the plan will have more rows, which need a second step."""
         self._drop_ahead()
         if len(tasks) == self._num_rows:
-            self._ahead = begin_ahead(self._runner, tasks, drawn)
+            self._ahead = begin_ahead(self._runner, tasks, run)
         return self._ahead
 
     def _drop_ahead(self) -> None:
         if self._ahead is not None:
             self._ahead.fetch.wait()  # the device reads its buffers until then
+            self._ahead.rejection.wait()
             self._ahead = None
 
     def __call__(
@@ -109,6 +115,7 @@ class DeviceExecutor:
         runner.reserve_rows(plan.rows)
         is_plain = len(cases) == plan.num_tokens == len(plan.rows) and all(map(_is_plain, cases))
         self._num_rows = len(plan.rows)
+        self.num_steps += 1
         self._update_early_start(plan, cases, is_plain, begin)
         can_use = bool(cases) and not plan.num_scored  # steps that were started early have no logits of prompts
         answered = self._expected_rows(begun, plan, cases) if begun is not None and can_use else {}
@@ -185,7 +192,7 @@ class DeviceExecutor:
         if is_plain and launched.bucket is not None:
             pages = [self._runner.pool.blocks(row.seq) for row in plan.rows]
             self._start_next(_Chain(launched.bucket, draws, requests, pages), plan)
-        rejection = Rejection(cases, launched.lines, draws)
+        rejection = _launch_rejection(cases, launched, draws)
         if meanwhile is not None:
             meanwhile()
         tokens, exact = (found[launched.lines].tolist() for found in fetch.wait())
@@ -246,12 +253,12 @@ class DeviceExecutor:
         ahead, self._ahead = self._ahead, None
         assert ahead is not None
         expected = list(verified.values())
-        rejection = Rejection(expected, ahead.launched.lines, ahead.draws)
         if meanwhile is not None:
             meanwhile()
         tokens, exact = (found[ahead.launched.lines].tolist() for found in ahead.fetch.wait())
         seconds, hidden = perf_counter() - begin, begin - ahead.since
-        known = dict(zip(verified, _verdicts(expected, tokens, exact, ahead.launched, rejection), strict=True))
+        verdicts = _verdicts(expected, tokens, exact, ahead.launched, ahead.rejection)
+        known = dict(zip(verified, verdicts, strict=True))
         if len(verified) == len(plan.rows):
             return StepResult(ahead.launched, list(known.values()), seconds, hidden)
         case_of = _by_row(plan, cases)
@@ -324,19 +331,38 @@ def _is_drawn(request: Request) -> bool:
     return not request.shaper.may_adjust and not request.params.speculation.is_lossy
 
 
+def _launch_rejection(cases: Sequence[Case], launched: Launched, draws: Draws) -> Rejection:
+    """Start to verify the independent drafts among the cases, behind their step."""
+    begins = accumulate([len(case.tokens) + 1 for case in cases], initial=0)
+    kept, indexes = list[KeptDraft](), list[int]()
+    buffer: Tensor | None = None
+    for i, (case, begin) in enumerate(zip(cases, begins, strict=False)):
+        probs = case.draft.probs if case.draft is not None else None
+        if isinstance(probs, DeviceProbs) and len(probs):
+            lines = launched.lines[begin : begin + len(case.tokens) + 1]
+            kept.append(KeptDraft(case.request, lines, probs.row))
+            indexes.append(i)
+            buffer = probs.buffer
+    if buffer is None:
+        return Rejection([], None)
+    running = launched.rejection(draws, buffer, mixes_rules=mixes_rules([draft.request for draft in kept]))
+    running.launch(kept, [cases[i].tokens for i in indexes])
+    return Rejection(indexes, running)
+
+
 def _verdicts(
     cases: Sequence[Case], tokens: list[int], exact: list[int], logits: Launched, rejection: Rejection
 ) -> list[Verdict]:
     """Verify cases against the target's own tokens, or by `rejection`; `sampling/verifier.py` verifies the others."""
     verdicts: list[Verdict | None] = []
     others, lines = list[Case](), list[int]()
-    all_exact, rejected = all(exact), rejection.verdicts()
+    all_exact, rejected = all(exact), rejection.verdicts([case.tokens for case in cases])
     at = 0
     for i, case in enumerate(cases):
         draft = case.draft
         drafted = draft.tokens if draft is not None else ()
         begin, at = at, at + len(drafted) + 1
-        is_matched = draft is None or draft.probs is None
+        is_matched = draft is None or draft.probs is None or matches_own_tokens(case.request.params)
         if is_matched and (all_exact or all(exact[begin:at])) and _is_drawn(case.request):
             verdicts.append(match_known(drafted, tokens[begin:at]))
         elif i in rejected:

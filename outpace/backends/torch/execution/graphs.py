@@ -17,12 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outpace.backends.torch.execution.capturing import Pool, captured
 from outpace.backends.torch.execution.drafting import DraftLoop, DraftModel, LoopModel
 from outpace.backends.torch.execution.step import DRAFTED, PADDING, Advance, HostStep, StepInputs, StepShape, views
 from outpace.backends.torch.kernels.base import Cache
 from outpace.backends.torch.model.model import Model
-from outpace.backends.torch.sampling.draws import Draws, Mode, Pool, mode_for
+from outpace.backends.torch.sampling.draws import Draws, Mode, mode_for
 from outpace.backends.torch.sampling.independent import draws_independently, max_kept
+from outpace.backends.torch.sampling.rejection import RejectionPass
 from outpace.core import Request, StepPlan
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
@@ -78,6 +80,7 @@ class Bucket:
         depth = shape.max_row_tokens - 1
         self._drafted = torch.zeros((depth, shape.num_rows), dtype=torch.int32, device=device) if verifies else None
         self._draws: dict[Mode, Draws] = {}
+        self._rejections: dict[tuple[Mode, int, int, bool], RejectionPass] = {}
         self._graph: torch.cuda.CUDAGraph | None = None
         if pool is None:
             self.logits = torch.empty((shape.num_outputs, model.config.vocab_size), device=device)
@@ -85,15 +88,8 @@ class Bucket:
             self.logits = self._captured(pool, device, room)  # valid once the stream has run the graph
 
     def _captured(self, pool: Pool, device: torch.device, room: Tensor | None) -> Tensor:
-        stream = torch.cuda.Stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UPS):
-                self._run(room)
-        torch.cuda.current_stream(device).wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):
-            return self._run(room)
+        self._graph, logits = captured(lambda: self._run(room), pool, device, _WARM_UPS)
+        return logits
 
     def _run(self, room: Tensor | None) -> Tensor:
         if self._drafted is not None:
@@ -105,7 +101,8 @@ class Bucket:
         if self._drafted is None:
             self.step.words.copy_(self.host.buffer, non_blocking=True)
         elif drafted is not None:
-            self._drafted[: len(drafted)].copy_(drafted)
+            depth, rows = drafted.shape
+            self._drafted[:depth, :rows].copy_(drafted)
         self.replay()
 
     def replay(self) -> None:
@@ -139,6 +136,14 @@ class Bucket:
             self._draws[mode] = Draws(self.logits, mode, self._pool, advance)
             self._captures.num += 1
         return self._draws[mode]
+
+    def rejection(self, draws: Draws, kept: Tensor, *, mixes_rules: bool) -> RejectionPass:
+        """Verifies drafts with the distributions `kept` [rows, depth, vocab], whose address is fixed."""
+        key = (draws.mode, kept.shape[0], kept.shape[1], mixes_rules)
+        if key not in self._rejections:
+            self._rejections[key] = RejectionPass(draws, kept, mixes_rules=mixes_rules, pool=self._pool)
+            self._captures.num += 1
+        return self._rejections[key]
 
 
 def load_step(host: Tensor, step: StepInputs, drafted: Tensor, most: int) -> None:
@@ -181,9 +186,27 @@ class DraftLoops:
         self._loops: dict[tuple[int, int, int, Mode, bool], DraftLoop] = {}
         self._first_logits: Tensor | None = None
         self._probs: Tensor | None = None
+        self._kept: Tensor | None = None
 
     def find(self, requests: Sequence[Request], width: int, depth: int, *, may_keep_probs: bool = True) -> DraftLoop:
         """The loop for rows that feed up to `width` tokens; width 0 starts from `first_logits`."""
+        is_captured, key = self._key(requests, width, depth, may_keep_probs)
+        if not is_captured:
+            return self._new(*key, None)
+        if key not in self._loops:
+            self._loops[key] = self._new(*key, self._pool)
+            self._made.num += 1
+        return self._loops[key]
+
+    def is_prepared(self, requests: Sequence[Request], width: int, depth: int) -> bool:
+        """Whether `find` needs no new capture; always true without graphs."""
+        is_captured, key = self._key(requests, width, depth, may_keep_probs=True)
+        return not is_captured or key in self._loops
+
+    def _key(
+        self, requests: Sequence[Request], width: int, depth: int, may_keep_probs: bool
+    ) -> tuple[bool, tuple[int, int, int, Mode, bool]]:
+        """Whether such a loop is captured: not if it has more rows than any graph; and what distinguishes it."""
         num_rows = len(requests)
         rows = next((size for size in ROW_BUCKETS if size >= num_rows), None) if self._pool is not None else None
         fits = (rows or num_rows) * depth <= self._most_kept
@@ -191,27 +214,20 @@ class DraftLoops:
         mode: Mode = "greedy" if all(request.params.is_greedy for request in requests) else "sampled"
         if keeps_probs:
             mode = mode_for(requests)
-        if rows is None:  # more rows than any graph has
-            return self._new(num_rows, width, depth, mode, keeps_probs, None)
-        key = (rows, width, depth, mode, keeps_probs)
-        if key not in self._loops:
-            self._loops[key] = self._new(*key, self._pool)
-            self._made.num += 1
-        return self._loops[key]
+        return rows is not None, (rows or num_rows, width, depth, mode, keeps_probs)
 
     def _new(
         self, rows: int, width: int, depth: int, mode: Mode, keeps_probs: bool, pool: Pool | None
     ) -> DraftLoop:  # fmt: skip
         model = self._make(rows)
         logits = None if width else self.first_logits(rows, model.device)
-        probs = self._kept_probs(rows, depth, model.device) if keeps_probs else None
-        return DraftLoop(model, rows, width, depth, self._table_width, mode, pool, logits, probs)
-
-    def _kept_probs(self, rows: int, depth: int, device: torch.device) -> Tensor:
-        """Room for the distributions of a loop's draws; one tensor for all loops."""
-        if self._probs is None:
-            self._probs = torch.zeros((self._most_kept, self._vocab_size), device=device)
-        return self._probs[: rows * depth].view(rows, depth, -1)
+        probs = kept = None
+        if keeps_probs:  # one tensor for all loops
+            if self._probs is None or self._kept is None:
+                self._probs = torch.zeros((self._most_kept, self._vocab_size), device=model.device)
+                self._kept = torch.zeros_like(self._probs)
+            probs, kept = (each[: rows * depth].view(rows, depth, -1) for each in (self._probs, self._kept))
+        return DraftLoop(model, rows, width, depth, self._table_width, mode, pool, logits, probs, kept)
 
     def first_logits(self, num_rows: int, device: torch.device) -> Tensor:
         """The logits that loops of width 0 start from; one tensor for all loops."""

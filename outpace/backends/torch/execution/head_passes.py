@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.backends.torch.execution import staging
+from outpace.backends.torch.execution.capturing import Pool, captured
 from outpace.backends.torch.execution.graphs import MAX_PREFILL_ROW, Graphs, find_prefill_bucket
 from outpace.backends.torch.execution.step import PADDING, HostStep, StepShape, views
 from outpace.backends.torch.model.head import HeadModel
-from outpace.backends.torch.sampling.draws import Pool
 from outpace.core import Row
 
 
@@ -57,15 +57,7 @@ class HeadPass:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._found: tuple[Tensor, Tensor] | None = None
         if pool is not None:
-            stream = torch.cuda.Stream(device)
-            stream.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(stream):
-                self._forward()
-            torch.cuda.current_stream(device).wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                self._found = self._forward()
-            self._graph = graph
+            self._graph, self._found = captured(self._forward, pool, device)
 
     def run(self, rows: Sequence[Row], tables: NDArray[np.int32]) -> tuple[Tensor, Tensor]:
         """Logits over the draft vocabulary and states, both after the last token of each row."""

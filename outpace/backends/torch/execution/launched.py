@@ -12,6 +12,7 @@ from torch import Tensor
 
 from outpace.backends.torch.execution.graphs import Bucket
 from outpace.backends.torch.sampling.draws import Draws, Mode
+from outpace.backends.torch.sampling.rejection import RejectionPass
 from outpace.core import Request
 
 
@@ -35,6 +36,12 @@ class Launched:
         draws.words.fill(self.lines, requests, positions)
         draws.launch()
         return draws
+
+    def rejection(self, draws: Draws, kept: Tensor, *, mixes_rules: bool) -> RejectionPass:
+        """Verifies drafts against these logits, by the distributions they were drawn from."""
+        if self.bucket is None:
+            return RejectionPass(draws, kept, mixes_rules=mixes_rules, pool=None)
+        return self.bucket.rejection(draws, kept, mixes_rules=mixes_rules)
 
     def some(self, which: Sequence[int]) -> Tensor:
         """Logits of some of the requested lines, on the device."""

@@ -15,13 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outpace.backends.torch.execution.capturing import Pool, captured
 from outpace.backends.torch.execution.step import Advance
 from outpace.backends.torch.sampling.filters import RowParams, draw, greedy_tokens
 from outpace.backends.torch.sampling.noise import signed
 from outpace.config import SamplingParams
 from outpace.core import Request
 
-Pool = Any  # torch's handle of the memory that graphs share; its type has no public name
 Mode = Literal["greedy", "sampled", "filtered"]
 NUM_FIELDS = 7
 
@@ -142,31 +142,24 @@ class Draws:
         self.device = logits.device
         self.words = DrawWords(len(logits), pinned=on_gpu)
         self._device_words = self.words.buffer.to(logits.device)
-        self._logits, self._mode, self._advance = logits, mode, advance
+        self._logits, self.mode, self._advance = logits, mode, advance
         self._graph: torch.cuda.CUDAGraph | None = None
         if pool is not None:
             kept = None if advance is None else advance.step.words.clone()  # the warm-up changes them
-            stream = torch.cuda.Stream(logits.device)
-            stream.wait_stream(torch.cuda.current_stream(logits.device))
-            with torch.cuda.stream(stream):
-                self._draw()
-            torch.cuda.current_stream(logits.device).wait_stream(stream)
+            self._graph, _ = captured(self._draw, pool, logits.device)
             if kept is not None and advance is not None:
                 advance.step.words.copy_(kept)
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, pool=pool):
-                self._draw()
         # Two, because a step may start before the host has read the tokens of the previous one.
         self._on_host = [torch.zeros((2, len(logits)), dtype=torch.int32, pin_memory=on_gpu) for _ in range(2)]
         self._events = [torch.cuda.Event() if on_gpu else None for _ in range(2)]
 
     def _draw(self) -> None:
-        self.on_device = draw_rows(self._logits, self._device_words, self._mode, self._advance)
+        self.on_device = draw_rows(self._logits, self._device_words, self.mode, self._advance)
 
     def distributions(self) -> tuple[Tensor, Tensor]:
         """What the launched draws of sampled rows draw from, [rows, vocab], and whether each is exact, [rows]."""
         found = torch.empty_like(self._logits)
-        return found, draw_rows(self._logits, self._device_words, self._mode, kept_probs=found)[1]
+        return found, draw_rows(self._logits, self._device_words, self.mode, kept_probs=found)[1]
 
     def launch(self) -> None:
         self._device_words.copy_(self.words.buffer, non_blocking=True)
