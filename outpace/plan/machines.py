@@ -3,9 +3,10 @@
 Figures are the makers' data sheets, dense (without sparsity): NVIDIA's of each card, with 32-bit accumulation for RTX
 cards, AMD's of MI300X and MI325X; of CPUs, channels times the fastest memory that is specified. Those of A10, A100, L4,
 L40S, T4, V100, H20, H100, H200, B200, RTX 4090 and the MI300 series were compared with public collections
-(citsjtu2020/LLM-Prof, winston-zhang-orz/gpu-specs, astroC86/gpu-datasheet); B200's bandwidth is that of the HGX board. `memory_bytes` is what the driver reports for a GPU,
-which is neither the nominal figure nor its multiple of 2^30. What part of a data sheet steps reach is measured once, on
-an H200 and on an EPYC (`benchmarks/plan_check.py`), and used for all machines of the kind.
+(citsjtu2020/LLM-Prof, winston-zhang-orz/gpu-specs, astroC86/gpu-datasheet); B200's bandwidth is that of the HGX board.
+`memory_bytes` is what the driver reports for a GPU, which is neither the nominal figure nor its multiple of 2^30. What
+part of a data sheet steps reach is measured once, on an H200 and on an EPYC (`benchmarks/plan_check.py`), and used for
+all machines of the kind.
 """
 
 from __future__ import annotations
