@@ -236,7 +236,6 @@ class TorchRunner:
         )
         self.vocab_size = config.vocab_size
         self.device = embedding.device
-        self.page_tokens = PAGE_TOKENS
         self.pool = BlockPool(num_pages(capacity), PAGE_TOKENS)
         self._pages = Pages(
             config.num_layers, self.pool.num_blocks, config.num_kv_heads, config.head_dim,

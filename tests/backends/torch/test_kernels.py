@@ -425,9 +425,9 @@ def test_experts(num_tokens, kind):
     gate_up, down = normal(count * 2 * hidden, width, scale=0.1), normal(count * width, hidden)
     positions = torch.arange(num_tokens, dtype=torch.int32)
     positions[1::5] = PADDING
-    matrices = (gate_up, down) if kind is None else (quantise(gate_up, KINDS[kind]), quantise(down, KINDS[kind]))
+    first, second = (each if kind is None else quantise(each, KINDS[kind]) for each in (gate_up, down))
     chosen, weights = route(x @ router.T, experts)
-    found = kernels.mixed(x, positions, chosen, weights, *matrices, count)
+    found = kernels.mixed(x, positions, chosen, weights, first, second, count)
     real = positions >= 0
-    check(found[real], REFERENCE.experts(x, positions, router, *matrices, experts)[real])
+    check(found[real], REFERENCE.experts(x, positions, router, first, second, experts)[real])
     assert torch.isfinite(found).all()

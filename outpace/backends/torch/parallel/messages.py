@@ -71,5 +71,5 @@ def receive(pipe: IO[bytes]) -> tuple[Kind, list[int]] | None:
 
 
 def shape_of(numbers: Sequence[int]) -> StepShape:
-    *sizes, is_packed, gives_peaks = numbers
-    return StepShape(*sizes, is_packed=bool(is_packed), gives_peaks=bool(gives_peaks))
+    tokens, rows, outputs, row_tokens, table_width, is_packed, gives_peaks = numbers
+    return StepShape(tokens, rows, outputs, row_tokens, table_width, bool(is_packed), bool(gives_peaks))

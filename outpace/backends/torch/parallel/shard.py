@@ -16,9 +16,11 @@ from torch.nn import functional
 
 from outpace.backends.torch.model.loader import Checkpoint
 from outpace.backends.torch.model.weights import HEAD, FormatOf, Weights, all_dense, allocate, fill
-from outpace.backends.torch.storage import Format, Planar, PlanarFormat, Scaled, dense
+from outpace.backends.torch.storage import Format, dense
 from outpace.backends.torch.storage import allocate as allocate_matrix
+from outpace.backends.torch.storage.planar import Planar, PlanarFormat
 from outpace.backends.torch.storage.rounding import quantise
+from outpace.backends.torch.storage.scaled import Scaled
 from outpace.backends.torch.storage.stacked import Part
 from outpace.errors import UsageError
 from outpace.models.architecture import Architecture
