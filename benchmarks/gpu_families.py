@@ -25,10 +25,11 @@ import torch
 from benchmarks.gpu import CONTEXT, Bench, Cell, Report, run_sections
 from benchmarks.gpu_models import Letters, captured, random_caches, random_weights, replay_ms, uniform_step
 from outpace.backends.base import Capacity, LoadedModel
+from outpace.backends.torch.execution.pages import PAGE_TOKENS
 from outpace.backends.torch.kernels import ops_for
 from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.model.weights import Weights, allocate, copy_into, named_tensors
-from outpace.backends.torch.runner import PAGE_TOKENS, TorchRunner
+from outpace.backends.torch.runner import TorchRunner
 from outpace.backends.torch.storage import plain_tensor
 from outpace.config import EngineConfig, SamplingParams
 from outpace.core import Row, StepPlan

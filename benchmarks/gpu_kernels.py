@@ -18,10 +18,12 @@ from torch.nn import functional
 from benchmarks.gpu_models import shape_config
 from outpace.backends.torch.execution import following, graphs, staging
 from outpace.backends.torch.execution.following import Verified
+from outpace.backends.torch.execution.pages import Pages
 from outpace.backends.torch.execution.step import DRAFTED, PADDING, HostStep, StepInputs, StepShape, views
 from outpace.backends.torch.kernels import attention as attention_kernels
 from outpace.backends.torch.kernels import drawing, elementwise
 from outpace.backends.torch.kernels.base import Cache, Normed
+from outpace.backends.torch.kernels.fixed_gemm import fixed_linear
 from outpace.backends.torch.kernels.gemv import GemvConfig, gemv_linear
 from outpace.backends.torch.kernels.linear import LinearConfig, Scratch, stream_linear
 from outpace.backends.torch.kernels.reference import ReferenceOps, rms_norm, swiglu
@@ -30,6 +32,7 @@ from outpace.backends.torch.kernels.skinny_gemm import SkinnyConfig, skinny_line
 from outpace.backends.torch.kernels.triton_ops import Config
 from outpace.backends.torch.sampling.draws import NUM_FIELDS
 from outpace.backends.torch.sampling.noise import signed
+from outpace.backends.torch.storage.scaled import round_to_scaled
 from outpace.config import SamplingParams
 from outpace.core import Row
 from outpace.decoding.sampling import Shaper, choose
@@ -138,9 +141,12 @@ def check_kernels(workers: int) -> list[dict[str, Any]]:
         cases += [("vector", dtype, n, k, *config) for dtype in dtypes for config in ((1, 1024, 2), (16, 2048, 8))]
         cases += [("few", torch.bfloat16, num_tokens, n, k, warps) for num_tokens, warps in ((2, 1), (7, 2), (8, 4))
                   if k % (64 * warps) == 0]  # fmt: skip
+        cases += [("fixed", dtype, num_tokens, n, k) for dtype in dtypes for num_tokens in (1, 70, 300)]
     rows = ([(1000, 1)], [(700, 1), (31, 8), (2048, 3), (5, 5)], [(300, 300), (1024, 1)])
     for heads in ((32, 8, 128), (32, 8, 64), (9, 3, 64), (14, 2, 64), (16, 8, 128)):
         cases += [("attention", *case, *heads) for case in itertools.product(dtypes, (True, False), rows)]
+        kinds = (torch.int8, torch.float8_e4m3fn)
+        cases += [("rounded cache", *case, *heads) for case in itertools.product(dtypes, kinds, rows)]
     cases += [("elementwise", *case) for case in itertools.product(dtypes, (576, 2048, 4096))]
     cases += [("drawing", torch.float32, features) for features in _FEATURES]
     cases += [("load_step", torch.float32, is_packed) for is_packed in (False, True)]
@@ -157,7 +163,8 @@ def spread(work: Callable[[Any], Any], jobs: Sequence[Any], workers: int) -> lis
 def _check(case: tuple[Any, ...]) -> list[dict[str, Any]]:
     kind, dtype, *rest = case
     checks: dict[str, Callable[..., list[tuple[str, float]]]] = {
-        "linear": _check_linear, "vector": _check_vector, "few": _check_few, "attention": _check_attention,
+        "linear": _check_linear, "vector": _check_vector, "few": _check_few, "fixed": _check_fixed,
+        "attention": _check_attention, "rounded cache": _check_rounded_cache,
         "elementwise": _check_elementwise, "drawing": _check_drawing,
         "load_step": _check_step_loading, "follow": _check_following,
     }  # fmt: skip
@@ -216,6 +223,59 @@ def _check_products(
     return found
 
 
+def _check_fixed(dtype: torch.dtype, num_tokens: int, n: int, k: int) -> list[tuple[str, float]]:
+    """Also that a token has the same bits alone: NaN if not."""
+    found = []
+    for product in (
+        Product("fixed", n, k),
+        Product("fixed add", n, k, residual=True),
+        Product("fixed swiglu", n, k, swiglu=True),
+        Product("fixed logits", n, k, wide=True),
+    ):
+        tensors = product.tensors(num_tokens, torch.device("cuda"), dtype)
+        x, weight, out, residual = (tensors[name] for name in ("x", "weight", "out", "residual"))
+        last = None if residual is None else residual[-1:].clone()
+        expected = product.reference(tensors)
+        fixed_linear(x, weight, out, residual=residual, swiglu=product.swiglu, dependent=True)
+        alone = torch.full_like(out[-1:], torch.nan)
+        fixed_linear(x[-1:].contiguous(), weight, alone, residual=last, swiglu=product.swiglu, dependent=False)
+        found.append((product.name, relative_error(out, expected)))
+        found.append((f"{product.name}, alone", 0.0 if torch.equal(alone[0], out[-1]) else float("nan")))
+    return found
+
+
+def _check_rounded_cache(
+    dtype: torch.dtype, kind: torch.dtype, rows: list[tuple[int, int]], num_heads: int, num_kv_heads: int, dim: int
+) -> list[tuple[str, float]]:
+    """Codes near a border between two may round differently: their share is counted, at most one in 500."""
+    device = torch.device("cuda")
+    num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+    step = ragged_step(rows, 32, device)
+    real = step.positions >= 0
+    pages = [Pages(1, _PAGES, num_kv_heads, dim, kind, device) for _ in range(3)]
+    numbers = torch.randn(pages[0].numbers.shape, device=device)
+    rounded = round_to_scaled(numbers.view(-1, dim), kind)
+    for each in pages:
+        assert each.scales is not None
+        each.numbers.copy_(rounded.values.view(numbers.shape))
+        each.scales.copy_(rounded.scales.view(each.scales.shape))
+    qkv = torch.randn(step.shape.num_tokens, (num_heads + 2 * num_kv_heads) * dim, device=device, dtype=dtype)
+    angles = torch.rand((2048, dim // 2), device=device) * 6.28
+    rope = torch.cat([angles.cos(), angles.sin()], 1)
+    rotation = Rotation(rope, None, None, 1e-5)
+    expected = REFERENCE.attend(qkv, pages[2].caches[0], step, rope, None, None, 1e-5)
+    usual = attention_kernels.attend(qkv, pages[0].caches[0], step, rotation, num_sms, dependent=True)
+    fixed = attention_kernels.attend_fixed(qkv, pages[1].caches[0], step, rotation, dependent=True)
+    name = "fp8 cache" if kind == torch.float8_e4m3fn else "int8 cache"
+    found = [(name, relative_error(usual[real], expected[real])), (name, relative_error(fixed[real], expected[real]))]
+    for mine in pages[:2]:
+        assert mine.scales is not None and pages[2].scales is not None
+        differing = (mine.numbers.float() != pages[2].numbers.float()).float().mean()
+        found.append((f"{name} codes", 0.0 if differing < 0.002 else float("nan")))
+        found.append((f"{name} scales", relative_error(mine.scales, pages[2].scales)))
+    return found
+
+
 def _check_attention(
     dtype: torch.dtype, dependent: bool, rows: list[tuple[int, int]], num_heads: int, num_kv_heads: int, dim: int
 ) -> list[tuple[str, float]]:
@@ -244,6 +304,9 @@ def _check_attention(
             ("store keys", relative_error(mine.keys, expected_cache.keys)),
             ("store values", relative_error(mine.values, expected_cache.values)),
         ]
+    mine = Cache(cache.keys.clone(), cache.values.clone())
+    mixed = attention_kernels.attend_fixed(qkv, mine, step, rotation, dependent=dependent)
+    found.append(("fixed attention", relative_error(mixed[real], expected[real])))
     return found
 
 

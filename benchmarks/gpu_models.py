@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from outpace.backends.torch.execution.pages import PAGE_TOKENS, Pages, bytes_per_token
 from outpace.backends.torch.execution.step import HostStep, StepInputs, StepShape, views
 from outpace.backends.torch.kernels.base import Cache
 from outpace.backends.torch.kernels.reference import rms_norm, swiglu
 from outpace.backends.torch.model.weights import Weights, allocate
-from outpace.backends.torch.runner import PAGE_TOKENS
 from outpace.backends.torch.storage import plain_tensor
 from outpace.models.architecture import Architecture
 from outpace.models.hf_config import parse_config
@@ -50,14 +50,18 @@ def random_weights(config: Architecture, device: torch.device, dtype: torch.dtyp
 
 
 def random_caches(
-    config: Architecture, num_pages: int, device: torch.device, num_layers: int | None = None
+    config: Architecture,
+    num_pages: int,
+    device: torch.device,
+    num_layers: int | None = None,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> list[Cache]:
-    dtype = torch.bfloat16
-    shape = (num_pages, config.num_kv_heads, PAGE_TOKENS, config.head_dim)
-    return [
-        Cache(torch.randn(shape, dtype=dtype, device=device), torch.randn(shape, dtype=dtype, device=device))
-        for _ in range(num_layers or config.num_layers)
-    ]
+    pages = Pages(num_layers or config.num_layers, num_pages, config.num_kv_heads, config.head_dim, dtype, device)
+    for layer in pages.numbers:
+        layer.copy_(torch.randn(layer.shape, device=device) * (30 if pages.scales is not None else 1))
+    if pages.scales is not None:
+        pages.scales.fill_(1 / 30)
+    return pages.caches
 
 
 def uniform_step(num_rows: int, row_tokens: int, context: int, vocab_size: int, device: torch.device) -> StepInputs:
@@ -78,10 +82,13 @@ def uniform_step(num_rows: int, row_tokens: int, context: int, vocab_size: int, 
     return views(host.buffer.to(device), host.shape)
 
 
-def step_floor_bytes(config: Architecture, num_rows: int, context: int, itemsize: int = 2) -> int:
+def step_floor_bytes(
+    config: Architecture, num_rows: int, context: int, itemsize: int = 2, cache_dtype: torch.dtype = torch.bfloat16
+) -> int:
     """Bytes that any step must read: every matrix once, and the keys and values of every row."""
     matrices = config.num_layer_parameters + config.vocab_size * config.width
-    return itemsize * (matrices + num_rows * context * config.cache_elements_per_token)
+    token = bytes_per_token(config.cache_elements_per_token, config.head_dim, cache_dtype)
+    return itemsize * matrices + num_rows * context * token
 
 
 class NaiveModel:

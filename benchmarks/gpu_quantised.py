@@ -37,10 +37,10 @@ from benchmarks.gpu_formats import (
 from benchmarks.gpu_kernels import spread
 from benchmarks.gpu_machine import bandwidths, describe
 from benchmarks.gpu_models import captured, random_caches, replay_ms, shape_config, uniform_step
+from outpace.backends.torch.execution.pages import PAGE_TOKENS
 from outpace.backends.torch.kernels.triton_ops import Config, TritonOps
 from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.model.weights import Weights, allocate
-from outpace.backends.torch.runner import PAGE_TOKENS
 from outpace.models.architecture import Architecture
 
 TIMED = ("int4", "int4-128", "fp8", "Q4_K")
@@ -51,7 +51,7 @@ ALLOWED: dict[str, dict[tuple[int, int], float]] = {
     "int4-128": {(1, 1): 1.7, (1, 8): 2.12, (32, 1): 5.0},
     "fp8": {(1, 1): 2.4, (8, 1): 2.6, (32, 1): 4.4, (128, 1): 8.0},
 }
-CELLS = ((1, 1), (1, 8), (8, 1), (32, 1), (128, 1))
+CELLS = ((1, 1), (1, 8), (8, 1), (32, 1), (128, 1), (256, 1))
 Key = tuple[int, int, int]
 
 
@@ -70,8 +70,9 @@ def random_model(config: Architecture, kind: str, device: torch.device) -> Weigh
 
 
 class QuantisedBench(Bench):
-    def __init__(self, report: Report, formats: list[str], sweep_seconds: float) -> None:
+    def __init__(self, report: Report, formats: list[str], sweep_seconds: float, most_rows: int) -> None:
         super().__init__(report, None, [])
+        self._sizes = [(rows, tokens) for rows, tokens in CELLS if rows <= most_rows]
         self._formats = formats
         self._sweep_seconds = sweep_seconds
         self._best: dict[str, dict[Key, Config]] = {kind: {} for kind in formats}
@@ -158,7 +159,7 @@ class QuantisedBench(Bench):
                 self.report.say(traceback.format_exc())
                 continue
             read = sum(weight.nbytes for weight in model.weights.tensors) - model.weights.embedding.nbytes
-            for rows, tokens in CELLS:
+            for rows, tokens in self._sizes:
                 try:
                     step = uniform_step(rows, tokens, CONTEXT, model.config.vocab_size, self.device)
                     caches = random_caches(model.config, rows * -(-CONTEXT // PAGE_TOKENS), self.device)
@@ -181,7 +182,7 @@ class QuantisedBench(Bench):
         """Steps of the whole engine, with scheduling, sampling and detokenising; greedy."""
         found = self.report.figures["engine"] = []
         for kind in self._formats:
-            for rows, tokens in CELLS:
+            for rows, tokens in self._sizes:
                 try:
                     row = self._engine_row(Cell(kind, rows, tokens, 0.0), 0.0)
                 except Exception:
@@ -198,7 +199,7 @@ class QuantisedBench(Bench):
         )
         self.report.figures["table"] = self._results
         for kind in self._formats:
-            for rows, tokens in CELLS:
+            for rows, tokens in self._sizes:
                 entry = self._results[kind].get(f"{rows} x {tokens}", {})
                 shown = "".join(
                     f"{entry[name]:9.2f}" if name in entry else f"{'-':>9}" for name in ("floor", "step", "engine")
@@ -224,13 +225,14 @@ def main() -> int:
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(TIMED), metavar="FORMAT",
                         help=f"what to time: any of {', '.join(FORMATS)} (default: {' '.join(TIMED)})")  # fmt: skip
     parser.add_argument("--sweep-seconds", type=float, default=100.0, help="for compiling configurations (100)")
+    parser.add_argument("--most-rows", type=int, default=128, metavar="N", help="requests at once, up to 256 (128)")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("benchmarks.gpu_quantised needs a CUDA GPU, and torch sees none", file=sys.stderr)
         return 2
     report = Report(options.out)
     report.say(f"python -m benchmarks.gpu_quantised {' '.join(Path(arg).name for arg in sys.argv[1:])}")
-    bench = QuantisedBench(report, options.formats, options.sweep_seconds)
+    bench = QuantisedBench(report, options.formats, options.sweep_seconds, options.most_rows)
     return run_sections(bench, [section for section in SECTIONS if section in options.only])
 
 

@@ -22,12 +22,12 @@ import torch
 
 from benchmarks.gpu_kernels import Product, products, spread
 from benchmarks.gpu_models import median_ms, random_caches, random_weights, shape_config, uniform_step
+from outpace.backends.torch.execution.pages import PAGE_TOKENS
 from outpace.backends.torch.kernels.gemv import GemvConfig
 from outpace.backends.torch.kernels.linear import LinearConfig, block_rows
 from outpace.backends.torch.kernels.skinny_gemm import MAX_TOKENS, SkinnyConfig
 from outpace.backends.torch.kernels.triton_ops import Config, TritonOps
 from outpace.backends.torch.model.model import Model
-from outpace.backends.torch.runner import PAGE_TOKENS
 from outpace.config import usable_cores
 
 CONTEXT = 1024

@@ -25,11 +25,13 @@ BackendName = Literal["auto", "native", "llamacpp", "torch"]
 DeviceName = Literal["auto", "cuda", "cpu"]
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
 Quantization = Literal["auto", "stored", "none", "int4", "int4-128", "fp8", "int8"]
+KVCacheDtype = Literal["auto", "fp8", "int8"]
 
 ROUNDED: tuple[Quantization, ...] = ("int4", "int4-128", "fp8", "int8")
 LOSSY: frozenset[str] = frozenset({"typical", "threshold"})
 LOOKUPS: tuple[Method, ...] = ("grammar", "prediction", "suffix", "ngram")
 MAX_DEPTH = 64
+MAX_SEQUENCES = 512
 MAX_BAD_WORDS = 1000  # far fewer than a vocabulary has tokens, so some token is always possible
 DEFAULT_DEPTH = 4  # for speculation `on`
 DEFAULT_AUTO_DEPTH = 16  # the limit for `auto` where no depth is given
@@ -277,17 +279,23 @@ class EngineConfig:
     allowed_loss: float = 0.02  # how much slower than plain decoding `auto` may get; beyond it, `auto` only probes
     max_context: int | None = None  # longest prompt plus output of one request
     cache_tokens: int | None = None  # room for all running requests together
-    max_sequences: int = 8  # requests running at once
+    max_sequences: int = 8  # requests running at once, at most MAX_SEQUENCES; llama.cpp runs at most 256
     max_step_tokens: int = 512  # most tokens in one forward pass; also the largest prefill chunk
     prefix_reuse: bool = True  # compute a shared prompt prefix once
     threads: int | None = None
     llama_library: str | None = None  # a libllama to use instead of the installed one
     device: DeviceName = "auto"  # of the torch backend
-    dtype: DtypeName = "auto"  # of the torch backend's weights and cache
+    dtype: DtypeName = "auto"  # of the torch backend's weights and cache, unless these are quantised
     quantization: Quantization = "auto"
     """How the torch backend keeps the weights. stored: as the file has them; none: in `dtype`; int4 (groups of 32
     weights), int4-128 (groups of 128), fp8, int8: rounded when they are loaded; auto: stored on a GPU, else none."""
     draft_quantization: Quantization = "auto"  # the same for the draft model or the draft head
+    kv_cache_dtype: KVCacheDtype = "auto"
+    """How the torch backend keeps keys and values. fp8, int8: 8 bits and a scale for each token and head; auto: in
+    `dtype`."""
+    batch_invariant: bool = False
+    """A request's greedy and seeded answers do not depend on what shares its steps, to the bit. So it is always on the
+    native backend; torch has kernels for it, which are slower; llama.cpp has none."""
     gpu_memory_utilization: float = 0.9  # the share of a GPU's memory that Outpace may fill
     tensor_parallel_size: int = 1  # GPUs, or for tests processes, that share the model; of the torch backend
     chat_template: str | None = None  # a file or the template itself, instead of the model's
@@ -299,11 +307,13 @@ class EngineConfig:
         for name in ("model", "draft", "llama_library", "chat_template"):
             _check_kind(name, getattr(self, name), (str, os.PathLike, type(None)), "the path of a file")
         _check_kind("prefix_reuse", self.prefix_reuse, bool, "True or False")
+        _check_kind("batch_invariant", self.batch_invariant, bool, "True or False")
         _check_choice("backend", self.backend, BackendName)
         _check_choice("device", self.device, DeviceName)
         _check_choice("dtype", self.dtype, DtypeName)
         _check_choice("quantization", self.quantization, Quantization)
         _check_choice("draft_quantization", self.draft_quantization, Quantization)
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, KVCacheDtype)
         _check_number("gpu_memory_utilization", self.gpu_memory_utilization, 0.01, 1.0)
         _check_int("tensor_parallel_size", self.tensor_parallel_size, 1, 64)
         _check_choice("speculation", self.speculation, SpeculationMode)
@@ -318,7 +328,7 @@ class EngineConfig:
         for name in ("max_context", "cache_tokens", "threads", "disable_by_batch_size"):
             if getattr(self, name) is not None:
                 _check_int(name, getattr(self, name), 1)
-        _check_int("max_sequences", self.max_sequences, 1, 128)
+        _check_int("max_sequences", self.max_sequences, 1, MAX_SEQUENCES, meaning=" requests at once")
         _check_int("max_step_tokens", self.max_step_tokens, 1)
         _check(
             self.max_step_tokens >= self.max_sequences,
@@ -415,6 +425,8 @@ class ResolvedConfig:
     dtype: DtypeName
     quantization: Quantization
     draft_quantization: Quantization
+    kv_cache_dtype: KVCacheDtype
+    batch_invariant: bool
     gpu_memory_utilization: float
     tensor_parallel_size: int
     chat_template: str | None

@@ -12,10 +12,11 @@ from outpace.config import BackendName, EngineConfig, Quantization, ResolvedConf
 from outpace.errors import BackendError, ModelError, UsageError
 from outpace.models.embedded import own_head
 from outpace.models.head_formats import find_head
-from outpace.models.llama_library import MAX_SEQUENCES
+from outpace.models.llama_library import MAX_SEQUENCES as MOST_OF_LLAMA
 from outpace.models.vocabulary import vocabulary_difference
 
 log = logging.getLogger("outpace.backends")
+_MOST_KEPT_PREFIXES = 128  # finished requests whose prefixes are kept; each takes up to three pages of cache more
 _told: set[str] = set()  # why the native library is missing
 
 
@@ -37,6 +38,11 @@ def load(config: EngineConfig, model_path: Path, draft_path: Path | None) -> Loa
             head_path = None
         target, backend = _open(config, config.backend, model_path, head_path, quantization=config.quantization)
         undo.callback(target.close)
+        if config.batch_invariant and backend == "llamacpp":
+            raise UsageError(
+                "batch_invariant is set, and llama.cpp runs this model, whose sums depend on the batch; use backend "
+                "'native' or 'torch', or leave it out"
+            )
         drafting: Path | str | None = draft_path or (head_path if target.has_head else None)
         if config.self_draft is not None:
             drafting = f"self:{config.self_draft}"
@@ -47,20 +53,22 @@ def load(config: EngineConfig, model_path: Path, draft_path: Path | None) -> Loa
             is_head=target.has_head,
             backend=backend,
         )
-        difference = None
+        difference, runs_llama = None, backend == "llamacpp"
         draft = _self_draft(target, backend, config.self_draft) if config.self_draft is not None else None
         if draft_path is not None and head_path is None:
             # A draft may run on another backend than its target.
             wanted: BackendName = backend if backend == "torch" or config.backend == "llamacpp" else "auto"
-            whole = replace(config, tensor_parallel_size=1)  # on the first rank
-            draft, _ = _open(whole, wanted, draft_path, quantization=config.draft_quantization)
+            # On the first rank; and a draft's own rounding changes no answer.
+            whole = replace(config, tensor_parallel_size=1, batch_invariant=False)
+            draft, draft_backend = _open(whole, wanted, draft_path, quantization=config.draft_quantization)
             undo.callback(draft.close)
+            runs_llama = runs_llama or draft_backend == "llamacpp"
             difference = vocabulary_difference(target.tokenizer, draft.tokenizer)
             if difference is not None:
-                log.info("the draft model has another vocabulary (%s), so it drafts text", difference)
+                log.info("the draft model has another vocabulary: %s", difference)
         if backend == "torch" and config.cache_tokens is None:
             resolved = _fit_cache_to_device(resolved, target, draft)
-        capacity = _capacity(resolved)
+        capacity = _capacity(resolved, runs_llama=runs_llama)
         loaded_target = target.start(capacity, resolved.threads)
         undo.callback(loaded_target.runner.close)
         loaded_draft = draft.start(capacity, resolved.threads) if draft else None
@@ -86,7 +94,8 @@ def _reject_torch_settings(config: EngineConfig) -> None:
     round no weights."""
     unset = EngineConfig()
     names = (
-        "device", "dtype", "quantization", "draft_quantization", "gpu_memory_utilization", "tensor_parallel_size",
+        "device", "dtype", "quantization", "draft_quantization", "kv_cache_dtype", "gpu_memory_utilization",
+        "tensor_parallel_size",
     )  # fmt: skip
     for name in names:
         value = getattr(config, name)
@@ -97,10 +106,18 @@ def _reject_torch_settings(config: EngineConfig) -> None:
             )
 
 
-def _capacity(resolved: ResolvedConfig) -> Capacity:
+def _capacity(resolved: ResolvedConfig, *, runs_llama: bool = False) -> Capacity:
+    running = resolved.max_sequences
+    slots = running + min(running, _MOST_KEPT_PREFIXES)  # more than may run, to keep prefixes of finished requests
+    if runs_llama:
+        if running > MOST_OF_LLAMA:
+            raise UsageError(
+                f"max_sequences is {running}, and llama.cpp runs at most {MOST_OF_LLAMA} at once; lower it, or use "
+                "backend 'native' or 'torch'"
+            )
+        slots = min(slots, MOST_OF_LLAMA)
     return Capacity(
-        # Twice as many as may run, so that prefixes of finished requests can be kept for reuse.
-        max_sequences=min(2 * resolved.max_sequences, MAX_SEQUENCES),
+        max_sequences=slots,
         cache_tokens=resolved.cache_tokens,
         max_context=resolved.max_context,
         max_step_tokens=resolved.max_step_tokens,
@@ -197,5 +214,7 @@ def _open_torch(config: EngineConfig, path: Path, head: Path | None, quantizatio
         config.tensor_parallel_size,
         quantization=quantization,
         head_quantization=config.draft_quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
+        batch_invariant=config.batch_invariant,
     )
     return TorchModel(path, options, head=head)

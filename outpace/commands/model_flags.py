@@ -17,13 +17,14 @@ from outpace.config import (
     DeviceName,
     DtypeName,
     EngineConfig,
+    KVCacheDtype,
     Method,
     Quantization,
     SamplingParams,
     SpeculationMode,
     SpeculationParams,
 )
-from outpace.server.flags import method_name, quantization_name, spellings
+from outpace.server.flags import kv_cache_name, method_name, quantization_name, spellings
 
 if TYPE_CHECKING:
     from outpace.llm import LLM
@@ -54,6 +55,13 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--speculative-model-quantization", dest="draft_quantization", choices=get_args(Quantization),
                        type=quantization_name, default=engine.draft_quantization,
                        help="the same for the draft")  # fmt: skip
+    group.add_argument("--kv-cache-dtype", choices=get_args(KVCacheDtype), type=kv_cache_name,
+                       default=engine.kv_cache_dtype,
+                       help="how the torch backend keeps keys and values; fp8, int8: in 8 bits (default: %(default)s: "
+                       "in --dtype)")  # fmt: skip
+    group.add_argument("--batch-invariant", action="store_true", default=engine.batch_invariant,
+                       help="answers do not depend on what shares the step, to the bit; slower on the torch "
+                       "backend")  # fmt: skip
     group.add_argument("--tensor-parallel-size", type=int, default=engine.tensor_parallel_size, metavar="N",
                        help="GPUs that share the model, with the torch backend (default: %(default)s)")  # fmt: skip
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all usable cores)")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outpace.config import WORKLOADS, usable_cores
+from outpace.config import MAX_SEQUENCES, WORKLOADS, usable_cores
 from outpace.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     formats.add_argument("--precision", metavar="P", help="of the target's weights: bf16, fp8, int8, int4, q4_k_m, ... "
                          "(default: as published)")  # fmt: skip
     formats.add_argument("--draft-precision", metavar="P", help="of the draft's weights (default: as published)")
-    formats.add_argument("--cache-precision", default="bf16", metavar="P", help="bf16 or fp8 (default: bf16)")
+    formats.add_argument("--cache-precision", "--kv-cache-dtype", default="bf16", metavar="P",
+                         help="bf16, fp8 or int8 (default: bf16)")  # fmt: skip
     formats.add_argument("--nominal", action="store_true", help="articles' arithmetic: 2, 1 or 0.5 bytes a weight, "
                          "round parameter counts, the whole memory, weights only")  # fmt: skip
     load = parser.add_argument_group("load")
@@ -95,7 +96,6 @@ def execute(options: argparse.Namespace) -> int:
     from outpace.plan.memory import Deployment
     from outpace.plan.models import open_model
     from outpace.plan.planning import make_plan, open_wanted
-    from outpace.plan.precision import cache_bytes
     from outpace.plan.report import finite
     from outpace.plan.terminal import as_text
 
@@ -107,8 +107,8 @@ def execute(options: argparse.Namespace) -> int:
         utilization = 1.0 if options.nominal else _DEFAULT_UTILIZATION
     to = Deployment(
         machine=_machine(options), gpus=options.gpus, utilization=utilization, draft_gpus=options.draft_gpus,
-        cache_element_bytes=cache_bytes(options.cache_precision), context=options.context,
-        sequences=max(16, min(options.concurrency, 128)), nominal=options.nominal,
+        cache_precision=options.cache_precision, context=options.context,
+        sequences=max(16, min(options.concurrency, MAX_SEQUENCES)), nominal=options.nominal,
     )  # fmt: skip
     conditions = Conditions(
         options.temperature[0], options.workload, options.concurrency, options.depth, tuple(options.acceptance)

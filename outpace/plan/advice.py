@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from outpace.config import MAX_SEQUENCES
 from outpace.plan.drafts import PlannedDraft
 from outpace.plan.guesses import Conditions, ratio_evidence
 from outpace.plan.memory import Deployment, MemoryPlan, divide
@@ -130,8 +131,12 @@ def _about(best: Pairing, plain: MemoryPlan, to: Deployment, conditions: Conditi
     if best.ratio is not None and best.draft.kind == "draft":
         found.append(f"Size: {ratio_evidence(best.ratio)}.")
     if best.compatibility is not None:
-        found.append(f"Tokenizers: {best.compatibility.sentence}.")
+        found.append(f"Tokenizers: {best.compatibility.sentence}.{_about_bridge(best)}")
     return found
+
+
+def _about_bridge(pairing: Pairing) -> str:
+    return f" {pairing.bridge.sentence}." if pairing.bridge is not None else ""
 
 
 def _full_load(best: Pairing, plain: MemoryPlan, to: Deployment) -> str:
@@ -147,9 +152,11 @@ def _full_load(best: Pairing, plain: MemoryPlan, to: Deployment) -> str:
 
 
 def _why_not(pairing: Pairing) -> str:
-    if pairing.verdict in ("use", "maybe"):
-        return f"{pairing.draft.name}: {pairing.speed.speedup:.2f}x at depth {pairing.speed.depth}; {pairing.reason}."
-    return f"{pairing.draft.name}: {pairing.reason}."
+    speed = f"{pairing.speed.speedup:.2f}x at depth {pairing.speed.depth}; "
+    sentence = f"{pairing.draft.name}: {speed if pairing.verdict in ('use', 'maybe') else ''}{pairing.reason}."
+    if pairing.bridge is None or pairing.compatibility is None:
+        return sentence
+    return f"{sentence} Tokenizers: {pairing.compatibility.sentence}.{_about_bridge(pairing)}"
 
 
 def _about_precision(target: PlannedModel, to: Deployment) -> list[str]:
@@ -195,7 +202,7 @@ def _does_not_fit(target: PlannedModel, plain: MemoryPlan, to: Deployment) -> Ad
 
 
 def _on(to: Deployment, gpus: int) -> Deployment:
-    return Deployment(to.machine, gpus, to.utilization, 1, to.cache_element_bytes, to.context, to.sequences,
+    return Deployment(to.machine, gpus, to.utilization, 1, to.cache_precision, to.context, to.sequences,
                       to.step_tokens, to.nominal)  # fmt: skip
 
 
@@ -226,10 +233,15 @@ def _commands(target: PlannedModel, best: Pairing | None, to: Deployment, condit
         shared += ["--gpu-memory-utilization", f"{to.utilization:g}"]
     if to.gpus > 1:
         shared += ["--tensor-parallel-size", str(to.gpus)]
-    shared += ["--max-num-seqs", str(max(to.sequences, conditions.rows))]
+    sequences = max(to.sequences, conditions.rows)
+    own += [*shared, "--max-num-seqs", str(min(sequences, MAX_SEQUENCES))]
+    other += [*shared, "--max-num-seqs", str(sequences)]
     quantised = _quantisation(target.precision)
-    own += [*shared, *(["--quantization", quantised] if quantised else [])]
-    other += [*shared, *(["--quantization", "fp8"] if quantised == "fp8" else [])]
+    if to.cache_element_bytes == 1 and to.machine.is_gpu:
+        own += ["--kv-cache-dtype", to.cache_precision]
+        other += ["--kv-cache-dtype", "fp8"]  # its only cache of 8 bits
+    own += ["--quantization", quantised] if quantised else []
+    other += ["--quantization", "fp8"] if quantised == "fp8" else []
     is_gpu = to.machine.is_gpu  # vLLM is for GPUs
     if best is None:
         off = {"outpace": shlex.join([*own, "--speculation", "off"])}
@@ -249,7 +261,7 @@ def _commands(target: PlannedModel, best: Pairing | None, to: Deployment, condit
             own += ["--speculative-draft-tensor-parallel-size", str(to.draft_gpus)]
             config["draft_tensor_parallel_size"] = to.draft_gpus
     found = {"outpace": shlex.join([*own, "--speculation", "auto"])}
-    if config and is_gpu:
+    if config and is_gpu and best.bridge is None:
         found["vllm"] = shlex.join([*other, "--speculative-config", json.dumps(config)])
     return found
 

@@ -15,17 +15,17 @@ from outpace.errors import UsageError
 from outpace.plan.drafts import PlannedDraft
 from outpace.plan.machines import Machine
 from outpace.plan.models import PlannedModel
+from outpace.plan.precision import cache_bytes
 from outpace.plan.shapes import Shape
 
 PAGE_TOKENS = 32  # of the torch backend
 PAGES_PER_SEQUENCE = 3  # a partly used last page, a copied page, an early page: `num_pages` of the torch backend
 _SCORING_BYTES = 64 << 20  # prompt log-probabilities in one step: `max_scored_tokens` of the backends
+_SCALE_BYTES = 4  # for each head of a token, in a cache of 8 bits
 _MAX_KEPT = 256
-_MAX_SLOTS = 256  # sequences that a backend holds
-# Rows of logits that captured graphs keep, by sequences: `num_captured_tokens` of the torch backend.
-CAPTURED_ROWS = {
-    1: 109, 2: 385, 4: 729, 8: 1385, 16: 3113, 24: 5017, 32: 7641, 48: 12601, 64: 16249, 96: 19033, 128: 22745,
-}  # fmt: skip
+_MOST_KEPT_PREFIXES = 128  # finished requests whose cache a backend keeps for reuse
+# Rows of logits that captured graphs share, by sequences: `num_captured_tokens` of the torch backend.
+CAPTURED_ROWS = {1: 24, 2: 48, 4: 96, 8: 160, 16: 384, 24: 512, 32: 768, 48: 1024}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Deployment:
     gpus: int = 1
     utilization: float = 0.9
     draft_gpus: int = 1
-    cache_element_bytes: float = 2.0
+    cache_precision: str = "bf16"
     context: int = 8192  # tokens of a sequence, prompt and output
     sequences: int = 16  # most that run at once; buffers are made for so many
     step_tokens: int = 512  # most in one forward pass
@@ -49,8 +49,13 @@ class Deployment:
                 raise UsageError(f"{name.replace('_', ' ')} must be at least 1; got {value}")
         if not 0 < self.utilization <= 1:
             raise UsageError(f"the utilization must be above 0 and at most 1; got {self.utilization:g}")
+        cache_bytes(self.cache_precision)
         if self.draft_gpus not in (1, self.gpus):
             raise UsageError(f"a draft runs on 1 GPU or on all {self.gpus}; got {self.draft_gpus}")
+
+    @property
+    def cache_element_bytes(self) -> float:
+        return cache_bytes(self.cache_precision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +113,8 @@ class MemoryPlan:
 def divide(target: PlannedModel, draft: PlannedDraft | None, to: Deployment) -> MemoryPlan:
     _check_split(target, to)
     shape = target.shape
-    token = _cache_share(shape, to.gpus) * shape.cache_elements_per_token * to.cache_element_bytes
-    draft_token = _draft_elements(draft, to) * to.cache_element_bytes
+    token = _token_bytes(shape, to.gpus, to)
+    draft_token = _draft_token_bytes(draft, to)
     target_bytes = (target.nominal_bytes() if to.nominal else target.weight_bytes) / to.gpus
     draft_bytes = _draft_bytes(draft, nominal=to.nominal) / to.draft_gpus
     found = []
@@ -152,14 +157,20 @@ def _cache_share(shape: Shape, gpus: int) -> float:
     return math.ceil(shape.kv_heads / gpus) / shape.kv_heads
 
 
-def _draft_elements(draft: PlannedDraft | None, to: Deployment) -> float:
+def _token_bytes(shape: Shape, gpus: int, to: Deployment) -> float:
+    """Of a token's cache on one GPU. With 8 bits, keys and values of each head have a scale."""
+    scales = _SCALE_BYTES / shape.head_dim if to.cache_element_bytes == 1 and not to.nominal else 0.0
+    return _cache_share(shape, gpus) * shape.cache_elements_per_token * (to.cache_element_bytes + scales)
+
+
+def _draft_token_bytes(draft: PlannedDraft | None, to: Deployment) -> float:
     if draft is None:
         return 0.0
-    if draft.head is not None:
-        return draft.head.cache_elements_per_token / to.draft_gpus
+    if draft.head is not None:  # its cache stays in 16 bits
+        return draft.head.cache_elements_per_token / to.draft_gpus * max(to.cache_element_bytes, 2.0)
     if draft.model is None:
         return 0.0
-    return draft.model.shape.cache_elements_per_token * _cache_share(draft.model.shape, to.draft_gpus)
+    return _token_bytes(draft.model.shape, to.draft_gpus, to)
 
 
 def _draft_bytes(draft: PlannedDraft | None, *, nominal: bool) -> float:
@@ -179,7 +190,7 @@ def _buffers(target: PlannedModel, draft: PlannedDraft | None, to: Deployment) -
 def _workspace(shape: Shape, to: Deployment) -> float:
     """The torch backend's `TorchModel.plan`. Rows of logits are whole on every GPU: the token is chosen there."""
     is_gpu = to.machine.is_gpu
-    slots = min(2 * to.sequences, _MAX_SLOTS)  # prefixes of finished requests are kept for reuse
+    slots = to.sequences + min(to.sequences, _MOST_KEPT_PREFIXES)
     captured = captured_rows(slots) if is_gpu else 0
     scored = min(max(1, _SCORING_BYTES // (4 * shape.vocab_size)), to.step_tokens)
     activations = (2 if is_gpu else 1) * to.step_tokens * shape.widest * 2.0 / to.gpus
@@ -193,4 +204,4 @@ def kept_rows(sequences: int) -> int:
 
 
 def captured_rows(sequences: int) -> int:
-    return next((rows for most, rows in CAPTURED_ROWS.items() if most >= sequences), CAPTURED_ROWS[128])
+    return next((rows for most, rows in CAPTURED_ROWS.items() if most >= sequences), max(CAPTURED_ROWS.values()))

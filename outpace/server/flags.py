@@ -16,11 +16,13 @@ from outpace.config import (
     DEFAULT_AUTO_DEPTH,
     DEFAULT_CONTEXT,
     DEFAULT_DEPTH,
+    MAX_SEQUENCES,
     Acceptance,
     BackendName,
     DeviceName,
     DtypeName,
     EngineConfig,
+    KVCacheDtype,
     Method,
     Pooling,
     Quantization,
@@ -39,6 +41,8 @@ ENGINE_FIELDS = {
     "dtype": "dtype",
     "quantization": "quantization",
     "speculative_model_quantization": "draft_quantization",
+    "kv_cache_dtype": "kv_cache_dtype",
+    "batch_invariant": "batch_invariant",
     "gpu_memory_utilization": "gpu_memory_utilization",
     "tensor_parallel_size": "tensor_parallel_size",
     "threads": "threads",
@@ -88,6 +92,8 @@ RAY_FLAGS = {
     "replicas": "number",
     "min_replicas": "least",
     "max_replicas": "most",
+    "upscale_delay": "add_after",
+    "downscale_delay": "remove_after",
     "replica_cpus": "num_cpus",
     "replica_gpus": "num_gpus",
     "ray_address": "",
@@ -177,6 +183,11 @@ def quantization_name(given: str) -> str:
     return "auto" if given in ("gguf", "awq", "gptq", "compressed-tensors") else given
 
 
+def kv_cache_name(given: str) -> str:
+    """Our name of a format that vLLM names differently."""
+    return {"fp8_e4m3": "fp8"}.get(given, given)
+
+
 def method_name(given: str) -> str:
     """Our name of a method that vLLM names differently."""
     return {"draft_model": "draft"}.get(given, given)
@@ -203,6 +214,12 @@ def add_model_flags(parser: argparse.ArgumentParser, model: str = _MODEL) -> Non
     flags.add("--quantization", "how the torch backend keeps the weights: stored: as in the file; none: in --dtype; "
               "int4, int4-128, fp8, int8: rounded when they are loaded; auto: stored on a GPU, else none",
               engine.quantization, choices=get_args(Quantization), type=quantization_name)  # fmt: skip
+    flags.add("--kv-cache-dtype", "how the torch backend keeps keys and values: fp8, int8: 8 bits and a scale for each "
+              "token and head; auto: in --dtype", engine.kv_cache_dtype, choices=get_args(KVCacheDtype),
+              type=kv_cache_name)  # fmt: skip
+    flags.add("--batch-invariant", "greedy and seeded answers do not depend on what shares the step, to the bit: "
+              "always so on the native backend, by slower kernels on torch", engine.batch_invariant,
+              action=argparse.BooleanOptionalAction)  # fmt: skip
     flags.add("--gpu-memory-utilization", "the share of a GPU's memory that may be used",
               engine.gpu_memory_utilization, metavar="SHARE", type=float)  # fmt: skip
     flags.add("--tensor-parallel-size", "GPUs that share the model; see docs/scale.md", engine.tensor_parallel_size,
@@ -212,7 +229,8 @@ def add_model_flags(parser: argparse.ArgumentParser, model: str = _MODEL) -> Non
               metavar="N", type=int)  # fmt: skip
     flags.add("--kv-cache-tokens", f"KV cache for all running requests together (default: {DEFAULT_CONTEXT}, or "
               "--max-model-len if that is more)", metavar="N", type=int)  # fmt: skip
-    flags.add("--max-num-seqs", "completions that run at once", engine.max_sequences, metavar="N", type=int)
+    flags.add("--max-num-seqs", f"completions that run at once, at most {MAX_SEQUENCES}", engine.max_sequences,
+              metavar="N", type=int)  # fmt: skip
     flags.add("--max-num-batched-tokens", "most tokens of one forward pass", engine.max_step_tokens,
               metavar="N", type=int)  # fmt: skip
     flags.add("--enable-prefix-caching", "compute a shared prefix once", engine.prefix_reuse,
@@ -312,6 +330,10 @@ def _add_server_flags(parser: argparse.ArgumentParser) -> None:
               type=replica_count)  # fmt: skip
     flags.add("--min-replicas", "with --replicas auto, at least so many (default: 1)", metavar="N", type=int)
     flags.add("--max-replicas", "with --replicas auto, at most so many (default: 4)", metavar="N", type=int)
+    flags.add("--upscale-delay", "with --replicas auto, seconds of too many open requests before one is added "
+              "(default: 30)", metavar="S", type=float)  # fmt: skip
+    flags.add("--downscale-delay", "the same for too few, before one is removed (default: 600)", metavar="S",
+              type=float)  # fmt: skip
     flags.add("--replica-cpus", "CPU cores of each (default: 1)", metavar="N", type=float)
     flags.add("--replica-gpus", "GPUs of each (default: 0)", metavar="N", type=float)
     flags.add("--ray-address", "a Ray cluster to join, such as auto or HOST:6379 (default: start one here)",

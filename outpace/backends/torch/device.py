@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from outpace.backends.memory import available_bytes
-from outpace.config import DeviceName, DtypeName, Quantization
+from outpace.config import DeviceName, DtypeName, KVCacheDtype, Quantization
 from outpace.errors import BackendError
 
 _BFLOAT16_CAPABILITY = (8, 0)  # Ampere; older GPUs emulate bfloat16 slowly
@@ -24,6 +24,8 @@ class TorchOptions:
     tensor_parallel_size: int = 1  # devices, and processes, that share the model
     quantization: Quantization = "auto"
     head_quantization: Quantization = "auto"  # of a draft head
+    kv_cache_dtype: KVCacheDtype = "auto"
+    batch_invariant: bool = False
 
 
 def choose_device(wanted: DeviceName) -> torch.device:

@@ -40,15 +40,17 @@ from outpace.backends.torch.execution.drafting import WIDTHS, LoopRun
 from outpace.backends.torch.execution.executor import DeviceExecutor, score
 from outpace.backends.torch.execution.graphs import LARGEST_BUCKET, Graphs, num_captured_tokens
 from outpace.backends.torch.execution.launched import Launched
+from outpace.backends.torch.execution.pages import PAGE_TOKENS, Pages, bytes_per_token, choose_cache_dtype, is_rounded
 from outpace.backends.torch.execution.step import HostStep, StepShape, views
 from outpace.backends.torch.head import TorchHead
 from outpace.backends.torch.kernels import ops_for
-from outpace.backends.torch.kernels.base import Cache
+from outpace.backends.torch.kernels.base import fixed_shares
 from outpace.backends.torch.kernels.compiling import num_compiled
 from outpace.backends.torch.model.head import HeadModel
 from outpace.backends.torch.model.head_loader import open_head
 from outpace.backends.torch.model.head_weights import HeadWeights, allocate_head
 from outpace.backends.torch.model.loader import (
+    check_invariant,
     choose_formats,
     choose_head_formats,
     load_weights,
@@ -57,7 +59,6 @@ from outpace.backends.torch.model.loader import (
 )
 from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.model.taps import TapStore
-from outpace.backends.torch.model.weights import FormatOf, all_dense
 from outpace.backends.torch.parallel.ops import local_ops
 from outpace.backends.torch.parallel.shard import Shard, num_shard_bytes
 from outpace.backends.torch.sampling.draws import Draws, Mode
@@ -67,7 +68,6 @@ from outpace.errors import BackendError
 from outpace.kv.blocks import BlockPool
 from outpace.models.head_file import HeadConfig
 
-PAGE_TOKENS = 32
 Follower = Callable[[Sequence[DraftTask], LoopRun], Ahead | None]
 
 
@@ -80,30 +80,22 @@ class TorchModel:
         """`head`: the file or folder of a draft head for this model."""
         self.device = choose_device(options.device)
         self.dtype = choose_dtype(options.dtype, self.device)
+        self.cache_dtype = choose_cache_dtype(options.kv_cache_dtype, self.dtype, self.device)
         self.options = options
         self.runner: TorchRunner | None = None  # once it is started
         self._path = path
         self._checkpoint = open_checkpoint(path)
         self._shard = Shard(0, options.tensor_parallel_size)
         self._shard.check(self._checkpoint.config)
-        self._formats = self._choose_formats()
+        self._formats = choose_formats(self._checkpoint, options.quantization, self.dtype, self.device)
+        if options.batch_invariant:
+            check_invariant(self._checkpoint, self.dtype, self._formats, self._shard.size)
         self._head_formats = choose_head_formats(options.head_quantization, self.dtype, self.device)
         self.config = self._shard.of(self._checkpoint.config)  # of what this process holds
         self.has_head = head is not None
         self._head = open_head(head, path, self.config, self._checkpoint.name) if head is not None else None
         self.tokenizer = tokenizer or open_tokenizer(path, self.config.vocab_size)
         self.train_context = self.config.context
-
-    def _choose_formats(self) -> FormatOf:
-        wanted = self.options.quantization
-        if self._shard.size == 1:
-            return choose_formats(self._checkpoint, wanted, self.dtype, self.device)
-        if wanted not in ("auto", "none"):
-            raise BackendError(
-                f"quantization is {wanted!r}, but a model on {self._shard.size} devices has dense weights; leave "
-                "it out, or use one device"
-            )
-        return all_dense
 
     def start(self, capacity: Capacity, threads: int) -> LoadedModel:
         plan = self.plan(capacity)
@@ -114,7 +106,7 @@ class TorchModel:
             model = self._load(capacity, threads)
             weights = model.weights
             head = None if self._head is None else self._head.load(self.dtype, self.device, self._head_formats)
-            runner = self.runner = TorchRunner(model, capacity)
+            runner = self.runner = TorchRunner(model, capacity, self.cache_dtype)
             if self._head is not None and head is not None:
                 runner.attach(self._head.config, head, self._head.measured)
         except torch.OutOfMemoryError as error:
@@ -122,22 +114,27 @@ class TorchModel:
         return LoadedModel(
             runner=runner,
             tokenizer=self.tokenizer,
-            description=f"{self._checkpoint.name} (torch, {str(self.dtype).removeprefix('torch.')} on {self.device})",
+            description=f"{self._checkpoint.name} (torch, {self._numbers()} on {self.device})",
             num_parameters=weights.num_parameters,
             size_bytes=weights.num_bytes + (head.num_bytes if head is not None else 0),
         )
 
+    def _numbers(self) -> str:
+        cache = f", cache in {self.options.kv_cache_dtype}" if is_rounded(self.cache_dtype) else ""
+        return f"{str(self.dtype).removeprefix('torch.')}{cache}"
+
     def _load(self, capacity: Capacity, threads: int) -> Model:
         """The model, or this process' part of it and, in processes of their own, the other parts."""
-        ops = ops_for(self.device)
         if self._shard.size == 1:
+            ops = ops_for(self.device, batch_invariant=self.options.batch_invariant)
             weights = load_weights(self._checkpoint, self.dtype, self.device, self._formats)
             return Model(self.config, weights, ops, capacity.max_context)
         from outpace.backends.torch.parallel.starting import start  # needs torch.distributed
 
         return start(
-            self._path, self._checkpoint, self._shard, self.dtype, self.device, capacity, num_pages(capacity), threads
-        )
+            self._path, self._checkpoint, self._shard, self.dtype, self.cache_dtype, self.device, capacity,
+            num_pages(capacity), threads, self.options.quantization,
+        )  # fmt: skip
 
     def plan(self, capacity: Capacity) -> MemoryPlan:
         c, size = self.config, self.dtype.itemsize
@@ -151,9 +148,12 @@ class TorchModel:
         num_logits = capacity.max_sequences + captured + num_scored + num_kept
         num_tokens = (2 if captured else 1) * capacity.max_step_tokens  # graphs have their own activations
         workspace = num_tokens * widest * size + num_logits * c.vocab_size * 4
-        weights, head_cache = num_shard_bytes(self._checkpoint, self._shard, self.dtype), 0
-        if self._shard.size == 1:
-            weights = weight_bytes(self._checkpoint, self.dtype, self._formats)
+        if self.options.batch_invariant:  # the shares of every context
+            _, shares = fixed_shares(capacity.max_context + PAGE_TOKENS)
+            workspace += 4 * num_tokens * shares * (c.q_size + 2 * c.num_heads)
+        weights, head_cache = weight_bytes(self._checkpoint, self.dtype, self._formats), 0
+        if self._shard.size > 1:
+            weights = num_shard_bytes(self._checkpoint, self._shard, self.dtype, self._formats)
         if self._head is not None:
             meta = torch.device("meta")
             weights += allocate_head(self._head.config, self.dtype, meta, self._head_formats).num_bytes
@@ -162,9 +162,15 @@ class TorchModel:
             name=self._checkpoint.name,
             weights=weights,
             workspace=workspace,
-            cache_token=(c.cache_elements_per_token + head_cache) * size,
+            cache_token=self.cache_token_bytes + head_cache * size,
             num_cache_tokens=num_pages(capacity) * PAGE_TOKENS,
         )
+
+    @property
+    def cache_token_bytes(self) -> int:
+        """Of one token's keys and values; without a draft head's."""
+        c = self.config
+        return bytes_per_token(c.cache_elements_per_token, c.head_dim, self.cache_dtype)
 
     def close(self) -> None:
         pass
@@ -209,7 +215,8 @@ def num_pages(capacity: Capacity) -> int:
 class TorchRunner:
     """A started model: its weights, its cache pages, and which sequence owns each page."""
 
-    def __init__(self, model: Model, capacity: Capacity) -> None:
+    def __init__(self, model: Model, capacity: Capacity, cache_dtype: torch.dtype | None = None) -> None:
+        """`cache_dtype`: by default, that of the weights."""
         config, embedding = model.config, model.weights.embedding
         self.model = model
         self.capacity = capacity
@@ -230,12 +237,12 @@ class TorchRunner:
         )
         self.vocab_size = config.vocab_size
         self.device = embedding.device
-        self.page_tokens = PAGE_TOKENS
         self.pool = BlockPool(num_pages(capacity), PAGE_TOKENS)
-        shape = (config.num_layers, 2, self.pool.num_blocks, config.num_kv_heads, PAGE_TOKENS, config.head_dim)
-        # Zeros, because attention multiplies masked values by 0, and 0 * NaN is NaN.
-        self._pages = torch.zeros(shape, dtype=embedding.dtype, device=self.device)
-        self.caches = [Cache(layer[0], layer[1]) for layer in self._pages]
+        self._pages = Pages(
+            config.num_layers, self.pool.num_blocks, config.num_kv_heads, config.head_dim,
+            cache_dtype or embedding.dtype, self.device,
+        )  # fmt: skip
+        self.caches = self._pages.caches
         self._table_width = -(-capacity.max_context // PAGE_TOKENS) + 1
         self.tables = np.zeros((capacity.max_sequences, self._table_width), np.int32)  # the pages of each sequence
         self._open: set[int] = set()
@@ -243,7 +250,7 @@ class TorchRunner:
         self._head: TorchHead | None = None
         self._states: Tensor | None = None  # of the latest step, if its plan needed them
         self._taps: TapStore | None = None
-        self._head_pages: Tensor | None = None
+        self._head_pages: Pages | None = None
 
     def attach(self, config: HeadConfig, weights: HeadWeights, measured: MeasuredAcceptance | None = None) -> None:
         """Draft with a head. Called before the first step."""
@@ -251,9 +258,10 @@ class TorchRunner:
         c, model = config, self.model
         embedding = model.weights.embedding
         taps = model.taps = self._taps = TapStore(c.taps, self.pool.num_blocks, PAGE_TOKENS, c.tap_width, embedding)
-        shape = (2, self.pool.num_blocks, c.num_kv_heads, PAGE_TOKENS, c.head_dim)
-        self._head_pages = torch.zeros(shape, dtype=embedding.dtype, device=self.device)
-        cache = Cache(self._head_pages[0], self._head_pages[1], first=1)
+        self._head_pages = Pages(
+            1, self.pool.num_blocks, c.num_kv_heads, c.head_dim, embedding.dtype, self.device, first=1
+        )
+        [cache] = self._head_pages.caches
         head = HeadModel(c, weights, local_ops(model.ops), embedding, taps, cache, model.rope)
         self._head = TorchHead(head, measured, self, self._graphs)
         self.capabilities = replace(self.capabilities, head=self._head)
@@ -313,20 +321,25 @@ class TorchRunner:
     def is_prepared(self, plan: StepPlan, mode: Mode) -> bool:
         return self._graphs is not None and self._graphs.is_prepared(plan, mode)
 
-    def launch(self, plan: StepPlan, drafted: Tensor | None = None) -> Launched:
-        """Start a step; pages are reserved. `drafted` [depth, rows]: the tokens rows feed after their first."""
+    def launch(self, plan: StepPlan, drafted: Tensor | None = None, *, gives_peaks: bool = False) -> Launched:
+        """Start a step; pages are reserved. `drafted` [depth, rows]: the tokens rows feed after their first.
+
+        `gives_peaks`: it gives no logits, only what draws of mode `peaks` need.
+        """
         graphs = self.check_open()
         num_logits = sum([row.num_logits for row in plan.rows])
         # Graphs have no outputs for states, and reuse their memory.
-        bucket = None if plan.needs_states else graphs.find(plan)
+        bucket = None if plan.needs_states else graphs.find(plan, gives_peaks=gives_peaks)
         self._states = None
         if bucket is not None:
             self.fill(bucket.host, plan)
             bucket.launch(drafted)
             lines, device_lines = bucket.lines(num_logits)
-            return Launched(bucket.logits, lines, device_lines, bucket.draws, bucket)
+            return Launched(bucket.logits, lines, device_lines, bucket.draws, bucket, gives_peaks)
         longest = max(len(row.tokens) for row in plan.rows)
-        shape = StepShape(plan.num_tokens, len(plan.rows), num_logits, longest, self._table_width)
+        shape = StepShape(
+            plan.num_tokens, len(plan.rows), num_logits, longest, self._table_width, gives_peaks=gives_peaks
+        )
         host = HostStep(shape, pinned=self.device.type == "cuda")
         self.fill(host, plan)
         step = views(host.buffer.to(self.device), shape)
@@ -338,7 +351,9 @@ class TorchRunner:
         logits = self.model.forward(step, self.caches, states=states)
         self._states = states[0] if states else None
         everything = torch.arange(num_logits, device=self.device)
-        return Launched(logits, np.arange(num_logits), everything, lambda mode: Draws(logits, mode, None), None)
+        return Launched(
+            logits, np.arange(num_logits), everything, lambda mode: Draws(logits, mode, None), None, gives_peaks
+        )
 
     def states(self, begin: int, end: int) -> NDArray[np.float32]:
         if self._states is None:
@@ -373,10 +388,10 @@ class TorchRunner:
         copies = self.pool.reserve(seq, count)
         for source, target in copies or ():
             self.model.copying_page(source, target)
-            self._pages[:, :, target] = self._pages[:, :, source]
+            self._pages.copy(source, target)
             if self._taps is not None and self._head_pages is not None:
                 self._taps.copy_page(source, target)
-                self._head_pages[:, target] = self._head_pages[:, source]
+                self._head_pages.copy(source, target)
         if copies or (length - 1) // PAGE_TOKENS != (length + count - 1) // PAGE_TOKENS:
             self._update_table(seq)
         return copies is not None

@@ -55,10 +55,9 @@ class SelfDraft:
     def plan(self, capacity: Capacity) -> MemoryPlan:
         t, meta = self._target, torch.device("meta")
         layers = allocate(t.config, tied=True, dtype=t.dtype, device=meta, formats=rounded(self._kind)).layers
-        cache_token = t.config.cache_elements_per_token * t.dtype.itemsize
         whole = t.plan(capacity)
         return replace(
-            whole, name=self._described(whole.name), weights=num_matrix_bytes(layers), cache_token=cache_token
+            whole, name=self._described(whole.name), weights=num_matrix_bytes(layers), cache_token=t.cache_token_bytes
         )
 
     def start(self, capacity: Capacity, threads: int) -> LoadedModel:
@@ -68,7 +67,7 @@ class SelfDraft:
         try:
             weights = quantised_copy(t.runner.model.weights, self._kind)
             model = Model(t.config, weights, ops_for(self.device), capacity.max_context)
-            runner = TorchRunner(model, capacity)
+            runner = TorchRunner(model, capacity, t.cache_dtype)
         except torch.OutOfMemoryError as error:
             raise out_of_memory(error, plan, self.device) from error
         return LoadedModel(

@@ -38,6 +38,10 @@ class CostFile:
         """One file per model, draft, backend, threads and sequences; the fingerprint covers the rest."""
         setting: list[Any] = [config.model, config.draft, config.backend, config.threads, config.max_sequences]
         setting += [config.quantization, config.draft_quantization]
+        if config.kv_cache_dtype != "auto":
+            setting.append(config.kv_cache_dtype)
+        if config.batch_invariant:
+            setting.append("batch_invariant")
         if config.tensor_parallel_size > 1:
             setting.append(config.tensor_parallel_size)
         name = hashlib.sha256(json.dumps(setting).encode()).hexdigest()[:16]

@@ -10,10 +10,11 @@ import torch
 
 from outpace.backends.torch.device import MemoryPlan, choose_device, choose_dtype, usable_bytes
 from outpace.backends.torch.execution.graphs import (
-    PREFILL_BUCKETS,
+    ROW_BUCKETS,
     TOKEN_BUCKETS,
     find_bucket,
     find_packed_bucket,
+    find_prefill_bucket,
     num_captured_tokens,
 )
 from outpace.errors import BackendError
@@ -107,10 +108,17 @@ def test_a_model_too_large_for_the_gpu_says_so(cuda):
 
 
 def test_every_bucket_that_can_be_met_is_in_the_plan_of_graphs():
-    met = {find_bucket(rows, tokens) for rows in range(1, 9) for tokens in range(1, TOKEN_BUCKETS[-1] + 1)} - {None}
-    drawn_from = sum(bucket[0] * bucket[1] for bucket in met if bucket is not None)
-    packed = {find_packed_bucket(8, TOKEN_BUCKETS[-1], tokens) for tokens in range(17, 8 * TOKEN_BUCKETS[-1] + 1)}
-    most = max(bucket[1] for bucket in packed if bucket is not None)  # packed buckets share their logits
-    assert num_captured_tokens(8) == drawn_from + len(PREFILL_BUCKETS[1]) + 8 * len(PREFILL_BUCKETS[8]) + most
+    """All buckets share the logits of the largest, whatever their kind."""
+    for most_rows in (1, 2, 5, 8, 40, 128, 130, 512):
+        met = set[int]()
+        for rows in {*(size for size in ROW_BUCKETS if size < most_rows), most_rows}:
+            padded = [find_bucket(rows, tokens) for tokens in range(1, TOKEN_BUCKETS[-1] + 1)]
+            packed = [find_packed_bucket(rows, 8, tokens) for tokens in range(rows, rows * TOKEN_BUCKETS[-1] + 1)]
+            prefill = [find_prefill_bucket(rows, tokens) for tokens in (rows, 4096)]
+            met |= {bucket[0] * bucket[1] for bucket in padded if bucket is not None}
+            met |= {bucket[1] for bucket in packed if bucket is not None}
+            met |= {bucket[0] for bucket in prefill if bucket is not None}
+        assert max(met) <= num_captured_tokens(most_rows)
+        assert most_rows not in ROW_BUCKETS or max(met) == num_captured_tokens(most_rows)
     assert num_captured_tokens(5) == num_captured_tokens(8) > num_captured_tokens(4)
-    assert num_captured_tokens(1000) == num_captured_tokens(128)
+    assert num_captured_tokens(1000) == num_captured_tokens(512)

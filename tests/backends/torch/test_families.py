@@ -74,7 +74,9 @@ def copied(tmp_path: Path, folders: dict[str, Path]) -> Any:
     return copy
 
 
-def logits(folder: Path, tokens: list[int], quantization: Any = "auto", capacity: Capacity = CAPACITY) -> Floats:
+def logits(
+    folder: Path, tokens: list[int], quantization: Quantization = "auto", capacity: Capacity = CAPACITY
+) -> Floats:
     model = TorchModel(folder, TorchOptions("cpu", quantization=quantization), tokenizer=ByteTokenizer())
     runner = model.start(capacity, 1).runner
     assert isinstance(runner, TorchRunner)

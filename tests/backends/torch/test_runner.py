@@ -25,10 +25,11 @@ from outpace.backends.torch.device import MemoryPlan, TorchOptions, choose_devic
 from outpace.backends.torch.execution import executor, graphs
 from outpace.backends.torch.execution.early_start import EarlyStart
 from outpace.backends.torch.execution.graphs import Graphs, find_bucket, find_prefill_bucket, load_step
+from outpace.backends.torch.execution.pages import PAGE_TOKENS
 from outpace.backends.torch.execution.staging import fill
 from outpace.backends.torch.execution.step import DRAFTED, PADDING, HostStep, StepShape, views
 from outpace.backends.torch.model.gguf_quants import dequantise
-from outpace.backends.torch.runner import PAGE_TOKENS, TorchModel, TorchRunner
+from outpace.backends.torch.runner import TorchModel, TorchRunner
 from outpace.backends.torch.sampling import verifier as device_verifier
 from outpace.config import EngineConfig, SpeculationParams
 from outpace.core import Case, Draft, Request, Row, StepPlan
@@ -267,7 +268,7 @@ def test_a_step_takes_what_the_host_says_and_what_was_drafted():
 
 
 def test_buckets_hold_what_they_are_found_for():
-    for num_rows in (1, 3, 17, 128):
+    for num_rows in (1, 3, 17, 128, 130, 300, 512):
         for row_tokens in (1, 5, 7, 16):
             bucket = find_bucket(num_rows, row_tokens)
             assert bucket is None or (bucket[0] >= num_rows and bucket[1] >= row_tokens)
@@ -276,8 +277,12 @@ def test_buckets_hold_what_they_are_found_for():
     assert find_prefill_bucket(1, 500) == (1, 512)
     assert find_prefill_bucket(1, 5000) is None
     assert find_prefill_bucket(9, 2000) == (32, 2048)
-    assert find_prefill_bucket(500, 2000) is None
-    assert find_bucket(500, 1) is None
+    assert find_prefill_bucket(500, 2000) == (512, 2048)
+    assert find_prefill_bucket(513, 2000) is None
+    assert find_bucket(512, 1) == (512, 1)
+    assert find_bucket(512, 2) == (512, 2)
+    assert find_bucket(512, 3) is None
+    assert find_bucket(513, 1) is None
 
 
 # GGUF files.
@@ -307,13 +312,15 @@ def test_gguf_logits_are_those_of_the_numpy_reference(family, options, tmp_path)
 @pytest.mark.model
 def test_greedy_speculation_says_what_plain_decoding_says():
     prompt = "red, green, blue, red, green, blue, red, green, blue, red, green,"
-    params = SamplingParams(max_tokens=16, temperature=0.0)
     texts = {}
-    for speculation in ("off", "on"):
-        mode: Any = speculation
-        with LLM(backend="torch", device="cpu", speculation=mode, max_context=512, threads=1) as llm:
-            assert llm.config.backend == "torch"
-            texts[speculation] = llm.generate(prompt, params)[0].outputs[0]
+    room: dict[str, Any] = {"max_context": 256, "cache_tokens": 256, "max_sequences": 1}  # less to calibrate
+    with LLM(backend="torch", device="cpu", speculation="on", prefix_reuse=False, threads=1, **room) as llm:
+        assert llm.config.backend == "torch"
+        for mode in ("off", "on"):
+            asked = SpeculationParams(mode=mode)
+            params = SamplingParams(max_tokens=16, temperature=0.0, speculation=asked)
+            texts[mode] = llm.generate(prompt, params)[0].outputs[0]
+    assert texts["off"].speculation.num_drafted == 0
     assert texts["on"].speculation.num_accepted > 0, "nothing was accepted, so nothing was tested"
     assert texts["on"].token_ids == texts["off"].token_ids
 

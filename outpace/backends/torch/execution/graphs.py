@@ -4,7 +4,8 @@ A step of a large model is two hundred kernels of a few microseconds each; launc
 longer than running them. A bucket's tensors have fixed addresses and sizes: a plan is written into its buffer, padded
 if it has fewer or shorter rows, and the whole step is one launch. A bucket of one token per row can also continue
 without the host: it feeds the token just drawn. Rows of very different lengths are packed one after the other, not
-padded, so that a step costs no more than its tokens.
+padded, so that a step costs no more than its tokens. All buckets write their logits into one tensor: the logits of a
+step are valid until the next step, of whatever shape.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from outpace.backends.torch.sampling.independent import draws_independently, max
 from outpace.backends.torch.sampling.rejection import RejectionPass
 from outpace.core import Request, StepPlan
 
-ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 TOKEN_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 17)  # per row; 17 is a draft of 16 and the token before it
 # Packed rows: tokens in total.
 PACKED_TOKENS = (8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 384, 512, 768, 1024)
@@ -39,6 +40,7 @@ PREFILL_BUCKETS = {
     8: (64, 128, 256, 512, 768, 1024, 1280, 1536, 2048, 2560, 3072, 3584, 4096),
     32: (128, 256, 512, 1024, 1536, 2048, 2560, 3072, 3584, 4096),
     128: (256, 512, 1024, 1536, 2048, 2560, 3072, 3584, 4096),
+    512: (512, 768, 1024, 1536, 2048, 2560, 3072, 3584, 4096),
 }
 MAX_PREFILL_ROW = 1024  # tokens of one row in such a step
 _LAUNCH_BOUND = 1.6e13  # operations per step; above this, computing takes longer than launching
@@ -64,9 +66,9 @@ class Bucket:
         shape: StepShape,
         pool: Pool | None,
         captures: Captures,
-        room: Tensor | None = None,
+        room: Tensor,
     ) -> None:
-        """`room`: a tensor for the logits, if several buckets share one."""
+        """`room` [num_outputs, vocab] receives the logits; buckets share it."""
         device = model.weights.embedding.device
         self._model, self._caches, self._pool, self._captures = model, caches, pool, captures
         captures.num += 1
@@ -82,19 +84,17 @@ class Bucket:
         self._draws: dict[Mode, Draws] = {}
         self._rejections: dict[tuple[Mode, int, int, bool], RejectionPass] = {}
         self._graph: torch.cuda.CUDAGraph | None = None
-        if pool is None:
-            self.logits = torch.empty((shape.num_outputs, model.config.vocab_size), device=device)
-        else:
-            self.logits = self._captured(pool, device, room)  # valid once the stream has run the graph
+        self.logits = room  # valid once the stream has run the graph
+        if pool is not None:
+            self._capture(pool, device)
 
-    def _captured(self, pool: Pool, device: torch.device, room: Tensor | None) -> Tensor:
-        self._graph, logits = captured(lambda: self._run(room), pool, device, _WARM_UPS)
-        return logits
+    def _capture(self, pool: Pool, device: torch.device) -> None:
+        self._graph, _ = captured(self._run, pool, device, _WARM_UPS)
 
-    def _run(self, room: Tensor | None) -> Tensor:
+    def _run(self) -> None:
         if self._drafted is not None:
             load_step(self.host.buffer, self.step, self._drafted, self._model.config.vocab_size - 1)
-        return self._model.forward(self.step, self._caches, room)
+        self._model.forward(self.step, self._caches, self.logits)
 
     def launch(self, drafted: Tensor | None = None) -> None:
         """Start the step in `host`; `drafted` [depth, rows] on the device replaces its tokens that are DRAFTED."""
@@ -111,7 +111,7 @@ class Bucket:
             self._model.replaying(self.step)
             self._graph.replay()
         else:
-            self.logits.copy_(self._run(None))
+            self._run()
 
     def change_tables(self, changed: Mapping[int, Sequence[int]]) -> None:
         """Change the pages of some rows for the next launch; an earlier copy may still be running."""
@@ -174,15 +174,15 @@ class DraftLoops:
         table_width: int,
         pool: Pool | None,
         captures: Captures,
-        most_kept: int,
+        max_rows: int,
     ) -> None:
-        """`most_kept`: distributions of one draft of all rows that are kept, if its tokens are drawn independently."""
         self._make = make
         self._vocab_size = vocab_size
         self._table_width = table_width
         self._pool = pool
         self._made = captures
-        self._most_kept = most_kept
+        self._most_rows = row_bucket(max_rows)
+        self._most_kept = max_kept(max_rows)  # distributions of one draft of all rows, if drawn independently
         self._loops: dict[tuple[int, int, int, Mode, bool], DraftLoop] = {}
         self._first_logits: Tensor | None = None
         self._probs: Tensor | None = None
@@ -232,23 +232,22 @@ class DraftLoops:
     def first_logits(self, num_rows: int, device: torch.device) -> Tensor:
         """The logits that loops of width 0 start from; one tensor for all loops."""
         if self._first_logits is None or len(self._first_logits) < num_rows:
-            most = max(num_rows, ROW_BUCKETS[-1] if self._pool is not None else 0)
+            most = max(num_rows, self._most_rows if self._pool is not None else 0)
             self._first_logits = torch.zeros((most, self._vocab_size), device=device)
         return self._first_logits[:num_rows]
 
 
 class Graphs:
-    def __init__(self, model: Model, caches: list[Cache], table_width: int, max_rows: int = ROW_BUCKETS[-1]) -> None:
+    def __init__(self, model: Model, caches: list[Cache], table_width: int, max_rows: int) -> None:
         self._model = model
         self._caches = caches
         self.table_width = table_width
-        self._most_packed = most_packed(max_rows)
-        self._most_kept = max_kept(max_rows)
+        self._max_rows = max_rows
         self.captures = Captures()
         self._buckets: dict[StepShape, Bucket] = {}
-        self._prefill_buckets: dict[tuple[int, int], Bucket] = {}
+        self._prefill_buckets: dict[StepShape, Bucket] = {}
         self._num_parameters = model.weights.num_parameters
-        self._packed_logits: Tensor | None = None  # shared by all packed buckets, because there are many
+        self._logits: Tensor | None = None  # of all buckets
         self._captures = model.weights.embedding.is_cuda
         self.pool: Pool | None = torch.cuda.graph_pool_handle() if self._captures else None
         self.loops = self.loops_of(lambda _: DraftModel(model, caches))  # with this model as the draft
@@ -256,7 +255,7 @@ class Graphs:
     def loops_of(self, make: Callable[[int], LoopModel]) -> DraftLoops:
         """Draft loops in the same memory pool; `make(rows)` makes what one runs."""
         vocab_size = self._model.config.vocab_size
-        return DraftLoops(make, vocab_size, self.table_width, self.pool, self.captures, self._most_kept)
+        return DraftLoops(make, vocab_size, self.table_width, self.pool, self.captures, self._max_rows)
 
     @property
     def num_captured(self) -> int:
@@ -266,44 +265,51 @@ class Graphs:
         """Whether the plan runs without a new capture; always true without graphs."""
         if not self._captures:
             return True
-        shape = self._shape(plan)
+        shape = self._shape(plan, mode == "peaks")
         return shape is not None and shape in self._buckets and self._buckets[shape].has_draws(mode)
 
-    def find(self, plan: StepPlan) -> Bucket | None:
+    def find(self, plan: StepPlan, *, gives_peaks: bool) -> Bucket | None:
         """The smallest bucket the plan fits in, made on first use; None if a bucket would not pay."""
         longest = max(len(row.tokens) for row in plan.rows)
         if self._captures:
-            shape = self._shape(plan)
+            shape = self._shape(plan, gives_peaks)
             if shape is None:
-                return self._find_prefill(plan, longest)
+                return self._find_prefill(plan, longest, gives_peaks)
         elif longest == 1:
-            shape = StepShape(len(plan.rows), len(plan.rows), len(plan.rows), 1, self.table_width)
+            num_rows = len(plan.rows)
+            shape = StepShape(num_rows, num_rows, num_rows, 1, self.table_width, gives_peaks=gives_peaks)
         else:  # without graphs, padding gains nothing, and such shapes seldom repeat
             return None
         if shape not in self._buckets:
-            room = self._packed_room(shape.num_tokens) if shape.is_packed else None
-            self._buckets[shape] = Bucket(self._model, self._caches, shape, self.pool, self.captures, room)
+            self._buckets[shape] = self._new_bucket(shape)
         return self._buckets[shape]
 
-    def _shape(self, plan: StepPlan) -> StepShape | None:
+    def _shape(self, plan: StepPlan, gives_peaks: bool) -> StepShape | None:
         """The shape of a step that may verify drafts: padded to one row length, or packed if that is much smaller."""
         num_rows, longest = len(plan.rows), max(len(row.tokens) for row in plan.rows)
         padded, packed = find_bucket(num_rows, longest), find_packed_bucket(num_rows, longest, plan.num_tokens)
         if packed is not None and (padded is None or packed[1] <= _DENSE * padded[0] * padded[1]):
             rows, num_tokens, row_tokens = packed
-            return StepShape(num_tokens, rows, num_tokens, row_tokens, self.table_width, is_packed=True)
+            return StepShape(
+                num_tokens, rows, num_tokens, row_tokens, self.table_width, is_packed=True, gives_peaks=gives_peaks
+            )
         if padded is None:
             return None
         num_tokens = padded[0] * padded[1]
-        return StepShape(num_tokens, padded[0], num_tokens, padded[1], self.table_width)
+        return StepShape(num_tokens, padded[0], num_tokens, padded[1], self.table_width, gives_peaks=gives_peaks)
 
-    def _packed_room(self, num_tokens: int) -> Tensor:
-        if self._packed_logits is None:
-            shape = (self._most_packed, self._model.config.vocab_size)
-            self._packed_logits = torch.empty(shape, device=self._model.weights.embedding.device)
-        return self._packed_logits[:num_tokens]
+    def _new_bucket(self, shape: StepShape) -> Bucket:
+        device = self._model.weights.embedding.device
+        if shape.gives_peaks:
+            room = torch.empty((shape.num_outputs, self._model.num_columns(shape)), device=device)
+        else:
+            if self._logits is None:
+                most = num_captured_tokens(self._max_rows) if self._captures else self._max_rows
+                self._logits = torch.empty((most, self._model.config.vocab_size), device=device)
+            room = self._logits[: shape.num_outputs]
+        return Bucket(self._model, self._caches, shape, self.pool, self.captures, room)
 
-    def _find_prefill(self, plan: StepPlan, longest: int) -> Bucket | None:
+    def _find_prefill(self, plan: StepPlan, longest: int, gives_peaks: bool) -> Bucket | None:
         """The bucket for a plan that needs only the logits of each row's last token."""
         size = find_prefill_bucket(len(plan.rows), plan.num_tokens)
         if size is None or longest > MAX_PREFILL_ROW or any(row.num_logits > 1 for row in plan.rows):
@@ -311,10 +317,11 @@ class Graphs:
         rows, tokens = size
         if 2 * tokens * self._num_parameters > _LAUNCH_BOUND:
             return None
-        if size not in self._prefill_buckets:
-            shape = StepShape(tokens, rows, rows, min(tokens, MAX_PREFILL_ROW), self.table_width, is_packed=True)
-            self._prefill_buckets[size] = Bucket(self._model, self._caches, shape, self.pool, self.captures)
-        return self._prefill_buckets[size]
+        longest = min(tokens, MAX_PREFILL_ROW)
+        shape = StepShape(tokens, rows, rows, longest, self.table_width, is_packed=True, gives_peaks=gives_peaks)
+        if shape not in self._prefill_buckets:
+            self._prefill_buckets[shape] = self._new_bucket(shape)
+        return self._prefill_buckets[shape]
 
 
 def find_bucket(num_rows: int, row_tokens: int) -> tuple[int, int] | None:
@@ -336,10 +343,9 @@ def find_packed_bucket(num_rows: int, longest: int, num_tokens: int) -> tuple[in
     return rows, tokens, row_tokens
 
 
-def most_packed(max_rows: int) -> int:
-    """Tokens of the largest packed bucket that `max_rows` rows can use."""
-    most = next((size for size in ROW_BUCKETS if size >= max_rows), ROW_BUCKETS[-1]) * TOKEN_BUCKETS[-1]
-    return next((size for size in PACKED_TOKENS if size >= most), PACKED_TOKENS[-1])
+def row_bucket(max_rows: int) -> int:
+    """The rows of the largest bucket that `max_rows` rows can use."""
+    return next((size for size in ROW_BUCKETS if size >= max_rows), ROW_BUCKETS[-1])
 
 
 def find_prefill_bucket(num_rows: int, num_tokens: int) -> tuple[int, int] | None:
@@ -350,9 +356,6 @@ def find_prefill_bucket(num_rows: int, num_tokens: int) -> tuple[int, int] | Non
 
 
 def num_captured_tokens(max_rows: int) -> int:
-    """Rows of logits in all buckets that `max_rows` rows can use. Only packed buckets share theirs."""
-    most = next((size for size in ROW_BUCKETS if size >= max_rows), ROW_BUCKETS[-1])
-    sizes = [rows * tokens for rows in ROW_BUCKETS if rows <= most for tokens in TOKEN_BUCKETS]
-    most_rows = next((size for size in PREFILL_BUCKETS if size >= max_rows), max(PREFILL_BUCKETS))
-    prefill = sum(rows * len(tokens) for rows, tokens in PREFILL_BUCKETS.items() if rows <= most_rows)
-    return sum(size for size in sizes if size <= MAX_TOKENS) + prefill + most_packed(max_rows)
+    """Rows of logits of the largest bucket that `max_rows` rows can use: a packed one."""
+    most = row_bucket(max_rows) * TOKEN_BUCKETS[-1]
+    return next((size for size in PACKED_TOKENS if size >= most), PACKED_TOKENS[-1])

@@ -7,11 +7,16 @@ import torch
 from outpace.backends.torch.kernels.base import Ops
 
 
-def ops_for(device: torch.device) -> Ops:
+def ops_for(device: torch.device, *, batch_invariant: bool = False) -> Ops:
+    """`batch_invariant`: sums have one order, whatever shares the step."""
     if device.type != "cuda":
-        from outpace.backends.torch.kernels.reference import ReferenceOps
+        from outpace.backends.torch.kernels.reference import InvariantReferenceOps, ReferenceOps
 
-        return ReferenceOps()
+        return InvariantReferenceOps() if batch_invariant else ReferenceOps()
+    if batch_invariant:
+        from outpace.backends.torch.kernels.invariant_ops import InvariantOps
+
+        return InvariantOps(device)
     from outpace.backends.torch.kernels.triton_ops import TritonOps
 
     return TritonOps(device)

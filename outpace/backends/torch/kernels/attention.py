@@ -3,7 +3,8 @@
 One program takes a few tokens of one row with all the query heads that share a key head, so keys are read once for the
 group, and one share of the row's context. With few rows, dividing contexts is the only way to fill the GPU; with many,
 it keeps a long context from delaying the others. A second kernel joins the shares. Decode, verification and prefill use
-the same kernel with different lengths.
+the same kernel with different lengths. If the cache has 8 bits, its codes are multiplied as they are: the scale of a
+key multiplies the key's scores, and that of a value its weights.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outpace.backends.torch.execution.step import StepInputs
-from outpace.backends.torch.kernels.assembly import prefetch_line
-from outpace.backends.torch.kernels.base import LLAMA, Cache, Scores
+from outpace.backends.torch.kernels.assembly import prefetch_line, widen
+from outpace.backends.torch.kernels.base import FIXED_BLOCK, LLAMA, Cache, Scores, fixed_shares
+from outpace.backends.torch.kernels.cache_rounding import codes_of, scales_of
 from outpace.backends.torch.kernels.rotation import Rotation, rotate_and_store
 
 _LOG2_E = 1.4426950408889634
@@ -48,9 +50,10 @@ def _rotated(
 
 @triton.jit
 def _store_new(
-    qkv_ptr, keys_ptr, values_ptr, table_ptr, rope_ptr, k_norm_ptr, epsilon, begin, length, context, low, high, kv_head,
+    qkv_ptr, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, table_ptr, rope_ptr, k_norm_ptr, epsilon,
+    begin, length, context, low, high, kv_head,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
-    PAGE: tl.constexpr, NEW_BLOCK: tl.constexpr, HAS_NORM: tl.constexpr,
+    PAGE: tl.constexpr, NEW_BLOCK: tl.constexpr, HAS_NORM: tl.constexpr, HAS_SCALES: tl.constexpr,
 ):  # fmt: skip
     """Write the rotated keys and the values of a row's new tokens between low and high into the cache."""
     new, d = tl.arange(0, NEW_BLOCK), tl.arange(0, DIM_BLOCK)
@@ -58,11 +61,23 @@ def _store_new(
     is_mine = (new < length) & (t >= low) & (t < high)
     source = qkv_ptr + ((begin + new).to(tl.int64) * (NUM_HEADS + 2 * NUM_KV_HEADS) + NUM_HEADS + kv_head) * DIM
     page = tl.load(table_ptr + t // PAGE, is_mine, 0).to(tl.int64)
-    there = (((page * NUM_KV_HEADS + kv_head) * PAGE + t % PAGE) * DIM)[:, None] + d[None, :]
+    slot = (page * NUM_KV_HEADS + kv_head) * PAGE + t % PAGE
+    there = (slot * DIM)[:, None] + d[None, :]
     mask = is_mine[:, None] & (d < DIM)[None, :]
     keys = _rotated(source, is_mine, t, d, rope_ptr, k_norm_ptr, epsilon, DIM, HAS_NORM)
-    tl.store(keys_ptr + there, keys.to(keys_ptr.dtype.element_ty), mask)
-    tl.store(values_ptr + there, tl.load(source[:, None] + NUM_KV_HEADS * DIM + d[None, :], mask, 0.0), mask)
+    values = tl.load(source[:, None] + NUM_KV_HEADS * DIM + d[None, :], mask, 0.0)
+    if HAS_SCALES:
+        dtype: tl.constexpr = keys_ptr.dtype.element_ty
+        scales = scales_of(tl.max(tl.abs(keys), 1), dtype)
+        tl.store(key_scales_ptr + slot, scales, is_mine)
+        tl.store(keys_ptr + there, codes_of(keys, scales[:, None], dtype), mask)
+        wide = values.to(tl.float32)
+        scales = scales_of(tl.max(tl.abs(wide), 1), dtype)
+        tl.store(value_scales_ptr + slot, scales, is_mine)
+        tl.store(values_ptr + there, codes_of(wide, scales[:, None], dtype), mask)
+    else:
+        tl.store(keys_ptr + there, keys.to(keys_ptr.dtype.element_ty), mask)
+        tl.store(values_ptr + there, values, mask)
 
 
 @triton.jit
@@ -82,14 +97,14 @@ def _share(num_seen, SHARE: tl.constexpr, NUM_SPLITS: tl.constexpr, BLOCK_KV: tl
 
 @triton.jit(do_not_specialize=["table_width", "num_tiles"])  # one compiled kernel serves prompts of any length
 def _attention_kernel(
-    q_ptr, keys_ptr, values_ptr, out_ptr, parts_ptr, stats_ptr,
+    q_ptr, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, out_ptr, parts_ptr, stats_ptr,
     begins_ptr, lengths_ptr, contexts_ptr, tables_ptr, table_width, num_tiles, scale, softcap,
     rope_ptr, q_norm_ptr, k_norm_ptr, epsilon,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
     PAGE: tl.constexpr, TILE_TOKENS: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_KV: tl.constexpr, NUM_SPLITS: tl.constexpr, SHARE: tl.constexpr, NEW_BLOCK: tl.constexpr,
-    HAS_NORM: tl.constexpr, THREADS: tl.constexpr, DEPENDENT: tl.constexpr, FIRST: tl.constexpr,
-    WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    HAS_NORM: tl.constexpr, HAS_SCALES: tl.constexpr, THREADS: tl.constexpr, DEPENDENT: tl.constexpr,
+    FIRST: tl.constexpr, WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """NEW_BLOCK > 0: q_ptr is the fused product; this kernel rotates and writes the cache. 0: q is already rotated."""
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
@@ -127,14 +142,14 @@ def _attention_kernel(
         position = context - length + in_row
         if NEW_BLOCK > 0:
             _store_new(
-                q_ptr, keys_ptr, values_ptr, tables_ptr + row * table_width, rope_ptr, k_norm_ptr, epsilon,
-                begin, length, context, low, high, kv_head,
-                NUM_HEADS, NUM_KV_HEADS, DIM, DIM_BLOCK, PAGE, NEW_BLOCK, HAS_NORM,
+                q_ptr, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, tables_ptr + row * table_width, rope_ptr,
+                k_norm_ptr, epsilon, begin, length, context, low, high, kv_head,
+                NUM_HEADS, NUM_KV_HEADS, DIM, DIM_BLOCK, PAGE, NEW_BLOCK, HAS_NORM, HAS_SCALES,
             )  # fmt: skip
             q = _rotated(
                 q_ptr + (token * ALL_HEADS + head) * DIM, is_real, position, d, rope_ptr, q_norm_ptr, epsilon,
                 DIM, HAS_NORM,
-            ).to(keys_ptr.dtype.element_ty)  # fmt: skip
+            ).to(q_ptr.dtype.element_ty)  # fmt: skip
             tl.debug_barrier()
         else:
             q = tl.load(q_ptr + place[:, None] * DIM + d[None, :], is_real[:, None] & (d < DIM)[None, :], 0.0)
@@ -144,10 +159,13 @@ def _attention_kernel(
         for at in range(low, high, BLOCK_KV):
             t = at + tl.arange(0, BLOCK_KV)
             page = tl.load(tables_ptr + row * table_width + t // PAGE, t < high, 0).to(tl.int64)
-            there = ((page * NUM_KV_HEADS + kv_head) * PAGE + t % PAGE) * DIM
+            slot = (page * NUM_KV_HEADS + kv_head) * PAGE + t % PAGE
+            there = slot * DIM
             mask = (t < high)[:, None] & (d < DIM)[None, :]
             k = tl.load(keys_ptr + there[:, None] + d[None, :], mask, 0.0)
-            scores = tl.dot(q, k.T, input_precision="ieee") * scale
+            scores = tl.dot(q, widen(k, q.dtype).T, input_precision="ieee") * scale
+            if HAS_SCALES:
+                scores *= tl.load(key_scales_ptr + slot, t < high, 0.0)[None, :]
             if HAS_SOFTCAP:
                 scores = softcap * (2 * tl.sigmoid(2 * scores) - 1)  # tanh
             is_seen = ((t >= FIRST) & (t < high))[None, :] & (t[None, :] <= position[:, None])
@@ -160,7 +178,9 @@ def _attention_kernel(
             fade = tl.exp2(best - safe)
             v = tl.load(values_ptr + there[:, None] + d[None, :], mask, 0.0)
             total = total * fade + tl.sum(p, 1)
-            acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
+            if HAS_SCALES:
+                p *= tl.load(value_scales_ptr + slot, t < high, 0.0)[None, :]
+            acc = tl.dot(p.to(q.dtype), widen(v, q.dtype), acc * fade[:, None], input_precision="ieee")
             best = new_best
         if NUM_SPLITS == 1:
             out = acc / total[:, None]
@@ -242,6 +262,20 @@ def attend(
     )  # fmt: skip
 
 
+def attend_fixed(qkv: Tensor, cache: Cache, step: StepInputs, rotation: Rotation, *, dependent: bool = False) -> Tensor:
+    """`attend` with sums in an order that depends only on a token's position, not on the step.
+
+    Rotation is always a kernel of its own, tiles have one size, and contexts are divided at the same places. What a
+    token does not see adds zeros, which change nothing.
+    """
+    _, num_kv_heads, page_tokens, dim = cache.keys.shape
+    group = qkv.shape[1] // (dim * num_kv_heads) - 2
+    share, splits = fixed_shares(step.shape.table_width * page_tokens)
+    tiling = Tiling(splits, FIXED_BLOCK, num_warps=4, share=share)
+    q = rotate_and_store(qkv, cache, step, rotation, dependent=dependent)
+    return attention(q, cache, step, 0, tiling=tiling, tile_tokens=max(1, 16 // group), dependent=dependent)
+
+
 def _tile_tokens(longest: int, group: int, dtype: torch.dtype) -> int:
     """New tokens of a row per program, which takes all the query heads of a key head."""
     # float32 has no matrix units, and a large tile would not fit into registers.
@@ -271,7 +305,7 @@ def tiling_for(
         share, block_kv, num_warps = 128, 128, 8 if block_m > 16 else 4
     else:
         share, block_kv, num_warps = 64, 64, 4
-    if block_kv * dim_block * cache.keys.element_size() > _MAX_BLOCK_BYTES:
+    if block_kv * dim_block * max(cache.keys.element_size(), 2) > _MAX_BLOCK_BYTES:  # codes are widened to 16 bits
         block_kv = 64
     longest = step.shape.table_width * page_tokens
     if window is not None:
@@ -289,15 +323,17 @@ def attention(
     scores: Scores = LLAMA,
     tiling: Tiling | None = None,
     rotation: Rotation | None = None,
+    tile_tokens: int | None = None,
     dependent: bool = False,
 ) -> Tensor:
-    """`q` is rotated and the cache complete; or, with `rotation`, `q` is the fused product [tokens, q + 2 kv]."""
+    """`q` is rotated and the cache complete; or, with `rotation`, `q` is the fused product [tokens, q + 2 kv].
+    `tile_tokens`: new tokens of a row per program, by default as many as are useful."""
     _, num_kv_heads, page_tokens, dim = cache.keys.shape
     num_tokens = len(q)
     num_heads = q.numel() // (num_tokens * dim) - (2 * num_kv_heads if rotation is not None else 0)
     group = num_heads // num_kv_heads
     longest = step.shape.max_row_tokens
-    tile_tokens = _tile_tokens(longest, group, q.dtype)
+    tile_tokens = tile_tokens or _tile_tokens(longest, group, q.dtype)
     num_tiles = -(-longest // tile_tokens)
     block_m = max(16, triton.next_power_of_2(tile_tokens * group))
     dim_block = triton.next_power_of_2(dim)
@@ -314,15 +350,17 @@ def attention(
     # The kernel computes powers of 2; a cap is applied to scores divided by it.
     scale, softcap = scores.scale or dim**-0.5, (cap or 0.0) * _LOG2_E
     scale = scale * _LOG2_E if cap is None else scale / cap
+    key_scales, value_scales = cache.key_scales, cache.value_scales
     _attention_kernel[(step.shape.num_rows * num_tiles, num_kv_heads, splits)](
-        q, cache.keys, cache.values, out, parts, stats,
+        q, cache.keys, cache.values, cache.keys if key_scales is None else key_scales,
+        cache.values if value_scales is None else value_scales, out, parts, stats,
         step.begins, step.lengths, step.contexts, step.tables, step.shape.table_width, num_tiles,
         scale, softcap, rotation.rope if rotation is not None else q,
         rotation.q_norm if rotation is not None and has_norm else q,
         rotation.k_norm if rotation is not None and has_norm else q, rotation.epsilon if rotation is not None else 0.0,
         num_heads, num_kv_heads, dim, dim_block, page_tokens, tile_tokens, block_m,
         tiling.block_kv, splits, tiling.share, triton.next_power_of_2(longest) if rotation is not None else 0, has_norm,
-        32 * tiling.num_warps, dependent, cache.first, window, cap is not None,
+        key_scales is not None, 32 * tiling.num_warps, dependent, cache.first, window, cap is not None,
         num_warps=tiling.num_warps, num_stages=tiling.num_stages, **options,
     )  # fmt: skip
     if splits > 1:

@@ -21,6 +21,18 @@ class Cache:
     keys: Tensor  # [num_pages, num_kv_heads, page_tokens, head_dim]
     values: Tensor
     first: int = 0  # positions before it are not attended to
+    key_scales: Tensor | None = None  # float32 [num_pages, num_kv_heads, page_tokens], if keys and values have 8 bits
+    value_scales: Tensor | None = None
+
+
+FIXED_BLOCK = 64  # tokens of a context per iteration, where attention divides contexts at fixed places
+_FIXED_SHARE, _MOST_FIXED_SHARES = 256, 32
+
+
+def fixed_shares(most_tokens: int) -> tuple[int, int]:
+    """Tokens of a share, and how many shares the longest context has, where these must not depend on the step."""
+    share = max(_FIXED_SHARE, -(-most_tokens // (_MOST_FIXED_SHARES * FIXED_BLOCK)) * FIXED_BLOCK)
+    return share, -(-most_tokens // share)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ def default_config(n: int, k: int, *, is_swiglu: bool) -> LinearConfig:
 
 
 @triton.jit
-def _stream_tile(
+def stream_tile(
     x_ptr, weight_ptr, scales_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr, next_norm_ptr, next_x_ptr,
     next_squares_ptr, M, num_squares, epsilon, tile, N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SQUARES_BLOCK: tl.constexpr, HAS_SCALES: tl.constexpr,
@@ -194,7 +194,7 @@ def _linear_kernel(
                 )
         gdc_wait()
     if NUM_PROGRAMS == TILES:
-        _stream_tile(
+        stream_tile(
             x_ptr, weight_ptr, scales_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr, next_norm_ptr, next_x_ptr,
             next_squares_ptr, M, num_squares, epsilon, pid, N, K, BLOCK_M, BLOCK_N, BLOCK_K, SQUARES_BLOCK,
             HAS_SCALES, HAS_SQUARES, HAS_BIAS, HAS_RESIDUAL, HAS_NEXT, IS_SWIGLU, THREADS,

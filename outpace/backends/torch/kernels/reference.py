@@ -5,13 +5,16 @@ Sums are float32 for any dtype of the weights. Tokens in gaps (position -1) get 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outpace.backends.torch.execution.step import StepInputs
+from outpace.backends.torch.execution.step import StepInputs, StepShape
 from outpace.backends.torch.kernels.base import LLAMA, Cache, Hidden, Scores
 from outpace.backends.torch.storage import Weight, dense, split_rows
+from outpace.backends.torch.storage.scaled import round_to_scaled
 from outpace.models.architecture import Experts
 
 
@@ -42,6 +45,9 @@ def route(logits: Tensor, experts: Experts) -> tuple[Tensor, Tensor]:
 
 
 class ReferenceOps:
+    def product(self, x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+        return functional.linear(x, matrix, bias)
+
     def embed(self, tokens: Tensor, embedding: Tensor) -> Hidden:
         return Hidden(functional.embedding(tokens, embedding))
 
@@ -49,18 +55,18 @@ class ReferenceOps:
         return rms_norm(x, norm, epsilon)
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
-        return functional.linear(x, dense(weight, x.dtype))
+        return self.product(x, dense(weight, x.dtype))
 
     def norm_linear(self, h: Hidden, norm: Tensor, epsilon: float, weight: Weight, bias: Tensor | None) -> Tensor:
-        return functional.linear(rms_norm(h.residual, norm, epsilon), dense(weight, h.residual.dtype), bias)
+        return self.product(rms_norm(h.residual, norm, epsilon), dense(weight, h.residual.dtype), bias)
 
     def linear_add(self, x: Tensor, weight: Weight, bias: Tensor | None, h: Hidden, next_norm: Tensor) -> Hidden:
-        return Hidden(h.residual + functional.linear(x, dense(weight, x.dtype), bias))
+        return Hidden(h.residual + self.product(x, dense(weight, x.dtype), bias))
 
     def linear_norm_add(
         self, x: Tensor, weight: Weight, bias: Tensor | None, norm: Tensor, epsilon: float, h: Hidden, next_norm: Tensor
     ) -> Hidden:
-        return Hidden(h.residual + rms_norm(functional.linear(x, dense(weight, x.dtype), bias), norm, epsilon))
+        return Hidden(h.residual + rms_norm(self.product(x, dense(weight, x.dtype), bias), norm, epsilon))
 
     def geglu(self, gate_up: Tensor) -> Tensor:
         return geglu(gate_up)
@@ -68,21 +74,21 @@ class ReferenceOps:
     def experts(
         self, x: Tensor, positions: Tensor, router: Tensor, gate_up: Weight, down: Weight, experts: Experts
     ) -> Tensor:
-        chosen, weights = route(functional.linear(x, router), experts)
+        chosen, weights = route(self.product(x, router), experts)
         out = torch.zeros_like(x, dtype=torch.float32)
         first, second = (split_rows(each, [each.shape[0] // experts.count] * experts.count) for each in (gate_up, down))
         for number in chosen.unique().tolist():
             tokens, places = (chosen == number).nonzero(as_tuple=True)
-            hidden = swiglu(functional.linear(x[tokens], dense(first[number], x.dtype)))
-            mine = functional.linear(hidden, dense(second[number], x.dtype))
+            hidden = swiglu(self.product(x[tokens], dense(first[number], x.dtype)))
+            mine = self.product(hidden, dense(second[number], x.dtype))
             out.index_add_(0, tokens, mine * weights[tokens, places, None])
         return out.to(x.dtype)
 
     def norm_swiglu(self, h: Hidden, norm: Tensor, epsilon: float, weight: Weight, bias: Tensor | None) -> Tensor:
-        return swiglu(functional.linear(rms_norm(h.residual, norm, epsilon), dense(weight, h.residual.dtype), bias))
+        return swiglu(self.product(rms_norm(h.residual, norm, epsilon), dense(weight, h.residual.dtype), bias))
 
     def norm_logits(self, h: Hidden, norm: Tensor, epsilon: float, head: Weight, room: Tensor | None = None) -> Tensor:
-        logits = functional.linear(rms_norm(h.residual, norm, epsilon), dense(head, h.residual.dtype)).float()
+        logits = self.product(rms_norm(h.residual, norm, epsilon), dense(head, h.residual.dtype)).float()
         return logits if room is None else room.copy_(logits)
 
     def attend(
@@ -113,6 +119,7 @@ class ReferenceOps:
         heads = qkv.view(len(qkv), -1, dim)
         num_heads = heads.shape[1] - 2 * num_kv_heads
         q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+        k = k if cache.key_scales is None else k.float()  # rounded once, to 8 bits
         if q_norm is not None and k_norm is not None:
             q, k = rms_norm(q, q_norm, epsilon), rms_norm(k, k_norm, epsilon)
         real = (step.positions >= 0).nonzero().squeeze(1)
@@ -121,8 +128,13 @@ class ReferenceOps:
         rows = step.token_rows[real].long()
         places = (step.contexts - step.lengths - step.begins)[rows].long() + real
         pages = step.tables[rows, places // page_tokens].long()
-        cache.keys[pages, :, places % page_tokens] = k[real]
-        cache.values[pages, :, places % page_tokens] = v[real]
+        for numbers, part, scales in ((k, cache.keys, cache.key_scales), (v, cache.values, cache.value_scales)):
+            new = numbers[real]
+            if scales is not None:
+                codes = round_to_scaled(new.reshape(-1, dim), part.dtype)
+                scales[pages, :, places % page_tokens] = codes.scales.view(-1, num_kv_heads)
+                new = codes.values.view(new.shape)
+            part[pages, :, places % page_tokens] = new
         return q.contiguous()
 
     def attention(self, q: Tensor, cache: Cache, step: StepInputs, options: Scores = LLAMA) -> Tensor:
@@ -135,8 +147,10 @@ class ReferenceOps:
                 continue
             pages = step.tables[row, : -(-context // page_tokens)].long()
             k, v = (
-                part[pages].transpose(0, 1).reshape(num_kv_heads, -1, dim)[:, :context].float()
-                for part in (cache.keys, cache.values)
+                _numbers(part[pages], None if scales is None else scales[pages])
+                .transpose(0, 1)
+                .reshape(num_kv_heads, -1, dim)[:, :context]
+                for part, scales in ((cache.keys, cache.key_scales), (cache.values, cache.value_scales))
             )
             # Query heads that share a key head are rows of one product, so keys are not copied.
             mine = q[begin : begin + length].float().view(length, num_kv_heads, group, dim)
@@ -156,6 +170,33 @@ class ReferenceOps:
             out = (scores.softmax(-1) @ v).view(num_kv_heads, group, length, dim).permute(2, 0, 1, 3)
             mixed[begin : begin + length] = out.reshape(length, -1, dim).to(q.dtype)
         return mixed.view(len(q), -1)
+
+
+class InvariantReferenceOps(ReferenceOps):
+    """Token by token, so that no sum depends on what else is in the step."""
+
+    def product(self, x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+        parts = [functional.linear(token, matrix, bias) for token in x.split(1)]
+        return torch.cat(parts) if parts else functional.linear(x, matrix, bias)
+
+    def attention(self, q: Tensor, cache: Cache, step: StepInputs, options: Scores = LLAMA) -> Tensor:
+        if step.visible is not None:
+            raise NotImplementedError("trees of tokens (step.visible) have no fixed order of sums")
+        shape, each = step.shape, torch.arange(len(q), device=q.device)
+        alone = replace(
+            step,
+            shape=StepShape(len(q), len(q), len(q), 1, shape.table_width),
+            begins=each,
+            lengths=(step.positions >= 0).int(),
+            contexts=step.positions + 1,
+            tables=step.tables[step.token_rows.long()],
+        )
+        return super().attention(q, cache, alone, options)
+
+
+def _numbers(codes: Tensor, scales: Tensor | None) -> Tensor:
+    """Numbers of a cache, in float32."""
+    return codes.float() if scales is None else codes.float() * scales[..., None]
 
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outpace.backends.torch.execution.step import StepInputs
 from outpace.backends.torch.kernels.base import Cache
+from outpace.backends.torch.kernels.cache_rounding import codes_of, scales_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +25,22 @@ class Rotation:
     epsilon: float
 
 
+@triton.jit
+def _store_codes(places, slots, first, second, mask, is_key, HALF: tl.constexpr, dtype: tl.constexpr):
+    """The two halves of each head, rounded to 8 bits, and the scale of the head."""
+    scales = scales_of(tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1)), dtype)[:, None]
+    tl.store(slots, scales, is_key)
+    tl.store(places, codes_of(first, scales, dtype), mask & is_key)
+    tl.store(places + HALF, codes_of(second, scales, dtype), mask & is_key)
+
+
 @triton.jit(do_not_specialize=["table_width"])
 def _rotate_kernel(
-    qkv_ptr, q_ptr, keys_ptr, values_ptr, rope_ptr, q_norm_ptr, k_norm_ptr,
+    qkv_ptr, q_ptr, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, rope_ptr, q_norm_ptr, k_norm_ptr,
     positions_ptr, token_rows_ptr, tables_ptr, table_width, epsilon,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, HEADS_BLOCK: tl.constexpr,
-    HALF_BLOCK: tl.constexpr, PAGE: tl.constexpr, HAS_NORM: tl.constexpr, DEPENDENT: tl.constexpr,
+    HALF_BLOCK: tl.constexpr, PAGE: tl.constexpr, HAS_NORM: tl.constexpr, HAS_SCALES: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program per token, for all heads: one program per head would take longer to start than to run."""
     HALF: tl.constexpr = DIM // 2
@@ -61,12 +72,22 @@ def _rotate_kernel(
         tl.store(target + HALF, rotated_second.to(q_ptr.dtype.element_ty), mask & is_query)
         row = tl.load(token_rows_ptr + token)
         page = tl.load(tables_ptr + row * table_width + position // PAGE).to(tl.int64)
-        place = ((page * NUM_KV_HEADS + head - NUM_HEADS) * PAGE + position % PAGE) * DIM + d
-        tl.store(keys_ptr + place, rotated.to(keys_ptr.dtype.element_ty), mask & is_key)
-        tl.store(keys_ptr + place + HALF, rotated_second.to(keys_ptr.dtype.element_ty), mask & is_key)
+        slot = (page * NUM_KV_HEADS + head - NUM_HEADS) * PAGE + position % PAGE
+        place = slot * DIM + d
         value = source + NUM_KV_HEADS * DIM
-        tl.store(values_ptr + place, tl.load(value, mask & is_key, 0.0), mask & is_key)
-        tl.store(values_ptr + place + HALF, tl.load(value + HALF, mask & is_key, 0.0), mask & is_key)
+        value_first, value_second = tl.load(value, mask & is_key, 0.0), tl.load(value + HALF, mask & is_key, 0.0)
+        if HAS_SCALES:
+            dtype: tl.constexpr = keys_ptr.dtype.element_ty
+            _store_codes(keys_ptr + place, key_scales_ptr + slot, rotated, rotated_second, mask, is_key, HALF, dtype)
+            _store_codes(
+                values_ptr + place, value_scales_ptr + slot, value_first.to(tl.float32), value_second.to(tl.float32),
+                mask, is_key, HALF, dtype,
+            )  # fmt: skip
+        else:
+            tl.store(keys_ptr + place, rotated.to(keys_ptr.dtype.element_ty), mask & is_key)
+            tl.store(keys_ptr + place + HALF, rotated_second.to(keys_ptr.dtype.element_ty), mask & is_key)
+            tl.store(values_ptr + place, value_first, mask & is_key)
+            tl.store(values_ptr + place + HALF, value_second, mask & is_key)
 
 
 def rotate_and_store(
@@ -77,12 +98,14 @@ def rotate_and_store(
     num_heads = qkv.shape[1] // dim - 2 * num_kv_heads
     q = torch.empty((num_tokens, num_heads, dim), dtype=qkv.dtype, device=qkv.device)
     has_norm = rotation.q_norm is not None
+    key_scales, value_scales = cache.key_scales, cache.value_scales
     heads_block = triton.next_power_of_2(num_heads + num_kv_heads)
     _rotate_kernel[(num_tokens,)](
-        qkv, q, cache.keys, cache.values, rotation.rope,
+        qkv, q, cache.keys, cache.values, cache.keys if key_scales is None else key_scales,
+        cache.values if value_scales is None else value_scales, rotation.rope,
         rotation.q_norm if has_norm else qkv, rotation.k_norm if has_norm else qkv,
         step.positions, step.token_rows, step.tables, step.shape.table_width, rotation.epsilon,
-        num_heads, num_kv_heads, dim, heads_block, triton.next_power_of_2(dim // 2), page_tokens, has_norm, dependent,
-        num_warps=4, **({"launch_pdl": True} if dependent else {}),
+        num_heads, num_kv_heads, dim, heads_block, triton.next_power_of_2(dim // 2), page_tokens, has_norm,
+        key_scales is not None, dependent, num_warps=4, **({"launch_pdl": True} if dependent else {}),
     )  # fmt: skip
     return q

@@ -31,7 +31,7 @@ from outpace.models.architecture import Experts
 Config = LinearConfig | SkinnyConfig | GemvConfig | PlanarConfig
 MAX_STREAMED_TOKENS = 16  # above this the library's product of dense weights is faster, except for `configs`
 MAX_SCALED_TOKENS = 64  # above this, weights of 8 bits use the library's product
-MAX_SLICED_TOKENS = 256  # an output head of 8 bits takes so many, MAX_SCALED_TOKENS at a time
+MAX_SLICED_TOKENS = 1024  # an output head of 8 bits takes so many, MAX_SCALED_TOKENS at a time
 MAX_PLANAR_TOKENS = 256  # above this, unpacking the weights for the library's product takes less time
 
 

@@ -25,7 +25,7 @@ from outpace.backends.torch.model.weights import (
 from outpace.backends.torch.storage import Format
 from outpace.backends.torch.storage.planar import PlanarFormat
 from outpace.backends.torch.storage.rounding import KINDS, head_format
-from outpace.backends.torch.storage.scaled import ScaledFormat
+from outpace.backends.torch.storage.scaled import Scaled, ScaledFormat
 from outpace.backends.torch.storage.stacked import Part
 from outpace.errors import BackendError, ModelError
 from outpace.models.architecture import Architecture
@@ -126,6 +126,25 @@ def check_device(wanted: str, dtype: torch.dtype, device: torch.device) -> None:
         raise BackendError(
             f"quantization {wanted!r} stores the output head, or all weights, in FP8, which needs a GPU of compute "
             "capability 8.9; use quantization 'int8'"
+        )
+
+
+def check_invariant(checkpoint: Checkpoint, dtype: torch.dtype, formats: FormatOf, num_devices: int) -> None:
+    """Raise BackendError if a setting has no kernels whose sums do not depend on the step."""
+    if num_devices > 1:
+        raise BackendError(
+            f"batch_invariant is set, but how {num_devices} devices add their parts depends on the step; use one device"
+        )
+    if not checkpoint.config.is_llama_like or any(checkpoint.config.windows):
+        raise BackendError(
+            f"batch_invariant is set, but models of the family {checkpoint.config.family} have no kernels whose sums "
+            "do not depend on the step; Llama, Mistral, Qwen2 and Qwen3 have"
+        )
+    meta = allocate(checkpoint.config, tied=checkpoint.tied, dtype=dtype, device=torch.device("meta"), formats=formats)
+    if any(not isinstance(weight, Tensor | Scaled) for weight in meta.tensors):
+        raise BackendError(
+            "batch_invariant needs weights that are dense or have 8 bits with a scale per row; set quantization "
+            "'none', 'fp8' or 'int8'"
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from outpace.backends.torch.execution.step import StepInputs
+from outpace.backends.torch.execution.step import StepInputs, StepShape
 from outpace.backends.torch.kernels.base import Cache, Hidden, Ops, Scores
 from outpace.backends.torch.model.taps import TapStore
 from outpace.backends.torch.model.weights import Layer, Weights
@@ -35,6 +35,7 @@ class Model:
         table = rope.table(max_context, self.config.head_dim // 2)
         return torch.from_numpy(table).to(self.weights.embedding.device)
 
+    can_give_peaks = False  # whether a step can leave out what greedy requests do not need; of a sharded model
     on_loss: Callable[[Callable[[BackendLost], None]], None] | None = None  # see `Capabilities`; of a sharded model
 
     def replaying(self, step: StepInputs) -> None:
@@ -75,9 +76,17 @@ class Model:
             h = Hidden(h.residual.index_select(0, step.outputs))
         if states is not None:
             states.append(ops.norm(h.residual, weights.final_norm, epsilon))
-        logits = ops.norm_logits(h, weights.final_norm, epsilon, weights.head, room)
+        return self.outputs(h, step.shape, room)
+
+    def outputs(self, h: Hidden, shape: StepShape, room: Tensor | None) -> Tensor:
+        """What a forward pass gives: logits."""
+        logits = self.ops.norm_logits(h, self.weights.final_norm, self.config.epsilon, self.weights.head, room)
         cap = self.config.logit_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+    def num_columns(self, shape: StepShape) -> int:
+        """Of what a forward pass gives."""
+        return self.config.vocab_size
 
     def _mlp(self, layer: Layer, h: Hidden, step: StepInputs, next_norm: Tensor) -> Hidden:
         ops, c = self.ops, self.config

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from outpace.backends.torch.kernels.base import Hidden, Ops
+from outpace.backends.torch.parallel.peaks import combined, num_columns, peak
 from outpace.backends.torch.storage import Weight
 from outpace.models.architecture import Experts
 
@@ -21,6 +22,7 @@ class ShardedOps:
         self.local = local
         self._group = group
         self._vocab_size = vocab_size
+        self.num_ranks = group.size
         # On whole activations, or on a rank's own part: the same as on one device.
         self.embed, self.norm, self.linear = local.embed, local.norm, local.linear
         self.norm_linear, self.norm_swiglu, self.attend = local.norm_linear, local.norm_swiglu, local.attend
@@ -56,6 +58,15 @@ class ShardedOps:
             return mine
         logits = torch.cat(parts, dim=1)[:, : self._vocab_size]
         return logits.contiguous() if room is None else room.copy_(logits)
+
+    def norm_peaks(self, h: Hidden, norm: Tensor, epsilon: float, head: Weight) -> Tensor:
+        """The peaks of all ranks on rank 0 (`peaks.py`). On other ranks their own, which nobody reads."""
+        if not len(h.residual):
+            return h.residual.new_empty((0, num_columns(self._group.size)), dtype=torch.float32)
+        logits = self.local.norm_logits(h, norm, epsilon, head)
+        first = self._group.rank * logits.shape[1]
+        mine = peak(logits[:, : max(self._vocab_size - first, 0)], first)
+        return combined(self._group.to_first(mine) or [mine])
 
 
 def local_ops(ops: Ops) -> Ops:

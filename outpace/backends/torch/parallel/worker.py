@@ -14,17 +14,15 @@ from pathlib import Path
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from outpace.backends.torch.execution.pages import Pages
 from outpace.backends.torch.execution.step import StepInputs, StepShape, views
 from outpace.backends.torch.kernels import ops_for
-from outpace.backends.torch.kernels.base import Cache
-from outpace.backends.torch.model.loader import open_checkpoint
-from outpace.backends.torch.model.model import Model
+from outpace.backends.torch.model.loader import choose_formats, open_checkpoint
 from outpace.backends.torch.parallel.group import Group
 from outpace.backends.torch.parallel.messages import Kind, Setup, receive, shape_of
+from outpace.backends.torch.parallel.model import ShardedModel
 from outpace.backends.torch.parallel.ops import ShardedOps
 from outpace.backends.torch.parallel.shard import Shard, load_shard
-
-PAGE_TOKENS = 32
 
 
 class Rank:
@@ -38,11 +36,11 @@ class Rank:
         shard, dtype = Shard(setup.rank, setup.size), getattr(torch, setup.dtype)
         self._setup, self.number = setup, setup.rank
         self._config = shard.of(checkpoint.config)
-        self._weights = load_shard(checkpoint, shard, dtype, self.device)
+        formats = choose_formats(checkpoint, setup.quantization, dtype, self.device)
+        self._weights = load_shard(checkpoint, shard, dtype, self.device, formats)
         c = self._config
-        shape = (c.num_layers, 2, setup.num_pages, c.num_kv_heads, PAGE_TOKENS, c.head_dim)
-        self._pages = torch.zeros(shape, dtype=dtype, device=self.device)
-        self._caches = [Cache(layer[0], layer[1]) for layer in self._pages]
+        cache_dtype = getattr(torch, setup.cache_dtype)
+        self._pages = Pages(c.num_layers, setup.num_pages, c.num_kv_heads, c.head_dim, cache_dtype, self.device)
         self._graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
         self._steps: dict[StepShape, StepInputs] = {}  # of the graphs
 
@@ -51,12 +49,12 @@ class Rank:
         store = TCPStore("127.0.0.1", setup.port, is_master=False, timeout=timedelta(seconds=60))
         self._group = Group(store, setup.rank, setup.size, self.device)
         ops = ShardedOps(ops_for(self.device), self._group, self._config.vocab_size)
-        self._model = Model(self._config, self._weights, ops, setup.capacity.max_context)
+        self._model = ShardedModel(self._config, self._weights, ops, setup.capacity.max_context)
 
     def act(self, kind: Kind, numbers: list[int]) -> None:
         if kind is Kind.COPY_PAGE:
             source, target = numbers[:2]
-            self._pages[:, :, target] = self._pages[:, :, source]
+            self._pages.copy(source, target)
         elif kind is Kind.RUN:
             self._run(self._step(shape_of(numbers)))
         elif kind is Kind.CAPTURE:
@@ -70,7 +68,7 @@ class Rank:
     @torch.inference_mode()
     def _run(self, step: StepInputs) -> None:
         self._group.from_first(step.words)
-        self._model.forward(step, self._caches)
+        self._model.forward(step, self._pages.caches)
 
     def _capture(self, shape: StepShape) -> None:
         """Rank 0 has run the step before, so kernels are compiled and connections made."""

@@ -134,6 +134,21 @@ class Planar:
         }
         return replace(self, **changes)  # type: ignore[arg-type]
 
+    def columns(self, begin: int, end: int) -> Planar:
+        """A view of some columns; both ends are multiples of the format's quantum."""
+        f = self.format
+        assert begin % f.quantum == end % f.quantum == 0, "the columns divide a chunk, a group or a block"
+
+        def cut(tensor: Tensor | None, size: int) -> Tensor | None:
+            return None if tensor is None else tensor[begin // size : end // size]
+
+        units, scales = cut(self.units, f.chunk), cut(self.scales, f.group)
+        assert units is not None and scales is not None
+        return Planar(
+            f, end - begin, units, cut(self.high, f.chunk * f.chunks_per_byte), scales, cut(self.minima, f.group),
+            cut(self.block_scales, f.block), cut(self.block_minima, f.block),
+        )  # fmt: skip
+
     def copy_(self, other: Planar) -> None:
         assert self.format == other.format and self.shape == other.shape
         for mine, theirs in zip(self.tensors, other.tensors, strict=True):

@@ -62,6 +62,10 @@ class Scaled:
         values = self.values.view(torch.uint8)[order].view(self.values.dtype)  # torch does not index FP8
         return Scaled(values, self.scales[order])
 
+    def columns(self, begin: int, end: int) -> Scaled:
+        """A view of some columns."""
+        return Scaled(self.values[:, begin:end], self.scales)
+
     def copy_(self, other: Scaled) -> None:
         self.values.copy_(other.values)
         self.scales.copy_(other.scales)
