@@ -31,6 +31,7 @@ from outpace.backends.torch.parallel.shard import Shard, load_shard
 from outpace.backends.torch.runner import TorchModel, TorchRunner
 from outpace.backends.torch.storage.rounding import KINDS, head_format, quantise
 from outpace.backends.torch.storage.scaled import round_to_scaled
+from outpace.config import Quantization
 from outpace.errors import BackendError, ModelError
 from outpace.models.hf_config import parse_config
 from tests.backends.torch.test_runner import (
@@ -266,11 +267,13 @@ def test_no_head_is_trained_for_layers_that_training_does_not_know(folders):
 class Threads:
     """What a rank needs of `Group`, between two threads."""
 
+    size = 2
+
     def __init__(self, rank: int, barrier: threading.Barrier, given: dict[int, torch.Tensor]) -> None:
-        self._rank, self._barrier, self._given = rank, barrier, given
+        self.rank, self._barrier, self._given = rank, barrier, given
 
     def _exchanged(self, mine: torch.Tensor) -> list[torch.Tensor]:
-        self._given[self._rank] = mine.clone()
+        self._given[self.rank] = mine.clone()
         self._barrier.wait(30)
         found = [self._given[0], self._given[1]]
         self._barrier.wait(30)
@@ -281,7 +284,7 @@ class Threads:
         return first + second
 
     def to_first(self, mine: torch.Tensor) -> list[torch.Tensor]:
-        return self._exchanged(mine) if self._rank == 0 else self._exchanged(mine)[:0]
+        return self._exchanged(mine) if self.rank == 0 else self._exchanged(mine)[:0]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
