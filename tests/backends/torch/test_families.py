@@ -31,6 +31,7 @@ from outpace.backends.torch.parallel.shard import Shard, load_shard
 from outpace.backends.torch.runner import TorchModel, TorchRunner
 from outpace.backends.torch.storage.rounding import KINDS, head_format, quantise
 from outpace.backends.torch.storage.scaled import round_to_scaled
+from outpace.config import Quantization
 from outpace.errors import BackendError, ModelError
 from outpace.models.hf_config import parse_config
 from tests.backends.torch.test_runner import (
