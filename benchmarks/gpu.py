@@ -294,6 +294,23 @@ class Bench:
 SECTIONS = ("machine", "check", "exact", "steps", "engine", "transformers", "table")
 
 
+def run_sections(bench: Bench, names: Sequence[str]) -> int:
+    """The exit status: 1 if a section failed."""
+    failed, report = False, bench.report
+    for name in names:
+        started = time.perf_counter()
+        report.say(name)
+        try:
+            section: Callable[[], None] = getattr(bench, name)
+            section()
+        except Exception:
+            failed = True
+            report.say(traceback.format_exc())
+        report.say(f"  ({time.perf_counter() - started:.0f} s)")
+        report.save()
+    return int(failed)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="output path, without a suffix")
@@ -315,19 +332,7 @@ def main() -> int:
     report.say(f"python -m benchmarks.gpu {' '.join(Path(arg).name for arg in sys.argv[1:])}")
     cells = [cell for cell in CELLS if cell.rows in options.rows]
     bench = Bench(report, options.model if prompts else None, prompts, cells, options.kv_cache_dtype)
-    failed = False
-    for name in [section for section in SECTIONS if section in options.only]:
-        started = time.perf_counter()
-        report.say(f"{name}")
-        try:
-            section: Callable[[], None] = getattr(bench, name)
-            section()
-        except Exception:
-            failed = True
-            report.say(traceback.format_exc())
-        report.say(f"  ({time.perf_counter() - started:.0f} s)")
-        report.save()
-    return int(failed)
+    return run_sections(bench, [section for section in SECTIONS if section in options.only])
 
 
 if __name__ == "__main__":

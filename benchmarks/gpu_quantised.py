@@ -17,13 +17,12 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.gpu import CONTEXT, WORKERS, Bench, Cell, Report
+from benchmarks.gpu import CONTEXT, WORKERS, Bench, Cell, Report, run_sections
 from benchmarks.gpu_formats import (
     FORMATS,
     Sweep,
@@ -234,19 +233,7 @@ def main() -> int:
     report = Report(options.out)
     report.say(f"python -m benchmarks.gpu_quantised {' '.join(Path(arg).name for arg in sys.argv[1:])}")
     bench = QuantisedBench(report, options.formats, options.sweep_seconds, options.most_rows)
-    failed = False
-    for name in [section for section in SECTIONS if section in options.only]:
-        started = time.perf_counter()
-        report.say(name)
-        try:
-            section: Callable[[], None] = getattr(bench, name)
-            section()
-        except Exception:
-            failed = True
-            report.say(traceback.format_exc())
-        report.say(f"  ({time.perf_counter() - started:.0f} s)")
-        report.save()
-    return int(failed)
+    return run_sections(bench, [section for section in SECTIONS if section in options.only])
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from benchmarks.gpu_models import Letters
 from benchmarks.report import provenance, spread, write_json
 from benchmarks.stopwatch import Stopwatch
 from outpace.backends.base import Capacity, LoadedModel
-from outpace.backends.torch.execution.drafting import DraftLoop
+from outpace.backends.torch.execution.drafting import DraftLoop, LoopRun
 from outpace.backends.torch.execution.graphs import Bucket, Graphs
 from outpace.backends.torch.execution.step import StepInputs
 from outpace.backends.torch.kernels.base import Cache
@@ -65,7 +65,7 @@ class Device:
         DraftLoop._run_first = self._device.wrapped(DraftLoop._run_first)  # type: ignore[method-assign]
         DraftLoop._run_others = self._device.wrapped(DraftLoop._run_others)  # type: ignore[method-assign]
         DraftLoop.launch = self._started(DraftLoop.launch)  # type: ignore[method-assign]
-        DraftLoop.fetch = self._waited(DraftLoop.fetch)  # type: ignore[method-assign]
+        LoopRun.fetch = self._waited(LoopRun.fetch)  # type: ignore[method-assign]
         Draws.fetch = self._noted(Draws.fetch)  # type: ignore[method-assign]
         Fetch.wait = self._waited(Fetch.wait)  # type: ignore[method-assign]
         draws.draw_rows = self._device.wrapped(draws.draw_rows)
@@ -88,12 +88,13 @@ class Device:
         self.behind += perf_counter() - self._device.seconds - self._since
 
     def _started(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def started(owner: Any, *arguments: Any) -> None:
-            call(owner, *arguments)
+        def started(owner: Any, *arguments: Any) -> Any:
+            result = call(owner, *arguments)
             if self._num_done == self._number:
                 self._begin()
             self._number += 1
-            self._numbers[id(owner)] = self._number
+            self._numbers[id(owner if result is None else result)] = self._number
+            return result
 
         return started
 
@@ -106,11 +107,11 @@ class Device:
         return noted
 
     def _waited(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def waited(owner: Any) -> Any:
+        def waited(owner: Any, *arguments: Any) -> Any:
             if self._num_done < self._number == self._numbers.get(id(owner)):
                 self._num_done = self._number
                 self._end()
-            return call(owner)
+            return call(owner, *arguments)
 
         return waited
 

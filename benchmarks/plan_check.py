@@ -6,9 +6,10 @@
 
 The first form loads both models in a process of its own, lets them touch all weights and all of the cache, and compares
 resident memory with the plan's. Then `--measure`'s acceptance and the engine's calibrated costs predict the speedup of
-fixed depths; the engine runs the same prompts with plain decoding and these depths in turns. Without --model it is the
-embedded SmolLM2 with its head. The second form predicts the speedups in recorded runs from their costs and acceptance.
-The third builds the 8B and 1B shapes on a GPU and compares what torch allocated.
+fixed depths; the engine runs the same prompts with plain decoding and these depths in turns, several rounds, of which
+the fastest counts: the tokens are the same in each, and other programs only make a run slower. Without --model it is
+the embedded SmolLM2 with its head. The second form predicts the speedups in recorded runs from their costs and
+acceptance. The third builds the 8B and 1B shapes on a GPU and compares what torch allocated.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from benchmarks.memory import resident_bytes
-from benchmarks.pair import row
+from benchmarks.pair import fastest, row
 from benchmarks.report import provenance, write_json
 from outpace import LLM
-from outpace.bench.loads import Closed
-from outpace.bench.paired import interleaved
 from outpace.bench.prompt_files import load_prompts
 from outpace.bench.settings import PLAIN, fixed
 from outpace.bench.targets import EngineTarget
@@ -48,7 +49,8 @@ from outpace.speculation.costs.curves import Costs
 
 CONTEXT, SEQUENCES = 4096, 4
 RECORDED = ("gpu_speculation_h200.json", "gpu_speculation_h200_one_block.json")
-MEASURED_CONTEXT = (160, 420)  # mean tokens of a request, here and in the recorded runs
+RECORDED_CONTEXT = 420  # mean tokens of a request in the recorded runs
+CALIBRATIONS = 4
 
 
 def main() -> None:
@@ -58,6 +60,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, help="Spec-Bench, HumanEval or JSON lines")
     parser.add_argument("--count", type=int, default=12, help="prompts (default: %(default)s)")
     parser.add_argument("--max-tokens", type=int, default=64, help="(default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="of every run (default: %(default)s)")
     parser.add_argument("--depths", type=int, nargs="+", default=[2, 4], help="(default: 2 4)")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0], help="(default: 0 1)")
     parser.add_argument("--recorded", type=Path, metavar="DIR", help="folder with the results of recorded runs")
@@ -214,10 +217,10 @@ def speed(model: Path, draft: Path, prompts: Sequence[Prompt], options: argparse
         target, [drafting], prompts, options.temperature, max_tokens=options.max_tokens, depth=max(options.depths),
         options={"prefix_reuse": False},
     )  # fmt: skip
-    measured, costs = runs(model, draft, drafting.kind, prompts, options)
+    measured, costs, context = runs(model, draft, drafting.kind, prompts, options)
     rows = []
     for (temperature, depth), m in measured.items():
-        p = predicted(costs, measurement.drafts[drafting.name][temperature], depth)
+        p = predicted(costs, measurement.drafts[drafting.name][temperature], depth, context)
         ratio, real = m["decode_ratio"], m["accepted"] / m["drafted"]
         error = p["speedup"] / ratio["value"] - 1
         print(
@@ -231,39 +234,40 @@ def speed(model: Path, draft: Path, prompts: Sequence[Prompt], options: argparse
     return rows
 
 
-def predicted(costs: Costs, acceptance: Acceptance, depth: int) -> dict[str, Any]:
+def predicted(costs: Costs, acceptance: Acceptance, depth: int, context: float) -> dict[str, Any]:
     whole = completed(costs, costs, Machine("here", 1.0, 1.0, 1.0, 1.0, kind=CPU))
-    found = Drafting(whole, known_acceptance(acceptance.chances)).fixed(1, depth, MEASURED_CONTEXT[0])
+    found = Drafting(whole, known_acceptance(acceptance.chances)).fixed(1, depth, context)
     return {
         "speedup": found.speedup, "tokens_per_step": found.tokens_per_step, "step_seconds": found.seconds,
-        "plain_seconds": whole.plain_seconds(1, MEASURED_CONTEXT[0]), "acceptance": acceptance.rate.as_dict(),
-        "chances": list(acceptance.chances),
+        "plain_seconds": whole.plain_seconds(1, context), "acceptance": acceptance.rate.as_dict(),
+        "chances": list(acceptance.chances), "context": context,
     }  # fmt: skip
 
 
 def runs(
     model: Path, draft: Path, kind: str, prompts: Sequence[Prompt], options: argparse.Namespace
-) -> tuple[dict[tuple[float, int], dict[str, Any]], Costs]:
-    """By temperature and depth, of the engine: the same prompts and seeds, settings in turns. Costs are calibrated
-    after every prompt, so that the machine's changing speed affects both; the median counts."""
+) -> tuple[dict[tuple[float, int], dict[str, Any]], Costs, float]:
+    """By temperature and depth, of the engine: the same prompts and seeds, settings in turns. Costs are calibrated a
+    few times between prompts, so that the machine's changing speed affects both; the median counts. Also the mean
+    context of a step."""
     method: Any = "head" if kind == "head" else "draft"
     settings = [PLAIN, *(fixed(method, depth) for depth in options.depths)]
     made: dict[tuple[float, str], list[Run]] = {(t, each.name): [] for t in options.temperature for each in settings}
-    calibrations = []
+    calibrations, lengths = list[dict[str, Any]](), list[float]()
     with LLM(str(model), draft=str(draft), prefix_reuse=False, max_context=2048) as llm:
         target = EngineTarget(llm)
-        for i, prompt in enumerate(prompts):
+        for i, prompt in enumerate(tqdm(prompts, unit="prompt", disable=None)):
             tokens = llm.encode_chat(prompt.messages)
             for temperature in options.temperature:
                 params = SamplingParams(temperature=temperature, seed=i, max_tokens=options.max_tokens)
                 job = Job(i, "prompt", tokens, params)
                 if not i:
                     target.warm_up(job, settings)
-                for setting, run in interleaved(target, [job], settings, Closed(1), i):
-                    made[temperature, setting.name].append(run)
-            llm.engine.calibrate(again=True)
-            assert llm.engine.costs is not None
-            calibrations.append(llm.engine.costs.as_dict())
+                for name, run in fastest(target, job, settings, options.rounds, i).items():
+                    made[temperature, name].append(run)
+                    lengths.append(len(tokens) + run.num_tokens / 2)
+            if i % max(1, len(prompts) // CALIBRATIONS) == 0:
+                calibrations.append(calibrated(llm, method))
     found = {}
     for temperature in options.temperature:
         for depth in options.depths:
@@ -274,7 +278,18 @@ def runs(
             found[temperature, depth] = figures
     costs = Costs.from_dict(medians(calibrations))
     costs.drafts = {method: costs.drafts[method]}
-    return found, costs
+    return found, costs, statistics.mean(lengths)
+
+
+def calibrated(llm: LLM, method: str) -> dict[str, Any]:
+    """Costs of passes as calibrated now; those of the host, which no calibration measures, as steps have shown them."""
+    assert llm.engine.costs is not None
+    seen = llm.engine.costs.as_dict()
+    llm.engine.calibrate(again=True)
+    found = llm.engine.costs.as_dict()
+    found |= {name: seen[name] for name in ("token_seconds", "schedule_seconds")}
+    found["drafts"][method]["draw_seconds"] = seen["drafts"][method]["draw_seconds"]
+    return found
 
 
 def medians(values: Sequence[Any]) -> Any:
@@ -305,12 +320,8 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
                 continue
             depth, accepted = int(cell["setting"][5:]), cell["acceptance_per_position"]
             chances = [accepted[0], *(b / a if a else 0.0 for a, b in pairwise(accepted))]
-            predicted = Drafting(costs, known_acceptance(chances)).fixed(
-                cell["concurrency"], depth, MEASURED_CONTEXT[1]
-            )
-            by_table = Drafting(modelled, known_acceptance(chances)).fixed(
-                cell["concurrency"], depth, MEASURED_CONTEXT[1]
-            )
+            predicted = Drafting(costs, known_acceptance(chances)).fixed(cell["concurrency"], depth, RECORDED_CONTEXT)
+            by_table = Drafting(modelled, known_acceptance(chances)).fixed(cell["concurrency"], depth, RECORDED_CONTEXT)
             error = predicted.speedup / cell["speedup"] - 1
             rows.append({
                 "file": name, "concurrency": cell["concurrency"], "temperature": cell["temperature"],

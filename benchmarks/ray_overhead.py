@@ -1,16 +1,17 @@
-"""Ray Serve beside `outpace serve`: one replica beside one server, two replicas beside two servers.
+"""What Ray Serve costs: one replica beside `outpace serve`, and two replicas beside two separate servers.
 
-    python -m benchmarks.ray_overhead [--requests 40] [--json FILE]
+    python -m benchmarks.ray_overhead [--requests 48] [--rounds 4] [--json FILE]
 
-Every engine has one thread. Clients send the same chats, one at a time per client; rounds alternate, so that drift of
-the machine meets both. Prints tokens per second and the time of a request, and the ratios that the issue asks for.
+Every engine has one thread and decodes plainly. Clients send the same chats, one at a time each, with whole and with
+streamed answers. Each service has the machine to itself, since an idle Ray cluster takes processor time too: servers
+run first and last, replicas in between, so that drift of the machine meets both. Printed are tokens per second, the
+seconds of a request, the seconds to the first piece of a stream, and replicas over servers.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -22,12 +23,14 @@ from typing import Any
 
 import httpx
 
-from benchmarks.report import write_json
-from outpace.bench.provenance import commit_name
+from benchmarks.report import provenance, write_json
+from outpace.models.resolve import resolve_model
 
 _OPTIONS = ["--max-model-len", "1024", "--log-level", "warning", "--speculation", "off"]
 _TOKENS = 32
 _START_SECONDS = 240.0
+_SHARE_OF_ONE_CLIENT = 4  # a single client sends a quarter of the requests: it is slower
+Round = dict[str, float]
 
 
 class Service:
@@ -36,14 +39,14 @@ class Service:
     def __init__(self, name: str, commands: list[list[str]], ports: list[int]) -> None:
         self.name, self.ports = name, ports
         environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
-        quiet = subprocess.DEVNULL
-        self._processes = [subprocess.Popen(each, env=environment, stdout=quiet, stderr=quiet) for each in commands]
+        silent = subprocess.DEVNULL
+        self._processes = [subprocess.Popen(each, env=environment, stdout=silent, stderr=silent) for each in commands]
         for port in ports:
             self._wait(port)
 
     def _wait(self, port: int) -> None:
         deadline = time.monotonic() + _START_SECONDS
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and all(process.poll() is None for process in self._processes):
             try:
                 if httpx.get(f"http://127.0.0.1:{port}/health", timeout=10).status_code == 200:
                     return
@@ -51,7 +54,13 @@ class Service:
                 pass
             time.sleep(0.2)
         self.stop()
-        raise SystemExit(f"{self.name} did not start within {_START_SECONDS:g} s")
+        raise SystemExit(f"{self.name} did not start; run {sys.executable} -m outpace serve to see why")
+
+    def __enter__(self) -> Service:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def stop(self) -> None:
         for process in self._processes:
@@ -60,69 +69,102 @@ class Service:
             process.wait(60)
 
 
-def servers(number: int, first_port: int) -> Service:
-    ports = [first_port + i for i in range(number)]
+def servers(number: int) -> Service:
+    ports = [8301 + i for i in range(number)]
     command = [sys.executable, "-m", "outpace", "serve", "--threads", "1", *_OPTIONS]
-    return Service(f"{number} x outpace serve", [[*command, "--port", str(port)] for port in ports], ports)
+    return Service("servers", [[*command, "--port", str(port)] for port in ports], ports)
 
 
-def replicas(number: int, port: int) -> Service:
-    command = [sys.executable, "-m", "outpace", "serve", "--replicas", str(number), "--port", str(port), *_OPTIONS]
-    return Service(f"Ray Serve, {number} replicas", [[*command, "--replica-cpus", "0.5"]], [port])
+def replicas(number: int) -> Service:
+    command = [sys.executable, "-m", "outpace", "serve", "--replicas", str(number), "--replica-cpus", "0.5", *_OPTIONS]
+    return Service("replicas", [[*command, "--port", "8311"]], [8311])
 
 
-async def load(service: Service, num_clients: int, num_requests: int) -> dict[str, float]:
+async def load(service: Service, num_clients: int, num_requests: int, *, streams: bool) -> Round:
     """Every client sends its share, one request after the other."""
-    seconds = list[float]()
+    seconds, first = list[float](), list[float]()
 
     async def ask(client: httpx.AsyncClient, number: int) -> None:
+        url = f"http://127.0.0.1:{service.ports[number % len(service.ports)]}/v1/chat/completions"
         for i in range(num_requests // num_clients):
             text = f"Tell me about the number {number * 1000 + i}."
             body = {"messages": [{"role": "user", "content": text}], "max_tokens": _TOKENS, "ignore_eos": True}
-            begin = time.perf_counter()
-            port = service.ports[number % len(service.ports)]
-            response = await client.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body)
-            response.raise_for_status()
+            begin, num_pieces, ended = time.perf_counter(), 0, ""
+            async with client.stream("POST", url, json={**body, "stream": streams}) as response:
+                response.raise_for_status()
+                async for line in response.aiter_lines():
+                    num_pieces += bool(line)
+                    if num_pieces == 1:
+                        first.append(time.perf_counter() - begin)
+                    ended = line or ended
             seconds.append(time.perf_counter() - begin)
+            if streams and ended != "data: [DONE]":
+                raise SystemExit(f"{service.name}: a stream ended with {ended!r}")
 
     async with httpx.AsyncClient(timeout=120) as client:
         begin = time.perf_counter()
         await asyncio.gather(*(ask(client, number) for number in range(num_clients)))
         taken = time.perf_counter() - begin
-    return {"tokens_per_second": len(seconds) * _TOKENS / taken, "request_seconds": median(seconds)}
+    found = {"tokens_per_second": len(seconds) * _TOKENS / taken, "request_seconds": median(seconds)}
+    return {**found, "first_piece_seconds": median(first)} if streams else found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=40, help="of each round")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=48, help="of each round (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=4, help="an even number (default: %(default)s)")
+    parser.add_argument("--engines", type=int, nargs="+", default=[1, 2], help="numbers to try (default: 1 2)")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    found: dict[str, Any] = {"command": "python -m benchmarks.ray_overhead", "commit": commit_name()}
-    for number, clients in ((1, (1, 8)), (2, (8,))):
-        pair = [servers(number, 8301), replicas(number, 8311)]
-        try:
-            for num_clients in clients:
-                found[f"{number} engines, {num_clients} clients"] = _compare(pair, num_clients, options)
-        finally:
-            for service in pair:
-                service.stop()
-    print(json.dumps(found, indent=1))
+    cells = {}
+    for number in options.engines:
+        for name, cell in _compare(number, options).items():
+            cells[f"{number} engines, {name}"] = cell
+            print(f"{number} engines, {name}: {_described(cell)}", flush=True)
     if options.json is not None:
-        write_json(options.json, found)
+        write_json(options.json, {"provenance": provenance([resolve_model(None)]), "cells": cells})
 
 
-def _compare(pair: list[Service], num_clients: int, options: argparse.Namespace) -> dict[str, Any]:
-    rounds: dict[str, list[dict[str, float]]] = {service.name: [] for service in pair}
-    for service in pair:
-        asyncio.run(load(service, num_clients, 2 * num_clients))  # warm up
-    for _ in range(options.rounds):
-        for service in pair:
-            rounds[service.name].append(asyncio.run(load(service, num_clients, options.requests)))
-    ours, rays = (rounds[service.name] for service in pair)
-    ratios = [b["tokens_per_second"] / a["tokens_per_second"] for a, b in zip(ours, rays, strict=True)]
-    added = [b["request_seconds"] - a["request_seconds"] for a, b in zip(ours, rays, strict=True)]
-    return {"rounds": rounds, "ray_over_plain": median(ratios), "added_seconds": median(added)}
+def _compare(number: int, options: argparse.Namespace) -> dict[str, Any]:
+    loads = {
+        f"{num_clients} clients, {'streamed' if streams else 'whole'}": (num_clients, streams)
+        for num_clients in ((1, 8) if number == 1 else (8,))
+        for streams in (False, True)
+    }
+    rounds: dict[str, dict[str, list[Round]]] = {name: {"servers": [], "replicas": []} for name in loads}
+
+    def measure(service: Service, num_rounds: int) -> None:
+        with service:
+            for i in range(num_rounds + 1):
+                for name, (num_clients, streams) in loads.items():
+                    num_requests = options.requests // (_SHARE_OF_ONE_CLIENT if num_clients == 1 else 1)
+                    found = asyncio.run(load(service, num_clients, num_requests, streams=streams))
+                    if i:  # the first round warms up
+                        rounds[name][service.name].append(found)
+
+    half = options.rounds // 2
+    measure(servers(number), half)
+    measure(replicas(number), options.rounds)
+    measure(servers(number), options.rounds - half)
+    return {name: {"rounds": each, **_ratios(each)} for name, each in rounds.items()}
+
+
+def _ratios(rounds: dict[str, list[Round]]) -> dict[str, float]:
+    def middle(service: str, name: str) -> float:
+        return median(each[name] for each in rounds[service])
+
+    found = {"throughput_ratio": middle("replicas", "tokens_per_second") / middle("servers", "tokens_per_second")}
+    for name in rounds["servers"][0].keys() - {"tokens_per_second"}:
+        found[f"added_{name}"] = middle("replicas", name) - middle("servers", name)
+    return found
+
+
+def _described(cell: dict[str, Any]) -> str:
+    speeds = [[each["tokens_per_second"] for each in cell["rounds"][name]] for name in ("replicas", "servers")]
+    ours, rays = (f"{median(each):.0f} ({min(each):.0f} to {max(each):.0f})" for each in reversed(speeds))
+    added = ", ".join(f"{name.removeprefix('added_').removesuffix('_seconds')} {1000 * value:+.1f} ms"
+                      for name, value in sorted(cell.items()) if name.startswith("added_"))  # fmt: skip
+    return f"tokens/s of servers {ours}, of replicas {rays}; ratio {cell['throughput_ratio']:.3f}; {added}"
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from numbers import Integral
@@ -33,11 +34,12 @@ from outpace.speculation.proposers.draft_model import DraftModelProposer
 from outpace.speculation.proposers.grammar import GrammarProposer
 from outpace.speculation.proposers.head import HeadProposer
 from outpace.speculation.proposers.ngram import NgramProposer
-from outpace.speculation.proposers.other_vocabulary import OtherVocabularyProposer
+from outpace.speculation.proposers.other_vocabulary import OtherVocabularyProposer, ways_of
 from outpace.speculation.proposers.prediction import PredictionProposer
 from outpace.speculation.proposers.prediction_text import Prediction
 from outpace.speculation.proposers.suffix import SuffixProposer
 
+log = logging.getLogger("outpace.llm")
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 
@@ -100,7 +102,10 @@ class LLM:
             proposers.append(HeadProposer(target, target.capabilities.head))
         if self._draft is not None and self._has_other_vocabulary:
             verifier = target.capabilities.verifier
-            proposers.append(OtherVocabularyProposer(self._draft, self.tokenizer, target.vocab_size, verifier))
+            bridged = OtherVocabularyProposer(self._draft, self.tokenizer, target.vocab_size, verifier)
+            log.info("the draft's tokenizer is bridged: %s; `outpace costs` shows what it costs the host",
+                     ways_of(bridged.shared.share))  # fmt: skip
+            proposers.append(bridged)
         elif self._draft is not None:
             proposers.append(DraftModelProposer(self._draft, target.vocab_size, target.capabilities.verifier))
         return {proposer.name: proposer for proposer in proposers}

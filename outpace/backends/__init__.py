@@ -65,7 +65,7 @@ def load(config: EngineConfig, model_path: Path, draft_path: Path | None) -> Loa
             runs_llama = runs_llama or draft_backend == "llamacpp"
             difference = vocabulary_difference(target.tokenizer, draft.tokenizer)
             if difference is not None:
-                log.info("the draft model has another vocabulary (%s), so it drafts text", difference)
+                log.info("the draft model has another vocabulary: %s", difference)
         if backend == "torch" and config.cache_tokens is None:
             resolved = _fit_cache_to_device(resolved, target, draft)
         capacity = _capacity(resolved, runs_llama=runs_llama)

@@ -50,11 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     given = {name: value for name, value in vars(options).items() if name != "command"}
     settings = gather(given, os.environ)
-    engine, server = configure(settings)
-    generation = GenerationChoice.of(settings.get("generation_config"), settings.get("override_generation_config"))
-
     if any(name in settings for name in RAY_FLAGS):
-        return _serve_replicas(settings, engine, server, generation)
+        return _serve_replicas(given, settings)
+    engine, server = configure(settings)
+    generation = _generation(settings)
 
     from outpace.llm import LLM
     from outpace.server import logs
@@ -77,22 +76,31 @@ def execute(options: argparse.Namespace) -> int:
         return serve(llm, server)
 
 
-def _serve_replicas(
-    settings: Mapping[str, Any], engine: dict[str, Any], server: ServerConfig, generation: GenerationChoice
-) -> int:
+def _serve_replicas(given: Mapping[str, Any], settings: Mapping[str, Any]) -> int:
     from outpace.ray.installed import check_ray
     from outpace.server import logs
 
+    _, server = configure(settings)
     if "replicas" not in settings:
         raise UsageError(f"--{next(name for name in RAY_FLAGS if name in settings).replace('_', '-')} needs --replicas")
     check_ray("--replicas")
     from outpace.ray.application import Replicas
-    from outpace.ray.serving import serve_replicas
+    from outpace.ray.serving import Service, serve_replicas
 
     logs.configure(server.log_level, server.log_format)
-    fields = {field: settings[name] for name, field in RAY_FLAGS.items() if name in settings and field}
-    engine.setdefault("threads", max(int(settings.get("replica_cpus", 1)), 1))
-    return serve_replicas(engine, server, generation, Replicas(**fields), settings.get("ray_address"))
+
+    def read() -> Service:
+        settings = gather(given, os.environ)  # anew: the file may have changed
+        engine, server = configure(settings)
+        engine.setdefault("threads", max(int(settings.get("replica_cpus", 1)), 1))
+        fields = {field: settings[name] for name, field in RAY_FLAGS.items() if name in settings and field}
+        return Service(engine, server, _generation(settings), Replicas(**fields))
+
+    return serve_replicas(read, settings.get("ray_address"))
+
+
+def _generation(settings: Mapping[str, Any]) -> GenerationChoice:
+    return GenerationChoice.of(settings.get("generation_config"), settings.get("override_generation_config"))
 
 
 def configure(settings: Mapping[str, Any]) -> tuple[dict[str, Any], ServerConfig]:

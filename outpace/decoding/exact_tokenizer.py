@@ -31,7 +31,20 @@ class ExactTokenizer:
             tokens = self._encoded(before, text)
             if tokens is not None:
                 return tokens
-        return self._longest_first(text)
+        begin, end = _whole_characters(text)
+        if (begin, end) == (0, len(text)) or begin >= end:
+            return self._longest_first(text)
+        return self._joined(text[:begin], text[begin:end], text[end:])
+
+    def _joined(self, *parts: bytes) -> tuple[int, ...]:
+        """The tokens of all parts, up to a byte that no token spells."""
+        tokens: tuple[int, ...] = ()
+        for part in parts:
+            found = self._tokens(part) if part else ()
+            tokens += found
+            if sum(len(self._tokenizer.token_bytes(token)) for token in found) < len(part):
+                break
+        return tokens
 
     def _encoded(self, before: str, text: bytes) -> tuple[int, ...] | None:
         """The tokens of the text after `before`; None if no token begins where the text does."""
@@ -47,9 +60,9 @@ class ExactTokenizer:
 
     def _longest_first(self, text: bytes) -> tuple[int, ...]:
         """The longest token that fits, again and again; ends before a byte that no token spells."""
-        ids, tokens, at = self._ids, list[int](), 0
+        ids, longest, tokens, at = self._ids, self._longest, list[int](), 0
         while at < len(text):
-            ends = range(min(len(text), at + self._longest), at, -1)
+            ends = range(min(len(text), at + longest[text[at]]), at, -1)
             end = next((end for end in ends if text[at:end] in ids), None)
             if end is None:
                 break
@@ -64,5 +77,19 @@ class ExactTokenizer:
         return {piece: token for piece, token in pieces if piece and token not in controls}
 
     @cached_property
-    def _longest(self) -> int:
-        return max(map(len, self._ids), default=1)
+    def _longest(self) -> list[int]:
+        """Bytes of the longest token, by its first byte."""
+        found = [0] * 256
+        for piece in self._ids:
+            found[piece[0]] = max(found[piece[0]], len(piece))
+        return found
+
+
+def _whole_characters(text: bytes) -> tuple[int, int]:
+    """Where the first whole character of UTF-8 begins, and where the last one ends."""
+    begin = next((i for i, byte in enumerate(text[:4]) if byte & 0xC0 != 0x80), len(text))
+    for i in range(len(text) - 1, max(len(text) - 5, -1), -1):
+        if text[i] & 0xC0 != 0x80:
+            size = 1 if text[i] < 0x80 else 2 if text[i] < 0xE0 else 3 if text[i] < 0xF0 else 4
+            return begin, len(text) if i + size <= len(text) else i
+    return begin, len(text)

@@ -1,32 +1,22 @@
-"""A model's family, sizes and options, independent of file format and backend."""
+"""A model's sizes and options, independent of file format and backend."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from outpace.models.rope import Rope
 
+Activation = Literal["silu", "gelu_tanh"]
+
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """Properties of a model family that its files do not contain."""
+class Experts:
+    """Several MLPs per layer, of which a router chooses some for each token."""
 
-    name: str
-    class_name: str  # in a config.json
-    has_gguf: bool = True  # GGUF files use this name too; Mistral's use "llama"
-    is_permuted: bool = False  # in GGUF files, RoPE pairs neighbours in a head, not its two halves
-    qkv_bias: bool = False  # always; otherwise `attention_bias` decides
-    has_qk_norm: bool = False
-
-
-_FAMILIES = (
-    Family("llama", "LlamaForCausalLM", is_permuted=True),  # SmolLM2 too
-    Family("mistral", "MistralForCausalLM", has_gguf=False),
-    Family("qwen2", "Qwen2ForCausalLM", qkv_bias=True),
-    Family("qwen3", "Qwen3ForCausalLM", has_qk_norm=True),
-)
-BY_CLASS_NAME = {family.class_name: family for family in _FAMILIES}
-BY_GGUF_NAME = {family.name: family for family in _FAMILIES if family.has_gguf}
+    count: int
+    per_token: int
+    is_normalised: bool  # the weights of the chosen ones sum to 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +24,12 @@ class Architecture:
     family: str
     num_layers: int
     width: int
-    hidden: int
+    hidden: int  # of one expert, if there are several
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    num_rotated: int  # elements of a head that RoPE rotates
-    halves_rotated: bool = True  # RoPE pairs the two halves of a head; else neighbours
+    num_rotated: int  # elements of a head that RoPE rotates: the first ones
+    halves_rotated: bool = True  # RoPE pairs the two halves of these; else neighbours
     vocab_size: int
     context: int
     epsilon: float
@@ -49,6 +39,17 @@ class Architecture:
     out_bias: bool = False
     mlp_bias: bool = False
     has_qk_norm: bool = False
+    # Options that only the torch backend runs.
+    activation: Activation = "silu"
+    experts: Experts | None = None
+    has_offset_norms: bool = False  # a norm's factor is 1 + its weight
+    has_output_norms: bool = False  # the outputs of attention and MLP are normed before they are added
+    embedding_scale: float = 1.0
+    attention_scale: float | None = None  # of the products of queries and keys; None: head_dim ** -0.5
+    attention_softcap: float | None = None  # c * tanh(x / c) of these
+    logit_softcap: float | None = None
+    windows: tuple[int | None, ...] = ()  # of each layer: latest tokens it attends to; empty: all tokens, in all layers
+    local_rope: Rope | None = None  # of layers with a window, if they have their own
 
     @property
     def q_size(self) -> int:
@@ -59,12 +60,32 @@ class Architecture:
         return self.num_kv_heads * self.head_dim
 
     @property
+    def mlp_elements_per_token(self) -> int:
+        """Hidden elements of the MLPs that a token passes through in a layer."""
+        return self.hidden * (self.experts.per_token if self.experts else 1)
+
+    @property
     def num_layer_parameters(self) -> int:
-        """Parameters in the matrices of all layers, which every step reads."""
+        """Parameters in the matrices of all layers, which every step reads; of experts, those of one token."""
         attention = (2 * self.q_size + 2 * self.kv_size) * self.width
-        return self.num_layers * (attention + 3 * self.hidden * self.width)
+        router = self.experts.count * self.width if self.experts else 0
+        return self.num_layers * (attention + router + 3 * self.mlp_elements_per_token * self.width)
 
     @property
     def cache_elements_per_token(self) -> int:
         """Keys and values of one token, in all layers."""
         return 2 * self.num_layers * self.kv_size
+
+    @property
+    def unwindowed_context(self) -> int:
+        """Within it, sliding windows change nothing."""
+        return min([self.context, *(window for window in self.windows if window is not None)])
+
+    @property
+    def is_llama_like(self) -> bool:
+        """Whether a layer has no other options than those of Llama, Qwen2 and Qwen3, and perhaps a window."""
+        return (
+            self.activation == "silu" and self.experts is None and not self.has_output_norms
+            and not self.has_offset_norms and self.embedding_scale == 1.0 and self.attention_scale is None
+            and self.attention_softcap is None and self.logit_softcap is None and self.num_rotated == self.head_dim
+        )  # fmt: skip

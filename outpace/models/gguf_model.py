@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.models.architecture import BY_GGUF_NAME, Architecture, Family
+from outpace.models.architecture import Architecture
+from outpace.models.families import BY_GGUF_NAME, Family
 from outpace.models.gguf_header import GGUFHeader, Scalar, TensorInfo
 from outpace.models.rope import Rope, unscaled, yarn
 

@@ -53,6 +53,11 @@ class RopeSettings(JsonFile):
     beta_slow: Positive | None = None
     attention_factor: Positive | None = None
     truncate: bool = True
+    short_factor: list[Positive] | None = None
+    long_factor: list[Positive] | None = None
+    partial_rotary_factor: Annotated[Positive, Field(le=1)] | None = None
+    full_attention: RopeSettings | None = None  # by kind of layer, instead of all the above
+    sliding_attention: RopeSettings | None = None
 
 
 class Kind(JsonFile):
@@ -80,6 +85,21 @@ class Config(JsonFile):
     rope_scaling: RopeSettings | None = None
     rope_parameters: RopeSettings | None = None
     original_max_position_embeddings: Size | None = None
+    partial_rotary_factor: Annotated[Positive, Field(le=1)] | None = None
+    rope_local_base_freq: Annotated[Positive, Field(gt=1)] | None = None
+    hidden_act: str | None = None
+    hidden_activation: str | None = None
+    query_pre_attn_scalar: Positive | None = None
+    attn_logit_softcapping: Positive | None = None
+    final_logit_softcapping: Positive | None = None
+    layer_types: Annotated[list[str], Field(max_length=MAX_LAYERS)] | None = None
+    sliding_window_pattern: Size | None = None
+    max_window_layers: Annotated[int, Field(strict=True, ge=0)] | None = None
+    num_experts: Size | None = None
+    num_local_experts: Size | None = None
+    num_experts_per_tok: Size | None = None
+    norm_topk_prob: bool | None = None
+    moe_intermediate_size: Size | None = None
 
 
 class EndTokens(JsonFile):

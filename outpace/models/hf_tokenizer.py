@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as Tokenizers
 
 from outpace.errors import ModelError
 from outpace.models import hf_schema
+from outpace.models.byte_level import token_text
 from outpace.models.special_tokens import SpecialToken, SpecialTokens
 from outpace.models.text_pieces import WHOLE_CHARS, added_around, check_unicode, cut, keeps_words_apart
 
@@ -120,8 +121,9 @@ class HFTokenizer:
         text = self._tokenizer.id_to_token(token)
         if text is None:
             return b""
-        if self._is_byte_level and _BYTE_OF_CHARACTER.keys() >= set(text):
-            return bytes(_BYTE_OF_CHARACTER[character] for character in text)
+        spelled = token_text(text) if self._is_byte_level else None
+        if spelled is not None:
+            return spelled
         byte = _BYTE_PIECE.fullmatch(text)
         return bytes([int(byte[1], 16)]) if byte else text.replace("\u2581", " ").encode()
 
@@ -137,16 +139,6 @@ class HFTokenizer:
             ids |= found
         eos = self._tokenizer.token_to_id(self.eos_text) if self.eos_text else None
         return frozenset(ids if eos is None else ids | {eos})
-
-
-def _byte_of_character() -> dict[str, int]:
-    """GPT-2's map from visible characters to bytes: a visible byte is itself, the others use characters from 256 on."""
-    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTE_OF_CHARACTER = _byte_of_character()
 
 
 def _open(path: Path) -> Tokenizers:

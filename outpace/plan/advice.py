@@ -131,8 +131,12 @@ def _about(best: Pairing, plain: MemoryPlan, to: Deployment, conditions: Conditi
     if best.ratio is not None and best.draft.kind == "draft":
         found.append(f"Size: {ratio_evidence(best.ratio)}.")
     if best.compatibility is not None:
-        found.append(f"Tokenizers: {best.compatibility.sentence}.")
+        found.append(f"Tokenizers: {best.compatibility.sentence}.{_about_bridge(best)}")
     return found
+
+
+def _about_bridge(pairing: Pairing) -> str:
+    return f" {pairing.bridge.sentence}." if pairing.bridge is not None else ""
 
 
 def _full_load(best: Pairing, plain: MemoryPlan, to: Deployment) -> str:
@@ -148,9 +152,11 @@ def _full_load(best: Pairing, plain: MemoryPlan, to: Deployment) -> str:
 
 
 def _why_not(pairing: Pairing) -> str:
-    if pairing.verdict in ("use", "maybe"):
-        return f"{pairing.draft.name}: {pairing.speed.speedup:.2f}x at depth {pairing.speed.depth}; {pairing.reason}."
-    return f"{pairing.draft.name}: {pairing.reason}."
+    speed = f"{pairing.speed.speedup:.2f}x at depth {pairing.speed.depth}; "
+    sentence = f"{pairing.draft.name}: {speed if pairing.verdict in ('use', 'maybe') else ''}{pairing.reason}."
+    if pairing.bridge is None or pairing.compatibility is None:
+        return sentence
+    return f"{sentence} Tokenizers: {pairing.compatibility.sentence}.{_about_bridge(pairing)}"
 
 
 def _about_precision(target: PlannedModel, to: Deployment) -> list[str]:
@@ -255,7 +261,7 @@ def _commands(target: PlannedModel, best: Pairing | None, to: Deployment, condit
             own += ["--speculative-draft-tensor-parallel-size", str(to.draft_gpus)]
             config["draft_tensor_parallel_size"] = to.draft_gpus
     found = {"outpace": shlex.join([*own, "--speculation", "auto"])}
-    if config and is_gpu:
+    if config and is_gpu and best.bridge is None:
         found["vllm"] = shlex.join([*other, "--speculative-config", json.dumps(config)])
     return found
 

@@ -4,7 +4,7 @@ The target writes its answers plainly, once. With a seed, its token at a positio
 probabilities, the seed and the position; a draft token is accepted where it equals that token, and a draft draws its
 tokens by the same function. So walking along the finished text and comparing gives, at any temperature, exactly what
 the engine accepts for the same prompts, seeds and depth. A draft model needs one pass over the text for that, with the
-target's tokens as its context (teacher forcing); a head drafts again at every step of the walk.
+target's tokens as its context (teacher forcing); a head, and a model with another tokenizer, draft again at every step.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from time import perf_counter
 from typing import Any, cast
 
 from outpace.backends.base import Head, HeadTask, Runner
@@ -20,6 +21,7 @@ from outpace.core import Draft, Request, Row, StepPlan
 from outpace.decoding.sampling import Shaper
 from outpace.decoding.verification import HostVerifier
 from outpace.speculation.proposers.base import DraftAsk, Proposer
+from outpace.speculation.proposers.other_vocabulary import OtherVocabularyProposer
 
 _ids = count()
 _verifier = HostVerifier()
@@ -52,6 +54,8 @@ class Walk:
 
     drafted: list[int]
     accepted: list[int]
+    asked: list[int] = field(default_factory=list)
+    """In steps with a draft. A text in another tokenizer's tokens may have fewer tokens than were asked for."""
     steps: int = 0  # those with nothing drafted included
     num_drafts: int = 0
 
@@ -102,7 +106,7 @@ def _prefill(runner: Runner, seq: int, tokens: Sequence[int]) -> Any:
 
 def walk(text: Text, depth: int, draft_at: DraftAt) -> Walk:
     """Follow the text as an engine with drafts of this depth does. Prefill gives the first token."""
-    found = Walk([0] * depth, [0] * depth)
+    found = Walk([0] * depth, [0] * depth, [0] * depth)
     at, length, limit = 1, len(text.output), text.params.max_tokens
     while at < length:
         asked = min(depth, limit - at - 1)
@@ -112,6 +116,8 @@ def walk(text: Text, depth: int, draft_at: DraftAt) -> Walk:
         )
         found.steps += 1
         found.num_drafts += bool(tokens)
+        for i in range(asked if tokens else 0):
+            found.asked[i] += 1
         for i in range(len(tokens)):
             found.drafted[i] += 1
             found.accepted[i] += i < num_accepted
@@ -170,6 +176,28 @@ class HeadWalk:
         self._runner.free(0)
 
 
+class BridgedWalk:
+    """Drafts of a model with another tokenizer along a text."""
+
+    def __init__(self, proposer: OtherVocabularyProposer, text: Text) -> None:
+        self._proposer, self._text, self._request = proposer, text, text.request(0)
+        self.seconds, self.num_drawn = 0.0, 0  # of all drafts but the first, which reads the prompt
+
+    def __call__(self, at: int, depth: int) -> Sequence[int]:
+        request = self._request
+        is_first = len(request.tokens) == len(self._text.prompt)
+        request.tokens += self._text.output[len(request.tokens) - len(self._text.prompt) : at]
+        begin = perf_counter()
+        [draft] = self._proposer.propose([DraftAsk(request, depth)])
+        if not is_first and self._proposer.timing is not None:
+            self.seconds += perf_counter() - begin
+            self.num_drawn += self._proposer.timing.num_drawn
+        return draft.tokens
+
+    def close(self) -> None:
+        self._proposer.release(self._request)
+
+
 def by_lookup(proposer: Proposer, text: Text) -> DraftAt:
     request = text.request(0)
 
@@ -181,20 +209,20 @@ def by_lookup(proposer: Proposer, text: Text) -> DraftAt:
     return draft_at
 
 
-def chances(walks: Iterable[Walk]) -> tuple[float, ...]:
+def chances(walks: Iterable[Walk], *, is_lookup: bool = False) -> tuple[float, ...]:
     """For each position, the share of its tokens that were accepted where all before them were; it ends before the
-    first position that was never reached."""
+    first position that was never reached. A token that a model was asked for and did not draft counts as rejected;
+    where a lookup ends, nothing is verified either."""
     all_walks = list(walks)
     if not all_walks:
         return ()
-    reached = sum(each.drafted[0] for each in all_walks)
-    found = list[float]()
-    for i in range(len(all_walks[0].drafted)):
+    offered = [each.drafted if is_lookup else each.asked for each in all_walks]
+    depth = len(all_walks[0].drafted)
+    reached, found = sum(each[0] for each in offered), list[float]()
+    for i in range(depth):
         if not reached:
             break
         accepted = sum(each.accepted[i] for each in all_walks)
         found.append(accepted / reached)
-        reached = (
-            min(accepted, sum(each.drafted[i + 1] for each in all_walks)) if i + 1 < len(all_walks[0].drafted) else 0
-        )
+        reached = min(accepted, sum(each[i + 1] for each in offered)) if i + 1 < depth else 0
     return tuple(found)

@@ -151,7 +151,7 @@ def _draft_table(report: Report) -> str:
             f"{memory['sequences']:,}",
             f"{draft['full_load']['with_draft']:,.0f}",
             f"{draft['full_load']['plain']:,.0f}",
-            f"{draft['verdict']}: {draft['reason']}",
+            f"{draft['verdict']}{', as ' + draft['bridge']['way'] if draft['bridge'] else ''}: {draft['reason']}",
         ])  # fmt: skip
     return _table(head, rows)
 

@@ -1,5 +1,10 @@
 """The shapes of well-known models, by name. Sources: the config.json that each model was published with.
 
+Checked against other tables: litgpt's config.py (Lightning-AI/litgpt, commit 2685705) has 49 of them, with the same
+layers, widths, heads, key heads, hidden sizes and experts. It differs in the context of nine, where it has the base
+model's or its own limit and this table the instruction-tuned model's, and in the vocabulary of Gemma 3, which this
+table has with its padding. gpt-oss is as in transformers' GptOssConfig; parameters of all are the hub's counts.
+
 A name is found in any usual spelling: `Llama-3.1-70B`, `meta-llama/Meta-Llama-3.1-70B-Instruct`, `llama3.1:70b`.
 """
 

@@ -1,8 +1,12 @@
 """Accelerators and CPUs: memory, memory bandwidth, arithmetic, links. `here()` looks at this machine.
 
-Figures are the makers' data sheets, dense (without sparsity). `memory_bytes` is what the driver reports for a GPU,
-which is neither the nominal figure nor its multiple of 2^30. What part of a data sheet steps reach is measured once, on
-an H200 and on an EPYC (`benchmarks/plan_check.py`), and used for all machines of the kind.
+Figures are the makers' data sheets, dense (without sparsity): NVIDIA's of each card, with 32-bit accumulation for RTX
+cards, AMD's of MI300X and MI325X; of CPUs, channels times the fastest memory that is specified. Those of A10, A100, L4,
+L40S, T4, V100, H20, H100, H200, B200, RTX 4090 and the MI300 series were compared with public collections
+(citsjtu2020/LLM-Prof, winston-zhang-orz/gpu-specs, astroC86/gpu-datasheet); B200's bandwidth is that of the HGX board.
+`memory_bytes` is what the driver reports for a GPU, which is neither the nominal figure nor its multiple of 2^30. What
+part of a data sheet steps reach is measured once, on an H200 and on an EPYC (`benchmarks/plan_check.py`), and used for
+all machines of the kind.
 """
 
 from __future__ import annotations
@@ -47,7 +51,7 @@ class Machine:
     fp8: float = 0.0  # 0: none; weights are converted, and the arithmetic is bf16's
     int8: float = 0.0
     link: float = 32 * _GB  # bytes a second between two of them, in one direction; PCIe 4.0 x16 unless known
-    link_seconds: float = 20e-6  # latency of an all-reduce
+    has_nvlink: bool = False  # or another link over which a GPU reads the others' memory
     kind: Kind = GPU
     is_measured: bool = False
 
@@ -68,7 +72,7 @@ def _gpu(
     sizes = (nominal * _GB, gib * _GIB, gb_per_s * _GB, bf16 * _TERA, fp8 * _TERA, int8 * _TERA)
     if not link:
         return Machine(name, *sizes)
-    return Machine(name, *sizes, link=link * _GB, link_seconds=9e-6)
+    return Machine(name, *sizes, link=link * _GB, has_nvlink=True)
 
 
 def _cpu(name: str, cores: int, gb_per_s: float, ops_per_core: float, memory: float) -> Machine:

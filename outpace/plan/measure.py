@@ -14,22 +14,24 @@ from pathlib import Path
 from typing import Any
 
 from outpace import backends
+from outpace.backends import Loaded
 from outpace.backends.base import LoadedModel, Tokenizer
 from outpace.bench.statistics import Estimate, ratio_of_rates
 from outpace.bench.workloads import Prompt
 from outpace.config import BackendName, EngineConfig, SamplingParams
 from outpace.errors import ModelError, UsageError
 from outpace.models.prompts import ChatPrompt, encode, render
-from outpace.plan.agreement import HeadWalk, Text, Walk, by_lookup, by_model, chances, walk, write_answers
+from outpace.plan.agreement import BridgedWalk, HeadWalk, Text, Walk, by_lookup, by_model, chances, walk, write_answers
 from outpace.plan.drafts import PlannedDraft
 from outpace.plan.guesses import Measured
 from outpace.plan.models import PlannedModel
 from outpace.speculation.costs.calibration import measure
-from outpace.speculation.costs.curves import Costs
+from outpace.speculation.costs.curves import Costs, DraftCosts
 from outpace.speculation.proposers.base import Proposer
 from outpace.speculation.proposers.draft_model import DraftModelProposer
 from outpace.speculation.proposers.head import HeadProposer
 from outpace.speculation.proposers.ngram import NgramProposer
+from outpace.speculation.proposers.other_vocabulary import OtherVocabularyProposer
 from outpace.speculation.proposers.suffix import SuffixProposer
 
 DEPTH = 8
@@ -41,10 +43,11 @@ class Acceptance:
     """Of one draft at one temperature."""
 
     walks: tuple[Walk, ...]  # one per prompt
+    is_lookup: bool = False
 
     @property
     def chances(self) -> tuple[float, ...]:
-        return chances(self.walks)
+        return chances(self.walks, is_lookup=self.is_lookup)
 
     @property
     def rate(self) -> Estimate:
@@ -123,9 +126,9 @@ def measure_drafts(
     try:
         for number, loaded in enumerate(models):
             together = [loaded, *(each for each in lookups if each != loaded)] if not number else [loaded]
-            with _loaded(target, loaded, options or {}) as (model, drafting):
-                texts = texts or _answers(model, prompts, temperatures, max_tokens, seed)
-                _measure(found, model, drafting, together, texts, depth)
+            with _opened(target, loaded, options or {}) as models_here:
+                texts = texts or _answers(models_here.target, prompts, temperatures, max_tokens, seed)
+                _measure(found, models_here, together, texts, depth)
     except KeyboardInterrupt:
         if not found.draft_costs:
             raise
@@ -134,33 +137,45 @@ def measure_drafts(
 
 
 def _measure(
-    found: Measurement,
-    model: LoadedModel,
-    drafting: LoadedModel | None,
-    drafts: Sequence[PlannedDraft],
-    texts: dict[float, list[Text]],
-    depth: int,
+    found: Measurement, loaded: Loaded, drafts: Sequence[PlannedDraft], texts: dict[float, list[Text]], depth: int
 ) -> None:
     """Add the acceptance and the costs of drafts that one loading of the target serves."""
+    proposers = {draft.name: _proposer(loaded, draft) for draft in drafts}
+    drafted = _Drafted()
     accepted = {
         draft.name: {
-            temperature: Acceptance(tuple(_along(model, drafting, draft, each, depth)))
+            temperature: Acceptance(
+                tuple(_along(loaded, draft, proposers[draft.name], each, depth, drafted)), draft.kind == "lookup"
+            )
             for temperature, each in texts.items()
         }
         for draft in drafts
     }
-    proposers = {draft.name: _proposer(model, drafting, draft) for draft in drafts}
-    costs = measure(model.runner, proposers.values(), next(iter(texts.values()))[0].request())
+    costs = measure(loaded.target.runner, proposers.values(), next(iter(texts.values()))[0].request())
     found.costs = costs
     found.drafts |= accepted
     for name, proposer in proposers.items():
-        found.draft_costs[name] = replace(costs, drafts={proposer.name: costs.drafts[proposer.name]})
+        theirs = costs.drafts[proposer.name]
+        if isinstance(proposer, OtherVocabularyProposer):
+            theirs.draw_seconds = drafted.beside_passes(theirs)
+        found.draft_costs[name] = replace(costs, drafts={proposer.name: theirs})
+
+
+@dataclass(slots=True)
+class _Drafted:
+    """The time of drafts over a bridge, which takes more than the passes that a calibration measures."""
+
+    seconds: float = 0.0
+    num_drawn: int = 0
+
+    def beside_passes(self, costs: DraftCosts) -> float:
+        """For each draft token."""
+        assert costs.passes is not None
+        return max(0.0, self.seconds / self.num_drawn - costs.passes.seconds(1, 1)) if self.num_drawn else 0.0
 
 
 @contextmanager
-def _loaded(
-    target: PlannedModel, draft: PlannedDraft, options: dict[str, Any]
-) -> Iterator[tuple[LoadedModel, LoadedModel | None]]:
+def _opened(target: PlannedModel, draft: PlannedDraft, options: dict[str, Any]) -> Iterator[Loaded]:
     """The target, with the draft as its head or beside it."""
     assert target.path is not None
     path = draft.path
@@ -170,7 +185,7 @@ def _loaded(
     try:
         if draft.kind == "head" and loaded.target.runner.capabilities.head is None:
             raise ModelError(f"the head {draft.name} was not loaded; this backend cannot use it")
-        yield loaded.target, loaded.draft
+        yield loaded
     finally:
         loaded.target.runner.close()
         if loaded.draft is not None:
@@ -209,40 +224,50 @@ def _prompt(tokenizer: Tokenizer, prompt: Prompt) -> str | ChatPrompt:
 
 
 def _along(
-    model: LoadedModel, drafting: LoadedModel | None, draft: PlannedDraft, texts: Sequence[Text], depth: int
+    loaded: Loaded, draft: PlannedDraft, proposer: Proposer, texts: Sequence[Text], depth: int, drafted: _Drafted
 ) -> Iterator[Walk]:
     """The walks of a draft along all texts."""
     from tqdm import tqdm
 
-    lookup = _proposer(model, drafting, draft) if draft.kind == "lookup" else None
+    runner = loaded.target.runner
+    at: HeadWalk | BridgedWalk
     for text in tqdm(
         texts, desc=f"Comparing {draft.name}", unit="prompt", leave=False, disable=not sys.stderr.isatty()
     ):
-        if lookup is not None:
-            yield walk(text, depth, by_lookup(lookup, text))
-        elif drafting is not None:
-            yield walk(text, depth, by_model(drafting.runner, text))
+        if draft.kind == "lookup":
+            yield walk(text, depth, by_lookup(proposer, text))
+            continue
+        if loaded.draft is not None and not loaded.has_other_vocabulary:
+            yield walk(text, depth, by_model(loaded.draft.runner, text))
+            continue
+        if isinstance(proposer, OtherVocabularyProposer):
+            at = BridgedWalk(proposer, text)
         else:
-            head = model.runner.capabilities.head
-            assert head is not None
-            at = HeadWalk(model.runner, head, text)
-            try:
-                yield walk(text, depth, at)
-            finally:
-                at.close()
+            assert runner.capabilities.head is not None
+            at = HeadWalk(runner, runner.capabilities.head, text)
+        try:
+            yield walk(text, depth, at)
+        finally:
+            at.close()
+        if isinstance(at, BridgedWalk):
+            drafted.seconds += at.seconds
+            drafted.num_drawn += at.num_drawn
 
 
-def _proposer(model: LoadedModel, drafting: LoadedModel | None, draft: PlannedDraft) -> Proposer:
+def _proposer(loaded: Loaded, draft: PlannedDraft) -> Proposer:
     if draft.kind == "lookup":
         unset = EngineConfig()
         if draft.name == "suffix":
             return SuffixProposer(unset.suffix_store_tokens)
         return NgramProposer(unset.ngram_min, unset.ngram_max)
-    if drafting is not None:
-        return DraftModelProposer(drafting, model.runner.vocab_size, model.runner.capabilities.verifier)
-    head = model.runner.capabilities.head
-    assert head is not None
-    return HeadProposer(model.runner, head)
+    target = loaded.target.runner
+    verifier = target.capabilities.verifier
+    if loaded.draft is not None and loaded.has_other_vocabulary:
+        return OtherVocabularyProposer(loaded.draft, loaded.target.tokenizer, target.vocab_size, verifier)
+    if loaded.draft is not None:
+        return DraftModelProposer(loaded.draft, target.vocab_size, verifier)
+    assert target.capabilities.head is not None
+    return HeadProposer(target, target.capabilities.head)
 
 
 def saved_costs(target: Path, draft: Path | None, threads: int | None) -> Costs | None:

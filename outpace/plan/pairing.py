@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from outpace.errors import UsageError
+from outpace.plan.bridge import Bridge, bridge_of, with_bridge
 from outpace.plan.drafts import PlannedDraft
 from outpace.plan.guesses import SPREAD, Conditions, Guess, Measured, drafting_of, guessed
 from outpace.plan.memory import Deployment, MemoryPlan, divide
@@ -30,6 +31,7 @@ class Pairing:
 
     draft: PlannedDraft
     compatibility: Compatibility | None
+    bridge: Bridge | None  # where the draft has another tokenizer
     ratio: float | None  # parameters of the target over those of the draft
     guess: Guess
     chance: float  # of a draft's first token
@@ -45,10 +47,6 @@ class Pairing:
     full_load: tuple[float, float]  # tokens a second when the cache is full: plain without the draft, and with it
     verdict: Literal["use", "maybe", "no", "cannot"]
     reason: str
-
-    @property
-    def is_usable(self) -> bool:
-        return self.verdict != "cannot"
 
 
 def judge(
@@ -72,9 +70,10 @@ def judge(
     memory = divide(target, draft, to)
     context = memory.context / 2  # on average, sequences are half as long as the longest
     modelled = target_costs(target, to.machine, to.gpus, memory.context, to.cache_element_bytes)
-    modelled.drafts[draft.kind] = draft_costs(
-        draft, target, to.machine, to.draft_gpus, memory.context, to.cache_element_bytes
-    )
+    drafting_costs = draft_costs(draft, target, to.machine, to.draft_gpus, memory.context, to.cache_element_bytes)
+    vocab_size = draft.model.shape.vocab_size if draft.model is not None else 0
+    bridge = bridge_of(compatibility, conditions.temperature, drafting_costs.passes, vocab_size, to.machine)
+    modelled.drafts[draft.kind] = with_bridge(drafting_costs, bridge)
     whole = modelled
     if target_step is not None:
         drafts = measured.draft_costs if measured is not None else None
@@ -91,10 +90,11 @@ def judge(
     by_load = tuple(drafting.best(load, context) for load in LOADS)
     at_depth = tuple(drafting.fixed(load, depth, context) for load in LOADS)
     full = _full_load(drafting, plain_memory, memory, context)
-    verdict, reason = _verdict(draft, compatibility, memory, plain_memory, speed, full, low, guess)
+    verdict, reason = _verdict(memory, plain_memory, speed, full, low, guess)
     return Pairing(
         draft=draft,
         compatibility=compatibility,
+        bridge=bridge,
         ratio=ratio,
         guess=guess,
         chance=drafting.acceptance.forecast(drafting.temperature, 1, drafting.shift)[0],
@@ -121,11 +121,8 @@ def _full_load(drafting: Drafting, without: MemoryPlan, with_draft: MemoryPlan, 
 
 
 def _verdict(
-    draft: PlannedDraft, compatibility: Compatibility | None, memory: MemoryPlan, plain_memory: MemoryPlan,
-    speed: Speed, full: tuple[float, float], low: Speed, guess: Guess,
-) -> tuple[Literal["use", "maybe", "no", "cannot"], str]:  # fmt: skip
-    if compatibility is not None and not compatibility.is_usable:
-        return "cannot", f"{compatibility.sentence}; a draft must share the target's token ids"
+    memory: MemoryPlan, plain_memory: MemoryPlan, speed: Speed, full: tuple[float, float], low: Speed, guess: Guess
+) -> tuple[Literal["use", "maybe", "no", "cannot"], str]:
     if not memory.fits and not plain_memory.fits:
         return "cannot", "the target does not fit"
     if not memory.fits:

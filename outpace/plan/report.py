@@ -139,7 +139,15 @@ def _pairing(pairing: Pairing) -> dict[str, Any]:
             "verdict": found.verdict,
             "overlap": found.overlap,
             "first_difference": found.first_difference,
+            "shared": found.shared,
             "sentence": found.sentence,
+        },
+        "bridge": None
+        if pairing.bridge is None
+        else {
+            "way": pairing.bridge.way,
+            "token_seconds": pairing.bridge.token_seconds,
+            "sentence": pairing.bridge.sentence,
         },
         "acceptance": {
             "source": pairing.guess.source,

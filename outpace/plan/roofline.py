@@ -14,6 +14,7 @@ from outpace.plan.machines import Machine
 from outpace.plan.models import PlannedModel
 from outpace.plan.shapes import Shape
 from outpace.speculation.costs.calibration import SIZES
+from outpace.speculation.costs.communication import all_reduce_seconds
 from outpace.speculation.costs.curves import Costs, DraftCosts, StepCosts
 
 _MANY = (768, 1024, 1536, 2048, 4096)
@@ -93,7 +94,8 @@ def _seconds(model: PlannedModel, machine: Machine, gpus: int, tokens: int) -> f
     arithmetic = tokens * 2.0 * shape.active_parameters / gpus / _operations(model, machine)
     fixed = shape.layers * kind.layer_seconds
     if gpus > 1:
-        fixed += 2 * shape.layers * all_reduce_seconds(tokens * shape.width * _ACTIVATION_BYTES, machine, gpus)
+        num_bytes = tokens * shape.width * _ACTIVATION_BYTES
+        fixed += 2 * shape.layers * all_reduce_seconds(gpus, num_bytes, machine.link, is_nvlink=machine.has_nvlink)
     return _joined(model.bytes_read(tokens) / gpus, arithmetic, machine) + fixed
 
 
@@ -104,11 +106,6 @@ def _joined(num_bytes: float, arithmetic: float, machine: Machine) -> float:
 
 def _operations(model: PlannedModel, machine: Machine) -> float:
     return machine.arithmetic(model.precision.arithmetic) * machine.kind.arithmetic_share
-
-
-def all_reduce_seconds(num_bytes: float, machine: Machine, gpus: int) -> float:
-    """By a ring: every GPU sends and receives 2 (n - 1) / n of the data. Two of them follow every layer."""
-    return machine.link_seconds + 2.0 * (gpus - 1) / gpus * num_bytes / machine.link
 
 
 def _share(shape: Shape, gpus: int) -> float:

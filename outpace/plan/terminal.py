@@ -97,9 +97,12 @@ def _drafts(report: Report) -> Iterator[str]:
         yield (
             f"  {draft['name'][:32]:32}{size:>8}{acceptance['first_token']:>10.0%} {acceptance['source']:9}"
             f"{speed['depth']:>6}{speed['speedup']:>9.2f}{span:>14}{even:>9}{loses:>10}  {draft['verdict']}"
+            + (f", as {draft['bridge']['way']}" if draft["bridge"] else "")
         )
     yield "  accepted: the first token of a draft; even at: acceptance of a draft token at which it breaks even;"
     yield "  loses at: requests at once from which that fixed depth is slower than plain decoding"
+    if any(draft["bridge"] for draft in report["drafts"]):
+        yield "  as text, as tokens: the draft has another tokenizer, and what it drafts is carried over in that way"
     for name, reason in report["skipped"].items():
         yield from textwrap.wrap(f"{name}: {reason}", _WIDTH, initial_indent="  ", subsequent_indent="    ")
 

@@ -1,23 +1,28 @@
 """Compares the vocabularies of two models, from their files or from the table.
 
-Drafts are token ids, so an id must mean the same text in both models. Embedding tables may be padded differently, and a
-later model of a family may have more tokens after the common ones: neither does harm.
+Where every id means the same text in both models, drafts are token ids. Embedding tables may be padded differently:
+that does no harm. Otherwise the engine bridges the two tokenizers (`bridge.py`), and what counts is how many tokens
+they have in common.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from outpace.errors import ModelError
+from outpace.models.byte_level import token_text
 from outpace.plan.known_models import EXTENDED_TOKENIZERS
 from outpace.plan.models import PlannedModel
 
 Verdict = Literal["identical", "extra", "different", "unknown"]
 _TOKENS_KEY = "tokenizer.ggml.tokens"
+_SPACE = "\u0120".encode()  # as byte-level vocabularies spell it
+_BYTE_PIECE = re.compile(rb"<0x([0-9A-F]{2})>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +31,38 @@ class Compatibility:
     sentence: str
     overlap: float | None = None  # share of the target's tokens that the draft has, under any id
     first_difference: int | None = None  # the id
+    shared: float | None = None  # share of the draft's tokens that the target has, under any id
 
     @property
-    def is_usable(self) -> bool:
-        return self.verdict != "different"
+    def needs_bridge(self) -> bool:
+        """Whether the engine takes the draft for a model of another vocabulary, as `vocabulary_difference` has it."""
+        return self.verdict in ("different", "extra")
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    tokens: list[bytes]  # by id, as the file spells them; an empty one is padding
+    is_byte_level: bool  # spelled with one visible character for each byte
+
+    def texts(self) -> set[bytes]:
+        """What the tokens stand for, in whatever way the file spells it."""
+        if self.is_byte_level:
+            return {token_text(token.decode(errors="replace")) or token for token in self.tokens if token}
+        return {_piece_text(token) for token in self.tokens if token}
+
+    def spellings(self) -> set[bytes]:
+        return set(filter(None, self.tokens))
+
+
+def _piece_text(token: bytes) -> bytes:
+    """Of a vocabulary in the manner of SentencePiece."""
+    byte = _BYTE_PIECE.fullmatch(token)
+    return bytes([int(byte[1], 16)]) if byte else token.replace("\u2581".encode(), b" ")
 
 
 def compare(target: PlannedModel, draft: PlannedModel) -> Compatibility:
     ours, theirs = _read(target), _read(draft)
-    if ours and theirs:
+    if ours is not None and theirs is not None:
         return compare_tokens(ours, theirs)
     if target.tokenizer and draft.tokenizer:
         return _by_name(target, draft)
@@ -56,28 +84,34 @@ def _by_name(target: PlannedModel, draft: PlannedModel) -> Compatibility:
     return Compatibility("different", f"the tokenizers differ: {ours} and {theirs}")
 
 
-def compare_tokens(ours: Sequence[bytes], theirs: Sequence[bytes]) -> Compatibility:
-    """Tokens by id; an empty one is padding."""
-    common = min(len(ours), len(theirs))
-    differing = (i for i in range(common) if ours[i] != theirs[i] and ours[i] and theirs[i])
-    first = next(differing, None)
-    known = set(filter(None, theirs))
-    overlap = sum(token in known for token in ours if token) / max(1, sum(map(bool, ours)))
+def compare_tokens(ours: Vocabulary, theirs: Vocabulary) -> Compatibility:
+    """By id, as spelled; what is shared under other ids by what the tokens stand for."""
+    common = min(len(ours.tokens), len(theirs.tokens))
+    pairs = zip(ours.tokens[:common], theirs.tokens[:common], strict=True)
+    first = next((i for i, (a, b) in enumerate(pairs) if a != b and a and b), None)
     if first is not None:
+        is_alike = ours.is_byte_level == theirs.is_byte_level  # then the spelling, which takes less time, says the same
+        mine, other = (each.spellings() if is_alike else each.texts() for each in (ours, theirs))
+        num_shared = len(mine & other)
+        overlap, shared = num_shared / max(1, len(mine)), num_shared / max(1, len(other))
         sentence = (
-            f"the tokenizers differ: {overlap:.1%} of the target's tokens exist in the draft, and the first difference "
-            f"is token {first}, {_shown(ours[first])} in the target and {_shown(theirs[first])} in the draft"
+            f"the tokenizers differ: {overlap:.1%} of the target's tokens exist in the draft and {shared:.1%} of the "
+            f"draft's in the target, and the first difference is token {first}, {_shown(ours.tokens[first])} in the "
+            f"target and {_shown(theirs.tokens[first])} in the draft"
         )
-        return Compatibility("different", sentence, overlap, first)
-    extra = sum(map(bool, ours)) - sum(map(bool, theirs))
+        return Compatibility("different", sentence, overlap, first, shared)
+    num_ours, num_theirs = sum(map(bool, ours.tokens)), sum(map(bool, theirs.tokens))
+    extra = num_ours - num_theirs
     if not extra:
-        return Compatibility("identical", f"the tokenizers are identical ({sum(map(bool, ours)):,} tokens)", 1.0)
+        return Compatibility("identical", f"the tokenizers are identical ({num_ours:,} tokens)", 1.0, shared=1.0)
     whose = "target" if extra > 0 else "draft"
-    place = next(i for i in range(max(len(ours), len(theirs))) if bool(_at(ours, i)) != bool(_at(theirs, i)))
-    shown = _shown(_at(ours, place) or _at(theirs, place))
+    longest = max(len(ours.tokens), len(theirs.tokens))
+    place = next(i for i in range(longest) if bool(_at(ours.tokens, i)) != bool(_at(theirs.tokens, i)))
+    shown = _shown(_at(ours.tokens, place) or _at(theirs.tokens, place))
+    num_both = sum(bool(a and b) for a, b in zip(ours.tokens, theirs.tokens, strict=False))
     return Compatibility(
         "extra", f"the tokenizers agree, and the {whose} has {abs(extra)} more tokens, the first {shown} ({place})",
-        overlap, place,
+        num_both / num_ours, place, num_both / num_theirs,
     )  # fmt: skip
 
 
@@ -89,19 +123,21 @@ def _shown(token: bytes) -> str:
     return repr(token.decode(errors="replace")[:40])
 
 
-def _read(model: PlannedModel) -> list[bytes]:
-    """By id; empty if the model has no vocabulary on this machine."""
+def _read(model: PlannedModel) -> Vocabulary | None:
+    """None if the model has no vocabulary on this machine."""
     path = model.path
     if path is None:
-        return []
+        return None
     if path.is_dir():
         return _of_folder(path / "tokenizer.json")
     from outpace.models.gguf_header import read_strings
 
-    return [b"" if token.startswith(b"[PAD") else token for token in read_strings(path, _TOKENS_KEY)]
+    tokens = [b"" if token.startswith(b"[PAD") else token for token in read_strings(path, _TOKENS_KEY)]
+    is_byte_level = sum(token.startswith(_SPACE) for token in tokens) > len(tokens) / 100
+    return Vocabulary(tokens, is_byte_level) if tokens else None
 
 
-def _of_folder(path: Path) -> list[bytes]:
+def _of_folder(path: Path) -> Vocabulary | None:
     from outpace.models.hf_schema import MAX_TOKENIZER_BYTES, read_text
 
     try:
@@ -118,8 +154,8 @@ def _of_folder(path: Path) -> list[bytes]:
             raise ValueError("an id is too large")
         for text, i in pairs:
             tokens[int(i)] = str(text).encode()
-        return tokens
+        return Vocabulary(tokens, '"ByteLevel"' in json.dumps(values.get("decoder")))
     except FileNotFoundError:
-        return []
+        return None
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise ModelError(f"{path} is damaged ({error!r:.100}); download it again") from error

@@ -3,6 +3,10 @@
 Plain text uses /v1/completions. A conversation uses /v1/chat/completions; where the program has begun the answer, the
 request asks the server to continue its last message, as vLLM and Outpace can. Selections are scored by the echoed
 log-probabilities of each choice; in a conversation, which has no echo, by constrained decoding.
+
+A server takes requests in the order of their arrival, so a program that goes on would wait behind all that have not
+begun, and lose its prefix from the cache meanwhile. A server of Outpace is asked to start such calls first: a program
+then keeps its place, as one long generation would.
 """
 
 from __future__ import annotations
@@ -11,8 +15,8 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from itertools import takewhile
-from queue import SimpleQueue
+from itertools import count, takewhile
+from queue import PriorityQueue
 from threading import Thread
 from typing import Any
 
@@ -30,6 +34,8 @@ _LONGEST_PAUSE = 30.0  # seconds before the next attempt
 _DEFAULTS = SamplingParams()
 # Sent always: servers have other defaults. Sent where a program sets it: the rest, by vLLM's names.
 _ALWAYS = ("max_tokens", "temperature")
+_GOES_ON = -1  # priority of a call that continues a program; others have 0, and a lower number starts first
+_STOP = -1  # before all calls, whose numbers begin with 0
 _LOCAL = frozenset({"structured", "speculation", "prediction", "n", "pooling", "prompt_logprobs", "visible_tokens"})
 
 
@@ -50,8 +56,10 @@ class OnServer:
         limits = httpx.Limits(max_connections=at_once, max_keepalive_connections=at_once)
         self._url = server.url
         self._http = httpx.Client(headers=headers, timeout=_TIMEOUT, limits=limits)
-        self._model = server.model or self._first_model()
-        self._due: SimpleQueue[Call | None] = SimpleQueue()  # None: stop
+        self._model, self._has_priorities = self._find_model(server.model)
+        self._numbers = count()
+        # By the program's number, then by arrival; no call: stop.
+        self._due: PriorityQueue[tuple[int, int, Call | None]] = PriorityQueue()
         self._cancelled: set[Call] = set()
         # Daemons, unlike the threads of an executor: a server that does not answer must not keep Python from ending.
         self._threads = [Thread(target=self._work, name=f"call-{i}", daemon=True) for i in range(at_once)]
@@ -59,18 +67,18 @@ class OnServer:
             thread.start()
 
     def submit(self, call: Call) -> None:
-        self._due.put(call)
+        self._due.put((call.priority, next(self._numbers), call))
 
     def cancel(self, calls: Sequence[Call]) -> None:
         self._cancelled.update(calls)
 
     def close(self) -> None:
         for _ in self._threads:
-            self._due.put(None)
+            self._due.put((_STOP, next(self._numbers), None))
         self._http.close()
 
     def _work(self) -> None:
-        while (call := self._due.get()) is not None:
+        while (call := self._due.get()[-1]) is not None:
             if call not in self._cancelled:
                 self._answer(call)
 
@@ -87,7 +95,7 @@ class OnServer:
 
     def _generated(self, call: Call) -> Answer:
         assert isinstance(call.part, Gen)
-        body = _sampling(call.params) | _form(call.params.structured)
+        body = _sampling(call.params) | _form(call.params.structured) | self._order(call)
         if call.prompt.messages:
             reply = self._post("chat/completions", body | _messages(call))
             text = reply["choices"][0]["message"]["content"] or ""
@@ -99,10 +107,11 @@ class OnServer:
     def _selected(self, call: Call, part: Select) -> Answer:
         if call.prompt.messages:
             longest = max(len(choice.encode()) for choice in part.choices)  # no token is less than a byte
-            body = {"temperature": 0.0, "max_tokens": 1 + longest, **_form(StructuredOutput(choice=part.choices))}
+            body = {"temperature": 0.0, "max_tokens": 1 + longest, **_form(StructuredOutput(choice=part.choices)),
+                    **self._order(call)}  # fmt: skip
             reply = self._post("chat/completions", body | _messages(call))
             return _counted(Answer(reply["choices"][0]["message"]["content"], "stop"), reply)
-        body = {"max_tokens": 0, "echo": True, "logprobs": 0, "temperature": 0.0}
+        body = {"max_tokens": 0, "echo": True, "logprobs": 0, "temperature": 0.0, **self._order(call)}
         replies = [self._post("completions", body | {"prompt": call.prompt.text + each}) for each in part.choices]
         echoed = [reply["choices"][0]["logprobs"] for reply in replies]
         # Tokens of the text before may differ by choice: scores begin with the first one that differs.
@@ -113,21 +122,35 @@ class OnServer:
             _counted(answer, reply)
         return answer
 
-    def _first_model(self) -> str:
-        return str(self._ask("GET", "models", None)["data"][0]["id"])
+    def _find_model(self, wanted: str | None) -> tuple[str, bool]:
+        """The model's name, and whether the server is known to take priorities: vLLM refuses them by default."""
+        try:
+            listed = self._ask("GET", "models", None, attempts=_MOST_ATTEMPTS if wanted is None else 1)["data"]
+            return wanted or str(listed[0]["id"]), any(each.get("owned_by") == "outpace" for each in listed)
+        except (OutpaceError, ValueError, LookupError, TypeError, AttributeError) as error:
+            if wanted is not None:
+                return wanted, False  # not every service lists its models; if it is not there, the first call says so
+            if isinstance(error, OutpaceError):
+                raise
+            raise OutpaceError(
+                f"{self._url} does not list its models in OpenAI's form; check the address, or name a model"
+            ) from error
+
+    def _order(self, call: Call) -> dict[str, Any]:
+        return {"priority": _GOES_ON} if call.goes_on and self._has_priorities else {}
 
     def _post(self, path: str, body: Mapping[str, Any]) -> Any:
         return self._ask("POST", path, {"model": self._model, **body})
 
-    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
-        for attempt in range(1, _MOST_ATTEMPTS + 1):
+    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None, *, attempts: int = _MOST_ATTEMPTS) -> Any:
+        for attempt in range(1, attempts + 1):
             try:
                 response = self._http.request(method, f"{self._url}/{path}", json=body)
             except (httpx.HTTPError, httpx.InvalidURL, RuntimeError) as error:  # RuntimeError: the client was closed
                 raise OutpaceError(
                     f"{self._url} did not answer ({error or type(error).__name__}); check the address and the server"
                 ) from error
-            if response.status_code not in _BUSY or attempt == _MOST_ATTEMPTS:
+            if response.status_code not in _BUSY or attempt == attempts:
                 break
             wanted = response.headers.get("retry-after", "")
             time.sleep(min(_LONGEST_PAUSE, float(wanted) if wanted.isdigit() else 0.5 * 2**attempt))

@@ -138,6 +138,7 @@ class Call:
     params: SamplingParams
     place: str
     priority: int  # calls of a program that was started earlier come first
+    goes_on: bool  # there were generations in this text before
     done: Callable[[Answer | OutpaceError], None]
 
 

@@ -193,8 +193,11 @@ class State:
         place = part.name if part.name is not None else f"#{self._num_generations}"
         if isinstance(part, Gen):
             params, place = part.params(params), part.place or f"{setting.program}/{place}"
+        self._call = Call(
+            part, self._prompt, params, place, setting.priority, self._num_generations > 0,
+            lambda found: self._done(part, found),
+        )  # fmt: skip
         self._num_generations += 1
-        self._call = Call(part, self._prompt, params, place, setting.priority, lambda found: self._done(part, found))
         setting.backend.submit(self._call)
 
     def _done(self, part: Gen | Select, found: Answer | OutpaceError) -> None:

@@ -33,6 +33,8 @@ class Replicas:
     number: int | Literal["auto"] = 1
     least: int = 1  # with auto
     most: int = 4  # with auto
+    add_after: float = 30.0  # with auto: seconds of too many open requests
+    remove_after: float = 600.0  # with auto: seconds of too few
     num_cpus: float = 1.0
     num_gpus: float = 0.0
 
@@ -41,13 +43,23 @@ class Replicas:
             raise UsageError(f"--replicas must be at least 1, or auto; got {self.number}")
         if not 1 <= self.least <= self.most:
             raise UsageError(f"--min-replicas ({self.least}) must be between 1 and --max-replicas ({self.most})")
+        for flag, seconds in (("upscale", self.add_after), ("downscale", self.remove_after)):
+            if not seconds >= 0:
+                raise UsageError(f"--{flag}-delay must be at least 0 seconds; got {seconds}")
 
     def scaling(self, num_at_once: int) -> dict[str, Any]:
         """Options of a deployment. Replicas are added while more requests are open than they run at once."""
         if self.number != "auto":
             return {"num_replicas": self.number}
-        limits = {"min_replicas": self.least, "max_replicas": self.most}
-        return {"autoscaling_config": {**limits, "target_ongoing_requests": num_at_once}}
+        return {
+            "autoscaling_config": {
+                "min_replicas": self.least,
+                "max_replicas": self.most,
+                "target_ongoing_requests": num_at_once,
+                "upscale_delay_s": self.add_after,
+                "downscale_delay_s": self.remove_after,
+            }
+        }
 
 
 def application(

@@ -57,13 +57,13 @@ class FrontApp:
     async def _answer(self, scope: dict[str, Any], body: bytes, routed: bytes, send: Any) -> None:
         has_begun = is_stream = False
         for left in range(_TRIES - 1, -1, -1):
-            stream = self._handle.options(stream=True).answer.remote(scope, body, routed=routed)
+            stream = self._handle.remote(scope, body, routed=routed)
             try:
-                async for message in stream:
-                    if message["type"] == "http.response.start":
-                        is_stream = any(value.startswith(b"text/event-stream") for _, value in message["headers"])
+                async for messages in stream:
                     has_begun = True
-                    await send(message)
+                    for message in messages:
+                        is_stream = is_stream or _is_stream(message)
+                        await send(message)
                 return
             except RayActorError:
                 if has_begun or not left:
@@ -84,7 +84,8 @@ class FrontApp:
 
 
 def _engine_handle() -> Any:
-    return serve.get_deployment_handle(ENGINE, serve.get_replica_context().app_name)
+    handle = serve.get_deployment_handle(ENGINE, serve.get_replica_context().app_name)
+    return handle.options(method_name="answer", stream=True)
 
 
 async def _metrics() -> str:
@@ -105,6 +106,12 @@ async def _left(receive: Any) -> None:
 def _tenant(scope: dict[str, Any]) -> str:
     keys = [value for name, value in scope["headers"] if name in (b"authorization", b"x-api-key")]
     return b" ".join(keys).decode("latin-1")
+
+
+def _is_stream(message: dict[str, Any]) -> bool:
+    """Whether an ASGI message begins a stream of events."""
+    headers = message.get("headers", ()) if message["type"] == "http.response.start" else ()
+    return any(value.startswith(b"text/event-stream") for name, value in headers if name == b"content-type")
 
 
 async def _send_text(send: Any, status: int, text: str) -> None:

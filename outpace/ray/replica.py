@@ -19,6 +19,7 @@ from outpace.ray.asgi import messages
 from outpace.server import logs
 from outpace.server.app import create_app
 from outpace.server.config import ServerConfig
+from outpace.server.interpreter import keep_responsive
 
 if TYPE_CHECKING:
     from outpace.models.generation_config import GenerationChoice
@@ -54,13 +55,15 @@ class EngineReplica:
             if self._lifespan is None:
                 self._lifespan = self._app.router.lifespan_context(self._app)
                 await self._lifespan.__aenter__()
-                self._reporting = asyncio.create_task(self._report())
+                self._tasks = [asyncio.create_task(each) for each in (self._report(), keep_responsive(self._engine))]
 
-    async def answer(self, scope: dict[str, Any], body: bytes, routed: bytes = b"") -> AsyncIterator[dict[str, Any]]:
-        """The ASGI messages that answer a request. `routed` is for the router."""
+    async def answer(
+        self, scope: dict[str, Any], body: bytes, routed: bytes = b""
+    ) -> AsyncIterator[list[dict[str, Any]]]:
+        """The ASGI messages that answer a request, some at a time. `routed` is for the router."""
         await self._start()
-        async for message in messages(self._app, scope, body):
-            yield message
+        async for some in messages(self._app, scope, body):
+            yield some
 
     async def check_health(self) -> None:
         """Ray replaces a replica for which this raises."""
@@ -82,6 +85,7 @@ class EngineReplica:
         """Ray calls this when the replica is to end, after its requests have ended."""
         self._board.leave.remote(self.name)
         if self._lifespan is not None:
-            self._reporting.cancel()
+            for task in self._tasks:
+                task.cancel()
             await self._lifespan.__aexit__(None, None, None)
         self._llm.close()

@@ -92,6 +92,8 @@ RAY_FLAGS = {
     "replicas": "number",
     "min_replicas": "least",
     "max_replicas": "most",
+    "upscale_delay": "add_after",
+    "downscale_delay": "remove_after",
     "replica_cpus": "num_cpus",
     "replica_gpus": "num_gpus",
     "ray_address": "",
@@ -328,6 +330,10 @@ def _add_server_flags(parser: argparse.ArgumentParser) -> None:
               type=replica_count)  # fmt: skip
     flags.add("--min-replicas", "with --replicas auto, at least so many (default: 1)", metavar="N", type=int)
     flags.add("--max-replicas", "with --replicas auto, at most so many (default: 4)", metavar="N", type=int)
+    flags.add("--upscale-delay", "with --replicas auto, seconds of too many open requests before one is added "
+              "(default: 30)", metavar="S", type=float)  # fmt: skip
+    flags.add("--downscale-delay", "the same for too few, before one is removed (default: 600)", metavar="S",
+              type=float)  # fmt: skip
     flags.add("--replica-cpus", "CPU cores of each (default: 1)", metavar="N", type=float)
     flags.add("--replica-gpus", "GPUs of each (default: 0)", metavar="N", type=float)
     flags.add("--ray-address", "a Ray cluster to join, such as auto or HOST:6379 (default: start one here)",

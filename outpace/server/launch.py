@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import gc
 import logging
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -24,6 +22,7 @@ from outpace.server import descriptors
 from outpace.server.app import create_app
 from outpace.server.config import ServerConfig
 from outpace.server.connections import ACCEPTED_AT_ONCE, Connection, Room
+from outpace.server.interpreter import keep_responsive
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -33,10 +32,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("outpace.server")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# The engine's thread holds the GIL between forward passes, and the event loop must get it back after every system call.
-# With CPython's default of 5 ms, streams to 64 clients were late by tenths of a second.
-_SWITCH_SECONDS = 0.0002
-_COLLECTION_SECONDS, _MAX_ROUNDS, _NEVER = 10.0, 6, 10**9
 _MOST_UNACCEPTED = 2048  # connections that the system keeps until they are accepted
 _LAST_EVENTS_SECONDS = 5  # to write the error events of streams that are cut off
 
@@ -87,9 +82,8 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        sys.setswitchinterval(_SWITCH_SECONDS)
         asyncio.get_running_loop().set_exception_handler(descriptors.log_loop_error)
-        self._tasks = [asyncio.create_task(_collect_garbage(self._engine)), asyncio.create_task(self._room.watch())]
+        self._tasks = [asyncio.create_task(keep_responsive(self._engine)), asyncio.create_task(self._room.watch())]
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(_MOST_UNACCEPTED)  # uvicorn's `backlog` sets this too
@@ -109,28 +103,6 @@ class Server(uvicorn.Server):
     async def _cut_off_late_answers(self) -> None:
         await asyncio.sleep(self._shutdown_timeout)
         self._engine.end_all("the server is shutting down and the answer was not complete in time; send it again")
-
-
-async def _collect_garbage(engine: AsyncEngine) -> None:
-    """Run full collections while no request is open, else once a minute.
-
-    A full collection stops every thread for tenths of a second, because it visits all objects, including the thousands
-    in the suffix store. Under heavy traffic Python would run one every few seconds.
-    """
-    gc.freeze()  # objects that exist before the first request live until the end
-    youngest, middle, oldest = gc.get_threshold()
-    gc.set_threshold(youngest, middle, _NEVER)
-    rounds = 0
-    try:
-        while True:
-            await asyncio.sleep(_COLLECTION_SECONDS)
-            rounds += 1
-            if engine.num_open == 0 or rounds >= _MAX_ROUNDS:
-                gc.collect()
-                rounds = 0
-    finally:
-        gc.unfreeze()
-        gc.set_threshold(youngest, middle, oldest)
 
 
 def serve(llm: LLM, config: ServerConfig) -> int:

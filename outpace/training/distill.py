@@ -54,7 +54,9 @@ def distill(
         # A resumed call that does not find the earlier answers lets the target write other ones.
         seed = settings.seed + (checkpoint.progress.steps if checkpoint is not None else 0)
         shape = _batch_shape(settings, on_gpu=device.type == "cuda")
-        wanted = _answer_settings(settings, seed, deadline, max_text=min(shape.num_tokens, target.config.context))
+        wanted = _answer_settings(
+            settings, seed, deadline, max_text=min(shape.num_tokens, target.config.unwindowed_context)
+        )
         answers = find_or_write(target, prepared, wanted, answers_folder or out, display)
         return _Call(target, prepared, answers, out, settings, compile, deadline, display).run(checkpoint)
     except torch.OutOfMemoryError as error:

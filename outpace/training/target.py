@@ -20,7 +20,8 @@ from outpace.backends.torch.model.loader import load_weights, open_checkpoint, w
 from outpace.backends.torch.model.weights import Weights
 from outpace.backends.torch.storage import dense
 from outpace.errors import ModelError, OutpaceError
-from outpace.models.architecture import BY_CLASS_NAME, Architecture
+from outpace.models.architecture import Architecture
+from outpace.models.families import BY_CLASS_NAME
 from outpace.models.fingerprint import fingerprint
 from outpace.training.batches import Batch
 from outpace.training.compiling import compiled
@@ -52,6 +53,11 @@ class Target:
             checkpoint = open_checkpoint(path)
         except OutpaceError as error:
             raise ModelError(f"no head can be trained for {path.name}: {error}") from error
+        if not checkpoint.config.is_llama_like:
+            raise ModelError(
+                f"no head can be trained for {path.name}: its family is {checkpoint.config.family}, and training knows "
+                "layers like those of Llama, Mistral, Qwen2 and Qwen3 only; name a model of these"
+            )
         needed, usable = weight_bytes(checkpoint, dtype), usable_bytes(device, 0.95)
         if usable is not None and needed > usable:
             raise ModelError(

@@ -8,7 +8,7 @@ import pytest
 
 from outpace.bench.simulation.fleet import Fleet, simulate
 from outpace.bench.simulation.machines import MACHINES
-from outpace.bench.simulation.sharded import LLAMA_70B, SHARDED, communication_seconds, sharded_law, sum_seconds
+from outpace.bench.simulation.sharded import LLAMA_70B, SHARDED, communication_seconds, sharded_law
 from outpace.ray.prefixes import goes_to_cached
 
 
@@ -23,13 +23,6 @@ def test_a_step_cannot_be_faster_than_reading_its_weights():
     for name, law in SHARDED.items():
         num = int(name.split("-")[1][0])
         assert law.of(1, 1) > 2 * LLAMA_70B.num_parameters / num / 4.8e12
-
-
-def test_sums_take_longer_with_more_bytes_and_never_less_than_their_latency():
-    for num in (2, 4, 8):
-        times = [sum_seconds(num, size) for size in (32768, 262144, 1 << 20, 1 << 24)]
-        assert times == sorted(times) and times[0] > 8e-6
-    assert sum_seconds(1, 1 << 20) == 0.0
 
 
 def test_routing_by_prefix_finds_more_prefixes_and_makes_nobody_wait_longer():

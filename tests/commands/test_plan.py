@@ -120,11 +120,19 @@ def test_a_config_without_layers(capsys, tmp_path, content):
     assert "config.json" in capsys.readouterr().err
 
 
-def test_different_tokenizers_are_an_answer_not_an_error(capsys):
-    text = plan(capsys, "llama-3.1-70b", "qwen2.5-0.5b", "--gpu", "h200", "--gpus", "2")
-    assert "the tokenizers differ: llama-3 and qwen2; a draft must share the target's token ids" in re.sub(
-        r"\n\s+", " ", text
-    )
+def test_different_tokenizers_are_bridged_and_the_price_is_told(capsys):
+    pair = ("llama-3.1-70b", "qwen2.5-0.5b", "--gpu", "h200", "--gpus", "2", "--acceptance", "0.9")
+    text = re.sub(r"\n\s+", " ", plan(capsys, *pair))
+    assert "Use qwen2.5-0.5b" in text and ", as text" in text
+    assert "the tokenizers differ: llama-3 and qwen2. Outpace bridges the tokenizers" in text
+    assert re.search(r"Each draft token costs about \d+ us more", text)
+    found = report(capsys, *pair, "--temperature", "0.8")
+    [named] = [draft for draft in found["drafts"] if draft["name"] == "qwen2.5-0.5b"]
+    assert named["bridge"]["way"] == "tokens" and named["bridge"]["token_seconds"] > 0
+    assert "--draft Qwen/Qwen2.5-0.5B-Instruct" in found["advice"]["commands"]["outpace"]
+    assert "vllm" not in found["advice"]["commands"], "it refuses such a draft"
+    siblings = report(capsys, "llama-3.1-70b", "llama-3.2-1b", "--gpu", "h200", "--gpus", "2")
+    assert siblings["drafts"][0]["bridge"] is None and "vllm" in siblings["advice"]["commands"]
 
 
 def test_it_needs_no_torch_no_engine_and_no_server():

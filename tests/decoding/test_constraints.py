@@ -162,6 +162,20 @@ def test_forced_text_is_split_as_the_tokenizer_splits_it():
     assert ExactTokenizer(SpacedTokenizer())(b"name") == tokenizer.encode("name", add_special=False)
 
 
+@pytest.mark.parametrize(
+    ("before", "after"), [(b"", b"\xc3"), (b"\xa9", b""), (b"\x98\x80", b"\xf0\x9f\x98"), (b"\xa9", b"\xe5\xad")]
+)
+def test_parts_of_characters_leave_the_rest_as_the_tokenizer_splits_it(before: bytes, after: bytes):
+    class Spelling(PieceTokenizer):
+        """It has longer tokens, and uses none."""
+
+        pieces = ByteTokenizer.pieces
+
+    tokens = ExactTokenizer(Spelling())(before + b"name green" + after)
+    assert b"".join(map(Spelling().token_bytes, tokens)) == before + b"name green" + after
+    assert tokens[len(before) :][:10] == [*b"name green"]
+
+
 @pytest.mark.parametrize("longest", [1, 2, 4, 7, 12, 20, 40])
 def test_groups_of_tokens_change_no_mask(longest: int, monkeypatch: pytest.MonkeyPatch):
     """At every place of strings with `maxLength`, where groups fit less and less."""

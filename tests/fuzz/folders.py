@@ -20,11 +20,16 @@ VALUES: tuple[Any, ...] = (
     None, True, 0, 1, -1, 2, 3, 319, 320, 4096, 1_000_000, 1 << 31, 1 << 63, 10**400, 1.5, -0.5, float("nan"),
     float("inf"), "", "x", "x" * 5000, "../x.safetensors", "\ud800", [], [1], ["x"], [None], {}, {"a": 1},
     {"type": "yarn", "factor": 4.0}, {"rope_type": "llama3", "factor": 0}, {"rope_type": "linear", "factor": "x"},
-    [[[[[[1]]]]]], ["Qwen3ForCausalLM"],
+    [[[[[[1]]]]]], ["Qwen3ForCausalLM"], ["Gemma3ForCausalLM"], ["Gemma3ForConditionalGeneration"], ["Phi3ForCausalLM"],
+    ["MixtralForCausalLM"], ["sliding_attention", "full_attention"],
+    {"full_attention": {"rope_theta": 9.0}, "sliding_attention": {"rope_type": "x"}},
+    {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
 )  # fmt: skip
 KEYS = (
     *CONFIG, "rope_theta", "rope_scaling", "rope_parameters", "head_dim", "sliding_window", "use_sliding_window",
-    "attention_bias", "mlp_bias", "hidden_act", "quantization_config", "partial_rotary_factor",
+    "attention_bias", "mlp_bias", "hidden_act", "quantization_config", "partial_rotary_factor", "layer_types",
+    "hidden_activation", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "text_config",
+    "sliding_window_pattern", "num_experts", "num_local_experts", "num_experts_per_tok", "rope_local_base_freq",
 )  # fmt: skip
 
 

@@ -60,12 +60,12 @@ def test_pieces_give_the_tokens_of_the_whole_text(tokenizer, monkeypatch, add_sp
     monkeypatch.setattr(text_pieces, "_PIECE_CHARS", piece_chars)
     monkeypatch.setattr(text_pieces, "_PIECE_TOKENS", 2)
     num_cut = 0
-    for text in texts(400, seed=piece_chars):
+    for text in texts(100, seed=4 * piece_chars + 2 * add_special + parse_special):  # others for each of the eight
         whole = tokenizer._tokenize(text, add_special, parse_special)
         pieces = list(tokenizer.pieces(text, add_special=add_special, parse_special=parse_special))
         assert [token for piece in pieces for token in piece] == whole, repr(text)
         num_cut += len(pieces) > 3  # the special tokens around the text are two
-    assert num_cut > 100, "most texts were not cut"
+    assert num_cut > 25, "hardly any text was cut"
 
 
 def test_what_the_vocabularies_of_these_tests_have(tmp_path):

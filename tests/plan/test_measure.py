@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.gguf_edit import other_vocabulary
 from outpace import LLM, SamplingParams, backends
 from outpace.bench.workloads import Prompt, built_in
 from outpace.cli import main
@@ -44,7 +45,7 @@ def test_a_walk_counts_as_an_engine_does():
 def test_a_walk_ends_with_the_answer():
     found = walk(answered(list(range(5)), max_tokens=5), 4, lambda at, depth: list(range(at, at + depth)))
     assert found.drafted == [1, 1, 1, 0] and found.accepted == [1, 1, 1, 0], "the last token is the target's own"
-    assert chances([]) == () and chances([Walk([0, 0], [0, 0], 3)]) == ()
+    assert chances([]) == () and chances([Walk([0, 0], [0, 0], [0, 0], 3)]) == ()
 
 
 def test_lookups_walk_along_the_text():
@@ -79,6 +80,35 @@ def test_a_draft_model_agrees_as_in_the_engine(tmp_path, temperature):
         assert ours.drafted[:used] == theirs.drafted_per_position
         assert ours.accepted[:used] == theirs.accepted_per_position
     assert 0 < sum(sum(each.accepted) for each in walks) < sum(sum(each.drafted) for each in walks)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_with_another_tokenizer_agrees_as_in_the_engine(tmp_path, temperature):
+    target = write_model(tmp_path / "t.gguf")
+    draft = other_vocabulary(write_model(tmp_path / "same.gguf", kind="Q4_0"), tmp_path / "d.gguf", 200, "zebra")
+    options: dict[str, Any] = {"backend": "native", "max_context": 256, "threads": 1}
+    planned = open_model(str(target))
+    prompts = [Prompt(({"role": "user", "content": text},), "x", NEW) for text in ("a b a b", "hello you", "to be")]
+    found = measure_drafts(planned, [open_draft(str(draft), planned)], prompts, [temperature], max_tokens=NEW,
+                           depth=DEPTH, options=options)  # fmt: skip
+    [by_temperature], [costs] = found.drafts.values(), found.draft_costs.values()
+    walks = by_temperature[temperature].walks
+    with LLM(str(target), draft=str(draft), speculation="on", method="draft", depth=DEPTH, prefix_reuse=False,
+             **options) as llm:  # fmt: skip
+        params = [SamplingParams(temperature=temperature, seed=i, max_tokens=NEW) for i in range(len(prompts))]
+        texts = [prompt.messages[0]["content"] for prompt in prompts]
+        outputs = [llm.generate([text], each)[0].outputs[0] for text, each in zip(texts, params, strict=True)]
+    for ours, output in zip(walks, outputs, strict=True):
+        theirs, used = output.speculation, len(output.speculation.drafted_per_position)
+        assert ours.drafted[:used] == theirs.drafted_per_position
+        assert ours.accepted[:used] == theirs.accepted_per_position
+    assert sum(sum(each.accepted) for each in walks) > 0
+    assert costs.drafts["draft"].draw_seconds > 0, "the bridge takes time on the host"
+
+
+def test_tokens_that_were_asked_for_and_not_drafted_count_as_rejected():
+    short = Walk([4, 1], [4, 1], [4, 4], steps=4, num_drafts=4)
+    assert chances([short]) == (1.0, 0.25) and chances([short], is_lookup=True) == (1.0, 1.0)
 
 
 def test_what_cannot_be_measured_is_refused(tmp_path):

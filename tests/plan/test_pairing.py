@@ -9,6 +9,7 @@ import pytest
 
 from outpace.errors import UsageError
 from outpace.plan.advice import advise, precision_table
+from outpace.plan.bridge import HOST_SECONDS, bridge_of
 from outpace.plan.drafts import open_draft
 from outpace.plan.guesses import Conditions, Measured, ratio_evidence
 from outpace.plan.machines import custom, machine
@@ -16,9 +17,10 @@ from outpace.plan.memory import Deployment, divide
 from outpace.plan.models import open_model
 from outpace.plan.pairing import judge, ranked
 from outpace.plan.planning import make_plan, open_wanted
-from outpace.plan.vocabularies import compare, compare_tokens
+from outpace.plan.vocabularies import Compatibility, Vocabulary, compare, compare_tokens
 from outpace.speculation.costs.curves import Costs, DraftCosts, StepCosts
 from outpace.speculation.policy.tunables import TUNABLES
+from outpace.speculation.proposers.other_vocabulary import ENOUGH_SHARED
 from tests.tiny_gguf import write_model
 
 H100 = Deployment(machine("h100"), 2, 0.92)
@@ -39,23 +41,37 @@ def llama():
 TOKENS = [b"<s>", b"a", b"b", b"c", b"d"]
 
 
+def vocabulary(*tokens: bytes, is_byte_level: bool = True) -> Vocabulary:
+    return Vocabulary(list(tokens), is_byte_level)
+
+
 def test_identical_vocabularies():
-    found = compare_tokens(TOKENS, TOKENS)
-    assert found.verdict == "identical" and found.overlap == 1.0 and found.is_usable
-    assert compare_tokens([*TOKENS, b"", b""], TOKENS).verdict == "identical", "padding is no difference"
+    found = compare_tokens(vocabulary(*TOKENS), vocabulary(*TOKENS))
+    assert found.verdict == "identical" and found.overlap == found.shared == 1.0 and not found.needs_bridge
+    padded = compare_tokens(vocabulary(*TOKENS, b"", b""), vocabulary(*TOKENS))
+    assert padded.verdict == "identical", "padding is no difference"
 
 
-def test_extra_tokens_do_no_harm():
-    found = compare_tokens([*TOKENS, b"<think>"], TOKENS)
+def test_extra_tokens_are_told_from_different_ones():
+    found = compare_tokens(vocabulary(*TOKENS, b"<think>"), vocabulary(*TOKENS))
     assert found.verdict == "extra" and "the target has 1 more tokens, the first '<think>' (5)" in found.sentence
-    assert found.is_usable and found.overlap == pytest.approx(5 / 6)
+    assert found.overlap == pytest.approx(5 / 6) and found.shared == 1.0
+    assert found.needs_bridge, "as the engine has it"
 
 
 def test_the_first_difference_is_named():
-    found = compare_tokens(TOKENS, [b"<s>", b"a", b"x", b"c", b"b"])
-    assert found.verdict == "different" and not found.is_usable and found.first_difference == 2
-    assert found.overlap == pytest.approx(4 / 5)
+    found = compare_tokens(vocabulary(*TOKENS), vocabulary(b"<s>", b"a", b"x", b"c", b"b", b"y"))
+    assert found.verdict == "different" and found.needs_bridge and found.first_difference == 2
+    assert found.overlap == pytest.approx(4 / 5) and found.shared == pytest.approx(4 / 6)
     assert "80.0%" in found.sentence and "token 2, 'b' in the target and 'x' in the draft" in found.sentence
+
+
+def test_what_is_shared_does_not_depend_on_how_a_file_spells_it():
+    """GPT-2's characters for bytes, and SentencePiece's mark for a space and names of bytes."""
+    ours = vocabulary("Ġa".encode(), "Ċ".encode(), b"b")
+    theirs = vocabulary("▁a".encode(), b"<0x0A>", b"c", is_byte_level=False)
+    found = compare_tokens(ours, theirs)
+    assert found.verdict == "different" and found.shared == pytest.approx(2 / 3)
 
 
 def test_vocabularies_are_read_from_both_kinds_of_files(tmp_path):
@@ -71,11 +87,11 @@ def test_vocabularies_are_read_from_both_kinds_of_files(tmp_path):
     (folder / "config.json").write_text(json.dumps({
         "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 280,
     }))  # fmt: skip
-    vocabulary = {token: i for i, token in enumerate(tokens)}
-    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []}))
+    ids = {token: i for i, token in enumerate(tokens)}
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": ids}, "added_tokens": []}))
     assert compare(gguf, open_model(str(folder))).verdict == "identical"
-    vocabulary[tokens[7]], vocabulary[tokens[8]] = 8, 7
-    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
+    ids[tokens[7]], ids[tokens[8]] = 8, 7
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": ids}}))
     assert compare(gguf, open_model(str(folder))).first_difference == 7
 
 
@@ -114,9 +130,29 @@ def test_a_draft_larger_than_its_target_is_refused():
         pairing(open_model("llama-3.1-8b"), "llama-3.1-70b")
 
 
-def test_other_tokenizers_cannot_draft(llama):
+def test_another_tokenizer_is_bridged_at_a_price(llama):
+    """Names alone do not say how much is shared, so the plan names both ways."""
     found = pairing(llama, "qwen2.5-0.5b")
-    assert found.verdict == "cannot" and "a draft must share the target's token ids" in found.reason
+    assert found.verdict in ("use", "maybe") and found.bridge is not None and found.bridge.way == "text"
+    assert "string-level exact match" in found.bridge.sentence and "intersection" in found.bridge.sentence
+    assert pairing(llama, "qwen2.5-0.5b", conditions=Conditions(temperature=1.0)).bridge.way == "tokens"
+    own = pairing(llama, "llama-3.2-1b")
+    assert own.bridge is None and own.drafting.costs.drafts["draft"].draw_seconds < found.bridge.token_seconds
+    per_token = found.drafting.costs.drafts["draft"].draw_seconds
+    assert per_token == pytest.approx(found.bridge.token_seconds + machine("h100").kind.draw_seconds)
+
+
+@pytest.mark.parametrize(
+    ("shared", "temperature", "way"), [(0.9, 0.0, "text"), (0.9, 1.0, "tokens"), (0.3, 1.0, "text")]
+)
+def test_the_way_is_the_engines(shared, temperature, way):
+    different = Compatibility("different", "", 0.5, 0, shared)
+    passes = StepCosts({1: 1e-3, 3: 1.4e-3})
+    found = bridge_of(different, temperature, passes, 1000, machine("epyc-9654"))
+    assert found is not None and found.way == way and (f"{shared:.0%}" in found.sentence)
+    assert ("intersection" in found.sentence) == (shared > ENOUGH_SHARED)
+    assert found.token_seconds == pytest.approx(HOST_SECONDS + 0.05e-3), "a token more in one of four passes"
+    assert bridge_of(Compatibility("identical", ""), temperature, passes, 1000, machine("h100")) is None
 
 
 def test_a_draft_that_takes_the_room_is_told(llama):

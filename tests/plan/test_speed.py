@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from outpace.bench.simulation.sharded import LLAMA_70B, communication_seconds
 from outpace.core import MeasuredAcceptance
+from outpace.plan import roofline
 from outpace.plan.drafts import open_draft
 from outpace.plan.machines import machine
 from outpace.plan.models import open_model
-from outpace.plan.roofline import all_reduce_seconds, completed, draft_costs, extended, step_costs, target_costs
+from outpace.plan.roofline import completed, draft_costs, extended, step_costs, target_costs
 from outpace.plan.speed import Drafting, known_acceptance
 from outpace.speculation.costs.curves import Costs, DraftCosts, StepCosts
 from outpace.speculation.policy.acceptance import Acceptance
@@ -130,7 +132,17 @@ def test_two_gpus_are_faster_than_one_and_slower_than_twice_as_fast():
     )
     assert one / 2 < two < one
     assert pcie > two
-    assert all_reduce_seconds(1e6, machine("h100"), 8) > all_reduce_seconds(1e6, machine("h100"), 2) > 9e-6
+
+
+def test_a_plan_and_the_simulated_machines_have_the_same_sums(monkeypatch):
+    """What the sums of a sharded 70B add to a step is what docs/scale.md has."""
+    model, h200, sizes = open_model("llama-3.1-70b"), machine("h200"), [(n, t) for n in (2, 4, 8) for t in (1, 32, 160)]
+    whole = [step_costs(model, h200, gpus, 4096, 2.0).seconds(1, tokens) for gpus, tokens in sizes]
+    monkeypatch.setattr(roofline, "all_reduce_seconds", lambda *_, **__: 0.0)
+    without = [step_costs(model, h200, gpus, 4096, 2.0).seconds(1, tokens) for gpus, tokens in sizes]
+    added = [a - b for a, b in zip(whole, without, strict=True)]
+    # Both are interpolated between measured sizes, of which a plan has more.
+    assert added == pytest.approx([communication_seconds(LLAMA_70B, *each) for each in sizes], rel=0.05)
 
 
 def test_int4_is_faster_at_one_token_and_not_at_many():

@@ -10,17 +10,17 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("ray", reason="ray is not installed; pip install outpace[ray]")
 
-from openai import APIError, OpenAI
+from openai import APIError
 
 from outpace import LLM, SamplingParams
-from tests.server_helper import free_port, wait_until
+from tests.ray.cluster import Cluster
+from tests.server_helper import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.model]
 NUM_REPLICAS, NUM_CLIENTS, SECONDS = 3, 8, 40.0
@@ -40,50 +40,11 @@ def expected() -> list[str]:
     return [output.outputs[0].text for output in outputs]
 
 
-class Cluster:
-    """`outpace serve --replicas`."""
-
-    def __init__(self) -> None:
-        self.port = free_port()
-        command = [sys.executable, "-m", "outpace", "serve", "--replicas", str(NUM_REPLICAS), "--port", str(self.port)]
-        environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
-        self.process = subprocess.Popen([*command, "--replica-cpus", "0.5", *OPTIONS], env=environment)
-        wait_until(self._is_healthy, 300)
-        wait_until(lambda: len(self.replicas()) == NUM_REPLICAS, 120)
-
-    def client(self, **options: Any) -> Any:
-        return OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", timeout=60, **options)
-
-    def _is_healthy(self) -> bool:
-        assert self.process.poll() is None, "the cluster did not start"
-        try:
-            return bool(self.client(max_retries=0).models.list().data)
-        except APIError:
-            return False
-
-    def replicas(self) -> list[int]:
-        """The processes of the engines."""
-        found = []
-        for folder in Path("/proc").iterdir():
-            try:
-                is_engine = (folder / "cmdline").read_bytes().startswith(b"ray::ServeReplica:outpace:Engine")
-            except OSError:
-                continue
-            if is_engine:
-                found.append(int(folder.name))
-        return found
-
-    def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(120)
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    cluster = Cluster()
+    cluster = Cluster(NUM_REPLICAS, "--replicas", str(NUM_REPLICAS), *OPTIONS)
     yield cluster
-    assert cluster.stop() == 0
-    wait_until(lambda: not cluster.replicas(), 60)
+    cluster.stop()
 
 
 def test_a_killed_replica_spoils_no_answer(cluster, expected):
@@ -108,13 +69,13 @@ def test_a_killed_replica_spoils_no_answer(cluster, expected):
     for thread in threads:
         thread.start()
     time.sleep(SECONDS / 4)
-    before = set(cluster.replicas())
+    before = cluster.replicas()
     os.kill(min(before), signal.SIGKILL)
     for thread in threads:
         thread.join()
     assert not wrong and all(complete)
     wait_until(lambda: len(cluster.replicas()) == NUM_REPLICAS, 120)
-    assert set(cluster.replicas()) - before, "no replica was added"
+    assert cluster.replicas() - before, "no replica was added"
     print(f"{sum(complete)} answers equal to the offline engine's, {len(errors)} errors that a retry mended")
 
 

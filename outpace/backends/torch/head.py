@@ -21,6 +21,7 @@ from outpace.backends.torch.execution.ahead import Ahead
 from outpace.backends.torch.execution.drafting import LoopRun
 from outpace.backends.torch.execution.graphs import Graphs
 from outpace.backends.torch.execution.head_passes import HeadPasses
+from outpace.backends.torch.execution.pages import PAGE_TOKENS
 from outpace.backends.torch.model.head import HeadLoop, HeadModel
 from outpace.core import MeasuredAcceptance, Request, Row
 from outpace.kv.entries import HeadEntries
@@ -128,7 +129,7 @@ class TorchHead:
             return None
         run = before.run.only(rows)
         seqs = [draft.row.seq for draft in drafts]
-        num_pages = 1 + max(len(draft.request.tokens) + before.depth for draft in drafts) // self._runner.page_tokens
+        num_pages = 1 + max(len(draft.request.tokens) + before.depth for draft in drafts) // PAGE_TOKENS
         has_moved = (self._runner.tables[seqs, :num_pages] != before.tables[rows, :num_pages]).any()
         # The device has accepted what the host has, unless the host had to verify again.
         accepted, last = run.fed().tolist()

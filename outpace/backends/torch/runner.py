@@ -59,7 +59,6 @@ from outpace.backends.torch.model.loader import (
 )
 from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.model.taps import TapStore
-from outpace.backends.torch.model.weights import FormatOf, all_dense
 from outpace.backends.torch.parallel.ops import local_ops
 from outpace.backends.torch.parallel.shard import Shard, num_shard_bytes
 from outpace.backends.torch.sampling.draws import Draws, Mode
@@ -88,7 +87,7 @@ class TorchModel:
         self._checkpoint = open_checkpoint(path)
         self._shard = Shard(0, options.tensor_parallel_size)
         self._shard.check(self._checkpoint.config)
-        self._formats = self._choose_formats()
+        self._formats = choose_formats(self._checkpoint, options.quantization, self.dtype, self.device)
         if options.batch_invariant:
             check_invariant(self._checkpoint, self.dtype, self._formats, self._shard.size)
         self._head_formats = choose_head_formats(options.head_quantization, self.dtype, self.device)
@@ -97,17 +96,6 @@ class TorchModel:
         self._head = open_head(head, path, self.config, self._checkpoint.name) if head is not None else None
         self.tokenizer = tokenizer or open_tokenizer(path, self.config.vocab_size)
         self.train_context = self.config.context
-
-    def _choose_formats(self) -> FormatOf:
-        wanted = self.options.quantization
-        if self._shard.size == 1:
-            return choose_formats(self._checkpoint, wanted, self.dtype, self.device)
-        if wanted not in ("auto", "none"):
-            raise BackendError(
-                f"quantization is {wanted!r}, but a model on {self._shard.size} devices has dense weights; leave "
-                "it out, or use one device"
-            )
-        return all_dense
 
     def start(self, capacity: Capacity, threads: int) -> LoadedModel:
         plan = self.plan(capacity)
@@ -145,13 +133,13 @@ class TorchModel:
 
         return start(
             self._path, self._checkpoint, self._shard, self.dtype, self.cache_dtype, self.device, capacity,
-            num_pages(capacity), threads,
+            num_pages(capacity), threads, self.options.quantization,
         )  # fmt: skip
 
     def plan(self, capacity: Capacity) -> MemoryPlan:
         c, size = self.config, self.dtype.itemsize
         # Workspace of the largest step: a few copies of its widest activations, and float32 logits. Graphs keep theirs.
-        widest = 2 * c.hidden + c.q_size + 2 * c.kv_size + 4 * c.width
+        widest = 2 * c.mlp_elements_per_token + c.q_size + 2 * c.kv_size + 4 * c.width
         captured = num_captured_tokens(capacity.max_sequences) if self.device.type == "cuda" else 0
         num_scored = min(max_scored_tokens(c.vocab_size), capacity.max_step_tokens)
         # Verifying by distributions: those of two drafts, of the target, and what is left of them.
@@ -162,9 +150,9 @@ class TorchModel:
         if self.options.batch_invariant:  # the shares of every context
             _, shares = fixed_shares(capacity.max_context + PAGE_TOKENS)
             workspace += 4 * num_tokens * shares * (c.q_size + 2 * c.num_heads)
-        weights, head_cache = num_shard_bytes(self._checkpoint, self._shard, self.dtype), 0
-        if self._shard.size == 1:
-            weights = weight_bytes(self._checkpoint, self.dtype, self._formats)
+        weights, head_cache = weight_bytes(self._checkpoint, self.dtype, self._formats), 0
+        if self._shard.size > 1:
+            weights = num_shard_bytes(self._checkpoint, self._shard, self.dtype, self._formats)
         if self._head is not None:
             meta = torch.device("meta")
             weights += allocate_head(self._head.config, self.dtype, meta, self._head_formats).num_bytes
@@ -248,7 +236,6 @@ class TorchRunner:
         )
         self.vocab_size = config.vocab_size
         self.device = embedding.device
-        self.page_tokens = PAGE_TOKENS
         self.pool = BlockPool(num_pages(capacity), PAGE_TOKENS)
         self._pages = Pages(
             config.num_layers, self.pool.num_blocks, config.num_kv_heads, config.head_dim,
@@ -333,20 +320,25 @@ class TorchRunner:
     def is_prepared(self, plan: StepPlan, mode: Mode) -> bool:
         return self._graphs is not None and self._graphs.is_prepared(plan, mode)
 
-    def launch(self, plan: StepPlan, drafted: Tensor | None = None) -> Launched:
-        """Start a step; pages are reserved. `drafted` [depth, rows]: the tokens rows feed after their first."""
+    def launch(self, plan: StepPlan, drafted: Tensor | None = None, *, gives_peaks: bool = False) -> Launched:
+        """Start a step; pages are reserved. `drafted` [depth, rows]: the tokens rows feed after their first.
+
+        `gives_peaks`: it gives no logits, only what draws of mode `peaks` need.
+        """
         graphs = self.check_open()
         num_logits = sum([row.num_logits for row in plan.rows])
         # Graphs have no outputs for states, and reuse their memory.
-        bucket = None if plan.needs_states else graphs.find(plan)
+        bucket = None if plan.needs_states else graphs.find(plan, gives_peaks=gives_peaks)
         self._states = None
         if bucket is not None:
             self.fill(bucket.host, plan)
             bucket.launch(drafted)
             lines, device_lines = bucket.lines(num_logits)
-            return Launched(bucket.logits, lines, device_lines, bucket.draws, bucket)
+            return Launched(bucket.logits, lines, device_lines, bucket.draws, bucket, gives_peaks)
         longest = max(len(row.tokens) for row in plan.rows)
-        shape = StepShape(plan.num_tokens, len(plan.rows), num_logits, longest, self._table_width)
+        shape = StepShape(
+            plan.num_tokens, len(plan.rows), num_logits, longest, self._table_width, gives_peaks=gives_peaks
+        )
         host = HostStep(shape, pinned=self.device.type == "cuda")
         self.fill(host, plan)
         step = views(host.buffer.to(self.device), shape)
@@ -358,7 +350,9 @@ class TorchRunner:
         logits = self.model.forward(step, self.caches, states=states)
         self._states = states[0] if states else None
         everything = torch.arange(num_logits, device=self.device)
-        return Launched(logits, np.arange(num_logits), everything, lambda mode: Draws(logits, mode, None), None)
+        return Launched(
+            logits, np.arange(num_logits), everything, lambda mode: Draws(logits, mode, None), None, gives_peaks
+        )
 
     def states(self, begin: int, end: int) -> NDArray[np.float32]:
         if self._states is None:

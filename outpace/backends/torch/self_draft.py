@@ -13,7 +13,7 @@ import torch
 from outpace.backends.base import Capacity, LoadedModel
 from outpace.backends.torch.device import MemoryPlan, out_of_memory
 from outpace.backends.torch.kernels import ops_for
-from outpace.backends.torch.model.loader import check_device, rounded
+from outpace.backends.torch.model.loader import check_device, check_experts, rounded
 from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.model.weights import Layer, Weights, allocate
 from outpace.backends.torch.runner import TorchModel, TorchRunner
@@ -45,6 +45,7 @@ class SelfDraft:
         if target.options.tensor_parallel_size > 1:
             raise BackendError("draft 'self' needs the whole model on one device; name another draft")
         check_device(kind, target.dtype, target.device)
+        check_experts(kind, target.config)
         self._target = target
         self._kind = kind
         self.device = target.device

@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 from outpace.errors import ModelError
-from outpace.models.architecture import BY_CLASS_NAME, Architecture
+from outpace.models.architecture import Architecture
+from outpace.models.families import BY_CLASS_NAME
 from outpace.models.fingerprint import fingerprint
 from outpace.models.head_file import HeadConfig
 
@@ -54,7 +55,7 @@ def _families(class_name: str) -> tuple[str, ...]:
     family = BY_CLASS_NAME.get(class_name)
     if family is None:
         return ()
-    return (family.name,) if family.has_gguf else (family.name, "llama")
+    return family.name, family.gguf_name
 
 
 def _stale(head: HeadConfig, target_path: Path) -> str | None:

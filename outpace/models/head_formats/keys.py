@@ -10,7 +10,7 @@ from pydantic import Field
 
 from outpace.errors import ModelError
 from outpace.models.head_file import HeadConfig, TapNorm
-from outpace.models.hf_config import check_arithmetic
+from outpace.models.hf_config import check_head_arithmetic
 from outpace.models.hf_rope import rope_from_config
 from outpace.models.hf_schema import MAX_LAYERS, Config, JsonFile, Size, validate
 
@@ -39,12 +39,6 @@ class HeadKeys(JsonFile):
     norm_output: bool | None = None
 
 
-class LayerKeys(Config):
-    """Keys of the head's layer."""
-
-    layer_types: list[str] | None = None
-
-
 def describe(
     layer_values: Mapping[str, Any], keys: HeadKeys, around: Surroundings, *, taps: tuple[int, ...], **more: Any
 ) -> HeadConfig:
@@ -53,8 +47,8 @@ def describe(
     RoPE, head counts, epsilon and biases are the head's own, which may differ from the target's.
     """
     source = around.source
-    check_arithmetic(layer_values, source)
-    layer = validate(LayerKeys, layer_values, source)
+    check_head_arithmetic(layer_values, source)
+    layer = validate(Config, layer_values, source)
     if layer.num_hidden_layers != 1:
         raise ModelError(f"{source} has {layer.num_hidden_layers} layers, but draft heads are read with one layer")
     if "sliding_attention" in (layer.layer_types or ()):

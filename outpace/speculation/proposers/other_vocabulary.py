@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,18 @@ from outpace.speculation.proposers.draft_model import Drafting, DraftModelPropos
 from outpace.speculation.proposers.text_bridge import Bridged, TextBridge
 
 ENOUGH_SHARED = 0.5  # of the draft model's tokens; with fewer, restricting its distribution changes it too much
+
+
+def ways_of(shared: float | None) -> str:
+    """In words, which way which requests take; `shared` is the share of the draft's tokens that the target has too."""
+    text = "its text is split by the target's tokenizer and offered as it is (string-level exact match)"
+    if shared is not None and shared < ENOUGH_SHARED:
+        return f"the draft speaks text: {text}, since only {shared:.0%} of its tokens exist in the target"
+    which = "the tokens" if shared is None else f"the {shared:.0%} of its tokens"
+    return (
+        f"for greedy requests, {text}; for sampled ones, the draft draws among {which} that the target has too "
+        "(token-level intersection)"
+    )
 
 
 class SharedTokens:
@@ -83,10 +96,13 @@ class OtherVocabularyProposer(DraftModelProposer):
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
         self._texts = {}
         drafts = super().propose(asks)
+        assert self.timing is not None
+        begin = perf_counter()
         for ask, draft in zip(asks, drafts, strict=True):
             said = self._texts.get(ask.request.id)
             if said is not None:
                 self._retokenise(said, draft, ask.depth)
+        self.timing.draw_seconds += perf_counter() - begin
         return drafts
 
     def observe(self, request: Request, verdict: Verdict) -> None:
@@ -108,7 +124,10 @@ class OtherVocabularyProposer(DraftModelProposer):
         return bridged.tokens
 
     def _uncached(self, request: Request, seq: int) -> list[int]:
+        assert self.timing is not None
+        begin = perf_counter()
         tokens, fed = self._tokens(request), self._fed.setdefault(request.id, [])
+        self.timing.draw_seconds += perf_counter() - begin  # the bridge is part of what a draft token costs the host
         # The logits of the last token are needed, so it is computed again even if it is there.
         num_kept = min(common_prefix_length(fed, tokens), len(tokens) - 1)
         self._cache.rewind(seq, num_kept)

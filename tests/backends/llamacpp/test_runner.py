@@ -416,7 +416,8 @@ def test_a_draft_with_another_vocabulary_drafts_text_and_the_first_difference_is
         expected = plain.generate("The capital of France is", params)[0].outputs[0].token_ids
     with caplog.at_level(logging.INFO), LLM(draft=str(draft), speculation="on", depth=3, **options) as llm:
         found = llm.generate("The capital of France is", params)[0].outputs[0]
-    assert "another vocabulary (token 1234 is " in caplog.text and "'zebra' in the draft)" in caplog.text
+    assert "another vocabulary: token 1234 is " in caplog.text and "'zebra' in the draft" in caplog.text
+    assert "string-level exact match" in caplog.text and "100% of its tokens" in caplog.text
     assert found.token_ids == expected and found.speculation.num_accepted > 0
 
 

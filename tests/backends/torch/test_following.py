@@ -101,8 +101,9 @@ def answers(
         seen["taken" if run is not None else "new"] += 1
         return run
 
+    target, drafting = paths
     with pytest.MonkeyPatch.context() as patch, LLM(
-        *paths, speculation="on", method="head", depth=depth, **OPTIONS, **options
+        target, drafting, speculation="on", method="head", depth=depth, **OPTIONS, **options
     ) as llm:  # fmt: skip
         patch.setattr(TorchHead, "_take_next", counted)
         head = llm.engine._runner.capabilities.head

@@ -20,8 +20,10 @@ import torch
 
 from outpace.backends.torch.execution.pages import Pages
 from outpace.backends.torch.execution.step import DRAFTED, PADDING, HostStep, StepInputs, StepShape, views
-from outpace.backends.torch.kernels.base import Cache, Hidden
-from outpace.backends.torch.kernels.reference import ReferenceOps, rms_norm, swiglu
+from outpace.backends.torch.kernels.base import LLAMA, Cache, Hidden, Scores
+from outpace.backends.torch.kernels.reference import ReferenceOps, geglu, rms_norm, route, swiglu
+from outpace.backends.torch.storage.rounding import KINDS, quantise
+from outpace.models.architecture import Experts
 
 REFERENCE = ReferenceOps()
 SHAPES = [(4, 2, 64), (9, 3, 64), (4, 4, 16), (8, 1, 48)]  # heads, key heads, size of a head
@@ -258,12 +260,36 @@ def test_layouts_share_whole_tiles_where_that_is_even():
     assert _layout(576, 576, 32, 64, 132)[1] > 1, "a small product is cut, so that all programs have some of it"
 
 
+SCORES = [Scores(0.2, 3.0, 7), Scores(window=37)]  # as Gemma has them; windows that begin in rows, tiles and splits
+
+
 @needs_interpreter
 @pytest.mark.parametrize("num_splits", [1, 4])
 @pytest.mark.parametrize("rows", [[(5, 5), (40, 1), (33, 3)], [(70, 40), (64, 1)]], ids=str)
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "dim"), SHAPES)
 def test_rotation_cache_write_and_attention(num_heads, num_kv_heads, dim, normed, rows, num_splits):
+    check_attention(num_heads, num_kv_heads, dim, rows, num_splits, normed=normed)
+
+
+@needs_interpreter
+@pytest.mark.parametrize("num_splits", [1, 4])
+@pytest.mark.parametrize("rows", [[(5, 5), (40, 1), (33, 3)], [(70, 40), (64, 1)]], ids=str)
+@pytest.mark.parametrize("scores", SCORES, ids=str)
+def test_scores_with_another_scale_a_cap_and_a_window(scores, rows, num_splits):
+    check_attention(4, 2, 64, rows, num_splits, normed=True, scores=scores)
+
+
+def check_attention(
+    num_heads: int,
+    num_kv_heads: int,
+    dim: int,
+    rows: list[tuple[int, int]],
+    num_splits: int,
+    *,
+    normed: bool,
+    scores: Scores = LLAMA,
+) -> None:
     from outpace.backends.torch.kernels.attention import Tiling, attend
     from outpace.backends.torch.kernels.rotation import Rotation
 
@@ -275,8 +301,8 @@ def test_rotation_cache_write_and_attention(num_heads, num_kv_heads, dim, normed
     keys, values = normal(12, num_kv_heads, 16, dim), normal(12, num_kv_heads, 16, dim)
     caches = [Cache(keys.clone(), values.clone()) for _ in range(2)]
     tiling = Tiling(num_splits, 64, num_warps=4, share=16)
-    found = attend(qkv, caches[0], step, Rotation(rope, q_norm, k_norm, 1e-5), 4, tiling=tiling)
-    expected = REFERENCE.attend(qkv, caches[1], step, rope, q_norm, k_norm, 1e-5)
+    found = attend(qkv, caches[0], step, Rotation(rope, q_norm, k_norm, 1e-5), 4, tiling=tiling, scores=scores)
+    expected = REFERENCE.attend(qkv, caches[1], step, rope, q_norm, k_norm, 1e-5, scores)
     real = step.positions >= 0
     check(found[real], expected[real])
     check(caches[0].keys, caches[1].keys)
@@ -362,3 +388,46 @@ def test_norm_and_swiglu(width):
     x, weight = normal(5, width), normal(width)
     check(elementwise.rms_norm(x, weight, 1e-5), rms_norm(x, weight, 1e-5))
     check(elementwise.swiglu(x), swiglu(x))
+    check(elementwise.geglu(3 * x), geglu(3 * x))
+
+
+@needs_interpreter
+@pytest.mark.parametrize("width", [64, 96])
+def test_a_norm_that_is_added_and_the_next_one(width):
+    from outpace.backends.torch.kernels import elementwise
+    from outpace.backends.torch.kernels.linear import LinearConfig, Scratch, stream_linear
+
+    x, weight, residual, following = normal(5, width), normal(width), normal(5, width), normal(width)
+    expected = residual + rms_norm(x, weight, 1e-5)
+    for next_norm in (None, following):
+        mine = residual.clone()
+        normed = elementwise.add_normed(x, weight, 1e-5, mine, next_norm)
+        check(mine, expected)
+    assert normed is not None
+    matrix, out = normal(48, width), torch.empty(5, 48)
+    config = LinearConfig(16, 32, num_warps=4, num_stages=1, dependent_launch=False)
+    stream_linear(normed, matrix, out, Scratch(torch.device("cpu")), config, 1, epsilon=1e-5)
+    check(out, REFERENCE.norm_linear(Hidden(expected), following, 1e-5, matrix, None))
+
+
+@needs_interpreter
+@pytest.mark.parametrize("kind", [None, "int8"])
+@pytest.mark.parametrize("num_tokens", [1, 3, 30, 200])  # each pair by itself; sorted into small and large blocks
+def test_experts(num_tokens, kind):
+    from outpace.backends.torch.kernels import experts as kernels
+
+    torch.manual_seed(num_tokens)
+    count, width, hidden = 7, 80, 48
+    experts = Experts(count, 2, is_normalised=True)
+    x, router = normal(num_tokens, width), normal(count, width)
+    router[3] = router[4]  # two that are chosen together, and one below that nobody has
+    router[5] = 0
+    gate_up, down = normal(count * 2 * hidden, width, scale=0.1), normal(count * width, hidden)
+    positions = torch.arange(num_tokens, dtype=torch.int32)
+    positions[1::5] = PADDING
+    first, second = (each if kind is None else quantise(each, KINDS[kind]) for each in (gate_up, down))
+    chosen, weights = route(x @ router.T, experts)
+    found = kernels.mixed(x, positions, chosen, weights, first, second, count)
+    real = positions >= 0
+    check(found[real], REFERENCE.experts(x, positions, router, first, second, experts)[real])
+    assert torch.isfinite(found).all()

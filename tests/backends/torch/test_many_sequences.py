@@ -35,10 +35,10 @@ def generate(folder: Path, at_once: int, **options: Any) -> tuple[list[list[int]
     settings = {"max_context": 128, "max_step_tokens": 16384, "cache_tokens": 64 * at_once, "threads": 1} | options
     most, find = 0, Graphs.find
 
-    def counted(self: Graphs, plan: Any) -> Any:
+    def counted(self: Graphs, plan: Any, **options: Any) -> Any:
         nonlocal most
         most = max(most, len(plan.rows))
-        return find(self, plan)
+        return find(self, plan, **options)
 
     with pytest.MonkeyPatch.context() as patch, LLM(
         str(folder), backend="torch", device="cpu", dtype="float32", max_sequences=at_once, **settings

@@ -17,16 +17,26 @@ pytest.importorskip("torch", reason="torch is not installed; pip install outpace
 pytest.importorskip("safetensors", reason="safetensors is not installed; pip install outpace[torch]")
 pytest.importorskip("tokenizers", reason="tokenizers is not installed; pip install outpace[torch]")
 
+import torch
+
 from outpace import LLM, SamplingParams
+from outpace.backends.torch.model.loader import open_checkpoint
+from outpace.backends.torch.model.weights import EMBEDDING, all_dense, named_tensors
 from outpace.backends.torch.parallel.leader import LeadingModel
-from outpace.backends.torch.parallel.shard import Shard
+from outpace.backends.torch.parallel.peaks import combined, peak, tokens_of
+from outpace.backends.torch.parallel.shard import Shard, load_shard, num_shard_bytes
 from outpace.backends.torch.runner import TorchRunner
+from outpace.backends.torch.storage import dense, plain_tensor
+from outpace.backends.torch.storage.planar import Planar
+from outpace.backends.torch.storage.scaled import Scaled
 from outpace.config import SpeculationParams
 from outpace.core import Row, StepPlan
 from outpace.errors import BackendLost, UsageError
 from outpace.models.hf_config import parse_config
+from outpace.structured import StructuredOutput
 from tests.server_helper import LiveServer, wait_until
 from tests.tiny_folder import CONFIG, write_folder
+from tests.tiny_gguf import write_model
 from tests.tiny_head import write_head
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -47,14 +57,20 @@ def runner_of(llm: LLM) -> TorchRunner:
     return runner
 
 
-def pids(llm: LLM) -> list[int]:
+def model_of(llm: LLM) -> LeadingModel:
     model = runner_of(llm).model
     assert isinstance(model, LeadingModel)
-    return [process.pid for process in model.leader._processes]
+    return model
+
+
+def pids(llm: LLM) -> list[int]:
+    return [process.pid for process in model_of(llm).leader._processes]
 
 
 def params(method: Any, **sampling: Any) -> SamplingParams:
     speculation = SpeculationParams(mode="off") if method == "none" else SpeculationParams(mode="on", method=method)
+    if method == "grammar":
+        sampling["structured"] = StructuredOutput(regex="(the cat sat on the mat )+")
     return SamplingParams(max_tokens=12, speculation=speculation, ignore_eos=True, **sampling)
 
 
@@ -82,6 +98,7 @@ class Pair:
         target = folder / "target"
         target.mkdir()
         write_folder(target, **FAMILIES[family])
+        self.config = parse_config(CONFIG | FAMILIES[family])
         if drafting == "head":
             draft = write_head(folder / "head.gguf", target, width=32, head_dim=FAMILIES[family].get("head_dim", 8))
         else:
@@ -89,7 +106,7 @@ class Pair:
             draft.mkdir()
             write_folder(draft, seed=1, **FAMILIES[family] | {"num_hidden_layers": 1})
         options = SMALL | {"draft": str(draft)}
-        self.methods = ("none", "ngram", "suffix", drafting)
+        self.methods = ("none", "ngram", "suffix", "prediction", "grammar", drafting)
         self.whole = LLM(str(target), **options)
         self.sharded = LLM(str(target), tensor_parallel_size=num_ranks, **options)
 
@@ -97,13 +114,41 @@ class Pair:
         expected = logits(self.whole)
         assert np.abs(logits(self.sharded) - expected).max() < 1e-5 * np.abs(expected).max()
         drafted = dict.fromkeys(self.methods, 0)
-        for method in self.methods:
-            for sampling in ({"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.9, "seed": 5}):
+        greedy, filtered, unfiltered = ({"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.9}, {"temperature": 1.0})
+        for number, method in enumerate(self.methods):
+            for sampling in (greedy, {**(unfiltered if number % 2 else filtered), "seed": 5}):
                 wanted = params(method, **sampling)
+                if method == "prediction":
+                    answer = self.whole.generate(PROMPTS[0], params("none", **sampling))[0].outputs[0].text
+                    wanted = replace(wanted, prediction=answer)
                 outputs = self.sharded.generate(PROMPTS, wanted)
                 assert [each.outputs[0].token_ids for each in outputs] == tokens(self.whole, wanted), (method, sampling)
                 drafted[method] += sum(each.outputs[0].speculation.num_drafted for each in outputs)
         assert all(count > 0 for method, count in drafted.items() if method != "none"), drafted
+
+    def check_gathered(self) -> None:
+        """Greedy requests need two numbers per rank and token; others, also in the same batch, need the logits."""
+        group = model_of(self.sharded).group
+        gathered, widths = group.to_first, set[int]()
+
+        def counted(x: Any) -> Any:
+            widths.add(x.shape[1])
+            return gathered(x)
+
+        group.to_first = counted  # type: ignore[method-assign]
+        greedy, seeded = params("none", temperature=0.0), params("none", temperature=0.9, seed=5)
+        whole = Shard(0, group.size).num_vocab_rows(self.config)
+        for wanted, expected in (
+            ([greedy] * 3, 2),
+            ([replace(greedy, speculation=params(self.methods[-1]).speculation)] * 3, 2),
+            ([greedy, seeded, greedy], whole),
+            ([greedy, greedy, replace(greedy, logprobs=1)], whole),
+        ):
+            widths.clear()
+            found, whole_ones = (llm.generate(PROMPTS, wanted) for llm in (self.sharded, self.whole))
+            assert [a.outputs[0].token_ids for a in found] == [b.outputs[0].token_ids for b in whole_ones]
+            assert max(widths) == expected
+        group.to_first = gathered  # type: ignore[method-assign]
 
     def check_preemption(self) -> None:
         """Three requests of more than 48 tokens do not fit into 128."""
@@ -151,6 +196,10 @@ def test_logits_and_tokens_of_two_ranks_are_those_of_one_process(pair):
     pair.check()
 
 
+def test_greedy_requests_need_no_logits_of_other_ranks(pair):
+    pair.check_gathered()
+
+
 def test_preempted_requests_too(pair):
     pair.check_preemption()
 
@@ -166,9 +215,43 @@ def test_scores_and_embeddings_too(pair):
 def test_the_same_for_every_family_with_two_and_four_ranks(tmp_path, family, drafting, num_ranks):
     pair = Pair(tmp_path, family, drafting, num_ranks)
     pair.check()
+    pair.check_gathered()
     pair.check_preemption()
     pair.check_scores()
     pair.close()
+
+
+@pytest.mark.parametrize("quantization", ["int4", pytest.param("int8", marks=pytest.mark.slow)])
+def test_quantised_weights_are_those_of_one_process(tmp_path, quantization):
+    """Also where a rank's columns are not whole groups of 4 bits, as those of the MLP's second matrix here."""
+    changes = {"num_attention_heads": 8, "head_dim": 32, "intermediate_size": 320, "vocab_size": 321}
+    options = SMALL | {"quantization": quantization}
+    folder = str(write_folder(tmp_path, **changes))
+    with LLM(folder, **options) as whole, LLM(folder, tensor_parallel_size=2, **options) as sharded:
+        parts = [type(weight) for weight in runner_of(sharded).model.weights.tensors]
+        assert parts.count(Planar if quantization == "int4" else Scaled) > parts.count(torch.Tensor) / 4
+        expected = logits(whole)
+        assert np.abs(logits(sharded) - expected).max() < 1e-4 * np.abs(expected).max()
+        wanted = params("none", temperature=0.0)
+        assert tokens(sharded, wanted) == tokens(whole, wanted)
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q8_0"])
+def test_the_parts_of_a_stored_matrix_hold_its_values(tmp_path, kind):
+    checkpoint = open_checkpoint(
+        write_model(tmp_path / "model.gguf", kind=kind, width=256, hidden=512, num_heads=8, num_kv_heads=4)
+    )
+    config, cpu = checkpoint.config, torch.device("cpu")
+    whole = dict(checkpoint.tensors(cpu, all_dense))
+    for rank in range(2):
+        shard = Shard(rank, 2)
+        formats = shard.formats(checkpoint.stored, config)
+        weights = load_shard(checkpoint, shard, torch.float32, cpu, checkpoint.stored)
+        assert weights.num_bytes == num_shard_bytes(checkpoint, shard, torch.float32, checkpoint.stored)
+        for name, place in named_tensors(weights, shard.of(config)).items():
+            assert isinstance(place, Planar) == (formats(name) is not None), name
+            expected = shard.part(name, whole.get(name, whole[EMBEDDING]), config)
+            assert torch.equal(dense(place, torch.float32), dense(expected, torch.float32)), name
 
 
 def test_a_killed_rank_ends_the_engine_within_seconds_also_while_nothing_runs(tmp_path):
@@ -207,13 +290,22 @@ def test_a_model_that_cannot_be_split_evenly_says_what_is_possible():
         Shard(0, 3).check(config)
 
 
-def test_the_parts_of_all_ranks_are_the_whole():
-    import torch
+@pytest.mark.parametrize(("vocab_size", "num_ranks"), [(8, 2), (9, 2), (9, 4), (5, 4)])
+def test_of_equal_logits_the_first_token_wins_also_across_ranks(vocab_size, num_ranks):
+    """For every choice of the tokens that share the largest logit."""
+    choices = torch.arange(1, 2**vocab_size)[:, None] >> torch.arange(vocab_size)[None, :] & 1
+    logits, rows = choices.float() - 2.0, -(-vocab_size // num_ranks)  # padding would be larger than any of them
+    parts = [peak(logits[:, rank * rows : (rank + 1) * rows], rank * rows) for rank in range(num_ranks)]
+    assert torch.equal(tokens_of(combined(parts)), logits.argmax(dim=1))
 
+
+def test_the_parts_of_all_ranks_are_the_whole():
     config = parse_config(CONFIG)
     shards = [Shard(rank, 2) for rank in range(2)]
     head = torch.arange(5.0)[:, None]
-    assert torch.equal(torch.cat([shard.part("lm_head.weight", head, config) for shard in shards])[:5], head)
+    assert torch.equal(
+        torch.cat([plain_tensor(shard.part("lm_head.weight", head, config)) for shard in shards])[:5], head
+    )
     for name, shape, dim in (
         ("model.layers.0.self_attn.q_proj.weight", (32, 32), 0),
         ("model.layers.0.self_attn.k_proj.bias", (16,), 0),
@@ -222,7 +314,7 @@ def test_the_parts_of_all_ranks_are_the_whole():
         ("model.layers.0.mlp.down_proj.weight", (32, 48), 1),
     ):
         tensor = torch.randn(shape)
-        parts = [shard.part(name, tensor, config) for shard in shards]
+        parts = [plain_tensor(shard.part(name, tensor, config)) for shard in shards]
         assert torch.equal(torch.cat(parts, dim), tensor), name
     norm = torch.randn(32)
     assert all(shard.part("model.norm.weight", norm, config) is norm for shard in shards)

@@ -191,9 +191,7 @@ def test_unknown_names_and_other_backends_get_one_sentence(tmp_path):
             LLM(str(path), backend="llamacpp", **options)
 
 
-def test_a_model_on_several_devices_is_dense(folder):
-    with pytest.raises(BackendError, match="quantization is 'int4', but a model on 2 devices has dense weights"):
-        TorchModel(folder, TorchOptions("cpu", tensor_parallel_size=2, quantization="int4"))
+def test_a_model_on_several_devices_cannot_draft_with_itself(folder):
     target = TorchModel(folder, TorchOptions("cpu", tensor_parallel_size=2))
     with pytest.raises(BackendError, match="draft 'self' needs the whole model on one device"):
         SelfDraft(target, "int4")

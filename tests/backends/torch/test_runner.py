@@ -37,7 +37,6 @@ from outpace.decoding.sampling import Shaper
 from outpace.decoding.verification import HostVerifier, matches_own_tokens
 from outpace.engine.engine import Engine
 from outpace.errors import BackendError, ModelError
-from outpace.models.hf_config import parse_config
 from outpace.speculation.policy.decision import Decision
 from outpace.speculation.policy.policy import LookUp, Policy
 from outpace.speculation.policy.state import Choice, Outcome
@@ -61,6 +60,15 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
+GEMMA3 = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+}
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75, "original_max_position_embeddings": 256,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 2.0], "long_factor": [1.0, 2.0, 3.0, 4.0, 6.0, 9.0],
+}  # fmt: skip
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 4}),
     "llama3": ("Llama", {"rope_parameters": LLAMA3}),
@@ -72,6 +80,20 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2 yarn": ("Qwen2", {"rope_parameters": YARN}),
     "qwen3": ("Qwen3", {"head_dim": 32}),
+    # Windows shorter than the texts, in some layers or in all.
+    "mistral window": ("Mistral", {"sliding_window": 20}),
+    "qwen2 window": ("Qwen2", {"sliding_window": 20, "use_sliding_window": True, "max_window_layers": 1}),
+    "gemma": ("Gemma", {"head_dim": 32, "num_key_value_heads": 1}),
+    "gemma2": ("Gemma2", {"head_dim": 32, "sliding_window": 20, "attn_logit_softcapping": 5.0,
+                          "query_pre_attn_scalar": 24}),
+    "gemma3": ("Gemma3", {"head_dim": 32, "sliding_window": 20, "query_pre_attn_scalar": 24, "layer_types": LAYERS,
+                          "rope_parameters": GEMMA3}),
+    "phi3": ("Phi3", {"sliding_window": 50, "pad_token_id": 0}),
+    "phi4 mini": ("Phi3", {"pad_token_id": 0, "tie_word_embeddings": True, "max_position_embeddings": 1024,
+                           "original_max_position_embeddings": 256, "rope_parameters": LONGROPE}),
+    "qwen3 moe": ("Qwen3Moe", {"head_dim": 32, "num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True,
+                               "moe_intermediate_size": 40}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
 }  # fmt: skip
 
 
@@ -81,9 +103,9 @@ class Reference:
     def __init__(self, folder: Path, variant: str) -> None:
         transformers = pytest.importorskip("transformers", reason="transformers, the oracle, is not installed")
         name, changes = VARIANTS[variant]
-        config = getattr(transformers, f"{name}Config")(**SMALL | changes)
+        kind = getattr(transformers, f"{name}ForCausalLM")
         torch.manual_seed(0)
-        self._model = getattr(transformers, f"{name}ForCausalLM")(config).eval().float()
+        self._model = kind(kind.config_class(**SMALL | changes)).eval().float()
         with torch.no_grad():
             for parameter in self._model.parameters():  # initial norms are 1 and biases 0, which would hide errors
                 parameter.copy_(torch.randn_like(parameter) * 0.3 + (parameter.dim() == 1))
@@ -289,13 +311,15 @@ def test_gguf_logits_are_those_of_the_numpy_reference(family, options, tmp_path)
 @pytest.mark.model
 def test_greedy_speculation_says_what_plain_decoding_says():
     prompt = "red, green, blue, red, green, blue, red, green, blue, red, green,"
-    params = SamplingParams(max_tokens=16, temperature=0.0)
     texts = {}
-    for speculation in ("off", "on"):
-        mode: Any = speculation
-        with LLM(backend="torch", device="cpu", speculation=mode, max_context=512, threads=1) as llm:
-            assert llm.config.backend == "torch"
-            texts[speculation] = llm.generate(prompt, params)[0].outputs[0]
+    room: dict[str, Any] = {"max_context": 256, "cache_tokens": 256, "max_sequences": 1}  # less to calibrate
+    with LLM(backend="torch", device="cpu", speculation="on", prefix_reuse=False, threads=1, **room) as llm:
+        assert llm.config.backend == "torch"
+        for mode in ("off", "on"):
+            asked = SpeculationParams(mode=mode)
+            params = SamplingParams(max_tokens=16, temperature=0.0, speculation=asked)
+            texts[mode] = llm.generate(prompt, params)[0].outputs[0]
+    assert texts["off"].speculation.num_drafted == 0
     assert texts["on"].speculation.num_accepted > 0, "nothing was accepted, so nothing was tested"
     assert texts["on"].token_ids == texts["off"].token_ids
 
@@ -313,8 +337,15 @@ FEATURES: list[dict[str, Any]] = [
 ]
 
 
-def generate(folder: Path, draft: Path | None, *, on_device: bool = True, **options: Any) -> list[list[int]]:
-    """Tokens from an engine built here; `draft` is another model, or the same."""
+def generate(
+    folder: Path,
+    draft: Path | None,
+    *,
+    on_device: bool = True,
+    wanted: Sequence[dict[str, Any]] = FEATURES,
+    **options: Any,
+) -> list[list[int]]:
+    """Tokens from an engine built here; `draft` is another model, or the same. `wanted`: of each request."""
     name = "draft" if draft else None
     config = EngineConfig(draft=name, max_sequences=4, max_context=200, max_step_tokens=64, cache_tokens=900, **options)
     resolved = config.resolve(model_context=256, model_path="tiny", draft_path=name, backend="torch")
@@ -334,7 +365,7 @@ def generate(folder: Path, draft: Path | None, *, on_device: bool = True, **opti
     engine = Engine(loaded[0], proposers, resolved)
     requests = [
         engine.submit(random_tokens(20 + 9 * i, seed=i), SamplingParams(max_tokens=24, ignore_eos=True, **features))
-        for i, features in enumerate(FEATURES)
+        for i, features in enumerate(wanted)
     ]
     while engine.has_requests:
         engine.step()
@@ -750,12 +781,6 @@ def test_shards_are_read_together(folder, tiny):
         save_file(dict(tensors[i::2]), folder / f"model-{i}.safetensors")
     tokens = random_tokens(10)
     np.testing.assert_array_equal(step(start(folder), 0, 0, tokens), step(start(tiny), 0, 0, tokens))
-
-
-def test_a_sliding_window_bounds_the_context():
-    values = {"architectures": ["MistralForCausalLM"], **SMALL}
-    assert parse_config(values | {"sliding_window": 100}).context == 100
-    assert parse_config(values | {"sliding_window": 100, "use_sliding_window": False}).context == 256
 
 
 # Rules of the runner, and memory.

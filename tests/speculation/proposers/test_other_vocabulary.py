@@ -140,7 +140,7 @@ def test_a_segment_ends_where_the_text_before_it_says_so():
 
 def test_texts_in_twenty_scripts_leave_caches_equal_to_fresh_ones():
     for pair in ((PieceTokenizer(), ByteTokenizer()), (ByteTokenizer(), PieceTokenizer())):
-        assert fuzz.run(*pair, seed=5, count=100) == 20
+        assert fuzz.run(*pair, seed=5, count=40) == 20
 
 
 def test_the_fuzz_finds_a_bridge_that_depends_on_how_the_text_grew(monkeypatch):

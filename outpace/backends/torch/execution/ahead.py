@@ -19,7 +19,8 @@ from outpace.backends.torch.execution.drafting import LoopRun
 from outpace.backends.torch.execution.following import Verified
 from outpace.backends.torch.execution.launched import Launched
 from outpace.backends.torch.execution.step import DRAFTED
-from outpace.backends.torch.sampling.draws import Draws, Fetch, mode_for
+from outpace.backends.torch.model.model import Model
+from outpace.backends.torch.sampling.draws import Draws, Fetch, Mode, mode_for
 from outpace.backends.torch.sampling.rejection import KeptDraft, Rejection, mixes_rules
 from outpace.core import Case, Request, Row, StepPlan
 
@@ -73,11 +74,11 @@ def begin(runner: TorchRunner, tasks: Sequence[DraftTask], run: LoopRun) -> Ahea
         if request.num_computed + count > runner.capacity.max_context:
             return None
         rows.append(Row(request.seq, request.num_computed, [request.tokens[-1]] + [DRAFTED] * task.depth, count))
-    plan, mode = StepPlan(rows), mode_for(task.request for task in tasks)
+    plan, mode = StepPlan(rows), drawing_mode([task.request for task in tasks], runner.model)
     if not runner.is_prepared(plan, mode) or not all(runner.try_reserve(row.seq, len(row.tokens)) for row in rows):
         return None
     drafted = run.tokens()
-    launched = runner.launch(plan, drafted)
+    launched = runner.launch(plan, drafted, gives_peaks=mode == "peaks")
     requests = [task.request for task in tasks for _ in range(1 + task.depth)]
     positions = [len(task.request.tokens) + i for task in tasks for i in range(1 + task.depth)]
     draws = launched.drawn(mode, requests, positions)
@@ -106,6 +107,12 @@ def begin(runner: TorchRunner, tasks: Sequence[DraftTask], run: LoopRun) -> Ahea
 def _can_wait(request: Request) -> bool:
     """Whether its row is one token and a draft, and only the drawn tokens are needed."""
     return len(request.tokens) == request.num_computed + 1 and needs_only_tokens(request)
+
+
+def drawing_mode(requests: Sequence[Request], model: Model) -> Mode:
+    """How a step's tokens are drawn. A sharded model gives greedy requests no logits, unless one needs them."""
+    mode = mode_for(requests)
+    return "peaks" if mode == "greedy" and model.can_give_peaks and all(map(needs_only_tokens, requests)) else mode
 
 
 def needs_only_tokens(request: Request) -> bool:

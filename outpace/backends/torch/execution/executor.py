@@ -19,15 +19,16 @@ import torch
 from torch import Tensor
 
 from outpace.backends.base import DraftTask, Logits, StepResult
-from outpace.backends.torch.execution.ahead import Ahead, needs_only_tokens
+from outpace.backends.torch.execution.ahead import Ahead, drawing_mode, needs_only_tokens
 from outpace.backends.torch.execution.ahead import begin as begin_ahead
 from outpace.backends.torch.execution.drafting import LoopRun
 from outpace.backends.torch.execution.early_start import EarlyStart
 from outpace.backends.torch.execution.graphs import Bucket
 from outpace.backends.torch.execution.launched import DiscardedLogits, Launched
+from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.sampling import scoring
 from outpace.backends.torch.sampling import verifier as device_verifier
-from outpace.backends.torch.sampling.draws import Draws, Fetch, mode_for
+from outpace.backends.torch.sampling.draws import Draws, Fetch, Mode, mode_for
 from outpace.backends.torch.sampling.independent import DeviceProbs
 from outpace.backends.torch.sampling.rejection import KeptDraft, Rejection, mixes_rules
 from outpace.core import Case, Request, StepPlan, TokenLogprob, Verdict
@@ -178,7 +179,8 @@ class DeviceExecutor:
         meanwhile: Callable[[], None] | None = None,
     ) -> StepResult:
         """Run a step that was not started early."""
-        launched = self._runner.launch(plan)
+        mode = _drawing_mode(cases, self._runner.model)
+        launched = self._runner.launch(plan, gives_peaks=mode == "peaks")
         if not cases:
             if meanwhile is not None:
                 meanwhile()
@@ -187,7 +189,7 @@ class DeviceExecutor:
             return StepResult(launched, [], perf_counter() - begin)
         requests = [case.request for case in cases for _ in range(len(case.tokens) + 1)]
         positions = [len(case.request.tokens) + i for case in cases for i in range(len(case.tokens) + 1)]
-        draws = launched.drawn(mode_for(requests), requests, positions)
+        draws = launched.drawn(mode, requests, positions)
         fetch = draws.fetch()
         if is_plain and launched.bucket is not None:
             pages = [self._runner.pool.blocks(row.seq) for row in plan.rows]
@@ -320,6 +322,12 @@ def score(logits: Logits, begin: int, tokens: Sequence[int], num_top: int) -> li
 
 def _by_row(plan: StepPlan, cases: Sequence[Case]) -> dict[int, Case]:
     return dict(zip([i for i, row in enumerate(plan.rows) if row.num_logits], cases, strict=True))
+
+
+def _drawing_mode(cases: Sequence[Case], model: Model) -> Mode:
+    requests = [case.request for case in cases]
+    has_probs = any(case.draft is not None and case.draft.probs is not None for case in cases)  # compared with logits
+    return mode_for(requests) if has_probs else drawing_mode(requests, model)
 
 
 def _any_logprobs(cases: Sequence[Case]) -> bool:

@@ -245,7 +245,7 @@ class Graphs:
         self._max_rows = max_rows
         self.captures = Captures()
         self._buckets: dict[StepShape, Bucket] = {}
-        self._prefill_buckets: dict[tuple[int, int], Bucket] = {}
+        self._prefill_buckets: dict[StepShape, Bucket] = {}
         self._num_parameters = model.weights.num_parameters
         self._logits: Tensor | None = None  # of all buckets
         self._captures = model.weights.embedding.is_cuda
@@ -265,45 +265,51 @@ class Graphs:
         """Whether the plan runs without a new capture; always true without graphs."""
         if not self._captures:
             return True
-        shape = self._shape(plan)
+        shape = self._shape(plan, mode == "peaks")
         return shape is not None and shape in self._buckets and self._buckets[shape].has_draws(mode)
 
-    def find(self, plan: StepPlan) -> Bucket | None:
+    def find(self, plan: StepPlan, *, gives_peaks: bool) -> Bucket | None:
         """The smallest bucket the plan fits in, made on first use; None if a bucket would not pay."""
         longest = max(len(row.tokens) for row in plan.rows)
         if self._captures:
-            shape = self._shape(plan)
+            shape = self._shape(plan, gives_peaks)
             if shape is None:
-                return self._find_prefill(plan, longest)
+                return self._find_prefill(plan, longest, gives_peaks)
         elif longest == 1:
-            shape = StepShape(len(plan.rows), len(plan.rows), len(plan.rows), 1, self.table_width)
+            num_rows = len(plan.rows)
+            shape = StepShape(num_rows, num_rows, num_rows, 1, self.table_width, gives_peaks=gives_peaks)
         else:  # without graphs, padding gains nothing, and such shapes seldom repeat
             return None
         if shape not in self._buckets:
             self._buckets[shape] = self._new_bucket(shape)
         return self._buckets[shape]
 
-    def _shape(self, plan: StepPlan) -> StepShape | None:
+    def _shape(self, plan: StepPlan, gives_peaks: bool) -> StepShape | None:
         """The shape of a step that may verify drafts: padded to one row length, or packed if that is much smaller."""
         num_rows, longest = len(plan.rows), max(len(row.tokens) for row in plan.rows)
         padded, packed = find_bucket(num_rows, longest), find_packed_bucket(num_rows, longest, plan.num_tokens)
         if packed is not None and (padded is None or packed[1] <= _DENSE * padded[0] * padded[1]):
             rows, num_tokens, row_tokens = packed
-            return StepShape(num_tokens, rows, num_tokens, row_tokens, self.table_width, is_packed=True)
+            return StepShape(
+                num_tokens, rows, num_tokens, row_tokens, self.table_width, is_packed=True, gives_peaks=gives_peaks
+            )
         if padded is None:
             return None
         num_tokens = padded[0] * padded[1]
-        return StepShape(num_tokens, padded[0], num_tokens, padded[1], self.table_width)
+        return StepShape(num_tokens, padded[0], num_tokens, padded[1], self.table_width, gives_peaks=gives_peaks)
 
     def _new_bucket(self, shape: StepShape) -> Bucket:
-        if self._logits is None:
-            most = num_captured_tokens(self._max_rows) if self._captures else self._max_rows
-            device = self._model.weights.embedding.device
-            self._logits = torch.empty((most, self._model.config.vocab_size), device=device)
-        room = self._logits[: shape.num_outputs]
+        device = self._model.weights.embedding.device
+        if shape.gives_peaks:
+            room = torch.empty((shape.num_outputs, self._model.num_columns(shape)), device=device)
+        else:
+            if self._logits is None:
+                most = num_captured_tokens(self._max_rows) if self._captures else self._max_rows
+                self._logits = torch.empty((most, self._model.config.vocab_size), device=device)
+            room = self._logits[: shape.num_outputs]
         return Bucket(self._model, self._caches, shape, self.pool, self.captures, room)
 
-    def _find_prefill(self, plan: StepPlan, longest: int) -> Bucket | None:
+    def _find_prefill(self, plan: StepPlan, longest: int, gives_peaks: bool) -> Bucket | None:
         """The bucket for a plan that needs only the logits of each row's last token."""
         size = find_prefill_bucket(len(plan.rows), plan.num_tokens)
         if size is None or longest > MAX_PREFILL_ROW or any(row.num_logits > 1 for row in plan.rows):
@@ -311,10 +317,11 @@ class Graphs:
         rows, tokens = size
         if 2 * tokens * self._num_parameters > _LAUNCH_BOUND:
             return None
-        if size not in self._prefill_buckets:
-            shape = StepShape(tokens, rows, rows, min(tokens, MAX_PREFILL_ROW), self.table_width, is_packed=True)
-            self._prefill_buckets[size] = self._new_bucket(shape)
-        return self._prefill_buckets[size]
+        longest = min(tokens, MAX_PREFILL_ROW)
+        shape = StepShape(tokens, rows, rows, longest, self.table_width, is_packed=True, gives_peaks=gives_peaks)
+        if shape not in self._prefill_buckets:
+            self._prefill_buckets[shape] = self._new_bucket(shape)
+        return self._prefill_buckets[shape]
 
 
 def find_bucket(num_rows: int, row_tokens: int) -> tuple[int, int] | None:

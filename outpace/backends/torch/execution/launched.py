@@ -20,11 +20,18 @@ from outpace.core import Request
 class Launched:
     """A launched step. Its logits are valid until the next step."""
 
-    _logits: Tensor
+    _given: Tensor  # logits, or peaks
     lines: NDArray[np.integer]  # indexes of the requested logits, in order
     device_lines: Tensor
     draws: Callable[[Mode], Draws]
     bucket: Bucket | None
+    gives_peaks: bool = False
+
+    @property
+    def _logits(self) -> Tensor:
+        if self.gives_peaks:
+            raise RuntimeError("this step has no logits, because no request needed them")
+        return self._given
 
     def __getitem__(self, lines: slice) -> NDArray[np.float32]:
         found: NDArray[np.float32] = self._logits.index_select(0, self.device_lines[lines]).cpu().numpy()
@@ -45,7 +52,8 @@ class Launched:
 
     def some(self, which: Sequence[int]) -> Tensor:
         """Logits of some of the requested lines, on the device."""
-        return self._logits.index_select(0, self.device_lines[torch.tensor(which, device=self._logits.device)])
+        logits = self._logits
+        return logits.index_select(0, self.device_lines[torch.tensor(which, device=logits.device)])
 
 
 class DiscardedLogits:

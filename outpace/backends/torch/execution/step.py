@@ -29,6 +29,7 @@ class StepShape:
     max_row_tokens: int  # no row has more new tokens
     table_width: int  # pages a row's table can name
     is_packed: bool = False  # no gaps between rows; unused places come last
+    gives_peaks: bool = False  # not logits but the largest one of each rank: see `parallel/peaks.py`
 
     @property
     def num_words(self) -> int:

@@ -19,7 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outpace.backends.torch.execution.step import StepInputs
 from outpace.backends.torch.kernels.assembly import prefetch_line, widen
-from outpace.backends.torch.kernels.base import FIXED_BLOCK, Cache, fixed_shares
+from outpace.backends.torch.kernels.base import FIXED_BLOCK, LLAMA, Cache, Scores, fixed_shares
 from outpace.backends.torch.kernels.cache_rounding import codes_of, scales_of
 from outpace.backends.torch.kernels.rotation import Rotation, rotate_and_store
 
@@ -81,21 +81,30 @@ def _store_new(
 
 
 @triton.jit
-def _share(visible, SHARE: tl.constexpr, NUM_SPLITS: tl.constexpr, BLOCK_KV: tl.constexpr):
-    """Tokens of context per program: SHARE, or more if NUM_SPLITS programs would not cover the context."""
-    return tl.maximum(SHARE, tl.cdiv(tl.cdiv(visible, NUM_SPLITS), BLOCK_KV) * BLOCK_KV)
+def _oldest(context, length, tile, TILE_TOKENS: tl.constexpr, WINDOW: tl.constexpr):
+    """The first position that a token of the tile attends to; WINDOW 0: all."""
+    oldest = context * 0
+    if WINDOW > 0:
+        oldest = tl.maximum(context - length + tile * TILE_TOKENS - WINDOW + 1, 0)
+    return oldest
+
+
+@triton.jit
+def _share(num_seen, SHARE: tl.constexpr, NUM_SPLITS: tl.constexpr, BLOCK_KV: tl.constexpr):
+    """Tokens of context per program: SHARE, or more if NUM_SPLITS programs would not cover what is seen."""
+    return tl.maximum(SHARE, tl.cdiv(tl.cdiv(num_seen, NUM_SPLITS), BLOCK_KV) * BLOCK_KV)
 
 
 @triton.jit(do_not_specialize=["table_width", "num_tiles"])  # one compiled kernel serves prompts of any length
 def _attention_kernel(
     q_ptr, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, out_ptr, parts_ptr, stats_ptr,
-    begins_ptr, lengths_ptr, contexts_ptr, tables_ptr, table_width, num_tiles, scale,
+    begins_ptr, lengths_ptr, contexts_ptr, tables_ptr, table_width, num_tiles, scale, softcap,
     rope_ptr, q_norm_ptr, k_norm_ptr, epsilon,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
     PAGE: tl.constexpr, TILE_TOKENS: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_KV: tl.constexpr, NUM_SPLITS: tl.constexpr, SHARE: tl.constexpr, NEW_BLOCK: tl.constexpr,
     HAS_NORM: tl.constexpr, HAS_SCALES: tl.constexpr, THREADS: tl.constexpr, DEPENDENT: tl.constexpr,
-    FIRST: tl.constexpr,
+    FIRST: tl.constexpr, WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """NEW_BLOCK > 0: q_ptr is the fused product; this kernel rotates and writes the cache. 0: q is already rotated."""
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
@@ -105,8 +114,9 @@ def _attention_kernel(
     begin, length = tl.load(begins_ptr + row), tl.load(lengths_ptr + row)
     context = tl.load(contexts_ptr + row)
     visible = context - length + tl.minimum((tile + 1) * TILE_TOKENS, length)
-    share = _share(visible, SHARE, NUM_SPLITS, BLOCK_KV)
-    low = split * share
+    oldest = _oldest(context, length, tile, TILE_TOKENS, WINDOW)
+    share = _share(visible - oldest, SHARE, NUM_SPLITS, BLOCK_KV)
+    low = oldest + split * share
     high = tl.minimum(low + share, visible)
     if DEPENDENT:
         gdc_launch_dependents()
@@ -156,8 +166,12 @@ def _attention_kernel(
             scores = tl.dot(q, widen(k, q.dtype).T, input_precision="ieee") * scale
             if HAS_SCALES:
                 scores *= tl.load(key_scales_ptr + slot, t < high, 0.0)[None, :]
-            is_seen = (t >= FIRST) & (t < high)
-            scores = tl.where(is_seen[None, :] & (t[None, :] <= position[:, None]), scores, float("-inf"))
+            if HAS_SOFTCAP:
+                scores = softcap * (2 * tl.sigmoid(2 * scores) - 1)  # tanh
+            is_seen = ((t >= FIRST) & (t < high))[None, :] & (t[None, :] <= position[:, None])
+            if WINDOW > 0:
+                is_seen = is_seen & (t[None, :] > position[:, None] - WINDOW)
+            scores = tl.where(is_seen, scores, float("-inf"))
             new_best = tl.maximum(best, tl.max(scores, 1))
             safe = tl.where(new_best == float("-inf"), 0.0, new_best)  # the token sees nothing of this share
             p = tl.exp2(scores - safe[:, None])
@@ -187,14 +201,16 @@ def _join_kernel(
     parts_ptr, stats_ptr, out_ptr, positions_ptr, token_rows_ptr, begins_ptr, lengths_ptr, contexts_ptr,
     NUM_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, TILE_TOKENS: tl.constexpr,
     BLOCK_KV: tl.constexpr, NUM_SPLITS: tl.constexpr, SHARE: tl.constexpr, SPLIT_BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    DEPENDENT: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     token, head = tl.program_id(0), tl.program_id(1)
     position = tl.load(positions_ptr + token)
     row = tl.load(token_rows_ptr + token)
     length = tl.load(lengths_ptr + row)
     tile = (token - tl.load(begins_ptr + row)) // TILE_TOKENS
-    visible = tl.load(contexts_ptr + row) - length + tl.minimum((tile + 1) * TILE_TOKENS, length)
+    context = tl.load(contexts_ptr + row)
+    num_seen = context - length + tl.minimum((tile + 1) * TILE_TOKENS, length)
+    num_seen -= _oldest(context, length, tile, TILE_TOKENS, WINDOW)
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
@@ -202,7 +218,7 @@ def _join_kernel(
         s, d = tl.arange(0, SPLIT_BLOCK), tl.arange(0, DIM_BLOCK)
         place = token.to(tl.int64) * NUM_HEADS + head
         part = place * NUM_SPLITS + s
-        is_used = (s < NUM_SPLITS) & (s * _share(visible, SHARE, NUM_SPLITS, BLOCK_KV) < visible)
+        is_used = (s < NUM_SPLITS) & (s * _share(num_seen, SHARE, NUM_SPLITS, BLOCK_KV) < num_seen)
         best = tl.load(stats_ptr + part * 2, is_used, float("-inf"))
         total = tl.load(stats_ptr + part * 2 + 1, is_used, 0.0)
         weight = tl.exp2(best - tl.max(best))
@@ -230,6 +246,7 @@ def attend(
     rotation: Rotation,
     num_sms: int,
     *,
+    scores: Scores = LLAMA,
     tiling: Tiling | None = None,
     dependent: bool = False,
 ) -> Tensor:
@@ -240,8 +257,9 @@ def attend(
     is_fused = _tile_tokens(longest, group, qkv.dtype) >= longest  # else several programs would write one token
     q = qkv if is_fused else rotate_and_store(qkv, cache, step, rotation, dependent=dependent)
     return attention(
-        q, cache, step, num_sms, tiling=tiling, rotation=rotation if is_fused else None, dependent=dependent
-    )
+        q, cache, step, num_sms, scores=scores, tiling=tiling, rotation=rotation if is_fused else None,
+        dependent=dependent,
+    )  # fmt: skip
 
 
 def attend_fixed(qkv: Tensor, cache: Cache, step: StepInputs, rotation: Rotation, *, dependent: bool = False) -> Tensor:
@@ -267,7 +285,7 @@ def _tile_tokens(longest: int, group: int, dtype: torch.dtype) -> int:
 
 
 def tiling_for(
-    step: StepInputs, cache: Cache, num_tiles: int, block_m: int, dim_block: int, num_sms: int
+    step: StepInputs, cache: Cache, num_tiles: int, block_m: int, dim_block: int, num_sms: int, window: int | None
 ) -> Tiling:  # fmt: skip
     """Measured on an H200, with contexts as different as those of Spec-Bench's questions.
 
@@ -289,7 +307,10 @@ def tiling_for(
         share, block_kv, num_warps = 64, 64, 4
     if block_kv * dim_block * max(cache.keys.element_size(), 2) > _MAX_BLOCK_BYTES:  # codes are widened to 16 bits
         block_kv = 64
-    splits = min(-(-step.shape.table_width * page_tokens // share), _MAX_SPLITS) if share else 1
+    longest = step.shape.table_width * page_tokens
+    if window is not None:
+        longest = min(longest, window + step.shape.max_row_tokens)
+    splits = min(-(-longest // share), _MAX_SPLITS) if share else 1
     return Tiling(splits, block_kv, num_warps, share=max(share, 1))
 
 
@@ -299,6 +320,7 @@ def attention(
     step: StepInputs,
     num_sms: int,
     *,
+    scores: Scores = LLAMA,
     tiling: Tiling | None = None,
     rotation: Rotation | None = None,
     tile_tokens: int | None = None,
@@ -315,7 +337,7 @@ def attention(
     num_tiles = -(-longest // tile_tokens)
     block_m = max(16, triton.next_power_of_2(tile_tokens * group))
     dim_block = triton.next_power_of_2(dim)
-    tiling = tiling or tiling_for(step, cache, num_tiles, block_m, dim_block, num_sms)
+    tiling = tiling or tiling_for(step, cache, num_tiles, block_m, dim_block, num_sms, scores.window)
     splits = tiling.splits
     out = q.new_empty((num_tokens, num_heads, dim))
     parts = stats = out
@@ -324,23 +346,27 @@ def attention(
         stats = torch.empty((num_tokens, num_heads, splits, 2), dtype=torch.float32, device=q.device)
     options = {"launch_pdl": True} if dependent else {}
     has_norm = rotation is not None and rotation.q_norm is not None
+    window, cap = scores.window or 0, scores.softcap
+    # The kernel computes powers of 2; a cap is applied to scores divided by it.
+    scale, softcap = scores.scale or dim**-0.5, (cap or 0.0) * _LOG2_E
+    scale = scale * _LOG2_E if cap is None else scale / cap
     key_scales, value_scales = cache.key_scales, cache.value_scales
     _attention_kernel[(step.shape.num_rows * num_tiles, num_kv_heads, splits)](
         q, cache.keys, cache.values, cache.keys if key_scales is None else key_scales,
         cache.values if value_scales is None else value_scales, out, parts, stats,
         step.begins, step.lengths, step.contexts, step.tables, step.shape.table_width, num_tiles,
-        dim**-0.5 * _LOG2_E, rotation.rope if rotation is not None else q,
+        scale, softcap, rotation.rope if rotation is not None else q,
         rotation.q_norm if rotation is not None and has_norm else q,
         rotation.k_norm if rotation is not None and has_norm else q, rotation.epsilon if rotation is not None else 0.0,
         num_heads, num_kv_heads, dim, dim_block, page_tokens, tile_tokens, block_m,
         tiling.block_kv, splits, tiling.share, triton.next_power_of_2(longest) if rotation is not None else 0, has_norm,
-        key_scales is not None, 32 * tiling.num_warps, dependent, cache.first,
+        key_scales is not None, 32 * tiling.num_warps, dependent, cache.first, window, cap is not None,
         num_warps=tiling.num_warps, num_stages=tiling.num_stages, **options,
     )  # fmt: skip
     if splits > 1:
         _join_kernel[(num_tokens, num_heads)](
             parts, stats, out, step.positions, step.token_rows, step.begins, step.lengths, step.contexts,
             num_heads, dim, dim_block, tile_tokens, tiling.block_kv, splits, tiling.share,
-            triton.next_power_of_2(splits), dependent, num_warps=4, **options,
+            triton.next_power_of_2(splits), dependent, window, num_warps=4, **options,
         )  # fmt: skip
     return out.view(num_tokens, num_heads * dim)

@@ -11,6 +11,7 @@ from torch import Tensor
 from outpace.backends.torch.execution.step import StepInputs
 from outpace.backends.torch.storage import Weight
 from outpace.backends.torch.storage.scaled import Scaled
+from outpace.models.architecture import Experts
 
 
 @dataclass(slots=True)
@@ -32,6 +33,18 @@ def fixed_shares(most_tokens: int) -> tuple[int, int]:
     """Tokens of a share, and how many shares the longest context has, where these must not depend on the step."""
     share = max(_FIXED_SHARE, -(-most_tokens // (_MOST_FIXED_SHARES * FIXED_BLOCK)) * FIXED_BLOCK)
     return share, -(-most_tokens // share)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How attention scores are computed, where a family differs from Llama."""
+
+    scale: float | None = None  # of the products of queries and keys; None: head_dim ** -0.5
+    softcap: float | None = None  # c * tanh(x / c) of these
+    window: int | None = None  # latest tokens that a token attends to, itself included; None: all
+
+
+LLAMA = Scores()
 
 
 @dataclass(slots=True)
@@ -103,8 +116,25 @@ class Ops(Protocol):
         """h + linear(x), and the next norm as far as possible; may reuse h's memory."""
         ...
 
+    def linear_norm_add(
+        self, x: Tensor, weight: Weight, bias: Tensor | None, norm: Tensor, epsilon: float, h: Hidden, next_norm: Tensor
+    ) -> Hidden:
+        """h + norm(linear(x)), and the next norm as far as possible; may reuse h's memory."""
+        ...
+
     def norm_swiglu(self, h: Hidden, norm: Tensor, epsilon: float, weight: Weight, bias: Tensor | None) -> Tensor:
         """silu(gate) * up of a fused [2 hidden, width] weight."""
+        ...
+
+    def geglu(self, gate_up: Tensor) -> Tensor:
+        """gelu(gate) * up, by the approximation with tanh; [tokens, 2 hidden] to [tokens, hidden]."""
+        ...
+
+    def experts(
+        self, x: Tensor, positions: Tensor, router: Tensor, gate_up: Weight, down: Weight, experts: Experts
+    ) -> Tensor:
+        """The weighted sum of the outputs of each token's experts, which are MLPs with silu. `gate_up` and `down` hold
+        the experts' matrices one after the other. Tokens in gaps may be left out."""
         ...
 
     def norm_logits(self, h: Hidden, norm: Tensor, epsilon: float, head: Weight, room: Tensor | None = None) -> Tensor:
@@ -120,6 +150,7 @@ class Ops(Protocol):
         q_norm: Tensor | None,
         k_norm: Tensor | None,
         epsilon: float,
+        scores: Scores = LLAMA,
     ) -> Tensor:
         """Write rotated keys and values into the cache; then attend from every token to the visible part of its row.
 

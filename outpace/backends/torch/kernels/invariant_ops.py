@@ -14,7 +14,7 @@ from torch import Tensor
 
 from outpace.backends.torch.execution.step import StepInputs
 from outpace.backends.torch.kernels import attention
-from outpace.backends.torch.kernels.base import Cache, Hidden
+from outpace.backends.torch.kernels.base import LLAMA, Cache, Hidden, Scores
 from outpace.backends.torch.kernels.fixed_gemm import fixed_linear
 from outpace.backends.torch.kernels.rotation import Rotation
 from outpace.backends.torch.kernels.triton_ops import TritonOps
@@ -49,7 +49,9 @@ class InvariantOps(TritonOps):
         q_norm: Tensor | None,
         k_norm: Tensor | None,
         epsilon: float,
+        scores: Scores = LLAMA,
     ) -> Tensor:
+        assert scores == LLAMA, "checked when the model was loaded"
         if step.visible is not None:
             raise NotImplementedError("trees of tokens (step.visible) have no fixed order of sums")
         rotation = Rotation(rope, q_norm, k_norm, epsilon)

@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from outpace.backends.torch.execution.step import StepInputs, StepShape
-from outpace.backends.torch.kernels.base import Cache, Hidden
-from outpace.backends.torch.storage import Weight, dense
+from outpace.backends.torch.kernels.base import LLAMA, Cache, Hidden, Scores
+from outpace.backends.torch.storage import Weight, dense, split_rows
 from outpace.backends.torch.storage.scaled import round_to_scaled
+from outpace.models.architecture import Experts
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -27,6 +28,20 @@ def swiglu(gate_up: Tensor) -> Tensor:
     """[tokens, 2 hidden] to [tokens, hidden]."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     return (functional.silu(gate) * up).to(gate_up.dtype)
+
+
+def geglu(gate_up: Tensor) -> Tensor:
+    """[tokens, 2 hidden] to [tokens, hidden]."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return (functional.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
+
+
+def route(logits: Tensor, experts: Experts) -> tuple[Tensor, Tensor]:
+    """Each token's experts and their weights, both [tokens, experts per token]; the weights are float32."""
+    weights, chosen = logits.softmax(-1, dtype=torch.float32).topk(experts.per_token)
+    if experts.is_normalised:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return chosen, weights
 
 
 class ReferenceOps:
@@ -48,6 +63,27 @@ class ReferenceOps:
     def linear_add(self, x: Tensor, weight: Weight, bias: Tensor | None, h: Hidden, next_norm: Tensor) -> Hidden:
         return Hidden(h.residual + self.product(x, dense(weight, x.dtype), bias))
 
+    def linear_norm_add(
+        self, x: Tensor, weight: Weight, bias: Tensor | None, norm: Tensor, epsilon: float, h: Hidden, next_norm: Tensor
+    ) -> Hidden:
+        return Hidden(h.residual + rms_norm(self.product(x, dense(weight, x.dtype), bias), norm, epsilon))
+
+    def geglu(self, gate_up: Tensor) -> Tensor:
+        return geglu(gate_up)
+
+    def experts(
+        self, x: Tensor, positions: Tensor, router: Tensor, gate_up: Weight, down: Weight, experts: Experts
+    ) -> Tensor:
+        chosen, weights = route(self.product(x, router), experts)
+        out = torch.zeros_like(x, dtype=torch.float32)
+        first, second = (split_rows(each, [each.shape[0] // experts.count] * experts.count) for each in (gate_up, down))
+        for number in chosen.unique().tolist():
+            tokens, places = (chosen == number).nonzero(as_tuple=True)
+            hidden = swiglu(self.product(x[tokens], dense(first[number], x.dtype)))
+            mine = self.product(hidden, dense(second[number], x.dtype))
+            out.index_add_(0, tokens, mine * weights[tokens, places, None])
+        return out.to(x.dtype)
+
     def norm_swiglu(self, h: Hidden, norm: Tensor, epsilon: float, weight: Weight, bias: Tensor | None) -> Tensor:
         return swiglu(self.product(rms_norm(h.residual, norm, epsilon), dense(weight, h.residual.dtype), bias))
 
@@ -64,8 +100,10 @@ class ReferenceOps:
         q_norm: Tensor | None,
         k_norm: Tensor | None,
         epsilon: float,
+        scores: Scores = LLAMA,
     ) -> Tensor:
-        return self.attention(self.rotate_and_store(qkv, cache, step, rope, q_norm, k_norm, epsilon), cache, step)
+        q = self.rotate_and_store(qkv, cache, step, rope, q_norm, k_norm, epsilon)
+        return self.attention(q, cache, step, scores)
 
     def rotate_and_store(
         self,
@@ -99,7 +137,7 @@ class ReferenceOps:
             part[pages, :, places % page_tokens] = new
         return q.contiguous()
 
-    def attention(self, q: Tensor, cache: Cache, step: StepInputs) -> Tensor:
+    def attention(self, q: Tensor, cache: Cache, step: StepInputs, options: Scores = LLAMA) -> Tensor:
         _, num_kv_heads, page_tokens, dim = cache.keys.shape
         group = q.shape[1] // num_kv_heads
         mixed = torch.zeros_like(q)
@@ -117,11 +155,17 @@ class ReferenceOps:
             # Query heads that share a key head are rows of one product, so keys are not copied.
             mine = q[begin : begin + length].float().view(length, num_kv_heads, group, dim)
             mine = mine.permute(1, 2, 0, 3).reshape(num_kv_heads, group * length, dim)
-            scores = (mine @ k.transpose(1, 2)) * dim**-0.5
+            scores = (mine @ k.transpose(1, 2)) * (options.scale or dim**-0.5)
+            if options.softcap is not None:
+                scores = (scores / options.softcap).tanh() * options.softcap
             hidden = torch.ones((length, context), dtype=torch.bool, device=q.device).triu(context - length + 1)
             hidden[:, : cache.first] = True
             if step.visible is not None:
                 hidden[:, context - length :] = ~step.visible[begin : begin + length, :length]
+            if options.window is not None:
+                new = step.positions[begin : begin + length]
+                known = torch.arange(context - length, device=q.device)
+                hidden |= torch.cat([known, new]) <= new[:, None] - options.window
             scores.masked_fill_(hidden.repeat(group, 1), -torch.inf)
             out = (scores.softmax(-1) @ v).view(num_kv_heads, group, length, dim).permute(2, 0, 1, 3)
             mixed[begin : begin + length] = out.reshape(length, -1, dim).to(q.dtype)
@@ -135,7 +179,7 @@ class InvariantReferenceOps(ReferenceOps):
         parts = [functional.linear(token, matrix, bias) for token in x.split(1)]
         return torch.cat(parts) if parts else functional.linear(x, matrix, bias)
 
-    def attention(self, q: Tensor, cache: Cache, step: StepInputs) -> Tensor:
+    def attention(self, q: Tensor, cache: Cache, step: StepInputs, options: Scores = LLAMA) -> Tensor:
         if step.visible is not None:
             raise NotImplementedError("trees of tokens (step.visible) have no fixed order of sums")
         shape, each = step.shape, torch.arange(len(q), device=q.device)
@@ -147,7 +191,7 @@ class InvariantReferenceOps(ReferenceOps):
             contexts=step.positions + 1,
             tables=step.tables[step.token_rows.long()],
         )
-        return super().attention(q, cache, alone)
+        return super().attention(q, cache, alone, options)
 
 
 def _numbers(codes: Tensor, scales: Tensor | None) -> Tensor:

@@ -12,18 +12,21 @@ from torch.nn import functional
 
 from outpace.backends.torch.execution.step import StepInputs
 from outpace.backends.torch.kernels import attention, compiling, elementwise, fp8, gemv, skinny_gemm
-from outpace.backends.torch.kernels.base import Cache, Hidden, Normed
+from outpace.backends.torch.kernels import experts as expert_kernels
+from outpace.backends.torch.kernels.base import LLAMA, Cache, Hidden, Normed, Scores
 from outpace.backends.torch.kernels.gemv import GemvConfig, gemv_linear
 from outpace.backends.torch.kernels.linear import LinearConfig, Scratch, block_rows, default_config, stream_linear
 from outpace.backends.torch.kernels.measured import GEMV_CONFIGS, SKINNY_GEMM_CONFIGS, STREAMED_CONFIGS
 from outpace.backends.torch.kernels.measured_quantised import QUANTISED_CONFIGS
 from outpace.backends.torch.kernels.planar_gemm import PlanarConfig, planar_linear, unpack
+from outpace.backends.torch.kernels.reference import route
 from outpace.backends.torch.kernels.rotation import Rotation
 from outpace.backends.torch.kernels.skinny_gemm import SkinnyConfig, skinny_linear
 from outpace.backends.torch.storage import Weight, dense
 from outpace.backends.torch.storage.planar import Planar
 from outpace.backends.torch.storage.scaled import Scaled, is_fp8
 from outpace.backends.torch.storage.stacked import Stacked
+from outpace.models.architecture import Experts
 
 Config = LinearConfig | SkinnyConfig | GemvConfig | PlanarConfig
 MAX_STREAMED_TOKENS = 16  # above this the library's product of dense weights is faster, except for `configs`
@@ -94,6 +97,27 @@ class TritonOps:
         # In place, because out of place copies the residual first.
         return Hidden(residual.addmm_(x, self._dense(weight, x.dtype).T))
 
+    def linear_norm_add(
+        self, x: Tensor, weight: Weight, bias: Tensor | None, norm: Tensor, epsilon: float, h: Hidden, next_norm: Tensor
+    ) -> Hidden:
+        product = self.linear(x, weight)
+        if bias is not None:
+            product.add_(bias)
+        following = next_norm if len(x) <= MAX_STREAMED_TOKENS else None
+        dependent = self._dependent
+        return Hidden(
+            h.residual, elementwise.add_normed(product, norm, epsilon, h.residual, following, dependent=dependent)
+        )
+
+    def geglu(self, gate_up: Tensor) -> Tensor:
+        return elementwise.geglu(gate_up, dependent=self._dependent)
+
+    def experts(
+        self, x: Tensor, positions: Tensor, router: Tensor, gate_up: Weight, down: Weight, experts: Experts
+    ) -> Tensor:
+        chosen, weights = route(self.linear(x, router), experts)
+        return expert_kernels.mixed(x, positions, chosen, weights, gate_up, down, experts.count)
+
     def norm_swiglu(self, h: Hidden, norm: Tensor, epsilon: float, weight: Weight, bias: Tensor | None) -> Tensor:
         if isinstance(weight, Stacked):
             return elementwise.swiglu(self.norm_linear(h, norm, epsilon, weight, bias), dependent=self._dependent)
@@ -140,13 +164,14 @@ class TritonOps:
         q_norm: Tensor | None,
         k_norm: Tensor | None,
         epsilon: float,
+        scores: Scores = LLAMA,
     ) -> Tensor:
         rotation = Rotation(rope, q_norm, k_norm, epsilon)
         if step.visible is not None:
             raise NotImplementedError(
                 "the Triton kernels do not support trees of tokens (step.visible) yet; run them on the CPU"
             )
-        return attention.attend(qkv, cache, step, rotation, self._num_sms, dependent=self._dependent)
+        return attention.attend(qkv, cache, step, rotation, self._num_sms, scores=scores, dependent=self._dependent)
 
     def _norm(self, h: Hidden, norm: Tensor, epsilon: float) -> Tensor:
         return self.norm(h.residual, norm, epsilon)

@@ -23,8 +23,9 @@ from outpace.backends.torch.model.weights import (
     num_weight_bytes,
 )
 from outpace.backends.torch.storage import Format
+from outpace.backends.torch.storage.planar import PlanarFormat
 from outpace.backends.torch.storage.rounding import KINDS, head_format
-from outpace.backends.torch.storage.scaled import Scaled
+from outpace.backends.torch.storage.scaled import Scaled, ScaledFormat
 from outpace.backends.torch.storage.stacked import Part
 from outpace.errors import BackendError, ModelError
 from outpace.models.architecture import Architecture
@@ -78,15 +79,30 @@ def choose_formats(checkpoint: Checkpoint, wanted: str, dtype: torch.dtype, devi
     is_auto = wanted == "auto" and device.type == "cuda" and dtype == torch.bfloat16
     if wanted in KINDS or wanted == "stored":
         check_device(wanted, dtype, device)
+        check_experts(wanted, checkpoint.config)
         return rounded(wanted) if wanted in KINDS else _readable(checkpoint, device)
     return _readable(checkpoint, device) if is_auto else all_dense
 
 
 def _readable(checkpoint: Checkpoint, device: torch.device) -> FormatOf:
-    """The formats of the file, without those that the GPU cannot read."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY:
-        return checkpoint.stored
-    return lambda name: None if checkpoint.stored(name) == KINDS["fp8"] else checkpoint.stored(name)
+    """The formats of the file, without those that no kernel or not this GPU can read."""
+    has_fp8 = device.type != "cuda" or torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
+
+    def format_of(name: str) -> Format | None:
+        stored = checkpoint.stored(name)
+        is_unread = ".experts." in name and not isinstance(stored, ScaledFormat)
+        return None if is_unread or (stored == KINDS["fp8"] and not has_fp8) else stored
+
+    return format_of
+
+
+def check_experts(wanted: str, config: Architecture) -> None:
+    """Raise BackendError for a format that the kernels for experts do not read."""
+    if config.experts is not None and isinstance(KINDS.get(wanted), PlanarFormat):
+        raise BackendError(
+            f"quantization {wanted!r} does not cover a model with {config.experts.count} experts, which are dense or "
+            "have 8 bits and a scale for each row; use quantization 'fp8' or 'int8'"
+        )
 
 
 def choose_head_formats(wanted: str, dtype: torch.dtype, device: torch.device) -> FormatOf:
@@ -118,6 +134,11 @@ def check_invariant(checkpoint: Checkpoint, dtype: torch.dtype, formats: FormatO
     if num_devices > 1:
         raise BackendError(
             f"batch_invariant is set, but how {num_devices} devices add their parts depends on the step; use one device"
+        )
+    if not checkpoint.config.is_llama_like or any(checkpoint.config.windows):
+        raise BackendError(
+            f"batch_invariant is set, but models of the family {checkpoint.config.family} have no kernels whose sums "
+            "do not depend on the step; Llama, Mistral, Qwen2 and Qwen3 have"
         )
     meta = allocate(checkpoint.config, tied=checkpoint.tied, dtype=dtype, device=torch.device("meta"), formats=formats)
     if any(not isinstance(weight, Tensor | Scaled) for weight in meta.tensors):

@@ -9,12 +9,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from outpace.backends.torch.model.naming import Naming, split
 from outpace.backends.torch.model.weights import EMBEDDING, HEAD, FormatOf, check_shapes
 from outpace.backends.torch.storage import Format, dense
 from outpace.backends.torch.storage.layouts import MatrixLayout, layout_for
 from outpace.backends.torch.storage.stacked import Part
 from outpace.errors import ModelError
-from outpace.models.hf_config import read_config, read_stored_quantization
+from outpace.models.hf_config import read_config, read_family, read_stored_quantization
 from outpace.models.hf_schema import ShardIndex, read_json, validate
 
 INDEX = "model.safetensors.index.json"
@@ -35,14 +36,31 @@ class SafetensorsFolder:
         self._layout = None if stored is None else layout_for(stored)
         shards = find_shards(folder)
         self._shards = {name: shard for shard in shards for name in tensor_shapes(shard)}
-        shapes = {name: shape for shard in shards for name, shape in tensor_shapes(shard).items()}
+        self._naming = Naming(read_family(folder), self.config)
+        shapes = {
+            name: shape
+            for shard in shards
+            for name, shape in tensor_shapes(shard).items()
+            if not self._naming.is_ignored(name)
+        }
         self._quantised: dict[str, dict[str, str]] = {}  # by the matrix: its tensors, by their endings
         self._formats: dict[str, Format] = {}
         if self._layout is not None:
             shapes = self._find_quantised(self._layout, shapes)
-        self._names = list(shapes)
+        self._pieces = {name: self._naming.pieces(name, shape, self.name) for name, shape in shapes.items()}
+        self._formats = {
+            piece.name: self._formats[name]
+            for name, pieces in self._pieces.items()
+            for piece in pieces
+            if name in self._formats
+        }
+        shapes = {
+            piece.name: (piece.end - piece.begin, *shapes[name][1:]) if shapes[name] else ()
+            for name, pieces in self._pieces.items()
+            for piece in pieces
+        }
         self.tied = HEAD not in shapes if self.config.tied is None else self.config.tied
-        check_shapes(shapes, self.config, tied=self.tied, source=self.name)
+        check_shapes(shapes, self.config, tied=self.tied, source=self.name, spelled=self._naming.stored)
 
     def _find_quantised(
         self, layout: MatrixLayout, shapes: dict[str, tuple[int, ...]]
@@ -78,13 +96,14 @@ class SafetensorsFolder:
         return self._formats.get(EMBEDDING if name == HEAD and self.tied else name)
 
     def tensors(self, device: torch.device, formats: FormatOf) -> Iterator[tuple[str, Part]]:
-        for name in self._names:
-            if name == HEAD and self.tied:
+        for stored, pieces in self._pieces.items():
+            if self.tied and pieces[0].name == HEAD:
                 continue
-            tensor = self._read(name, device)
-            yield name, tensor if formats(name) == self._formats.get(name) else dense(tensor, torch.float32)
-            if name == EMBEDDING and self.tied and formats(HEAD) is not None:
-                yield HEAD, tensor if formats(HEAD) == self.stored(HEAD) else dense(tensor, torch.float32)
+            for name, part in split(self._read(stored, device), pieces):
+                tensor = self._naming.ordered(name, part)
+                yield name, tensor if formats(name) == self._formats.get(name) else dense(tensor, torch.float32)
+                if name == EMBEDDING and self.tied and formats(HEAD) is not None:
+                    yield HEAD, tensor if formats(HEAD) == self.stored(HEAD) else dense(tensor, torch.float32)
 
     def _read(self, name: str, device: torch.device) -> Part:
         if self._layout is None or name not in self._quantised:

@@ -62,10 +62,13 @@ class Layer:
     out: Weight  # [width, q]
     out_bias: Tensor | None
     mlp_norm: Tensor
-    gate_up: Weight  # [2 hidden, width]
+    gate_up: Weight  # [2 hidden, width]; of several experts, one after the other
     gate_up_bias: Tensor | None
-    down: Weight  # [width, hidden]
+    down: Weight  # [width, hidden]; likewise
     down_bias: Tensor | None
+    attention_output_norm: Tensor | None = None
+    mlp_output_norm: Tensor | None = None
+    router: Tensor | None = None  # [experts, width]
 
 
 @dataclass(slots=True)
@@ -101,9 +104,11 @@ def allocate(
 ) -> Weights:
     """Uninitialised tensors for a model's weights. A tied head in a format of its own is a copy of the embedding."""
     c = config
+    norm_dtype = _norm_dtype(c, dtype)
     layers = [
         allocate_layer(
-            c, inputs=c.width, dtype=dtype, device=device,
+            c, inputs=c.width, dtype=dtype, device=device, norm_dtype=norm_dtype, has_output_norms=c.has_output_norms,
+            num_experts=c.experts.count if c.experts else 0,
             formats=lambda name, prefix=f"model.layers.{i}.": formats(prefix + name),  # type: ignore[misc]
         )
         for i in range(c.num_layers)
@@ -111,17 +116,33 @@ def allocate(
     embedding = torch.empty((c.vocab_size, c.width), dtype=dtype, device=device)
     own = formats(HEAD)
     head = embedding if tied and own is None else storage.allocate(own, c.vocab_size, c.width, dtype, device)
-    return Weights(embedding, head, torch.empty(c.width, dtype=dtype, device=device), layers)
+    return Weights(embedding, head, torch.empty(c.width, dtype=norm_dtype, device=device), layers)
+
+
+def _norm_dtype(config: Architecture, dtype: torch.dtype) -> torch.dtype:
+    """1 + a small weight needs more bits than the weight."""
+    return torch.float32 if config.has_offset_norms else dtype
 
 
 def allocate_layer(
-    config: LayerConfig, *, inputs: int, dtype: torch.dtype, device: torch.device, formats: FormatOf = all_dense
+    config: LayerConfig,
+    *,
+    inputs: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    formats: FormatOf = all_dense,
+    norm_dtype: torch.dtype | None = None,
+    has_output_norms: bool = False,
+    num_experts: int = 0,
 ) -> Layer:
     """Uninitialised tensors for one layer; `inputs`: the width of what queries, keys and values are computed from.
     `formats`: by the names inside the layer."""
 
     def room(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
+
+    def norm(width: int) -> Tensor:
+        return torch.empty(width, dtype=norm_dtype or dtype, device=device)
 
     def maybe(wanted: bool, *shape: int) -> Tensor | None:
         return room(*shape) if wanted else None
@@ -130,19 +151,23 @@ def allocate_layer(
         return storage.allocate_fused([formats(f"{name}_proj.weight") for name in names], rows, columns, dtype, device)
 
     c = config
+    mlps = [f"mlp.experts.{e}" for e in range(num_experts)] or ["mlp"]
     return Layer(
-        attention_norm=room(c.width),
+        attention_norm=norm(c.width),
         qkv=fused((f"self_attn.{x}" for x in "qkv"), [c.q_size, c.kv_size, c.kv_size], inputs),
         qkv_bias=maybe(c.qkv_bias, c.q_size + 2 * c.kv_size),
-        q_norm=maybe(c.has_qk_norm, c.head_dim),
-        k_norm=maybe(c.has_qk_norm, c.head_dim),
+        q_norm=norm(c.head_dim) if c.has_qk_norm else None,
+        k_norm=norm(c.head_dim) if c.has_qk_norm else None,
         out=fused(["self_attn.o"], [c.width], c.q_size),
         out_bias=maybe(c.out_bias, c.width),
-        mlp_norm=room(c.width),
-        gate_up=fused(["mlp.gate", "mlp.up"], [c.hidden, c.hidden], c.width),
+        mlp_norm=norm(c.width),
+        gate_up=fused([f"{mlp}.{x}" for mlp in mlps for x in ("gate", "up")], [c.hidden] * 2 * len(mlps), c.width),
         gate_up_bias=maybe(c.mlp_bias, 2 * c.hidden),
-        down=fused(["mlp.down"], [c.width], c.hidden),
+        down=fused([f"{mlp}.down" for mlp in mlps], [c.width] * len(mlps), c.hidden),
         down_bias=maybe(c.mlp_bias, c.width),
+        attention_output_norm=norm(c.width) if has_output_norms else None,
+        mlp_output_norm=norm(c.width) if has_output_norms else None,
+        router=maybe(num_experts > 0, num_experts, c.width),
     )
 
 
@@ -151,14 +176,22 @@ def num_weight_bytes(config: Architecture, *, tied: bool, dtype: torch.dtype, fo
     return allocate(config, tied=tied, dtype=dtype, device=torch.device("meta"), formats=formats).num_bytes
 
 
-def check_shapes(found: Mapping[str, tuple[int, ...]], config: Architecture, *, tied: bool, source: str) -> None:
-    """Compare a checkpoint's tensors with its config before any memory is allocated for them."""
+def check_shapes(
+    found: Mapping[str, tuple[int, ...]],
+    config: Architecture,
+    *,
+    tied: bool,
+    source: str,
+    spelled: Callable[[str], str] = str,
+) -> None:
+    """Compare a checkpoint's tensors with its config before any memory is allocated for them. `spelled`: the
+    checkpoint's own name for a tensor."""
     made = allocate(config, tied=tied, dtype=torch.float16, device=torch.device("meta"))
     expected = {name: tuple(place.shape) for name, place in named_tensors(made, config).items()}
     for name, shape in found.items():
         if name in expected:
-            _check_shape(name, shape, expected[name], source)
-    _check_none_missing([name for name in expected if name not in found], source)
+            _check_shape(spelled(name), shape, expected[name], source)
+    _check_none_missing([spelled(name) for name in expected if name not in found], source)
 
 
 def _check_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...], source: str) -> None:
@@ -188,6 +221,8 @@ def fill(weights: Weights, config: Architecture, checkpoint: Iterable[tuple[str,
             cause = "twice" if name in shapes else "but its config.json has no such tensor"
             raise ModelError(f"{source} holds {name} {cause}; the files do not belong together, download them again")
         _check_shape(name, tuple(tensor.shape), shapes[name], source)
+        if config.has_offset_norms and name.endswith("norm.weight"):
+            tensor = 1 + dense(tensor, torch.float32).float()
         copy_into(place, tensor)
     _check_none_missing(list(places), source)
 
@@ -227,7 +262,9 @@ def named_layer_tensors(layer: Layer, config: LayerConfig) -> dict[str, Part]:
         "self_attn.k_norm.weight": layer.k_norm,
         "self_attn.o_proj.weight": one_part(layer.out),
         "self_attn.o_proj.bias": layer.out_bias,
-        "mlp.down_proj.weight": one_part(layer.down),
+        "attention_output_norm.weight": layer.attention_output_norm,
+        "mlp_output_norm.weight": layer.mlp_output_norm,
+        "mlp.gate.weight": layer.router,
         "mlp.down_proj.bias": layer.down_bias,
     }
     qkv = [config.q_size, config.kv_size, config.kv_size]
@@ -235,8 +272,11 @@ def named_layer_tensors(layer: Layer, config: LayerConfig) -> dict[str, Part]:
         if fused is not None:
             names = [f"self_attn.{x}_proj.{end}" for x in "qkv"]
             placed |= dict(zip(names, split_rows(fused, qkv), strict=True))
+    mlps = ["mlp"] if layer.router is None else [f"mlp.experts.{e}" for e in range(len(layer.router))]
     for end, fused in (("weight", layer.gate_up), ("bias", layer.gate_up_bias)):
         if fused is not None:
-            names = [f"mlp.{x}_proj.{end}" for x in ("gate", "up")]
-            placed |= dict(zip(names, split_rows(fused, [config.hidden, config.hidden]), strict=True))
+            names = [f"{mlp}.{x}_proj.{end}" for mlp in mlps for x in ("gate", "up")]
+            placed |= dict(zip(names, split_rows(fused, [config.hidden] * len(names)), strict=True))
+    names = [f"{mlp}.down_proj.weight" for mlp in mlps]
+    placed |= dict(zip(names, split_rows(layer.down, [config.width] * len(mlps)), strict=True))
     return {name: place for name, place in placed.items() if place is not None}

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from outpace.backends.torch.execution.step import StepInputs
 from outpace.backends.torch.kernels.base import Cache
-from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.parallel.group import Group
 from outpace.backends.torch.parallel.messages import Kind, Setup, encode, numbers_of
+from outpace.backends.torch.parallel.model import ShardedModel
 from outpace.errors import BackendError, BackendLost
 
 _READY = b"ready\n"
@@ -148,11 +148,12 @@ def _ending(status: int) -> str:
     return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
 
 
-class LeadingModel(Model):
+class LeadingModel(ShardedModel):
     """Rank 0's part of a model: every forward pass runs on all ranks."""
 
     leader: Leader
     group: Group
+    can_give_peaks = True
 
     def lead(self, leader: Leader, group: Group) -> None:
         self.leader, self.group = leader, group

@@ -16,7 +16,7 @@ from typing import IO
 from outpace.backends.base import Capacity
 from outpace.backends.torch.execution.step import StepShape
 
-_MESSAGE = struct.Struct("<7i")
+_MESSAGE = struct.Struct("<8i")
 
 
 class Kind(IntEnum):
@@ -40,6 +40,7 @@ class Setup:
     capacity: Capacity
     num_pages: int
     threads: int
+    quantization: str
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -51,12 +52,13 @@ class Setup:
 
 
 def encode(kind: Kind, numbers: Sequence[int]) -> bytes:
-    return _MESSAGE.pack(kind, *numbers, *[0] * (6 - len(numbers)))
+    return _MESSAGE.pack(kind, *numbers, *[0] * (7 - len(numbers)))
 
 
 def numbers_of(shape: StepShape) -> tuple[int, ...]:
     s = shape
-    return s.num_tokens, s.num_rows, s.num_outputs, s.max_row_tokens, s.table_width, int(s.is_packed)
+    sizes = s.num_tokens, s.num_rows, s.num_outputs, s.max_row_tokens, s.table_width
+    return *sizes, int(s.is_packed), int(s.gives_peaks)
 
 
 def receive(pipe: IO[bytes]) -> tuple[Kind, list[int]] | None:
@@ -69,5 +71,5 @@ def receive(pipe: IO[bytes]) -> tuple[Kind, list[int]] | None:
 
 
 def shape_of(numbers: Sequence[int]) -> StepShape:
-    num_tokens, num_rows, num_outputs, max_row_tokens, table_width, is_packed = numbers
-    return StepShape(num_tokens, num_rows, num_outputs, max_row_tokens, table_width, is_packed=bool(is_packed))
+    tokens, rows, outputs, row_tokens, table_width, is_packed, gives_peaks = numbers
+    return StepShape(tokens, rows, outputs, row_tokens, table_width, bool(is_packed), bool(gives_peaks))

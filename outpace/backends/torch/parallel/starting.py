@@ -10,7 +10,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from outpace.backends.base import Capacity
 from outpace.backends.torch.kernels import ops_for
-from outpace.backends.torch.model.loader import Checkpoint
+from outpace.backends.torch.model.loader import Checkpoint, choose_formats
 from outpace.backends.torch.parallel.leader import Leader, LeadingModel
 from outpace.backends.torch.parallel.messages import Setup
 from outpace.backends.torch.parallel.ops import ShardedOps
@@ -39,6 +39,7 @@ def start(
     capacity: Capacity,
     num_pages: int,
     threads: int,
+    quantization: str,
 ) -> LeadingModel:
     """Rank 0's part of a model, once every rank has loaded its own."""
     _check_devices(device, shard.size)
@@ -56,12 +57,14 @@ def start(
                 capacity=capacity,
                 num_pages=num_pages,
                 threads=max(threads // shard.size, 1),
+                quantization=quantization,
             )
             for rank in range(1, shard.size)
         ]
     )
     try:
-        weights = load_shard(checkpoint, shard, dtype, device)
+        formats = choose_formats(checkpoint, quantization, dtype, device)
+        weights = load_shard(checkpoint, shard, dtype, device, formats)
         group = leader.join(store, device)
     except BaseException:
         leader.close()

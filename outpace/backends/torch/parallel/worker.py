@@ -17,10 +17,10 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from outpace.backends.torch.execution.pages import Pages
 from outpace.backends.torch.execution.step import StepInputs, StepShape, views
 from outpace.backends.torch.kernels import ops_for
-from outpace.backends.torch.model.loader import open_checkpoint
-from outpace.backends.torch.model.model import Model
+from outpace.backends.torch.model.loader import choose_formats, open_checkpoint
 from outpace.backends.torch.parallel.group import Group
 from outpace.backends.torch.parallel.messages import Kind, Setup, receive, shape_of
+from outpace.backends.torch.parallel.model import ShardedModel
 from outpace.backends.torch.parallel.ops import ShardedOps
 from outpace.backends.torch.parallel.shard import Shard, load_shard
 
@@ -36,7 +36,8 @@ class Rank:
         shard, dtype = Shard(setup.rank, setup.size), getattr(torch, setup.dtype)
         self._setup, self.number = setup, setup.rank
         self._config = shard.of(checkpoint.config)
-        self._weights = load_shard(checkpoint, shard, dtype, self.device)
+        formats = choose_formats(checkpoint, setup.quantization, dtype, self.device)
+        self._weights = load_shard(checkpoint, shard, dtype, self.device, formats)
         c = self._config
         cache_dtype = getattr(torch, setup.cache_dtype)
         self._pages = Pages(c.num_layers, setup.num_pages, c.num_kv_heads, c.head_dim, cache_dtype, self.device)
@@ -48,7 +49,7 @@ class Rank:
         store = TCPStore("127.0.0.1", setup.port, is_master=False, timeout=timedelta(seconds=60))
         self._group = Group(store, setup.rank, setup.size, self.device)
         ops = ShardedOps(ops_for(self.device), self._group, self._config.vocab_size)
-        self._model = Model(self._config, self._weights, ops, setup.capacity.max_context)
+        self._model = ShardedModel(self._config, self._weights, ops, setup.capacity.max_context)
 
     def act(self, kind: Kind, numbers: list[int]) -> None:
         if kind is Kind.COPY_PAGE:

@@ -17,12 +17,13 @@ from torch import Tensor
 
 from outpace.backends.torch.execution.capturing import Pool, captured
 from outpace.backends.torch.execution.step import Advance
+from outpace.backends.torch.parallel.peaks import tokens_of
 from outpace.backends.torch.sampling.filters import RowParams, draw, greedy_tokens
 from outpace.backends.torch.sampling.noise import signed
 from outpace.config import SamplingParams
 from outpace.core import Request
 
-Mode = Literal["greedy", "sampled", "filtered"]
+Mode = Literal["greedy", "sampled", "filtered", "peaks"]  # peaks: greedy, from the largest logit of each rank
 NUM_FIELDS = 7
 
 
@@ -92,7 +93,7 @@ def draw_rows(
     """
     seed, position, sharpness, is_greedy, top_k, top_p, min_p = words
     sharpness, top_p, min_p = (part.view(torch.float64) for part in (sharpness, top_p, min_p))
-    if logits.is_cuda:
+    if logits.is_cuda and mode != "peaks":
         from outpace.backends.torch.kernels import drawing
 
         rows = drawing.Rows(sharpness, is_greedy, top_k, top_p, min_p, seed, position)
@@ -100,7 +101,9 @@ def draw_rows(
             logits, rows, samples=mode != "greedy", has_filters=mode == "filtered", advance=advance, out=out,
             probs=kept_probs,
         )  # fmt: skip
-    if mode == "greedy":
+    if mode == "peaks":
+        tokens = tokens_of(logits).int()
+    elif mode == "greedy":
         tokens = greedy_tokens(logits).int()
     else:
         params = RowParams(sharpness.float(), is_greedy != 0, top_k, top_p, min_p.float())

@@ -61,6 +61,12 @@ def split_rows(weight: Weight, sizes: Sequence[int]) -> list[Part]:
     return [weight.rows(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
+def take_rows(weight: Part, order: Tensor) -> Part:
+    """A copy with the rows in another order."""
+    order = order.to(weight.device)
+    return weight[order] if isinstance(weight, Tensor) else weight.take_rows(order)
+
+
 def slabs(rows: int, columns: int) -> Iterator[tuple[int, int]]:
     """Ranges of rows to convert one after the other, so that the conversion of a large matrix takes little memory."""
     step = max(_SLAB // columns, 1)

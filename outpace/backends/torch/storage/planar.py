@@ -10,6 +10,7 @@ the units of neighbouring rows are contiguous.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -119,12 +120,34 @@ class Planar:
 
     def rows(self, begin: int, end: int) -> Planar:
         """A view of some rows."""
+        return self._changed(lambda tensor: tensor[:, begin:end])
+
+    def take_rows(self, order: Tensor) -> Planar:
+        """A copy with the rows in another order."""
+        return self._changed(lambda tensor: tensor[:, order])
+
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> Planar:
         changes = {
-            field.name: value[:, begin:end]
+            field.name: change(value)
             for field in fields(self)
             if isinstance(value := getattr(self, field.name), Tensor)
         }
         return replace(self, **changes)  # type: ignore[arg-type]
+
+    def columns(self, begin: int, end: int) -> Planar:
+        """A view of some columns; both ends are multiples of the format's quantum."""
+        f = self.format
+        assert begin % f.quantum == end % f.quantum == 0, "the columns divide a chunk, a group or a block"
+
+        def cut(tensor: Tensor | None, size: int) -> Tensor | None:
+            return None if tensor is None else tensor[begin // size : end // size]
+
+        units, scales = cut(self.units, f.chunk), cut(self.scales, f.group)
+        assert units is not None and scales is not None
+        return Planar(
+            f, end - begin, units, cut(self.high, f.chunk * f.chunks_per_byte), scales, cut(self.minima, f.group),
+            cut(self.block_scales, f.block), cut(self.block_minima, f.block),
+        )  # fmt: skip
 
     def copy_(self, other: Planar) -> None:
         assert self.format == other.format and self.shape == other.shape

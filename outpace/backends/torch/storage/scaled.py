@@ -57,6 +57,15 @@ class Scaled:
         """A view of some rows."""
         return Scaled(self.values[begin:end], self.scales[begin:end])
 
+    def take_rows(self, order: Tensor) -> Scaled:
+        """A copy with the rows in another order."""
+        values = self.values.view(torch.uint8)[order].view(self.values.dtype)  # torch does not index FP8
+        return Scaled(values, self.scales[order])
+
+    def columns(self, begin: int, end: int) -> Scaled:
+        """A view of some columns."""
+        return Scaled(self.values[:, begin:end], self.scales)
+
     def copy_(self, other: Scaled) -> None:
         self.values.copy_(other.values)
         self.scales.copy_(other.scales)
