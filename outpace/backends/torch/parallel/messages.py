@@ -70,5 +70,5 @@ def receive(pipe: IO[bytes]) -> tuple[Kind, list[int]] | None:
 
 
 def shape_of(numbers: Sequence[int]) -> StepShape:
-    *sizes, is_packed, gives_peaks = numbers
-    return StepShape(*sizes, is_packed=bool(is_packed), gives_peaks=bool(gives_peaks))
+    num_tokens, num_rows, num_outputs, max_row_tokens, table_width, is_packed, gives_peaks = numbers
+    return StepShape(num_tokens, num_rows, num_outputs, max_row_tokens, table_width, bool(is_packed), bool(gives_peaks))
