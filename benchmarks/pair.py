@@ -128,11 +128,16 @@ def print_rows(rows: dict[str, dict[str, Any]]) -> None:
         share = f"{sum(accepted) / sum(drafted):.1%}" if sum(drafted) else "-"
         positions = " ".join(f"{a / d:.0%}" for a, d in zip(accepted, drafted, strict=True) if d)
         ratios = "".join(
-            f"{r['value']:.3f} ({r['low']:.2f}..{r['high']:.2f})".rjust(24)
+            f"{r['value']:.3f} ({_bound(r['low'])}..{_bound(r['high'])})".rjust(24)
             for r in (each["decode_ratio"], each["total_ratio"])
         )
         same = f"{each['same_as_plain']} of {each['num_prompts']}"
         print(f"{name:10}{each['tokens_per_second']:7.1f}{ratios}{share:>10}  {positions}; {same}")
+
+
+def _bound(value: float | None) -> str:
+    """A single prompt has no interval."""
+    return "-" if value is None else f"{value:.2f}"
 
 
 if __name__ == "__main__":
