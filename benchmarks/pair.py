@@ -11,6 +11,7 @@ Both are ratios to plain decoding, all tokens over all time, with 95% intervals 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -59,14 +60,20 @@ def main() -> None:
             for number, text in enumerate(texts)
         ]  # fmt: skip
         target.warm_up(jobs[0], settings)
-        for number, job in enumerate(tqdm(jobs, unit="prompt", dynamic_ncols=True)):
-            for name, run in fastest(target, job, settings, options.rounds, number).items():
-                runs[name].append(run)
+        try:
+            for number, job in enumerate(tqdm(jobs, unit="prompt", dynamic_ncols=True)):
+                for name, run in fastest(target, job, settings, options.rounds, number).items():
+                    runs[name].append(run)
+        except KeyboardInterrupt:
+            if not runs[PLAIN.name]:
+                raise
+            print("interrupted; whole prompts count", file=sys.stderr)
+    num_prompts = len(runs[PLAIN.name])
     rows = {name: row(each, runs[PLAIN.name]) for name, each in runs.items()}
-    print(f"{len(texts)} prompts, temperature {options.temperature:g}, at most {options.max_tokens} tokens")
+    print(f"{num_prompts} prompts, temperature {options.temperature:g}, at most {options.max_tokens} tokens")
     print_rows(rows)
     if options.json:
-        found = {"prompts": len(texts), "temperature": options.temperature, "max_tokens": options.max_tokens}
+        found = {"prompts": num_prompts, "temperature": options.temperature, "max_tokens": options.max_tokens}
         found |= {"chat": options.chat, "rounds": options.rounds}
         models = [Path(options.model), Path(options.draft)]
         write_json(options.json, {"provenance": provenance(models), "settings": rows, **found})
@@ -121,11 +128,16 @@ def print_rows(rows: dict[str, dict[str, Any]]) -> None:
         share = f"{sum(accepted) / sum(drafted):.1%}" if sum(drafted) else "-"
         positions = " ".join(f"{a / d:.0%}" for a, d in zip(accepted, drafted, strict=True) if d)
         ratios = "".join(
-            f"{r['value']:.3f} ({r['low']:.2f}..{r['high']:.2f})".rjust(24)
+            f"{r['value']:.3f} ({_bound(r['low'])}..{_bound(r['high'])})".rjust(24)
             for r in (each["decode_ratio"], each["total_ratio"])
         )
         same = f"{each['same_as_plain']} of {each['num_prompts']}"
         print(f"{name:10}{each['tokens_per_second']:7.1f}{ratios}{share:>10}  {positions}; {same}")
+
+
+def _bound(value: float | None) -> str:
+    """A single prompt has no interval."""
+    return "-" if value is None else f"{value:.2f}"
 
 
 if __name__ == "__main__":

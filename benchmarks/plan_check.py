@@ -256,18 +256,26 @@ def runs(
     calibrations, lengths = list[dict[str, Any]](), list[float]()
     with LLM(str(model), draft=str(draft), prefix_reuse=False, max_context=2048) as llm:
         target = EngineTarget(llm)
-        for i, prompt in enumerate(tqdm(prompts, unit="prompt", disable=None)):
-            tokens = llm.encode_chat(prompt.messages)
-            for temperature in options.temperature:
-                params = SamplingParams(temperature=temperature, seed=i, max_tokens=options.max_tokens)
-                job = Job(i, "prompt", tokens, params)
-                if not i:
-                    target.warm_up(job, settings)
-                for name, run in fastest(target, job, settings, options.rounds, i).items():
-                    made[temperature, name].append(run)
+        try:
+            for i, prompt in enumerate(tqdm(prompts, unit="prompt", disable=None)):
+                tokens = llm.encode_chat(prompt.messages)
+                once = dict[tuple[float, str], Run]()
+                for temperature in options.temperature:
+                    params = SamplingParams(temperature=temperature, seed=i, max_tokens=options.max_tokens)
+                    job = Job(i, "prompt", tokens, params)
+                    if not i:
+                        target.warm_up(job, settings)
+                    best = fastest(target, job, settings, options.rounds, i)
+                    once |= {(temperature, name): run for name, run in best.items()}
+                for key, run in once.items():
+                    made[key].append(run)
                     lengths.append(len(tokens) + run.num_tokens / 2)
-            if i % max(1, len(prompts) // CALIBRATIONS) == 0:
-                calibrations.append(calibrated(llm, method))
+                if i % max(1, len(prompts) // CALIBRATIONS) == 0:
+                    calibrations.append(calibrated(llm, method))
+        except KeyboardInterrupt:
+            if not calibrations:
+                raise
+            print("interrupted; whole prompts count", file=sys.stderr)
     found = {}
     for temperature in options.temperature:
         for depth in options.depths:
