@@ -90,7 +90,7 @@ LENGTHS = (20, 70, 41, 33, 90, 12, 55, 64)
 
 
 def answers(
-    paths: tuple[str, str], features: dict[str, Any], *, ahead: bool, depth: int = 3, **options: Any
+    paths: tuple[str, str], features: dict[str, Any], *, ahead: bool, num_requests: int = len(LENGTHS), **options: Any
 ) -> tuple[list[list[int]], list[Any], Counter[str]]:
     """Tokens and drafts of requests of different lengths, more than run at once; and how many drafts were taken."""
     seen = Counter[str]()
@@ -103,7 +103,7 @@ def answers(
 
     target, drafting = paths
     with pytest.MonkeyPatch.context() as patch, LLM(
-        target, drafting, speculation="on", method="head", depth=depth, **OPTIONS, **options
+        target, drafting, speculation="on", method="head", depth=3, **OPTIONS, **options
     ) as llm:  # fmt: skip
         patch.setattr(TorchHead, "_take_next", counted)
         head = llm.engine._runner.capabilities.head
@@ -118,7 +118,7 @@ def answers(
                 seed=1_000 + i,
                 keep_drafts=True,
             )
-            for i, length in enumerate(LENGTHS)
+            for i, length in enumerate(LENGTHS[:num_requests])
         ]
         while llm.engine.has_requests:
             llm.engine.step()
@@ -141,8 +141,9 @@ def answers(
 def test_the_drafts_are_those_without_it(
     paths: tuple[str, str], features: dict[str, Any], max_sequences: int
 ) -> None:  # fmt: skip
-    tokens, drafts, seen = answers(paths, features, ahead=True, max_sequences=max_sequences)
-    plain_tokens, plain_drafts, plain_seen = answers(paths, features, ahead=False, max_sequences=max_sequences)
+    options = {"max_sequences": max_sequences, "num_requests": 2 * max_sequences}
+    tokens, drafts, seen = answers(paths, features, ahead=True, **options)
+    plain_tokens, plain_drafts, plain_seen = answers(paths, features, ahead=False, **options)
     assert tokens == plain_tokens
     assert drafts == plain_drafts
     assert not plain_seen["taken"] and seen["taken"] > seen["new"]
