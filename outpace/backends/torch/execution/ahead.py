@@ -21,7 +21,7 @@ from outpace.backends.torch.execution.launched import Launched
 from outpace.backends.torch.execution.step import DRAFTED
 from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.sampling.draws import Draws, Fetch, Mode, mode_for
-from outpace.backends.torch.sampling.rejection import KeptDraft, Rejection, mixes_rules
+from outpace.backends.torch.sampling.rejection import KeptDraft, Rejection
 from outpace.core import Case, Request, Row, StepPlan
 
 if TYPE_CHECKING:
@@ -90,9 +90,7 @@ def begin(runner: TorchRunner, tasks: Sequence[DraftTask], run: LoopRun) -> Ahea
             KeptDraft(task.request, launched.lines[begin : begin + 1 + task.depth], row)
             for task, begin, row in zip(tasks, begins, run.rows, strict=False)
         ]
-        mixed = mixes_rules([task.request for task in tasks])
-        rejecting = launched.rejection(draws, run.loop.kept, mixes_rules=mixed)
-        rejecting.launch(kept, drafted)
+        rejecting = launched.rejection(draws, run.loop.kept, kept, drafted)
     verified = Verified(
         launched.lines[begins[:-1]].tolist(),
         [task.depth for task in tasks],

@@ -67,7 +67,8 @@ class _HostWords:
 
     def __init__(self, first: StepShape | None, later: StepShape, depth: int, *, pinned: bool) -> None:
         rows = later.num_rows
-        self.buffer = torch.zeros(_num_words(first, later), dtype=torch.int32, pin_memory=pinned)
+        num_words = sum(map(_aligned, _sizes(first, later)))
+        self.buffer = torch.zeros(num_words, dtype=torch.int32, pin_memory=pinned)
         first_words, later_words, draw_words, left, lines = _parts(self.buffer, first, later)
         self.first = HostStep(first, pinned=pinned, buffer=first_words) if first is not None else None
         self.later = HostStep(later, pinned=pinned, buffer=later_words)
@@ -93,27 +94,25 @@ class _HostWords:
 
 
 def _sizes(first: StepShape | None, later: StepShape) -> list[int]:
-    """Of the parts of a loop's words. They are one buffer, so one transfer."""
+    """Of the parts of a loop's words: the first step, the later ones, the draws, the tokens left to draw, and the lines
+    that a loop follows."""
     rows = later.num_rows
-    sizes = [first.num_words if first is not None else 0, later.num_words, 2 * NUM_FIELDS * rows, rows, 2 * rows]
-    return [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
+    return [first.num_words if first is not None else 0, later.num_words, 2 * NUM_FIELDS * rows, rows, 2 * rows]
 
 
-def _num_words(first: StepShape | None, later: StepShape) -> int:
-    return sum(_sizes(first, later))
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _parts(words: Tensor, first: StepShape | None, later: StepShape) -> list[Tensor]:
-    """The first step, the later ones, the draws, the tokens left to draw, and the lines that a loop follows."""
-    rows = later.num_rows
-    used = [first.num_words if first is not None else 0, later.num_words, 2 * NUM_FIELDS * rows, rows, 2 * rows]
-    return [part[:size] for part, size in zip(words.split(_sizes(first, later)), used, strict=True)]
+    """The parts, which are one buffer, so one transfer."""
+    sizes = _sizes(first, later)
+    return [part[:size] for part, size in zip(words.split([*map(_aligned, sizes)]), sizes, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class LoopRun:
-    """A launched loop. Its tokens are on the device, and later on the host; both are valid until the loop's next but
-    one run."""
+    """A launched loop. Its tokens are on the device until the loop's next run, and on the host until the one after."""
 
     loop: DraftLoop
     _host: _HostWords

@@ -30,7 +30,7 @@ from outpace.backends.torch.sampling import scoring
 from outpace.backends.torch.sampling import verifier as device_verifier
 from outpace.backends.torch.sampling.draws import Draws, Fetch, Mode, mode_for
 from outpace.backends.torch.sampling.independent import DeviceProbs
-from outpace.backends.torch.sampling.rejection import KeptDraft, Rejection, mixes_rules
+from outpace.backends.torch.sampling.rejection import KeptDraft, Rejection
 from outpace.core import Case, Request, StepPlan, TokenLogprob, Verdict
 from outpace.decoding.acceptance import match_known
 from outpace.decoding.verification import matches_own_tokens
@@ -353,9 +353,7 @@ def _launch_rejection(cases: Sequence[Case], launched: Launched, draws: Draws) -
             buffer = probs.buffer
     if buffer is None:
         return Rejection([], None)
-    running = launched.rejection(draws, buffer, mixes_rules=mixes_rules([draft.request for draft in kept]))
-    running.launch(kept, [cases[i].tokens for i in indexes])
-    return Rejection(indexes, running)
+    return Rejection(indexes, launched.rejection(draws, buffer, kept, [cases[i].tokens for i in indexes]))
 
 
 def _verdicts(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from outpace.backends.torch.execution.graphs import Bucket
 from outpace.backends.torch.sampling.draws import Draws, Mode
-from outpace.backends.torch.sampling.rejection import RejectionPass
+from outpace.backends.torch.sampling.rejection import KeptDraft, RejectionPass, mixes_rules
 from outpace.core import Request
 
 
@@ -44,11 +44,17 @@ class Launched:
         draws.launch()
         return draws
 
-    def rejection(self, draws: Draws, kept: Tensor, *, mixes_rules: bool) -> RejectionPass:
-        """Verifies drafts against these logits, by the distributions they were drawn from."""
+    def rejection(
+        self, draws: Draws, kept: Tensor, drafts: Sequence[KeptDraft], tokens: Sequence[Sequence[int]] | Tensor
+    ) -> RejectionPass:
+        """Start to verify drafts against these logits, by the distributions `kept` that they were drawn from."""
+        mixed = mixes_rules([draft.request for draft in drafts])
         if self.bucket is None:
-            return RejectionPass(draws, kept, mixes_rules=mixes_rules, pool=None)
-        return self.bucket.rejection(draws, kept, mixes_rules=mixes_rules)
+            running = RejectionPass(draws, kept, mixes_rules=mixed, pool=None)
+        else:
+            running = self.bucket.rejection(draws, kept, mixes_rules=mixed)
+        running.launch(drafts, tokens)
+        return running
 
     def some(self, which: Sequence[int]) -> Tensor:
         """Logits of some of the requested lines, on the device."""

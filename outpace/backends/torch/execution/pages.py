@@ -9,13 +9,12 @@ from __future__ import annotations
 import torch
 
 from outpace.backends.torch.kernels.base import Cache
-from outpace.backends.torch.storage.scaled import FP8
+from outpace.backends.torch.storage.scaled import FP8, FP8_CAPABILITY
 from outpace.config import KVCacheDtype
 from outpace.errors import BackendError
 
 PAGE_TOKENS = 32
 _ROUNDED: dict[KVCacheDtype, torch.dtype] = {"fp8": FP8, "int8": torch.int8}
-_FP8_CAPABILITY = (8, 9)
 
 
 class Pages:
@@ -74,7 +73,7 @@ def choose_cache_dtype(wanted: KVCacheDtype, dtype: torch.dtype, device: torch.d
             f"kv_cache_dtype {wanted!r} needs dtype 'bfloat16' or 'float32' and the dtype is float16; set another "
             "dtype, or leave out kv_cache_dtype"
         )
-    if wanted == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+    if wanted == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
         raise BackendError(
             "kv_cache_dtype 'fp8' needs a GPU of compute capability 8.9; use kv_cache_dtype 'int8', or leave it out"
         )

@@ -40,21 +40,8 @@ class InvariantOps(TritonOps):
         out = room if room is not None else x.new_empty((len(x), head.shape[0]), dtype=torch.float32)
         return self._product(self._norm(h, norm, epsilon), head, out) if len(x) else out
 
-    def attend(
-        self,
-        qkv: Tensor,
-        cache: Cache,
-        step: StepInputs,
-        rope: Tensor,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        epsilon: float,
-        scores: Scores = LLAMA,
-    ) -> Tensor:
+    def _attend(self, qkv: Tensor, cache: Cache, step: StepInputs, rotation: Rotation, scores: Scores) -> Tensor:
         assert scores == LLAMA, "checked when the model was loaded"
-        if step.visible is not None:
-            raise NotImplementedError("trees of tokens (step.visible) have no fixed order of sums")
-        rotation = Rotation(rope, q_norm, k_norm, epsilon)
         return attention.attend_fixed(qkv, cache, step, rotation, dependent=self._dependent)
 
     def _product(self, x: Tensor, weight: Weight, out: Tensor | None = None, **fused: Any) -> Tensor:

@@ -171,6 +171,9 @@ class TritonOps:
             raise NotImplementedError(
                 "the Triton kernels do not support trees of tokens (step.visible) yet; run them on the CPU"
             )
+        return self._attend(qkv, cache, step, rotation, scores)
+
+    def _attend(self, qkv: Tensor, cache: Cache, step: StepInputs, rotation: Rotation, scores: Scores) -> Tensor:
         return attention.attend(qkv, cache, step, rotation, self._num_sms, scores=scores, dependent=self._dependent)
 
     def _norm(self, h: Hidden, norm: Tensor, epsilon: float) -> Tensor:

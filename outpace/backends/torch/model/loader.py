@@ -25,15 +25,13 @@ from outpace.backends.torch.model.weights import (
 from outpace.backends.torch.storage import Format
 from outpace.backends.torch.storage.planar import PlanarFormat
 from outpace.backends.torch.storage.rounding import KINDS, head_format
-from outpace.backends.torch.storage.scaled import Scaled, ScaledFormat
+from outpace.backends.torch.storage.scaled import FP8_CAPABILITY, Scaled, ScaledFormat
 from outpace.backends.torch.storage.stacked import Part
 from outpace.errors import BackendError, ModelError
 from outpace.models.architecture import Architecture
 from outpace.models.gguf_header import TensorInfo, read_header
 from outpace.models.gguf_model import OUTSIDE, Description, Unsupported, describe
 from outpace.models.gguf_model import Tensor as PlacedTensor
-
-_FP8_CAPABILITY = (8, 9)  # Ada and Hopper
 
 
 class Checkpoint(Protocol):
@@ -86,7 +84,7 @@ def choose_formats(checkpoint: Checkpoint, wanted: str, dtype: torch.dtype, devi
 
 def _readable(checkpoint: Checkpoint, device: torch.device) -> FormatOf:
     """The formats of the file, without those that no kernel or not this GPU can read."""
-    has_fp8 = device.type != "cuda" or torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
+    has_fp8 = device.type != "cuda" or torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
 
     def format_of(name: str) -> Format | None:
         stored = checkpoint.stored(name)
@@ -122,7 +120,7 @@ def check_device(wanted: str, dtype: torch.dtype, device: torch.device) -> None:
             f"quantization {wanted!r} needs dtype bfloat16 on a GPU and the dtype is "
             f"{str(dtype).removeprefix('torch.')}; set dtype 'bfloat16', or quantization 'none'"
         )
-    if wanted in ("int4", "int4-128", "fp8") and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+    if wanted in ("int4", "int4-128", "fp8") and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
         raise BackendError(
             f"quantization {wanted!r} stores the output head, or all weights, in FP8, which needs a GPU of compute "
             "capability 8.9; use quantization 'int8'"

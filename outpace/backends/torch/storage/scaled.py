@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 FP8 = torch.float8_e4m3fn
+FP8_CAPABILITY = (8, 9)  # of GPUs that have it: Ada and Hopper
 _LARGEST = {FP8: 448.0, torch.int8: 127.0}
 
 
