@@ -74,6 +74,7 @@ class ModelProposer(NoDraft):
 
     def __init__(self, running: dict[int, Running], clock: Clock, scenario: Scenario, rng: np.random.Generator) -> None:
         self._running, self._clock, self._scenario, self._rng = running, clock, scenario, rng
+        self.measured = scenario.measured
 
     def num_uncached(self, request: Request) -> int:
         return len(request.tokens) - self._running[request.id].num_cached
