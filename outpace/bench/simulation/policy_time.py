@@ -11,16 +11,20 @@ _COLD = {  # the CPU runs the model, so the weights displace the policy's data f
     "idle": (15e-6, 0.0, 0.0),
     "decided": (90e-6, 7.5e-6, 23e-6),
     "drafted": (133e-6, 14e-6, 10e-6),
+    "repeated": (60e-6, 9e-6, 5e-6),
 }
 _WARM = {  # a GPU runs the model
     "idle": (2e-6, 0.0, 0.0),
     "decided": (22e-6, 4.8e-6, 19e-6),
     "drafted": (36e-6, 9.9e-6, 13e-6),
+    "repeated": (10e-6, 3.5e-6, 0.0),
 }
 
 
-def policy_seconds(rows: int, num_touched: int, *, is_cold: bool, is_idle: bool, has_drafts: bool) -> float:
+def policy_seconds(
+    rows: int, num_touched: int, *, is_cold: bool, is_idle: bool, has_drafts: bool, is_repeated: bool = False
+) -> float:
     """`num_touched` rows had a lookup or a draft."""
-    did = "drafted" if has_drafts else "idle" if is_idle else "decided"
+    did = "repeated" if is_repeated else "drafted" if has_drafts else "idle" if is_idle else "decided"
     step, row, touched = (_COLD if is_cold else _WARM)[did]
     return step + rows * row + num_touched * touched
