@@ -18,8 +18,6 @@ from outpace.speculation.policy.planner import Plan, Situation
 from outpace.speculation.policy.state import Outcome, PlainTime, RequestState
 from outpace.speculation.policy.tunables import TUNABLES
 
-_RECENT_FADE = 0.98  # per step: the recent speed is a mean over about 50 steps
-
 
 @dataclass(slots=True)
 class SpentTime:
@@ -37,12 +35,6 @@ class Accounts:
         self.in_debt = Backoff(8 * TUNABLES.longest_backoff)  # limits trials while the budget is overdrawn
         self.plain_time = PlainTime()
         self._booked_plain_time = self.plain_time
-        self._recent_spent = self._recent_plain = 0.0  # seconds of steps without a model, exponentially faded
-
-    @property
-    def recent_speedup(self) -> float:
-        """Recent speedup of steps without a model over plain decoding; at least 1."""
-        return max(1.0, self._recent_plain / self._recent_spent) if self._recent_spent else 1.0
 
     def covers(self, situation: Situation, plan: Plan, lower_gain: float, *, is_proven: bool) -> bool:
         """Whether neither the engine nor a request may lose more than its budget.
@@ -87,7 +79,6 @@ class Accounts:
         if now is not booked:
             spent, plain = now.spent - booked.spent, now.plain - booked.plain
             self.budget.book(spent, plain, plain_step, excused=now.excused - booked.excused)
-            self._add_recent(_RECENT_FADE ** (spent / plain_step), spent, plain)
             self._booked_plain_time = now
         for request, state in zip(requests, states, strict=True):
             if state.plain_time is not now:
@@ -97,7 +88,7 @@ class Accounts:
                 request.spec.plain_seconds += plain
                 state.budget.book(spent, plain, plain_step, excused=excused)
 
-    def book(self, situation: Situation, plan: Plan | None, outcomes: Sequence[Outcome], time: SpentTime) -> None:
+    def book(self, situation: Situation, outcomes: Sequence[Outcome], time: SpentTime) -> None:
         """Book a step with drafts. Those of mode `on` do not count for or against the engine's budget."""
         spent, plain_step, excused, catch_up = time.spent, time.plain_step, time.excused, time.catch_up
         num_emitted, has_forced = 0, False
@@ -114,15 +105,9 @@ class Accounts:
         if has_forced:
             return
         plain = plain_step * num_emitted / situation.rows
-        if plan is None or plan.model is None:
-            self._add_recent(_RECENT_FADE, spent, plain)
         was_in_debt = self.budget.balance <= 0.0
         self.budget.book(spent, plain, plain_step, excused=excused, invested=catch_up)
         if was_in_debt and spent - excused - catch_up <= plain:
             self.in_debt.succeed()
         elif was_in_debt:
             self.in_debt.fail(situation.step)
-
-    def _add_recent(self, kept: float, spent: float, plain: float) -> None:
-        self._recent_spent = kept * self._recent_spent + spent
-        self._recent_plain = kept * self._recent_plain + plain

@@ -26,11 +26,6 @@ class Budget:
         self.spent_seconds = 0.0
         self.plain_seconds = 0.0
 
-    def grant(self, plain_steps: float) -> None:
-        """Add to the balance, unless no loss is allowed."""
-        if self._allowed_share:
-            self.balance = min(self.balance + plain_steps, TUNABLES.most_balance)
-
     def earned(self, plain: float) -> float:
         """Seconds that may be lost for this much plain time."""
         return self._allowed_share * plain

@@ -5,13 +5,12 @@ batch, as many as maximise expected tokens per second. A token is never likelier
 contributes a prefix. Every count is tried, because step costs rise in jumps.
 
 Models: drafts are priced before they are made, by depth and by number of requests, those with the least to catch up on
-first. A model's extra tokens must be at least those that recent steps without a model emitted in as much time:
-otherwise the model would displace good lookups.
+first.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import neg
@@ -47,7 +46,6 @@ class Situation:
     token_seconds: float  # host time per emitted token
     own_seconds: float  # policy time of a step that is not idle
     repeated_own_seconds: float  # the same per step, if the decision is repeated
-    rate: float  # recent tokens per second of steps without a model
     seconds: list[float] = field(default_factory=list)  # forward pass and host, by number of draft tokens
 
     @property
@@ -113,19 +111,27 @@ class _Candidate(NamedTuple):
     totals: list[float]  # expected accepted tokens, by depth; equally long for all
 
 
+class _Group(NamedTuple):
+    """Requests that a model may draft for together."""
+
+    base: Plan
+    candidates: Sequence[_Candidate]
+    kept: list[int]  # other rows, which keep the lookups of `base`
+    catch_up_seconds: float
+    tokens_left: float  # expected for each candidate; they pay for catching up
+
+
 class _Priced(NamedTuple):
     """A plan with a model, before its rows are filled in: most plans are only compared."""
 
     plan: Plan
-    gain: float
-    base: Plan
-    candidates: Sequence[_Candidate]
+    group: _Group
 
     def with_rows(self) -> Plan:
-        plan, base, depth = self.plan, self.base, self.plan.depth
-        plan.depths, plan.gains, plan.lookups = dict(base.depths), dict(base.gains), dict(base.lookups)
-        for _, _, row, room, totals in self.candidates:
-            plan.lookups.pop(row, None)
+        plan, base, depth = self.plan, self.group.base, self.plan.depth
+        plan.depths = {row: base.depths[row] for row in self.group.kept}
+        plan.gains = {row: base.gains[row] for row in self.group.kept}
+        for _, _, row, room, totals in self.group.candidates:
             plan.depths[row] = depth if depth < room else room
             plan.gains[row] = totals[depth - 1]
         return plan
@@ -243,7 +249,7 @@ class Planner:
             yield priced.with_rows()
 
     def _ranked(self, situation: Situation, name: str, base: Plan) -> list[_Priced]:
-        """Plans that are worth their time, priced but without their rows."""
+        """Plans for several groups and depths, priced but without their rows."""
         candidates = self._candidates(situation, name, base)
         if not candidates:
             return []
@@ -251,22 +257,25 @@ class Planner:
         sizes = {num_candidates}
         if num_cached < num_candidates:
             sizes |= {num_cached or 1, (num_candidates + 1) // 2}
-        deepest = max([each.room for each in candidates])
         found = []
         for size in sizes:
-            for depth in _DEPTHS:
-                if depth > deepest:
-                    break
-                priced = self._priced(situation, name, base, candidates[:size], depth)
-                if priced is not None and self._is_worth_its_time(situation, priced):
+            group = self._group(situation, name, base, candidates[:size])
+            deepest = max([each.room for each in group.candidates])
+            for depth in _DEPTHS[: bisect_right(_DEPTHS, deepest)]:
+                priced = self._priced(situation, name, group, depth)
+                if priced is not None:
                     found.append(priced)
         return found
 
-    def _is_worth_its_time(self, situation: Situation, priced: _Priced) -> bool:
-        """Whether the plan's extra tokens are at least those of recent steps without a model, in as much time."""
-        plan = priced.plan
-        seconds = plan.seconds + plan.catch_up_seconds / plan.steps_left
-        return priced.gain >= situation.rate * (seconds - situation.plain_seconds)
+    def _group(self, situation: Situation, name: str, base: Plan, candidates: Sequence[_Candidate]) -> _Group:
+        rows = {each.row for each in candidates}
+        kept = [row for row in base.lookups if row not in rows]
+        num_uncached = sum([each.num_uncached for each in candidates])
+        if not num_uncached:
+            return _Group(base, candidates, kept, 0.0, 0.0)
+        left = sum([self.remaining(situation.requests[row]) for row in rows]) / len(candidates)
+        seconds = self._costs.drafts[name].catch_up_seconds(num_uncached, len(candidates))
+        return _Group(base, candidates, kept, seconds, left)
 
     def _candidates(self, situation: Situation, name: str, base: Plan) -> list[_Candidate]:
         """Requests that the model may draft for and that have no better lookup; the cheapest first."""
@@ -284,7 +293,7 @@ class Planner:
                 continue
             temperature = settings.temperature
             shift = acceptance.shift_of(state.forecast_shifts, name, settings.log_odds, step)
-            totals = acceptance.forecast(temperature, room, shift.mean + acceptance.optimism(temperature))
+            totals = acceptance.forecast(temperature, room, shift.mean)
             if room < deepest:
                 totals = totals + totals[-1:] * (deepest - room)
             if row in of_lookups and of_lookups[row] > totals[last - 1]:
@@ -296,46 +305,23 @@ class Planner:
         found.sort()
         return found
 
-    def _steps_left(self, remaining: float, gain: float) -> float:
-        return max(1.0, TUNABLES.counted_on * remaining / (1.0 + gain))
-
-    def _priced(
-        self, situation: Situation, name: str, base: Plan, candidates: Sequence[_Candidate], depth: int
-    ) -> _Priced | None:
+    def _priced(self, situation: Situation, name: str, group: _Group, depth: int) -> _Priced | None:
         """The model drafts up to `depth` tokens for each candidate; other rows keep their lookups. None if the step has
         no room for so many tokens."""
-        costs, size = self._costs.drafts[name], len(candidates)
-        of_model = sum([each.totals[depth - 1] for each in candidates])
-        num_drafted, gain = size * depth, of_model
-        if base.lookups:
-            drafting = {each.row for each in candidates}
-            num_drafted += sum([each for row, each in base.depths.items() if row not in drafting])
-            gain += sum([each for row, each in base.gains.items() if row not in drafting])
+        base, size = group.base, len(group.candidates)
+        of_model = sum([each.totals[depth - 1] for each in group.candidates])
+        num_drafted = size * depth + sum([base.depths[row] for row in group.kept])
         if num_drafted >= len(situation.seconds):
             return None
-        plan = Plan(lookups=base.lookups, model=name, depth=depth, is_mixed=size < situation.rows)
-        if candidates[-1].num_uncached:  # those with the most to catch up on are last
-            left = sum([self.remaining(situation.requests[each.row]) for each in candidates])
-            plan.steps_left = self._steps_left(left / size, of_model / size)
-            plan.catch_up_seconds = costs.catch_up_seconds(sum([each.num_uncached for each in candidates]), size)
-        plan.draft_seconds = costs.seconds(size, depth, situation.context)
+        gain = of_model + sum([base.gains[row] for row in group.kept])
+        plan = Plan(lookups={row: base.lookups[row] for row in group.kept}, model=name, depth=depth)
+        plan.is_mixed = size < situation.rows
+        if group.catch_up_seconds:
+            plan.catch_up_seconds = group.catch_up_seconds
+            plan.steps_left = max(1.0, TUNABLES.counted_on * group.tokens_left / (1.0 + of_model / size))
+        plan.draft_seconds = self._costs.drafts[name].seconds(size, depth, situation.context)
         self._price(situation, plan, num_drafted, gain)
-        return _Priced(plan, gain, base, candidates)
-
-    def smaller(self, situation: Situation, plan: Plan) -> list[Plan]:
-        """Trials of a plan's model at small depth, each with half as many requests; the cheapest candidates stay."""
-        assert plan.model is not None
-        base = Plan(lookups=plan.lookups)
-        for row in plan.lookups:
-            base.depths[row], base.gains[row] = plan.depths[row], plan.gains[row]
-        candidates = [each for each in self._candidates(situation, plan.model, base) if each.row not in base.depths]
-        found, size = list[Plan](), len(candidates)
-        while size:
-            trial = self._priced(situation, plan.model, base, candidates[:size], min(plan.depth, 2))
-            if trial is not None:
-                found.append(trial.with_rows())
-            size //= 2
-        return found
+        return _Priced(plan, group)
 
     def note_taken(self, plan: Plan) -> None:
         """Remember the depth of the plan that runs."""

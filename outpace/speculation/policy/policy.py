@@ -2,8 +2,8 @@
 
 Mode `on` always drafts to the configured depth, `off` never drafts. Mode `auto` is a conservative bandit: plain
 decoding is the safe arm with a known cost. A step runs the fastest expected plan (`planner.py`) if the budgets of the
-engine and of its requests cover the plan's possible loss (`accounts.py`). A model's plan that is not covered is tried
-on fewer requests. Failed attempts are repeated at doubling intervals.
+engine and of its requests cover the plan's possible loss (`accounts.py`). Failed attempts are repeated at doubling
+intervals.
 
 A decision stands for several steps, because deciding takes time: a plain one until something is due to be tried again,
 a model's plan until the time of deciding is a small share. Occasional plain steps keep the baseline up to date.
@@ -73,7 +73,6 @@ class Policy:
         self._stands_until = 0
         self._idle_steps, self._idle_seconds = 0, 0.0  # idle steps that were begun ahead, since the last decision
         self._plain_step = 1.0  # seconds, latest known value
-        self._num_running = 1
         self.use_costs(costs)
 
     def use_costs(self, costs: Costs | None) -> None:
@@ -104,7 +103,6 @@ class Policy:
     def decide(self, requests: Sequence[Request], look_up: LookUp, num_prefill: int = 0) -> Decision:
         """Make one choice for each decoding request. `look_up` returns drafts that need no model."""
         self._step += 1
-        self._num_running = len(requests)
         standing = self._standing
         if standing is not None and self._still_holds(standing, requests, num_prefill):
             decision = self._again(standing)
@@ -130,8 +128,6 @@ class Policy:
             lookups = {name: Lookup() for name in settings.lookups}
             state = RequestState(settings, budget, lookups, self._accounts.plain_time)
             self._states[request.id] = state
-            if settings.mode == "auto":
-                self.budget.grant(TUNABLES.newcomer_grant / self._num_running)
             for backoff in self._models.values():
                 backoff.due = 0  # drafts may work better on the new text
         return state
@@ -178,7 +174,6 @@ class Policy:
             self._step, requests, states, context, plain_seconds, auto, least, host, emitted, costs.token_seconds,
             self._lookup_value.own_seconds,
             self._repeated_own_seconds(plain_seconds),
-            self._accounts.recent_speedup * emitted / plain_seconds,
         )  # fmt: skip
 
     def _price_tokens(self, situation: Situation, found: Mapping[int, Sequence[Draft]]) -> None:
@@ -235,8 +230,6 @@ class Policy:
         base = self._planner.with_lookups(situation, decision.found) if decision.found else Plan()
         best = base if base.speed > plain_speed and self._covers(situation, base) else None
         decision.is_refused = base.speed > plain_speed and best is None
-        if decision.is_refused:
-            situation.rate = plain_speed  # lookups cannot be used now, so recent gains do not count
         for name, backoff in self._models.items():
             if backoff.due > self._step:
                 continue
@@ -255,12 +248,7 @@ class Policy:
                 continue
             backoff.fail(self._step)
             self.acceptances[name].forget()
-            if fastest is not None and (best is None or fastest.speed > best.speed):
-                for trial in self._planner.smaller(situation, fastest):
-                    if self._covers(situation, trial):
-                        decision.is_trial = True
-                        return trial
-                decision.is_refused = best is None
+            decision.is_refused = decision.is_refused or fastest is not None
         if best is None and decision.is_refused:
             decision.reason = "no budget covers the best plan"
         return best
@@ -276,7 +264,7 @@ class Policy:
         """Turn a plan into choices."""
         speed = (situation.emitted + sum(plan.gains.values())) / plan.seconds
         gain = speed * situation.plain_seconds / situation.emitted
-        decision.reason = f"expected {gain:.2f} of plain" + (", a trial" if decision.is_trial else "")
+        decision.reason = f"expected {gain:.2f} of plain"
         model, choices, gains, lookups = plan.model, decision.choices, plan.gains, plan.lookups
         stop_of = self._stops(situation, plan)
         for row, planned in plan.depths.items():
@@ -319,7 +307,7 @@ class Policy:
         """Let a model's plan stand for as many steps as keep the time of deciding at a share of `allowed_loss`.
         A plain decision is let stand when the step's outcome is known."""
         plan, share = decision.plan, self._config.allowed_loss
-        if plan is None or not plan.is_repeatable or decision.is_trial or num_prefill or not share:
+        if plan is None or not plan.is_repeatable or num_prefill or not share:
             return
         assert self.costs is not None
         deciding = self._lookup_value.own_seconds
@@ -474,7 +462,7 @@ class Policy:
             excused = max(0.0, seconds - _DISTURBED * expected)
             plain_step = costs.plain_seconds(rows, context) * self._times.factor(PLAIN, rows)
             time = SpentTime(spent, plain_step, excused, catch_up_seconds)
-            self._accounts.book(situation, decision.plan, outcomes, time)
+            self._accounts.book(situation, outcomes, time)
         elif decision.found and self.budget.balance <= 0.0:
             # In debt, lookups use at most half of what the budget earns; the other half reduces the debt.
             lost = stats.deciding_seconds / situation.plain_seconds

@@ -17,9 +17,6 @@ class Tunables:
     """The same for a request. With `request_share`, one of 256 tokens may lose 5%, one of 48 tokens 13%."""
     request_share: float = 1.5
     """Times `allowed_loss` (2%): the share of its plain time that a request may lose in steps that help the batch."""
-    newcomer_grant: float = 0.4
-    """Plain steps that a new request adds to the engine's budget, divided by the number of running requests. Its text
-    may suit drafts better than earlier ones; about ten lookups show that."""
     budget_share: float = 0.3
     """Share of `allowed_loss` that budgets receive. The rest covers expected gains that do not come."""
     most_balance: float = 8.0
