@@ -301,10 +301,10 @@ class Policy:
 
     def _repeated_own_seconds(self, plain_seconds: float) -> float:
         own_seconds, share = self._lookup_value.own_seconds, self._config.allowed_loss
-        return min(own_seconds, share * plain_seconds) if share else own_seconds
+        return min(own_seconds, 0.5 * share * plain_seconds) if share else own_seconds
 
     def _let_stand(self, decision: Decision, num_prefill: int) -> None:
-        """Let a model's plan stand for as many steps as keep the time of deciding at a share of `allowed_loss`.
+        """Let a model's plan stand for as many steps as keep the time of deciding at half of `allowed_loss`.
         A plain decision is let stand when the step's outcome is known."""
         plan, share = decision.plan, self._config.allowed_loss
         if plan is None or not plan.is_repeatable or num_prefill or not share:
@@ -313,7 +313,7 @@ class Policy:
         deciding = self._lookup_value.own_seconds
         for drafts in decision.found.values():
             deciding += sum([self.costs.drafts[draft.proposer].lookup_seconds for draft in drafts])
-        wanted = ceil(deciding / (share * plan.seconds)) - 1
+        wanted = ceil(deciding / (0.5 * share * plan.seconds)) - 1
         if wanted > 0:
             self._standing, self._stands_until = decision, self._step + 1 + min(wanted, _MAX_REPEATED)
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 _LEARNING_RATE = 0.05  # of a step; higher for the first ones
 _PRIOR_WEIGHT = 2  # the sum of costs counts as this many observed steps
 _MAX_SURPRISE = log(1.2)  # limits the effect of a single disturbed step
+_SETTLED = 16  # steps of a kind after which a surprise is the machine's speed, not the kind's factor
 
 
 class Kind(NamedTuple):
@@ -44,8 +45,8 @@ class StepTimes:
         return guess
 
     def observe(self, kind: Kind, rows: int, summed: float, seconds: float) -> float:
-        """Learn from a step that took `seconds`, where its costs sum up to `summed`. Returns the log of its time over
-        the time that was predicted."""
+        """Learn from a step that took `seconds`, where its costs sum up to `summed`. Returns the log of the machine's
+        present slowness: of the step's time over the predicted one, or 0 while the kind's factor is not settled."""
         key = (kind, rows.bit_length())
         log_factor, count = self._known.get(key) or (log(self.factor(kind, rows)), 0)
         surprise = max(-_MAX_SURPRISE, min(_MAX_SURPRISE, log(seconds / summed) - log_factor))
@@ -53,7 +54,7 @@ class StepTimes:
         self._known[key] = log_factor + rate * surprise, count + 1
         if not count:
             self._unknown.clear()
-        return surprise
+        return surprise if kind is PLAIN or count >= _SETTLED else 0.0
 
     def _of_neighbour(self, kind: Kind, size: int) -> float:
         """The log-factor of the most similar kind; without one, a step with drafts is not expected to overlap better
