@@ -18,7 +18,7 @@ from outpace.speculation.policy.decision import Decision
 from outpace.speculation.policy.policy import Policy
 from outpace.speculation.policy.state import Choice, Outcome
 from outpace.speculation.proposers.base import DraftAsk, NoDraft
-from outpace.speculation.session import Session, StepShape
+from outpace.speculation.session import Session
 from tests.fakes import fake_config
 from tests.requests_helper import make_request
 
@@ -258,7 +258,7 @@ class SessionDriver:
         stats.num_emitted = sum(len(outcome.verdict.tokens) for outcome in outcomes)
         stats.num_finished = sum(outcome.request.finish_reason is not None for outcome in outcomes)
         self.clock.now += stats.forward_seconds + policy_seconds
-        self.session.learn(decision, outcomes, stats, StepShape(num_tokens, context), catch_up_seconds)
+        self.session.learn(decision, outcomes, stats, catch_up_seconds)
         return outcomes
 
     def run(self, requests: Sequence[Request], steps: int, *, policy_seconds: float = 0.0) -> list[list[int]]:

@@ -18,7 +18,8 @@ from outpace.speculation.costs.curves import Costs
 from outpace.speculation.policy.acceptance import Acceptance
 from outpace.speculation.policy.budget import Budget
 from outpace.speculation.policy.planner import Plan, Planner, Situation
-from outpace.speculation.policy.state import PlainTime, Recent, RequestState, SpeculationSettings
+from outpace.speculation.policy.state import PlainTime, RequestState, SpeculationSettings
+from outpace.speculation.policy.times import StepTimes
 from outpace.speculation.proposers.base import NoDraft
 
 _MODEL = "model"
@@ -128,7 +129,7 @@ class Drafting:
             self.costs.target, {_MODEL: self.costs.drafts[self.name]}, self.costs.token_seconds,
             self.costs.schedule_seconds,
         )  # fmt: skip
-        planner = Planner(costs, {_MODEL: self.acceptance}, {_MODEL: NoDraft()})
+        planner = Planner(costs, StepTimes(), {_MODEL: self.acceptance}, {_MODEL: NoDraft()})
         depths = list[int]()
         for _ in range(_MOST_SETTLING):
             plan = next(planner.with_model(self._situation(costs, planner, rows, context), _MODEL, Plan()), None)
@@ -145,12 +146,12 @@ class Drafting:
         settings = SpeculationSettings(
             "auto", _MODEL, (), (_MODEL,), DEFAULT_AUTO_DEPTH, self.temperature, self.shift
         )  # fmt: skip
-        state = RequestState(settings, Budget(0.0, 0.0), {}, Recent(), PlainTime())
+        state = RequestState(settings, Budget(0.0, 0.0), {}, PlainTime())
         most = rows * (1 + planner.deepest(_MODEL))
         return Situation(
             step=0, requests=list(repeat(_request(), rows)), states=list(repeat(state, rows)), context=context,
             plain_seconds=plain, auto=list(range(rows)), num_tokens=rows, host_seconds=host, emitted=float(rows),
-            token_seconds=costs.token_seconds, own_seconds=0.0, repeated_own_seconds=0.0, rate=rows / plain,
+            token_seconds=costs.token_seconds, own_seconds=0.0, repeated_own_seconds=0.0,
             seconds=costs.target.by_tokens(rows, rows, most, context, host),
         )  # fmt: skip
 
