@@ -91,6 +91,8 @@ def _of_machine(machine: str, concurrency: int) -> list[Scenario]:
     if machine in HEADS:
         text = Proposing(constant(0.4, 0.9), guess_share=0.2)
         add("head", text=text, model=Proposing(constant(0.45, 0.75)), measured=_HEAD)
+        copies = Proposing(switching(0.05, 0.95, 40))
+        add("head, copies", text=copies, model=Proposing(constant(0.45, 0.75)), measured=_HEAD, drifts=True)
         add("head hot", text=text, model=Proposing(constant(0.35, 0.6)), measured=_HEAD, temperature=1.0)
     add("dear draft", model=Proposing(constant(0.8)), draft_share=0.4)
     add("hot", text=Proposing(constant(0.3, 0.5)), temperature=1.0)
