@@ -497,7 +497,6 @@ def test_a_measurement_on_other_prompts_is_where_forecasts_begin() -> None:
     unknown = Acceptance(is_lookup=False)
     shift = RequestShift(0.0, 0.0, 0)
     assert acceptance.doubt(greedy, shift, 1) < unknown.doubt(greedy, shift, 1)
-    assert acceptance.optimism(greedy) == 0.0 < unknown.optimism(greedy)
 
 
 def test_trials_outweigh_a_measurement() -> None:
