@@ -53,7 +53,7 @@ from outpace.speculation.costs.curves import Costs
 CONTEXT, SEQUENCES = 4096, 4
 RECORDED = ("gpu_speculation_h200.json", "gpu_speculation_h200_one_block.json")
 RECORDED_CONTEXT = 420  # mean tokens of a request in the recorded runs
-CALIBRATIONS = 4
+CALIBRATIONS = 8
 
 
 def main() -> None:
