@@ -1,15 +1,25 @@
 """The parts of real steps beside what a plan says of each: drafting a token, verifying, the host, reading the prompt.
 
 A predicted speedup can be right because two errors cancel; its parts show that. `StepParts` watches an engine while a
-benchmark runs one request at a time; `predicted_parts` takes the same parts from the costs that the plan uses.
+benchmark runs one request at a time; `predicted_parts` takes the same parts from the costs that the plan uses. For a
+saved result of `plan_check`,
+
+    python -m benchmarks.plan_parts RESULT.json
+
+puts the measured parts into the plan's formula. Where that gives the measured speedup and the calibrated costs do not,
+the formula is complete and the machine's speed changed between calibrations and runs.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from outpace.core import Delta
 from outpace.engine.engine import Engine
@@ -73,3 +83,27 @@ def predicted_parts(drafting: Drafting, depth: int, context: float) -> dict[str,
 
 def _replace_step(engine: Engine, step: Callable[[], list[Delta]]) -> None:
     engine.step = step  # type: ignore[method-assign]
+
+
+def composed(row: dict[str, Any]) -> float:
+    """The speedup by the plan's formula from measured parts. A plain step's host time counts as that of other steps."""
+    parts, tokens = row["measured"]["parts"], row["measured"]["tokens_per_step"]
+    depth, num_decoded = int(row["setting"].partition(":")[2]), row["predicted"]["decoded_tokens"]
+    step = depth * parts["draft_token"] + parts["verify"] + parts["host"] + tokens * parts["reading"] / num_decoded
+    return float(tokens * (parts["plain"] + parts["host"]) / step)
+
+
+def main() -> None:
+    for row in json.loads(Path(sys.argv[1]).read_text())["speed"]:
+        measured, calibrated, by_parts = row["measured"]["decode_ratio"], row["predicted"]["speedup"], composed(row)
+        print(
+            f"temperature {row['temperature']:g}, {row['setting']}, {row['measured']['num_prompts']} prompts: measured "
+            f"{measured['value']:.3f} ({measured['low']:.2f} to {measured['high']:.2f}); by calibrated costs "
+            f"{calibrated:.3f}: {calibrated / measured['value'] - 1:+.1%}; by measured parts {by_parts:.3f}: "
+            f"{by_parts / measured['value'] - 1:+.1%}; by calibrated costs without reading "
+            f"{row['predicted']['without_reading']:.3f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
