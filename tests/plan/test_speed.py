@@ -19,6 +19,7 @@ from outpace.plan.speed import ENDLESS, Answer, Drafting, known_acceptance
 from outpace.speculation.costs.curves import Costs, DraftCosts, StepCosts
 from outpace.speculation.policy.acceptance import Acceptance
 from outpace.speculation.policy.planner import Plan, Planner
+from outpace.speculation.policy.times import StepTimes
 from outpace.speculation.proposers.base import NoDraft
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -95,7 +96,7 @@ def test_the_depth_and_the_speed_are_the_policys_own(rows, chance):
     best = ours.best(rows, 2048)
     acceptance = Acceptance(is_lookup=False, measured=MeasuredAcceptance((chance,), (chance,)))
     same = Costs(costs.target, {"model": costs.drafts["draft"]}, costs.token_seconds, costs.schedule_seconds)
-    planner = Planner(same, {"model": acceptance}, {"model": NoDraft()})
+    planner = Planner(same, StepTimes(), {"model": acceptance}, {"model": NoDraft()})
     planner._last_depth["model"] = max(best.depth, 2)
     plans = list(planner.with_model(ours._situation(ours.costs, planner, rows, 2048), "model", Plan()))
     if not best.depth:
