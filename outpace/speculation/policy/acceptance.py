@@ -212,7 +212,7 @@ class Acceptance:
 
     def forget(self) -> None:
         """Fade the evidence after drafts were not worth their cost, so that they are tried again later."""
-        for cells in self._by_position:
+        for cells in (*self._by_position, *self._by_confidence):
             cells.fade()
         self._num_tried = [_FADE * count for count in self._num_tried]
         self._forecasts.clear()
