@@ -190,10 +190,11 @@ class TritonOps:
         return unpack(weight, dtype) if isinstance(weight, Planar) else dense(weight, dtype)
 
     def _multiply(self, x: Tensor | Normed, weight: Weight, out: Tensor, config: Config, **fused: Any) -> Normed | None:
-        if isinstance(weight, Planar):
-            assert isinstance(config, PlanarConfig)
-            return planar_linear(x, weight, out, config, dependent=self._dependent, **fused)
         assert not isinstance(weight, Stacked)
+        if isinstance(config, PlanarConfig):
+            assert not isinstance(weight, Tensor)
+            return planar_linear(x, weight, out, self._scratch, config, dependent=self._dependent, **fused)
+        assert not isinstance(weight, Planar)
         if isinstance(config, GemvConfig):
             return gemv_linear(x, weight, out, config, dependent=self._dependent, **fused)
         if isinstance(config, SkinnyConfig):
@@ -211,12 +212,10 @@ class TritonOps:
             return None
         bucket = 1 if num_tokens == 1 else block_rows(num_tokens)
         if measured := QUANTISED_CONFIGS.get((weight.format.name, rows, k, bucket)):
-            if isinstance(measured, LinearConfig):
-                return replace(measured, dependent_launch=self._dependent)
             return measured
         if isinstance(weight, Planar):
             return planar_config(num_tokens, rows, k) if num_tokens <= MAX_PLANAR_TOKENS else None
-        return scaled_config(num_tokens, rows, k, self._dependent, is_swiglu=is_swiglu)
+        return scaled_config(num_tokens, rows, k, is_swiglu=is_swiglu)
 
     def _given(self, num_tokens: int, rows: int, k: int) -> Config | None:
         return self._configs.get((rows, k, 1 if num_tokens == 1 else block_rows(num_tokens)))
@@ -241,21 +240,18 @@ class TritonOps:
 
 
 def planar_config(num_tokens: int, rows: int, k: int) -> PlanarConfig:
+    """For weights of 4 to 8 bits."""
     if num_tokens <= 16:
-        return PlanarConfig(16, 4, num_warps=4, num_stages=3)
-    return PlanarConfig(64, 1, num_warps=4, num_stages=3)
+        return PlanarConfig(16, 8, num_warps=8)
+    return PlanarConfig(32, 4, num_warps=4)
 
 
-def scaled_config(num_tokens: int, rows: int, k: int, dependent: bool, *, is_swiglu: bool) -> Config | None:
-    n = rows // (2 if is_swiglu else 1)
+def scaled_config(num_tokens: int, rows: int, k: int, *, is_swiglu: bool) -> Config | None:
     if num_tokens == 1:
-        return gemv.default_config(n, k, is_swiglu=is_swiglu)
+        return gemv.default_config(rows // (2 if is_swiglu else 1), k, is_swiglu=is_swiglu)
     if num_tokens > MAX_SCALED_TOKENS or k % 64:
         return None
-    config = default_config(n, k, is_swiglu=is_swiglu)
-    if num_tokens > MAX_STREAMED_TOKENS:
-        config = LinearConfig(64, min(config.block_k, 128), num_warps=4, num_stages=4)
-    return replace(config, dependent_launch=dependent)
+    return planar_config(num_tokens, rows, k)
 
 
 def _room(x: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:
