@@ -22,8 +22,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from outpace.backends.torch.kernels.assembly import ON_GPU, publish
+from outpace.backends.torch.kernels.assembly import ON_GPU
 from outpace.backends.torch.kernels.base import Normed, Operands
+from outpace.backends.torch.kernels.epilogue import finish_columns, sum_of_splits
 from outpace.backends.torch.kernels.linear import Scratch
 from outpace.backends.torch.storage.planar import Planar
 from outpace.backends.torch.storage.scaled import Scaled, is_fp8
@@ -40,9 +41,10 @@ _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 @dataclass(frozen=True, slots=True)
 class PlanarConfig:
     block_n: int  # rows of the weight per program
-    parts: int  # of K, at least one for each warp: a part's weights are loaded a chunk ahead
-    num_warps: int
+    parts: int  # of K in a program
+    num_warps: int  # they divide parts times bands among them
     splits: int = 1  # programs that divide a tile's K among them
+    bands: int = 1  # of a program's rows; they find the same tokens in the cache
 
 
 def _assembly(body: str) -> tl.constexpr:
@@ -173,24 +175,24 @@ def _of_group(words, g: tl.constexpr, PER_WORD: tl.constexpr, dtype: tl.constexp
 
 
 @triton.jit
-def _weight_operand(t, PARTS: tl.constexpr, R: tl.constexpr, E: tl.constexpr):
-    """[4, 8, parts, R, E] to [parts, rows, columns]. A thread keeps its values: they are its operands."""
-    t = tl.reshape(t, (4, 8, PARTS, R, E // 4, 2, 2))
-    return tl.reshape(tl.permute(t, (2, 3, 1, 4, 5, 0, 6)), (PARTS, 8 * R, 4 * E))
+def _weight_operand(t, PIECES: tl.constexpr, R: tl.constexpr, E: tl.constexpr):
+    """[4, 8, pieces, R, E] to [pieces, rows, columns]. A thread keeps its values: they are its operands."""
+    t = tl.reshape(t, (4, 8, PIECES, R, E // 4, 2, 2))
+    return tl.reshape(tl.permute(t, (2, 3, 1, 4, 5, 0, 6)), (PIECES, 8 * R, 4 * E))
 
 
 @triton.jit
-def _token_operand(t, PARTS: tl.constexpr, T: tl.constexpr, E: tl.constexpr):
+def _token_operand(t, PIECES: tl.constexpr, T: tl.constexpr, E: tl.constexpr):
     """The same for tokens, which become columns."""
-    t = tl.reshape(t, (4, 8, PARTS, T, E // 4, 2, 2))
-    return tl.reshape(tl.permute(t, (2, 4, 5, 0, 6, 3, 1)), (PARTS, 4 * E, 8 * T))
+    t = tl.reshape(t, (4, 8, PIECES, T, E // 4, 2, 2))
+    return tl.reshape(tl.permute(t, (2, 4, 5, 0, 6, 3, 1)), (PIECES, 4 * E, 8 * T))
 
 
 @triton.jit
-def _for_sums(t, PARTS: tl.constexpr, R: tl.constexpr, T: tl.constexpr):
-    """Numbers of rows [4, 8, parts, R], the same for each of the 4, to [parts, rows, tokens]; threads keep them too."""
-    t = tl.broadcast_to(t[:, :, :, :, None, None], (4, 8, PARTS, R, T, 2))
-    return tl.reshape(tl.permute(t, (2, 3, 1, 4, 0, 5)), (PARTS, 8 * R, 8 * T))
+def _for_sums(t, PIECES: tl.constexpr, R: tl.constexpr, T: tl.constexpr):
+    """Numbers of rows [4, 8, pieces, R], the same for each of the 4, to [pieces, rows, tokens]; threads keep them too."""
+    t = tl.broadcast_to(t[:, :, :, :, None, None], (4, 8, PIECES, R, T, 2))
+    return tl.reshape(tl.permute(t, (2, 3, 1, 4, 0, 5)), (PIECES, 8 * R, 8 * T))
 
 
 @triton.jit
@@ -205,24 +207,24 @@ def _load_tokens(xs, at, there, j: tl.constexpr, K: tl.constexpr, PLANE: tl.cons
 @triton.jit
 def _add_plane(
     sums, units, high, chunk, x, J: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr, KIND: tl.constexpr,
-    PARTS: tl.constexpr, R: tl.constexpr, E: tl.constexpr,
+    PIECES: tl.constexpr, R: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
     code = _codes(units, high, chunk, J, BITS, ZERO, KIND, x.dtype)
-    return tl.dot(_weight_operand(code, PARTS, R, E), x, sums, input_precision="ieee")
+    return tl.dot(_weight_operand(code, PIECES, R, E), x, sums, input_precision="ieee")
 
 
-@triton.jit(do_not_specialize=["M", "num_squares"])
+@triton.jit(do_not_specialize=["M", "num_token_tiles", "num_squares"])
 def _planar_kernel(
     x_ptr, units_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr, next_norm_ptr, next_x_ptr, next_squares_ptr,
-    high_ptr, scales_ptr, minima_ptr, block_scales_ptr, block_minima_ptr, parts_ptr, counters_ptr, M, num_squares,
-    epsilon, N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr,
-    SPLITS: tl.constexpr, BITS: tl.constexpr, PLANE: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
+    high_ptr, scales_ptr, minima_ptr, block_scales_ptr, block_minima_ptr, parts_ptr, counters_ptr, M,
+    num_token_tiles, num_squares, epsilon, N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr,
+    BANDS: tl.constexpr, SPLITS: tl.constexpr, BITS: tl.constexpr, PLANE: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
     ZERO: tl.constexpr, KIND: tl.constexpr, PER_WORD: tl.constexpr, SCALE: tl.constexpr, MINIMUM: tl.constexpr,
     HAS_MINIMA: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BLOCKS: tl.constexpr, IS_ROWS: tl.constexpr,
     SQUARES_BLOCK: tl.constexpr, HAS_SQUARES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
     HAS_NEXT: tl.constexpr, IS_SWIGLU: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """The first dimension of weights, tokens and sums is the part of K; a warp has one or more parts.
+    """The first dimension of weights, tokens and sums is the part of K and the band of rows, and the warps divide it.
 
     With `IS_ROWS`, units are two neighbours of a row of 8-bit weights, and a row has one scale."""
     PLANES: tl.constexpr = 2 if BITS == 8 else 4
@@ -240,21 +242,24 @@ def _planar_kernel(
     HAS_HIGH: tl.constexpr = BITS == 5 or BITS == 6
     SHARED: tl.constexpr = 2 // (BITS - 4) if HAS_HIGH else 1
     E: tl.constexpr = PLANE // 4  # units of a row that a thread loads at once
-    R: tl.constexpr = BLOCK_N // 8
+    PIECES: tl.constexpr = PARTS * BANDS
+    R: tl.constexpr = BLOCK_N // (8 * BANDS)
     T: tl.constexpr = BLOCK_M // 8
     ROW_STRIDE: tl.constexpr = K // 2 if IS_ROWS else PLANE
     CHUNK_STRIDE: tl.constexpr = PLANE if IS_ROWS else ROWS * PLANE
-    tile, split = tl.program_id(0), tl.program_id(2)
-    first_token = tl.program_id(1) * BLOCK_M
+    # Programs with the same weights are neighbours: all but the first of them find the weights in the cache.
+    tile, split = tl.program_id(0) // num_token_tiles, tl.program_id(1)
+    first_token = tl.program_id(0) % num_token_tiles * BLOCK_M
     # As the matrix units divide an operand among the threads of a warp: 4 threads share a row, and 8 rows are apart.
     quarter = tl.arange(0, 4)[:, None, None, None, None]
     eighth = tl.arange(0, 8)[None, :, None, None, None]
-    part = tl.arange(0, PARTS)[None, None, :, None, None]
+    part = tl.arange(0, PIECES)[None, None, :, None, None] // BANDS
+    band = tl.arange(0, PIECES)[None, None, :, None, None] % BANDS
     repeat_n = tl.arange(0, R)[None, None, None, :, None]
     repeat_m = tl.arange(0, T)[None, None, None, :, None]
     i = tl.arange(0, E)[None, None, None, None, :]
     begin = split * (STEPS * PARTS)  # chunk
-    lane_rows = tl.minimum(tile * BLOCK_N + repeat_n * 8 + eighth, N - 1)
+    lane_rows = tl.minimum(tile * BLOCK_N + (band * R + repeat_n) * 8 + eighth, N - 1)
     lane_tokens = first_token + repeat_m * 8 + eighth
     in_row = lane_rows * ROW_STRIDE + quarter * E + i
     at = quarter * E + i
@@ -265,11 +270,12 @@ def _planar_kernel(
     m, n = first_token + tl.arange(0, BLOCK_M), tile * BLOCK_N + tl.arange(0, BLOCK_N)
     is_row, is_token = n < N, m < M
     # Four threads load the same scales, because all four have sums of these rows.
-    parts = tl.arange(0, PARTS)[None, None, :, None]
-    rows = tl.arange(0, R)[None, None, None, :] * 8 + tl.arange(0, 8)[None, :, None, None]
-    rows = tl.broadcast_to(tl.minimum(tile * BLOCK_N + rows, N - 1), (4, 8, PARTS, R))
-    ones = tl.full((PARTS, BLOCK_N, PLANE), 1.0, x_ptr.dtype.element_ty)
-    zeros = tl.zeros((PARTS, BLOCK_N, BLOCK_M), tl.float32)
+    parts = tl.arange(0, PIECES)[None, None, :, None] // BANDS
+    rows = (tl.arange(0, PIECES)[None, None, :, None] % BANDS) * (8 * R) + tl.arange(0, R)[None, None, None, :] * 8
+    rows = tl.minimum(tile * BLOCK_N + rows + tl.arange(0, 8)[None, :, None, None], N - 1)
+    rows = tl.broadcast_to(rows, (4, 8, PIECES, R))
+    ones = tl.full((PIECES, 8 * R, PLANE), 1.0, x_ptr.dtype.element_ty)
+    zeros = tl.zeros((PIECES, 8 * R, BLOCK_M), tl.float32)
     if DEPENDENT:
         gdc_launch_dependents()
     # Weights are loaded a step ahead, and the first of them before the previous kernel has ended.
@@ -336,13 +342,13 @@ def _planar_kernel(
             if not IS_EVEN:
                 mask = mask & (tl.expand_dims(at + column, 4) + half * E < K)
             tokens = tl.load(pairs_at, mask, 0.0)
-            x0, x1 = tl.split(tl.reshape(tokens, (4, 8, PARTS, T, E, 2)))
-            x0, x1 = _token_operand(x0, PARTS, T, E), _token_operand(x1, PARTS, T, E)
-            acc = _add_plane(acc, now, high, chunk, x0, 0, BITS, ZERO, KIND, PARTS, R, E)
-            acc = _add_plane(acc, now, high, chunk, x1, 1, BITS, ZERO, KIND, PARTS, R, E)
+            x0, x1 = tl.split(tl.reshape(tokens, (4, 8, PIECES, T, E, 2)))
+            x0, x1 = _token_operand(x0, PIECES, T, E), _token_operand(x1, PIECES, T, E)
+            acc = _add_plane(acc, now, high, chunk, x0, 0, BITS, ZERO, KIND, PIECES, R, E)
+            acc = _add_plane(acc, now, high, chunk, x1, 1, BITS, ZERO, KIND, PIECES, R, E)
             if IS_SWIGLU:
-                acc_up = _add_plane(acc_up, now_up, high_up, chunk, x0, 0, BITS, ZERO, KIND, PARTS, R, E)
-                acc_up = _add_plane(acc_up, now_up, high_up, chunk, x1, 1, BITS, ZERO, KIND, PARTS, R, E)
+                acc_up = _add_plane(acc_up, now_up, high_up, chunk, x0, 0, BITS, ZERO, KIND, PIECES, R, E)
+                acc_up = _add_plane(acc_up, now_up, high_up, chunk, x1, 1, BITS, ZERO, KIND, PIECES, R, E)
         else:
             block_scale, block_minimum = rows, rows
             block_scale_up, block_minimum_up = rows, rows
@@ -359,115 +365,50 @@ def _planar_kernel(
                 sums, sums_up, totals = zeros, zeros, zeros
                 for r in tl.static_range(RUN):
                     x = _load_tokens(xs + column, at + column, there, g * RUN + r, K, PLANE, IS_EVEN)
-                    x = _token_operand(x, PARTS, T, E)
-                    sums = _add_plane(sums, now, high, chunk, x, g * RUN + r, BITS, ZERO, KIND, PARTS, R, E)
+                    x = _token_operand(x, PIECES, T, E)
+                    sums = _add_plane(sums, now, high, chunk, x, g * RUN + r, BITS, ZERO, KIND, PIECES, R, E)
                     if IS_SWIGLU:
                         sums_up = _add_plane(
-                            sums_up, now_up, high_up, chunk, x, g * RUN + r, BITS, ZERO, KIND, PARTS, R, E
+                            sums_up, now_up, high_up, chunk, x, g * RUN + r, BITS, ZERO, KIND, PIECES, R, E
                         )
                     if HAS_MINIMA:
                         totals = tl.dot(ones, x, totals, input_precision="ieee")
                 by = _of_group(now_scale, g, PER_WORD, SCALE)
                 if HAS_BLOCKS:
                     by *= block_scale
-                acc += sums * _for_sums(by, PARTS, R, T)
+                acc += sums * _for_sums(by, PIECES, R, T)
                 if HAS_MINIMA:
                     less = _of_group(now_minimum, g, PER_WORD, MINIMUM)
                     if HAS_ZEROS:
                         less *= by
                     if HAS_BLOCKS:
                         less *= block_minimum
-                    acc -= totals * _for_sums(less, PARTS, R, T)
+                    acc -= totals * _for_sums(less, PIECES, R, T)
                 if IS_SWIGLU:
                     by = _of_group(now_scale_up, g, PER_WORD, SCALE)
                     if HAS_BLOCKS:
                         by *= block_scale_up
-                    acc_up += sums_up * _for_sums(by, PARTS, R, T)
+                    acc_up += sums_up * _for_sums(by, PIECES, R, T)
                     if HAS_MINIMA:
                         less = _of_group(now_minimum_up, g, PER_WORD, MINIMUM)
                         if HAS_ZEROS:
                             less *= by
                         if HAS_BLOCKS:
                             less *= block_minimum_up
-                        acc_up -= totals * _for_sums(less, PARTS, R, T)
-    y = tl.sum(acc, 0)
+                        acc_up -= totals * _for_sums(less, PIECES, R, T)
+    y = tl.sum(tl.reshape(acc, (PARTS, BLOCK_N, BLOCK_M)), 0)
     y_up = y
     if IS_SWIGLU:
-        y_up = tl.sum(acc_up, 0)
+        y_up = tl.sum(tl.reshape(acc_up, (PARTS, BLOCK_N, BLOCK_M)), 0)
     is_last = True
     if SPLITS > 1:
-        y, y_up, is_last = _sum_of_splits(y, y_up, parts_ptr, counters_ptr, BLOCK_M, BLOCK_N, SPLITS, IS_SWIGLU)
+        y, y_up, is_last = sum_of_splits(y, y_up, split, parts_ptr, counters_ptr, BLOCK_N, BLOCK_M, SPLITS, IS_SWIGLU)
     if is_last:
-        _finish(
+        finish_columns(
             y, y_up, tile, m, n, is_row, is_token, scales_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr,
             next_norm_ptr, next_x_ptr, next_squares_ptr, num_squares, epsilon, N, K, TILES, IS_ROWS, SQUARES_BLOCK,
             HAS_SQUARES, HAS_BIAS, HAS_RESIDUAL, HAS_NEXT, IS_SWIGLU,
         )  # fmt: skip
-
-
-@triton.jit
-def _sum_of_splits(
-    y, y_up, parts_ptr, counters_ptr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
-    IS_SWIGLU: tl.constexpr,
-):  # fmt: skip
-    """The last program of a tile to come here adds all sums in order, so results do not depend on which it is."""
-    PART: tl.constexpr = BLOCK_M * BLOCK_N
-    tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-    inside = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
-    mine = parts_ptr + (tile * SPLITS + tl.program_id(2)) * (2 * PART) + inside
-    tl.store(mine, y)
-    if IS_SWIGLU:
-        tl.store(mine + PART, y_up)
-    publish()
-    is_last = tl.atomic_add(counters_ptr + tile, 1, sem="acq_rel") == SPLITS - 1
-    if is_last:
-        tl.store(counters_ptr + tile, 0)
-        first = parts_ptr + tile * SPLITS * (2 * PART) + inside
-        y = tl.load(first, cache_modifier=".cg")
-        if IS_SWIGLU:
-            y_up = tl.load(first + PART, cache_modifier=".cg")
-        for s in tl.static_range(1, SPLITS):
-            y += tl.load(first + s * 2 * PART, cache_modifier=".cg")
-            if IS_SWIGLU:
-                y_up += tl.load(first + (s * 2 + 1) * PART, cache_modifier=".cg")
-    return y, y_up, is_last
-
-
-@triton.jit
-def _finish(
-    y, y_up, tile, m, n, is_row, is_token, scales_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr, next_norm_ptr,
-    next_x_ptr, next_squares_ptr, num_squares, epsilon, N: tl.constexpr, K: tl.constexpr, TILES: tl.constexpr,
-    IS_ROWS: tl.constexpr, SQUARES_BLOCK: tl.constexpr, HAS_SQUARES: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr, HAS_NEXT: tl.constexpr, IS_SWIGLU: tl.constexpr,
-):  # fmt: skip
-    """`epilogue.apply_epilogue` for sums whose columns are the tokens."""
-    if IS_ROWS:
-        y *= tl.load(scales_ptr + n, is_row, 0.0)[:, None]
-        if IS_SWIGLU:
-            y_up *= tl.load(scales_ptr + N + n, is_row, 0.0)[:, None]
-    if HAS_SQUARES:
-        j = tl.arange(0, SQUARES_BLOCK)
-        known = is_token[:, None] & (j < num_squares)[None, :]
-        squares = tl.sum(tl.load(squares_ptr + m[:, None] * num_squares + j[None, :], known, 0.0), 1)
-        rms = tl.rsqrt(squares / K + epsilon)[None, :]
-        y = y * rms
-        y_up = y_up * rms
-    if HAS_BIAS:
-        y += tl.load(bias_ptr + n, is_row, 0.0).to(tl.float32)[:, None]
-        if IS_SWIGLU:
-            y_up += tl.load(bias_ptr + N + n, is_row, 0.0).to(tl.float32)[:, None]
-    if IS_SWIGLU:
-        y = y * tl.sigmoid(y) * y_up
-    places, mask = m[None, :].to(tl.int64) * N + n[:, None], is_row[:, None] & is_token[None, :]
-    if HAS_RESIDUAL:
-        y += tl.load(residual_ptr + places, mask, 0.0).to(tl.float32)
-    out = y.to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + places, out, mask)
-    if HAS_NEXT:
-        wide = tl.where(mask, out.to(tl.float32), 0.0)
-        norm = tl.load(next_norm_ptr + n, is_row, 0.0).to(tl.float32)
-        tl.store(next_x_ptr + places, (wide * norm[:, None]).to(next_x_ptr.dtype.element_ty), mask)
-        tl.store(next_squares_ptr + m * TILES + tile, tl.sum(wide * wide, 0), is_token)
 
 
 def block_tokens(num_tokens: int) -> int:
@@ -498,12 +439,13 @@ def planar_linear(
     assert k == weight.shape[1]
     block_m = block_tokens(num_tokens)
     token_tiles = triton.cdiv(num_tokens, block_m)
+    assert config.parts * config.bands % config.num_warps == 0
     if config.splits > 1:
         scratch.need(tiles * token_tiles * config.splits, block_m, config.block_n)
-    _planar_kernel[(tiles, token_tiles, config.splits)](
+    _planar_kernel[(tiles * token_tiles, config.splits)](
         *given.pointers[:2], *given.pointers[3:], *stored.tensors, scratch.parts, scratch.counters,
-        num_tokens, given.num_squares, epsilon, n, k, block_m, config.block_n, config.parts, config.splits,
-        *stored.flags, triton.next_power_of_2(max(given.num_squares, 1)), *given.flags[1:], swiglu, dependent,
+        num_tokens, token_tiles, given.num_squares, epsilon, n, k, block_m, config.block_n, config.parts, config.bands,
+        config.splits, *stored.flags, triton.next_power_of_2(max(given.num_squares, 1)), *given.flags[1:], swiglu, dependent,
         num_warps=config.num_warps, num_stages=1, **({"launch_pdl": True} if dependent else {}),
     )  # fmt: skip
     return given.normed
