@@ -1,9 +1,9 @@
 """Products of FP8 weights with many tokens by FP8's matrix units, which need tokens in FP8.
 
 A token is rounded by its largest value. As two numbers, the rounded value and what rounding left of it, it keeps the
-precision of bfloat16; as one, it does not. Our kernel is for up to a few hundred tokens, where reading the weights still
-takes most of the time: its programs divide K among them where a product has few tiles, and what follows the product is
-fused in. Torch's is for more.
+precision of bfloat16; as one, it does not. Our kernel is for up to a few hundred tokens, where reading the weights
+still takes most of the time: its programs divide K among them where a product has few tiles, and what follows the
+product is fused in. Torch's is for more.
 """
 
 from __future__ import annotations

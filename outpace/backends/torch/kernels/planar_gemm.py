@@ -124,7 +124,8 @@ def _bytes(units, J: tl.constexpr, KIND: tl.constexpr):
 
 @triton.jit
 def _codes(
-    units, high, chunk, J: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr, KIND: tl.constexpr, dtype: tl.constexpr,
+    units, high, chunk, J: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr, KIND: tl.constexpr,
+    dtype: tl.constexpr,
 ):  # fmt: skip
     """The codes of plane J, less the zero; exact."""
     if BITS == 8:
@@ -190,7 +191,7 @@ def _token_operand(t, PIECES: tl.constexpr, T: tl.constexpr, E: tl.constexpr):
 
 @triton.jit
 def _for_sums(t, PIECES: tl.constexpr, R: tl.constexpr, T: tl.constexpr):
-    """Numbers of rows [4, 8, pieces, R], the same for each of the 4, to [pieces, rows, tokens]; threads keep them too."""
+    """Numbers of rows [4, 8, pieces, R], the same for each of the 4, to [pieces, rows, tokens]; threads keep theirs."""
     t = tl.broadcast_to(t[:, :, :, :, None, None], (4, 8, PIECES, R, T, 2))
     return tl.reshape(tl.permute(t, (2, 3, 1, 4, 0, 5)), (PIECES, 8 * R, 8 * T))
 
@@ -216,13 +217,14 @@ def _add_plane(
 @triton.jit(do_not_specialize=["M", "num_token_tiles", "num_squares"])
 def _planar_kernel(
     x_ptr, units_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr, next_norm_ptr, next_x_ptr, next_squares_ptr,
-    high_ptr, scales_ptr, minima_ptr, block_scales_ptr, block_minima_ptr, parts_ptr, counters_ptr, M,
-    num_token_tiles, num_squares, epsilon, N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr,
-    BANDS: tl.constexpr, SPLITS: tl.constexpr, BITS: tl.constexpr, PLANE: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
-    ZERO: tl.constexpr, KIND: tl.constexpr, PER_WORD: tl.constexpr, SCALE: tl.constexpr, MINIMUM: tl.constexpr,
-    HAS_MINIMA: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BLOCKS: tl.constexpr, IS_ROWS: tl.constexpr,
-    SQUARES_BLOCK: tl.constexpr, HAS_SQUARES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    HAS_NEXT: tl.constexpr, IS_SWIGLU: tl.constexpr, DEPENDENT: tl.constexpr,
+    high_ptr, scales_ptr, minima_ptr, block_scales_ptr, block_minima_ptr, parts_ptr, counters_ptr, M, num_token_tiles,
+    num_squares, epsilon, N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PARTS: tl.constexpr, BANDS: tl.constexpr, SPLITS: tl.constexpr, BITS: tl.constexpr, PLANE: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK: tl.constexpr, ZERO: tl.constexpr, KIND: tl.constexpr, PER_WORD: tl.constexpr,
+    SCALE: tl.constexpr, MINIMUM: tl.constexpr, HAS_MINIMA: tl.constexpr, HAS_ZEROS: tl.constexpr,
+    HAS_BLOCKS: tl.constexpr, IS_ROWS: tl.constexpr, SQUARES_BLOCK: tl.constexpr, HAS_SQUARES: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NEXT: tl.constexpr, IS_SWIGLU: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The first dimension of weights, tokens and sums is the part of K and the band of rows, and the warps divide it.
 
@@ -445,8 +447,8 @@ def planar_linear(
     _planar_kernel[(tiles * token_tiles, config.splits)](
         *given.pointers[:2], *given.pointers[3:], *stored.tensors, scratch.parts, scratch.counters,
         num_tokens, token_tiles, given.num_squares, epsilon, n, k, block_m, config.block_n, config.parts, config.bands,
-        config.splits, *stored.flags, triton.next_power_of_2(max(given.num_squares, 1)), *given.flags[1:], swiglu, dependent,
-        num_warps=config.num_warps, num_stages=1, **({"launch_pdl": True} if dependent else {}),
+        config.splits, *stored.flags, triton.next_power_of_2(max(given.num_squares, 1)), *given.flags[1:], swiglu,
+        dependent, num_warps=config.num_warps, num_stages=1, **({"launch_pdl": True} if dependent else {}),
     )  # fmt: skip
     return given.normed
 

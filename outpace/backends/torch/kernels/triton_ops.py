@@ -193,7 +193,8 @@ class TritonOps:
     ) -> Normed | None:
         assert not isinstance(weight, Stacked)
         if isinstance(config, RoundedConfig):
-            return self._multiply_rounded(x, weight, out, config, **fused)
+            self._multiply_rounded(x, weight, out, config, **fused)
+            return None
         assert not isinstance(x, RoundedTokens)
         if isinstance(config, PlanarConfig):
             assert not isinstance(weight, Tensor)
@@ -217,10 +218,11 @@ class TritonOps:
         next_norm: Tensor | None = None,
         **fused: Any,
     ) -> None:
-        """The norm is part of the rounding: before it if `x` is rounded already, and of the next product's."""
+        """A norm before it is part of the rounding, so it leaves the next one to the next product."""
         assert is_fp8(weight) and not isinstance(x, Normed)
-        rounded = x if isinstance(x, RoundedTokens) else fp8.round_rows(x, terms=config.terms, dependent=self._dependent)
-        fp8.rounded_linear(rounded, weight, out, self._scratch, config, dependent=self._dependent, **fused)
+        if isinstance(x, Tensor):
+            x = fp8.round_rows(x, terms=config.terms, dependent=self._dependent)
+        fp8.rounded_linear(x, weight, out, self._scratch, config, dependent=self._dependent, **fused)
 
     def _config(self, num_tokens: int, weight: Weight, *, is_swiglu: bool = False) -> Config | None:
         rows, k = weight.shape
@@ -263,7 +265,7 @@ def planar_config(num_tokens: int) -> PlanarConfig:
     """For weights of 4 to 8 bits."""
     if num_tokens <= 16:
         return PlanarConfig(16, 8, num_warps=8)
-    return PlanarConfig(32, 4, num_warps=4)
+    return PlanarConfig(64, 2, num_warps=8, bands=4)
 
 
 def scaled_config(num_tokens: int, rows: int, k: int, *, is_swiglu: bool) -> Config | None:
