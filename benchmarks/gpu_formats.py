@@ -103,6 +103,8 @@ def check_cases() -> list[Case]:
     for tokens in (1, 8, 33):
         sizes = [(16, 32, 8), (32, 4, 8, 1, 2), (16, 8, 8, 2)] if tokens < 33 else [(64, 2, 4, 2, 2), (128, 1, 8, 4, 8)]
         found += [(kind, tokens, 520, 768, PlanarConfig(*size)) for kind in ("int4", "Q4_K", "fp8") for size in sizes]
+        ahead = [PlanarConfig(*sizes[0], tokens=64, ahead=2, unroll=unroll, registers=128) for unroll in (1, 2)]
+        found += [(kind, tokens, 520, 768, config) for kind in ("int4", "Q4_K", "fp8") for config in ahead]
     for tokens, terms in ((8, 2), (33, 2), (64, 2), (100, 1), (300, 1)):
         found += [("fp8", tokens, 528, 768, RoundedConfig(64, 128, 4, 4, splits, terms)) for splits in (1, 3)]
     for kind in FORMATS[:-1]:
@@ -204,24 +206,31 @@ def head_kind(kind: str) -> str:
 
 
 def candidates(kind: str, product: Product, num_tokens: int) -> list[Config]:
-    """Beside the default. Logits are not of rounded tokens."""
-    is_fp8 = kind == "fp8" and not product.wide
-    if is_fp8 and num_tokens > MAX_SCALED_TOKENS:
-        sizes = [(64, 128, 4, 4), (64, 128, 4, 4, 2), (64, 128, 4, 4, 4), (128, 128, 8, 4), (128, 128, 8, 4, 2),
-                 (128, 128, 8, 4, 4), (128, 128, 8, 3, 3), (64, 256, 4, 3, 2)]  # fmt: skip
-        return [RoundedConfig(*size) for size in sizes]
+    """Beside the default. Logits are not of tokens in one term."""
+    found: list[Config] = []
+    if kind == "fp8" and num_tokens > 1:
+        sizes = [(64, 128, 4, 4), (64, 128, 4, 4, 4), (64, 128, 4, 6), (64, 256, 4, 3), (64, 256, 4, 3, 2),
+                 (128, 128, 4, 4), (128, 128, 8, 4), (128, 128, 8, 4, 2)]  # fmt: skip
+        terms = 1 if num_tokens > MAX_SCALED_TOKENS and not product.wide else 2
+        found += [RoundedConfig(*size, terms=terms) for size in sizes]
+    if kind == "fp8" and num_tokens > MAX_SCALED_TOKENS:
+        return [*found, PlanarConfig(128, 2, 8, bands=4)] if product.wide else found
     if num_tokens <= 16:
-        rows = [(16, 4, 4), (16, 16, 8), (16, 16, 16), (16, 32, 8), (32, 8, 8), (32, 4, 8, 1, 2)]
+        rows = [(16, 4, 4), (16, 8, 4), (16, 8, 8), (16, 16, 4), (16, 16, 8), (16, 32, 8), (32, 4, 4), (32, 4, 8, 1, 2),
+                (32, 8, 8)]  # fmt: skip
+        loops = ((0, 2), (2, 2)) if kind not in ("int4", "fp8") else ((0, 2), (1, 2), (2, 1), (2, 2), (4, 1))
+        found += [PlanarConfig(*size, ahead=ahead, unroll=unroll) for size in rows for ahead, unroll in loops]
     else:
-        rows = [(32, 8, 8), (64, 1, 4, 1, 4), (64, 1, 4, 4, 4), (64, 2, 8, 2, 4), (128, 1, 8, 1, 8), (128, 1, 8, 4, 8),
-                (128, 2, 8, 1, 4), (128, 2, 8, 2, 4)]  # fmt: skip
-    found: list[Config] = [PlanarConfig(*size) for size in rows]
+        rows = [(32, 8, 8), (64, 1, 4, 1, 4), (64, 1, 4, 4, 4), (64, 2, 8, 1, 4), (64, 2, 8, 2, 4), (128, 1, 8, 1, 8),
+                (128, 1, 8, 4, 8), (128, 2, 8, 1, 4)]  # fmt: skip
+        found += [
+            PlanarConfig(*size, ahead=ahead, unroll=1, registers=registers)
+            for size in rows for ahead in (0, 2) for registers in (None, 128)
+        ]  # fmt: skip
+        if num_tokens > 32:
+            found += [PlanarConfig(*size, tokens=64, ahead=2, unroll=1) for size in rows]
     if kind in ("fp8", "int8") and num_tokens == 1:
         found += [GemvConfig(*size) for size in ((1, 4096, 4), (2, 4096, 4), (4, 2048, 4), (16, 1024, 4))]
-    elif is_fp8 and num_tokens > 1:
-        sizes = [(64, 128, 4, 4, 1, 2), (64, 128, 4, 4, 2, 2), (64, 128, 4, 4, 4, 2), (128, 128, 4, 4, 1, 2),
-                 (128, 128, 4, 4, 4, 2), (128, 128, 8, 4, 2, 2)]  # fmt: skip
-        found += [RoundedConfig(*size) for size in sizes]
     return found
 
 

@@ -22,14 +22,13 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from outpace.backends.torch.kernels.assembly import ON_GPU
+from outpace.backends.torch.kernels.assembly import ON_GPU, prefetch_line
 from outpace.backends.torch.kernels.base import Normed, Operands
 from outpace.backends.torch.kernels.epilogue import finish_columns, sum_of_splits
 from outpace.backends.torch.kernels.linear import Scratch
 from outpace.backends.torch.storage.planar import Planar
 from outpace.backends.torch.storage.scaled import Scaled, is_fp8
 
-_MOST_BLOCK_TOKENS = 32  # more would not fit into registers
 _ROW_PLANE = 32  # units of a row that four threads load at once
 _TYPES = {
     torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.uint8: tl.uint8,
@@ -45,73 +44,69 @@ class PlanarConfig:
     num_warps: int  # they divide parts times bands among them
     splits: int = 1  # programs that divide a tile's K among them
     bands: int = 1  # of a program's rows; they find the same tokens in the cache
+    tokens: int = 32  # of a program, at most
+    ahead: int = 0  # steps whose weights are already on the way into the L2 cache
+    unroll: int = 2  # steps; with one, registers are copied at its end, which waits for the next weights
+    registers: int | None = None  # of a thread, at most
 
 
-def _assembly(body: str) -> tl.constexpr:
-    return tl.constexpr("{ .reg .b32 t, u, v; " + body + " }")
+def _assembly(body: str) -> str:
+    return "{ .reg .b32 t, u, v, w; " + body + " mov.b32 {$0, $1}, w; }"
 
 
-# By plane. Two neighbours share a register. 0xEA: (a & b) | c.
-_NIBBLES = [
-    _assembly(f"shr.u32 t, $1, {4 * plane}; lop3.b32 $0, t, 0x000f000f, 0x43004300, 0xEA;") for plane in range(4)
-]
-_BYTES, _SIGNED = (
-    [
-        _assembly(
-            f"shr.u32 t, $1, {8 * plane}; lop3.b32 u, t, 0x00800080, {upper}; "
-            "lop3.b32 t, t, 0x007f007f, 0x43004300, 0xEA; mov.b32 v, 0xBF80BF80; fma.rn.bf16x2 $0, u, v, t;"  # t - u
-        )
-        for plane in range(2)
-    ]
-    for upper in ("0x43804380, 0x6A", "0x43004300, 0xEA")  # 0x6A: (a & b) ^ c
-)
-# Bits of FP8 moved to their place in bfloat16 are the value times 2**-120.
-_FP8 = [
-    _assembly(
-        f"{move}; and.b32 t, t, 0x07f007f0; lop3.b32 t, u, 0x80008000, t, 0xEA; mov.b32 u, 0x7B807B80; "
-        "mov.b32 v, 0x80008000; fma.rn.bf16x2 $0, t, u, v;"
+# By plane, for a word of two neighbouring units. 0xEA: (a & b) | c. A code in the lowest bits of bfloat16's 128 is
+# 128 + code.
+_NIBBLES = {
+    (plane, zero): _assembly(
+        f"shr.u32 t, $2, {4 * plane}; lop3.b32 t, t, 0x000f000f, 0x43004300, 0xEA; mov.b32 u, 0x3F803F80; "
+        f"mov.b32 v, 0xC3{zero:02X}C3{zero:02X}; fma.rn.bf16x2 w, t, u, v;"  # t - (128 + zero)
     )
-    for move in ("shl.b32 t, $1, 4; shl.b32 u, $1, 8", "shr.u32 t, $1, 4; mov.b32 u, $1")
-]
-_NIBBLES_0, _NIBBLES_1, _NIBBLES_2, _NIBBLES_3 = _NIBBLES
-_BYTES_0, _BYTES_1 = _BYTES
-_SIGNED_0, _SIGNED_1 = _SIGNED
-_FP8_0, _FP8_1 = _FP8
+    for plane in range(4)
+    for zero in (0, 8)
+}
+# Integers are (128 + lower seven bits) - (128 or 256).
+_BYTES = {
+    (plane, kind): _assembly(
+        f"shr.u32 t, $2, {8 * plane}; lop3.b32 u, t, 0x00800080, {upper}; "
+        "lop3.b32 t, t, 0x007f007f, 0x43004300, 0xEA; mov.b32 v, 0xBF80BF80; fma.rn.bf16x2 w, u, v, t;"  # t - u
+    )
+    for plane in range(2)
+    for kind, upper in (("code", "0x43804380, 0x6A"), ("signed", "0x43004300, 0xEA"))  # 0x6A: (a & b) ^ c
+}
+# Bits of FP8 moved to their place in bfloat16 are the value times 2**-120.
+_FP8 = {
+    (plane, "fp8"): _assembly(
+        f"{move}; and.b32 t, t, 0x07f007f0; lop3.b32 t, u, 0x80008000, t, 0xEA; mov.b32 u, 0x7B807B80; "
+        "mov.b32 v, 0x80008000; fma.rn.bf16x2 w, t, u, v;"
+    )
+    for plane, move in enumerate(("shl.b32 t, $2, 4; shl.b32 u, $2, 8", "shr.u32 t, $2, 4; mov.b32 u, $2"))
+}
+
+
+@triton.constexpr_function
+def _unpacking(bits, plane, zero, kind):
+    return _NIBBLES[plane, zero] if bits == 4 else (_BYTES | _FP8)[plane, kind]
 
 
 @triton.jit
-def _unpack_pairs(units, ASSEMBLY: tl.constexpr):
-    return tl.inline_asm_elementwise(ASSEMBLY, "=r,r", [units], tl.bfloat16, is_pure=True, pack=2)
+def _units(words):
+    """A word is two neighbours."""
+    return tl.interleave((words & 0xFFFF).to(tl.int16), (words >> 16).to(tl.int16))
 
 
 @triton.jit
-def _nibbles(units, J: tl.constexpr):
-    """128 + code of plane J: such a number of 16 bits has the code in its lowest bits."""
-    if J == 0:
-        found = _unpack_pairs(units, _NIBBLES_0)
-    elif J == 1:
-        found = _unpack_pairs(units, _NIBBLES_1)
-    elif J == 2:
-        found = _unpack_pairs(units, _NIBBLES_2)
-    else:
-        found = _unpack_pairs(units, _NIBBLES_3)
-    return found
-
-
-@triton.jit
-def _bytes(units, J: tl.constexpr, KIND: tl.constexpr):
-    """The number of plane J in FP8, or the signed one; or its code less 128.
-
-    Integers are (128 + lower seven bits) - (128 or 256)."""
-    if ON_GPU:
-        if KIND == "fp8":
-            found = _unpack_pairs(units, _FP8_0) if J == 0 else _unpack_pairs(units, _FP8_1)
-        elif KIND == "signed":
-            found = _unpack_pairs(units, _SIGNED_0) if J == 0 else _unpack_pairs(units, _SIGNED_1)
-        else:
-            found = _unpack_pairs(units, _BYTES_0) if J == 0 else _unpack_pairs(units, _BYTES_1)
-    else:
-        code = ((units >> (8 * J)) & 0xFF).to(tl.int32)
+def _codes(
+    words, high, chunk, J: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr, KIND: tl.constexpr,
+    dtype: tl.constexpr,
+):  # fmt: skip
+    """The codes of plane J, less the zero; for FP8, its numbers. Exact."""
+    if ON_GPU and (BITS == 4 or BITS == 8):
+        first, second = tl.inline_asm_elementwise(
+            _unpacking(BITS, J, ZERO, KIND), "=h,=h,r", [words], (tl.int16, tl.int16), is_pure=True, pack=1
+        )
+        found = tl.interleave(first, second).to(tl.bfloat16, bitcast=True)
+    elif BITS == 8:
+        code = ((_units(words) >> (8 * J)) & 0xFF).to(tl.int32)
         if KIND == "fp8":
             bits = ((code & 0x80) << 24) | ((code & 0x7F) << 20)
             found = bits.to(tl.float32, bitcast=True) * 2.0**120
@@ -119,28 +114,15 @@ def _bytes(units, J: tl.constexpr, KIND: tl.constexpr):
             found = ((code ^ 0x80) - 0x80).to(tl.float32)
         else:
             found = code.to(tl.float32) - 128
-    return found
-
-
-@triton.jit
-def _codes(
-    units, high, chunk, J: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr, KIND: tl.constexpr,
-    dtype: tl.constexpr,
-):  # fmt: skip
-    """The codes of plane J, less the zero; exact."""
-    if BITS == 8:
-        found = _bytes(units, J, KIND)
-    elif BITS == 4 and ON_GPU:
-        found = _nibbles(units, J) - (128.0 + ZERO)
     else:
-        code = (units >> (4 * J)) & 0xF
+        code = (_units(words) >> (4 * J)) & 0xF
         if BITS > 4:
             HIGH: tl.constexpr = BITS - 4
             MASK: tl.constexpr = ((1 << HIGH) - 1) << 4
             SHARED: tl.constexpr = 2 // HIGH  # chunks that share a byte
             wide = high.to(tl.int16) << 4
             code |= (wide >> ((chunk % SHARED * 4 + J) * HIGH).to(tl.int16)) & MASK
-        if ON_GPU:  # as in `_nibbles`: no conversion from an integer, which is slow
+        if ON_GPU:  # no conversion from an integer, which is slow
             found = (code | 0x4300).to(tl.int16).to(tl.bfloat16, bitcast=True) - (128.0 + ZERO)
         else:
             found = code.to(tl.float32) - ZERO
@@ -176,17 +158,40 @@ def _of_group(words, g: tl.constexpr, PER_WORD: tl.constexpr, dtype: tl.constexp
 
 
 @triton.jit
+def _prefetch(
+    units_ptr, scales_ptr, first_row, first_chunk, N: tl.constexpr, ROWS: tl.constexpr, CHUNKS: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr, WORD: tl.constexpr, ROW_STRIDE: tl.constexpr,
+    CHUNK_STRIDE: tl.constexpr, IS_ROWS: tl.constexpr, IS_SWIGLU: tl.constexpr,
+):  # fmt: skip
+    """A step's weights and scales into the L2 cache, by lines: they hold a row's units of two chunks, or two rows'."""
+    ROW_LINE: tl.constexpr = 1 if IS_ROWS else 2
+    CHUNK_LINE: tl.constexpr = 2 if IS_ROWS else 1
+    row = tl.minimum(first_row + tl.arange(0, BLOCK_N // ROW_LINE) * ROW_LINE, N - 1)[None, :]
+    chunk = tl.minimum(first_chunk + tl.arange(0, PARTS // CHUNK_LINE) * CHUNK_LINE, CHUNKS - 1)[:, None]
+    line = units_ptr + chunk.to(tl.int64) * (CHUNK_STRIDE // 2) + row * (ROW_STRIDE // 2)
+    prefetch_line(line)
+    if IS_SWIGLU:
+        prefetch_line(line + N * ROW_STRIDE // 2)
+    if not IS_ROWS:
+        row = tl.minimum(first_row + tl.arange(0, BLOCK_N // 16) * 16, N - 1)[None, :]
+        scales = scales_ptr + chunk * CHUNK // WORD * ROWS + row
+        prefetch_line(scales)
+        if IS_SWIGLU:
+            prefetch_line(scales + N)
+
+
+@triton.jit
 def _weight_operand(t, PIECES: tl.constexpr, R: tl.constexpr, E: tl.constexpr):
     """[4, 8, pieces, R, E] to [pieces, rows, columns]. A thread keeps its values: they are its operands."""
-    t = tl.reshape(t, (4, 8, PIECES, R, E // 4, 2, 2))
-    return tl.reshape(tl.permute(t, (2, 3, 1, 4, 5, 0, 6)), (PIECES, 8 * R, 4 * E))
+    t = tl.reshape(t, (4, 8, PIECES, R, 2, E // 4, 2))
+    return tl.reshape(tl.permute(t, (2, 3, 1, 5, 0, 4, 6)), (PIECES, 8 * R, 4 * E))
 
 
 @triton.jit
 def _token_operand(t, PIECES: tl.constexpr, T: tl.constexpr, E: tl.constexpr):
     """The same for tokens, which become columns."""
-    t = tl.reshape(t, (4, 8, PIECES, T, E // 4, 2, 2))
-    return tl.reshape(tl.permute(t, (2, 4, 5, 0, 6, 3, 1)), (PIECES, 4 * E, 8 * T))
+    t = tl.reshape(t, (4, 8, PIECES, T, 2, E // 4, 2))
+    return tl.reshape(tl.permute(t, (2, 5, 0, 4, 6, 3, 1)), (PIECES, 4 * E, 8 * T))
 
 
 @triton.jit
@@ -219,12 +224,12 @@ def _planar_kernel(
     x_ptr, units_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr, next_norm_ptr, next_x_ptr, next_squares_ptr,
     high_ptr, scales_ptr, minima_ptr, block_scales_ptr, block_minima_ptr, parts_ptr, counters_ptr, M, num_token_tiles,
     num_squares, epsilon, N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    PARTS: tl.constexpr, BANDS: tl.constexpr, SPLITS: tl.constexpr, BITS: tl.constexpr, PLANE: tl.constexpr,
-    GROUP: tl.constexpr, BLOCK: tl.constexpr, ZERO: tl.constexpr, KIND: tl.constexpr, PER_WORD: tl.constexpr,
-    SCALE: tl.constexpr, MINIMUM: tl.constexpr, HAS_MINIMA: tl.constexpr, HAS_ZEROS: tl.constexpr,
-    HAS_BLOCKS: tl.constexpr, IS_ROWS: tl.constexpr, SQUARES_BLOCK: tl.constexpr, HAS_SQUARES: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NEXT: tl.constexpr, IS_SWIGLU: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    PARTS: tl.constexpr, BANDS: tl.constexpr, SPLITS: tl.constexpr, AHEAD: tl.constexpr, UNROLL: tl.constexpr,
+    BITS: tl.constexpr, PLANE: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, ZERO: tl.constexpr,
+    KIND: tl.constexpr, PER_WORD: tl.constexpr, SCALE: tl.constexpr, MINIMUM: tl.constexpr, HAS_MINIMA: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, HAS_BLOCKS: tl.constexpr, IS_ROWS: tl.constexpr, SQUARES_BLOCK: tl.constexpr,
+    HAS_SQUARES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NEXT: tl.constexpr,
+    IS_SWIGLU: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The first dimension of weights, tokens and sums is the part of K and the band of rows, and the warps divide it.
 
@@ -263,7 +268,9 @@ def _planar_kernel(
     begin = split * (STEPS * PARTS)  # chunk
     lane_rows = tl.minimum(tile * BLOCK_N + (band * R + repeat_n) * 8 + eighth, N - 1)
     lane_tokens = first_token + repeat_m * 8 + eighth
-    in_row = lane_rows * ROW_STRIDE + quarter * E + i
+    words = tl.arange(0, E // 2)[None, None, None, None, :]
+    in_row = lane_rows * (ROW_STRIDE // 2) + quarter * (E // 2) + words
+    in_row_high = lane_rows * ROW_STRIDE + quarter * E + i
     at = quarter * E + i
     if IS_ROWS:
         at = quarter * (2 * E) + i  # and as many after them
@@ -276,17 +283,18 @@ def _planar_kernel(
     rows = (tl.arange(0, PIECES)[None, None, :, None] % BANDS) * (8 * R) + tl.arange(0, R)[None, None, None, :] * 8
     rows = tl.minimum(tile * BLOCK_N + rows + tl.arange(0, 8)[None, :, None, None], N - 1)
     rows = tl.broadcast_to(rows, (4, 8, PIECES, R))
-    ones = tl.full((PIECES, 8 * R, PLANE), 1.0, x_ptr.dtype.element_ty)
+    one = tl.full((PIECES, 8 * R, PLANE // 2), 1.0, x_ptr.dtype.element_ty)
+    ones = tl.interleave(one, one)  # as the codes are made, so that tokens are the same operand for both
     zeros = tl.zeros((PIECES, 8 * R, BLOCK_M), tl.float32)
     if DEPENDENT:
         gdc_launch_dependents()
     # Weights are loaded a step ahead, and the first of them before the previous kernel has ended.
     chunk = tl.minimum(begin + part, CHUNKS - 1)
-    place = chunk.to(tl.int64) * CHUNK_STRIDE + in_row
+    place = chunk.to(tl.int64) * (CHUNK_STRIDE // 2) + in_row
     units = tl.load(units_ptr + place, eviction_policy="evict_first")
     up = units
     if IS_SWIGLU:
-        up = tl.load(units_ptr + place + N * ROW_STRIDE, eviction_policy="evict_first")
+        up = tl.load(units_ptr + place + N * ROW_STRIDE // 2, eviction_policy="evict_first")
     scale = (rows, rows)
     scale_up, minimum, minimum_up = scale, scale, scale
     if not IS_ROWS:
@@ -300,10 +308,15 @@ def _planar_kernel(
             minimum_up = minimum
             if IS_SWIGLU:
                 minimum_up = _in_words(minima_ptr, chunks, rows + N, ROWS, WORD, WORDS, CHUNK)
+    for c in tl.static_range(1, AHEAD + 1):
+        _prefetch(
+            units_ptr, scales_ptr, tile * BLOCK_N, begin + c * PARTS, N, ROWS, CHUNKS, CHUNK, BLOCK_N, PARTS, WORD,
+            ROW_STRIDE, CHUNK_STRIDE, IS_ROWS, IS_SWIGLU,
+        )  # fmt: skip
     if DEPENDENT:
         gdc_wait()
     acc, acc_up = zeros, zeros
-    for c in range(STEPS):
+    for c in tl.range(0, STEPS, loop_unroll_factor=UNROLL):
         now, now_up = units, up
         now_scale, now_scale_up, now_minimum, now_minimum_up = scale, scale_up, minimum, minimum_up
         chunk = begin + c * PARTS + part
@@ -314,18 +327,23 @@ def _planar_kernel(
             chunks = tl.minimum(chunks, CHUNKS - 1)
         high, high_up = now, now
         if HAS_HIGH:
-            high_at = (chunk // SHARED).to(tl.int64) * CHUNK_STRIDE + in_row
+            high_at = (chunk // SHARED).to(tl.int64) * CHUNK_STRIDE + in_row_high
             high = tl.load(high_ptr + high_at)
             high_up = high
             if IS_SWIGLU:
                 high_up = tl.load(high_ptr + high_at + N * ROW_STRIDE)
+        if AHEAD > 0:
+            _prefetch(
+                units_ptr, scales_ptr, tile * BLOCK_N, begin + (c + 1 + AHEAD) * PARTS, N, ROWS, CHUNKS, CHUNK,
+                BLOCK_N, PARTS, WORD, ROW_STRIDE, CHUNK_STRIDE, IS_ROWS, IS_SWIGLU,
+            )  # fmt: skip
         if STEPS > 1:
             after = tl.minimum(begin + (c + 1) * PARTS + part, CHUNKS - 1)
-            place = after.to(tl.int64) * CHUNK_STRIDE + in_row
+            place = after.to(tl.int64) * (CHUNK_STRIDE // 2) + in_row
             units = tl.load(units_ptr + place, eviction_policy="evict_first")
             up = units
             if IS_SWIGLU:
-                up = tl.load(units_ptr + place + N * ROW_STRIDE, eviction_policy="evict_first")
+                up = tl.load(units_ptr + place + N * ROW_STRIDE // 2, eviction_policy="evict_first")
             if not IS_ROWS:
                 afters = tl.minimum(begin + (c + 1) * PARTS + parts, CHUNKS - 1)
                 scale = _in_words(scales_ptr, afters, rows, ROWS, WORD, WORDS, CHUNK)
@@ -413,9 +431,9 @@ def _planar_kernel(
         )  # fmt: skip
 
 
-def block_tokens(num_tokens: int) -> int:
+def block_tokens(num_tokens: int, most: int) -> int:
     """Tokens of a program: the matrix units take as few as 8."""
-    return min(max(8, int(triton.next_power_of_2(num_tokens))), _MOST_BLOCK_TOKENS)
+    return min(max(8, int(triton.next_power_of_2(num_tokens))), most)
 
 
 def planar_linear(
@@ -439,7 +457,7 @@ def planar_linear(
     given = Operands.of(x, stored.units, out, tiles, bias, residual, next_norm)
     num_tokens, k = given.values.shape
     assert k == weight.shape[1]
-    block_m = block_tokens(num_tokens)
+    block_m = block_tokens(num_tokens, config.tokens)
     token_tiles = triton.cdiv(num_tokens, block_m)
     assert config.parts * config.bands % config.num_warps == 0
     if config.splits > 1:
@@ -447,8 +465,9 @@ def planar_linear(
     _planar_kernel[(tiles * token_tiles, config.splits)](
         *given.pointers[:2], *given.pointers[3:], *stored.tensors, scratch.parts, scratch.counters,
         num_tokens, token_tiles, given.num_squares, epsilon, n, k, block_m, config.block_n, config.parts, config.bands,
-        config.splits, *stored.flags, triton.next_power_of_2(max(given.num_squares, 1)), *given.flags[1:], swiglu,
-        dependent, num_warps=config.num_warps, num_stages=1, **({"launch_pdl": True} if dependent else {}),
+        config.splits, config.ahead, config.unroll, *stored.flags, triton.next_power_of_2(max(given.num_squares, 1)),
+        *given.flags[1:], swiglu, dependent, num_warps=config.num_warps, num_stages=1, maxnreg=config.registers,
+        **({"launch_pdl": True} if dependent else {}),
     )  # fmt: skip
     return given.normed
 
@@ -464,7 +483,7 @@ class _Stored:
     @staticmethod
     def of(weight: Planar | Scaled) -> _Stored:
         if isinstance(weight, Scaled):
-            units = weight.values.view(torch.int16)
+            units = weight.values.view(torch.int32)
             kind = "fp8" if is_fp8(weight) else "signed"
             flags = (8, _ROW_PLANE, weight.shape[1], 256, 0, kind, 1, tl.float32, tl.float32, False, False, False, True)
             return _Stored(units, (units, weight.scales, units, units, units), flags)
@@ -476,8 +495,8 @@ class _Stored:
             _TYPES[weight.scales.dtype], _TYPES[(weight.scales if weight.minima is None else weight.minima).dtype],
             f.has_minima, f.has_zeros, f.has_blocks, False,
         )  # fmt: skip
-        tensors = tuple([tensor if tensor is not None else weight.units for tensor in found])
-        return _Stored(weight.units, tensors, flags)
+        units = weight.units.view(torch.int32)
+        return _Stored(units, tuple([units if tensor is None else tensor for tensor in found]), flags)
 
 
 def _as_words(values: Tensor) -> Tensor:
@@ -503,7 +522,8 @@ def _unpack_kernel(
     n, i = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, PLANE)
     rows = tl.minimum(n, N - 1)
     in_tile = rows[:, None] * PLANE + i[None, :]
-    units = tl.load(units_ptr + chunk.to(tl.int64) * (N * PLANE) + in_tile)
+    words = rows[:, None] * (PLANE // 2) + tl.arange(0, PLANE // 2)[None, :]
+    units = tl.load(units_ptr + chunk.to(tl.int64) * (N * PLANE // 2) + words)
     high = units
     if HAS_HIGH:
         high = tl.load(high_ptr + (chunk // SHARED).to(tl.int64) * (N * PLANE) + in_tile)
