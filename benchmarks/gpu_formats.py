@@ -213,7 +213,7 @@ def candidates(kind: str, product: Product, num_tokens: int) -> list[Config]:
                  (128, 128, 4, 4), (128, 128, 8, 4), (128, 128, 8, 4, 2)]  # fmt: skip
         terms = 1 if num_tokens > MAX_SCALED_TOKENS and not product.wide else 2
         found += [RoundedConfig(*size, terms=terms) for size in sizes]
-    if kind == "fp8" and num_tokens > MAX_SCALED_TOKENS:
+    if kind == "fp8" and num_tokens > 16:
         return [*found, PlanarConfig(128, 2, 8, bands=4)] if product.wide else found
     if num_tokens <= 16:
         rows = [(16, 4, 4), (16, 8, 4), (16, 8, 8), (16, 16, 4), (16, 16, 8), (16, 32, 8), (32, 4, 4), (32, 4, 8, 1, 2),
@@ -222,10 +222,11 @@ def candidates(kind: str, product: Product, num_tokens: int) -> list[Config]:
         found += [PlanarConfig(*size, ahead=ahead, unroll=unroll) for size in rows for ahead, unroll in loops]
     else:
         rows = [(32, 8, 8), (64, 1, 4, 1, 4), (64, 1, 4, 4, 4), (64, 2, 8, 1, 4), (64, 2, 8, 2, 4), (128, 1, 8, 1, 8),
-                (128, 1, 8, 4, 8), (128, 2, 8, 1, 4)]  # fmt: skip
+                (128, 1, 8, 4, 8), (128, 2, 8, 1, 4), (128, 1, 4, 1, 4), (128, 1, 4, 4, 4)]  # fmt: skip
+        loops = [(2, None)] if kind != "int4" else [(0, None), (2, None), (0, 128), (2, 128)]
         found += [
             PlanarConfig(*size, ahead=ahead, unroll=1, registers=registers)
-            for size in rows for ahead in (0, 2) for registers in (None, 128)
+            for size in rows for ahead, registers in loops
         ]  # fmt: skip
         if num_tokens > 32:
             found += [PlanarConfig(*size, tokens=64, ahead=2, unroll=1) for size in rows]
