@@ -103,8 +103,8 @@ def check_cases() -> list[Case]:
     for tokens in (1, 8, 33):
         sizes = [(16, 32, 8), (32, 4, 8, 1, 2), (16, 8, 8, 2)] if tokens < 33 else [(64, 2, 4, 2, 2), (128, 1, 8, 4, 8)]
         found += [(kind, tokens, 520, 768, PlanarConfig(*size)) for kind in ("int4", "Q4_K", "fp8") for size in sizes]
-        ahead = [PlanarConfig(*sizes[0], tokens=64, ahead=2, unroll=unroll, registers=128) for unroll in (1, 2)]
-        found += [(kind, tokens, 520, 768, config) for kind in ("int4", "Q4_K", "fp8") for config in ahead]
+        once = PlanarConfig(*sizes[0], unroll=1)
+        found += [(kind, tokens, 520, 768, once) for kind in ("int4", "Q4_K", "fp8")]
     for tokens, terms in ((8, 2), (33, 2), (64, 2), (100, 1), (300, 1)):
         found += [("fp8", tokens, 528, 768, RoundedConfig(64, 128, 4, 4, splits, terms)) for splits in (1, 3)]
     for kind in FORMATS[:-1]:
@@ -218,18 +218,11 @@ def candidates(kind: str, product: Product, num_tokens: int) -> list[Config]:
     if num_tokens <= 16:
         rows = [(16, 4, 4), (16, 8, 4), (16, 8, 8), (16, 16, 4), (16, 16, 8), (16, 32, 8), (32, 4, 4), (32, 4, 8, 1, 2),
                 (32, 8, 8)]  # fmt: skip
-        loops = ((0, 2), (2, 2)) if kind not in ("int4", "fp8") else ((0, 2), (1, 2), (2, 1), (2, 2), (4, 1))
-        found += [PlanarConfig(*size, ahead=ahead, unroll=unroll) for size in rows for ahead, unroll in loops]
+        found += [PlanarConfig(*size) for size in rows]
     else:
         rows = [(32, 8, 8), (64, 1, 4, 1, 4), (64, 1, 4, 4, 4), (64, 2, 8, 1, 4), (64, 2, 8, 2, 4), (128, 1, 8, 1, 8),
                 (128, 1, 8, 4, 8), (128, 2, 8, 1, 4), (128, 1, 4, 1, 4), (128, 1, 4, 4, 4)]  # fmt: skip
-        loops = [(2, None)] if kind != "int4" else [(0, None), (2, None), (0, 128), (2, 128)]
-        found += [
-            PlanarConfig(*size, ahead=ahead, unroll=1, registers=registers)
-            for size in rows for ahead, registers in loops
-        ]  # fmt: skip
-        if num_tokens > 32:
-            found += [PlanarConfig(*size, tokens=64, ahead=2, unroll=1) for size in rows]
+        found += [PlanarConfig(*size, unroll=unroll) for size in rows for unroll in (1, 2)]
     if kind in ("fp8", "int8") and num_tokens == 1:
         found += [GemvConfig(*size) for size in ((1, 4096, 4), (2, 4096, 4), (4, 2048, 4), (16, 1024, 4))]
     return found

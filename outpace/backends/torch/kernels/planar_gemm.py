@@ -8,7 +8,8 @@ of the tokens over a group: the matrix units compute them too, by a product with
 Memory is read without shared memory and without barriers. A thread loads 16 bytes of a row; the columns of a plane are
 numbered anew for weights and tokens alike, so that these bytes are what the matrix units expect from this thread.
 Weights are planar (`storage/planar.py`) or rows of 8 bits (`storage/scaled.py`), whose planes are the even and the odd
-columns.
+columns. A word of 32 bits is two units: as values of 16 bits, they would be copied at the end of every step, which waits
+for the weights of the next.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from outpace.backends.torch.kernels.assembly import ON_GPU, prefetch_line
+from outpace.backends.torch.kernels.assembly import ON_GPU
 from outpace.backends.torch.kernels.base import Normed, Operands
 from outpace.backends.torch.kernels.epilogue import finish_columns, sum_of_splits
 from outpace.backends.torch.kernels.linear import Scratch
 from outpace.backends.torch.storage.planar import Planar
 from outpace.backends.torch.storage.scaled import Scaled, is_fp8
 
+_MOST_BLOCK_TOKENS = 32  # more would not fit into registers
 _ROW_PLANE = 32  # units of a row that four threads load at once
 _TYPES = {
     torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.uint8: tl.uint8,
@@ -44,10 +46,7 @@ class PlanarConfig:
     num_warps: int  # they divide parts times bands among them
     splits: int = 1  # programs that divide a tile's K among them
     bands: int = 1  # of a program's rows; they find the same tokens in the cache
-    tokens: int = 32  # of a program, at most
-    ahead: int = 0  # steps whose weights are already on the way into the L2 cache
     unroll: int = 2  # steps; with one, registers are copied at its end, which waits for the next weights
-    registers: int | None = None  # of a thread, at most
 
 
 def _assembly(body: str) -> str:
@@ -158,29 +157,6 @@ def _of_group(words, g: tl.constexpr, PER_WORD: tl.constexpr, dtype: tl.constexp
 
 
 @triton.jit
-def _prefetch(
-    units_ptr, scales_ptr, first_row, first_chunk, N: tl.constexpr, ROWS: tl.constexpr, CHUNKS: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr, WORD: tl.constexpr, ROW_STRIDE: tl.constexpr,
-    CHUNK_STRIDE: tl.constexpr, IS_ROWS: tl.constexpr, IS_SWIGLU: tl.constexpr,
-):  # fmt: skip
-    """A step's weights and scales into the L2 cache, by lines: they hold a row's units of two chunks, or two rows'."""
-    ROW_LINE: tl.constexpr = 1 if IS_ROWS else 2
-    CHUNK_LINE: tl.constexpr = 2 if IS_ROWS else 1
-    row = tl.minimum(first_row + tl.arange(0, BLOCK_N // ROW_LINE) * ROW_LINE, N - 1)[None, :]
-    chunk = tl.minimum(first_chunk + tl.arange(0, PARTS // CHUNK_LINE) * CHUNK_LINE, CHUNKS - 1)[:, None]
-    line = units_ptr + chunk.to(tl.int64) * (CHUNK_STRIDE // 2) + row * (ROW_STRIDE // 2)
-    prefetch_line(line)
-    if IS_SWIGLU:
-        prefetch_line(line + N * ROW_STRIDE // 2)
-    if not IS_ROWS:
-        row = tl.minimum(first_row + tl.arange(0, BLOCK_N // 16) * 16, N - 1)[None, :]
-        scales = scales_ptr + chunk * CHUNK // WORD * ROWS + row
-        prefetch_line(scales)
-        if IS_SWIGLU:
-            prefetch_line(scales + N)
-
-
-@triton.jit
 def _weight_operand(t, PIECES: tl.constexpr, R: tl.constexpr, E: tl.constexpr):
     """[4, 8, pieces, R, E] to [pieces, rows, columns]. A thread keeps its values: they are its operands."""
     t = tl.reshape(t, (4, 8, PIECES, R, 2, E // 4, 2))
@@ -224,7 +200,7 @@ def _planar_kernel(
     x_ptr, units_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr, next_norm_ptr, next_x_ptr, next_squares_ptr,
     high_ptr, scales_ptr, minima_ptr, block_scales_ptr, block_minima_ptr, parts_ptr, counters_ptr, M, num_token_tiles,
     num_squares, epsilon, N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    PARTS: tl.constexpr, BANDS: tl.constexpr, SPLITS: tl.constexpr, AHEAD: tl.constexpr, UNROLL: tl.constexpr,
+    PARTS: tl.constexpr, BANDS: tl.constexpr, SPLITS: tl.constexpr, UNROLL: tl.constexpr,
     BITS: tl.constexpr, PLANE: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, ZERO: tl.constexpr,
     KIND: tl.constexpr, PER_WORD: tl.constexpr, SCALE: tl.constexpr, MINIMUM: tl.constexpr, HAS_MINIMA: tl.constexpr,
     HAS_ZEROS: tl.constexpr, HAS_BLOCKS: tl.constexpr, IS_ROWS: tl.constexpr, SQUARES_BLOCK: tl.constexpr,
@@ -308,11 +284,6 @@ def _planar_kernel(
             minimum_up = minimum
             if IS_SWIGLU:
                 minimum_up = _in_words(minima_ptr, chunks, rows + N, ROWS, WORD, WORDS, CHUNK)
-    for c in tl.static_range(1, AHEAD + 1):
-        _prefetch(
-            units_ptr, scales_ptr, tile * BLOCK_N, begin + c * PARTS, N, ROWS, CHUNKS, CHUNK, BLOCK_N, PARTS, WORD,
-            ROW_STRIDE, CHUNK_STRIDE, IS_ROWS, IS_SWIGLU,
-        )  # fmt: skip
     if DEPENDENT:
         gdc_wait()
     acc, acc_up = zeros, zeros
@@ -332,11 +303,6 @@ def _planar_kernel(
             high_up = high
             if IS_SWIGLU:
                 high_up = tl.load(high_ptr + high_at + N * ROW_STRIDE)
-        if AHEAD > 0:
-            _prefetch(
-                units_ptr, scales_ptr, tile * BLOCK_N, begin + (c + 1 + AHEAD) * PARTS, N, ROWS, CHUNKS, CHUNK,
-                BLOCK_N, PARTS, WORD, ROW_STRIDE, CHUNK_STRIDE, IS_ROWS, IS_SWIGLU,
-            )  # fmt: skip
         if STEPS > 1:
             after = tl.minimum(begin + (c + 1) * PARTS + part, CHUNKS - 1)
             place = after.to(tl.int64) * (CHUNK_STRIDE // 2) + in_row
@@ -431,9 +397,9 @@ def _planar_kernel(
         )  # fmt: skip
 
 
-def block_tokens(num_tokens: int, most: int) -> int:
+def block_tokens(num_tokens: int) -> int:
     """Tokens of a program: the matrix units take as few as 8."""
-    return min(max(8, int(triton.next_power_of_2(num_tokens))), most)
+    return min(max(8, int(triton.next_power_of_2(num_tokens))), _MOST_BLOCK_TOKENS)
 
 
 def planar_linear(
@@ -457,7 +423,7 @@ def planar_linear(
     given = Operands.of(x, stored.units, out, tiles, bias, residual, next_norm)
     num_tokens, k = given.values.shape
     assert k == weight.shape[1]
-    block_m = block_tokens(num_tokens, config.tokens)
+    block_m = block_tokens(num_tokens)
     token_tiles = triton.cdiv(num_tokens, block_m)
     assert config.parts * config.bands % config.num_warps == 0
     if config.splits > 1:
@@ -465,8 +431,8 @@ def planar_linear(
     _planar_kernel[(tiles * token_tiles, config.splits)](
         *given.pointers[:2], *given.pointers[3:], *stored.tensors, scratch.parts, scratch.counters,
         num_tokens, token_tiles, given.num_squares, epsilon, n, k, block_m, config.block_n, config.parts, config.bands,
-        config.splits, config.ahead, config.unroll, *stored.flags, triton.next_power_of_2(max(given.num_squares, 1)),
-        *given.flags[1:], swiglu, dependent, num_warps=config.num_warps, num_stages=1, maxnreg=config.registers,
+        config.splits, config.unroll, *stored.flags, triton.next_power_of_2(max(given.num_squares, 1)),
+        *given.flags[1:], swiglu, dependent, num_warps=config.num_warps, num_stages=1,
         **({"launch_pdl": True} if dependent else {}),
     )  # fmt: skip
     return given.normed

@@ -265,7 +265,7 @@ def planar_config(num_tokens: int) -> PlanarConfig:
     """For weights of 4 to 8 bits."""
     if num_tokens <= 16:
         return PlanarConfig(16, 8, num_warps=8)
-    return PlanarConfig(64, 2, num_warps=8, bands=4)
+    return PlanarConfig(64, 1, num_warps=4, splits=4, bands=4, unroll=1)
 
 
 def scaled_config(num_tokens: int, rows: int, k: int, *, is_swiglu: bool) -> Config | None:
