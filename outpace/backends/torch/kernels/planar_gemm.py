@@ -8,7 +8,7 @@ of the tokens over a group: the matrix units compute them too, by a product with
 Memory is read without shared memory and without barriers. A thread loads 16 bytes of a row; the columns of a plane are
 numbered anew for weights and tokens alike, so that these bytes are what the matrix units expect from this thread.
 Weights are planar (`storage/planar.py`) or rows of 8 bits (`storage/scaled.py`), whose planes are the even and the odd
-columns. A word of 32 bits is two units: as values of 16 bits, they would be copied at the end of every step, which waits
+columns. A word of 32 bits is two units: as values of 16 bits they would be copied at the end of every step, which waits
 for the weights of the next.
 """
 
