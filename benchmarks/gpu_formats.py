@@ -218,11 +218,10 @@ def candidates(kind: str, product: Product, num_tokens: int) -> list[Config]:
     if num_tokens <= 16:
         rows = [(16, 4, 4), (16, 8, 4), (16, 8, 8), (16, 16, 4), (16, 16, 8), (16, 32, 8), (32, 4, 4), (32, 4, 8, 1, 2),
                 (32, 8, 8)]  # fmt: skip
-        found += [PlanarConfig(*size) for size in rows]
     else:
         rows = [(32, 8, 8), (64, 1, 4, 1, 4), (64, 1, 4, 4, 4), (64, 2, 8, 1, 4), (64, 2, 8, 2, 4), (128, 1, 8, 1, 8),
                 (128, 1, 8, 4, 8), (128, 2, 8, 1, 4), (128, 1, 4, 1, 4), (128, 1, 4, 4, 4)]  # fmt: skip
-        found += [PlanarConfig(*size, unroll=unroll) for size in rows for unroll in (1, 2)]
+    found += [PlanarConfig(*size, unroll=unroll) for size in rows for unroll in (1, 2)]
     if kind in ("fp8", "int8") and num_tokens == 1:
         found += [GemvConfig(*size) for size in ((1, 4096, 4), (2, 4096, 4), (4, 2048, 4), (16, 1024, 4))]
     return found
