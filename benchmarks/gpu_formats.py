@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from typing import Any
 
@@ -103,7 +103,7 @@ def check_cases() -> list[Case]:
     for tokens in (1, 8, 33):
         sizes = [(16, 32, 8), (32, 4, 8, 1, 2), (16, 8, 8, 2)] if tokens < 33 else [(64, 2, 4, 2, 2), (128, 1, 8, 4, 8)]
         found += [(kind, tokens, 520, 768, PlanarConfig(*size)) for kind in ("int4", "Q4_K", "fp8") for size in sizes]
-        once = PlanarConfig(*sizes[0], unroll=1)
+        once = replace(PlanarConfig(*sizes[0]), unroll=1)
         found += [(kind, tokens, 520, 768, once) for kind in ("int4", "Q4_K", "fp8")]
     for tokens, terms in ((8, 2), (33, 2), (64, 2), (100, 1), (300, 1)):
         found += [("fp8", tokens, 528, 768, RoundedConfig(64, 128, 4, 4, splits, terms)) for splits in (1, 3)]
@@ -212,7 +212,7 @@ def candidates(kind: str, product: Product, num_tokens: int) -> list[Config]:
         sizes = [(64, 128, 4, 4), (64, 128, 4, 4, 4), (64, 128, 4, 6), (64, 256, 4, 3), (64, 256, 4, 3, 2),
                  (128, 128, 4, 4), (128, 128, 8, 4), (128, 128, 8, 4, 2)]  # fmt: skip
         terms = 1 if num_tokens > MAX_SCALED_TOKENS and not product.wide else 2
-        found += [RoundedConfig(*size, terms=terms) for size in sizes]
+        found += [replace(RoundedConfig(*size), terms=terms) for size in sizes]
     if kind == "fp8" and num_tokens > 16:
         return [*found, PlanarConfig(128, 2, 8, bands=4)] if product.wide else found
     if num_tokens <= 16:
@@ -221,7 +221,7 @@ def candidates(kind: str, product: Product, num_tokens: int) -> list[Config]:
     else:
         rows = [(32, 8, 8), (64, 1, 4, 1, 4), (64, 1, 4, 4, 4), (64, 2, 8, 1, 4), (64, 2, 8, 2, 4), (128, 1, 8, 1, 8),
                 (128, 1, 8, 4, 8), (128, 2, 8, 1, 4), (128, 1, 4, 1, 4), (128, 1, 4, 4, 4)]  # fmt: skip
-    found += [PlanarConfig(*size, unroll=unroll) for size in rows for unroll in (1, 2)]
+    found += [replace(PlanarConfig(*size), unroll=unroll) for size in rows for unroll in (1, 2)]
     if kind in ("fp8", "int8") and num_tokens == 1:
         found += [GemvConfig(*size) for size in ((1, 4096, 4), (2, 4096, 4), (4, 2048, 4), (16, 1024, 4))]
     return found
