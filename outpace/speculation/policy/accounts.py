@@ -18,7 +18,7 @@ from outpace.speculation.policy.planner import Plan, Situation
 from outpace.speculation.policy.state import Outcome, PlainTime, RequestState
 from outpace.speculation.policy.tunables import TUNABLES
 
-_REPAYMENT_STEPS = 32.0  # in which a request's debt is to be made good
+_REPAYMENT_STEPS = 16.0  # in which a request's deep debt is to be made good
 
 
 @dataclass(slots=True)
@@ -42,9 +42,10 @@ class Accounts:
         """Whether neither the engine nor a request may lose more than its budget.
 
         The engine assumes `lower_gain`: the accepted draft tokens at the lower bound of acceptance, per token emitted
-        without drafts. A request assumes what is expected of its own draft; in debt, the draft must also repay a part
-        of the debt, so that expectations that were wrong before count for less. Catching up is paid for by later steps if
-        the model `is_proven` by trials; otherwise by the budget, or it is the first trial, with a single request.
+        without drafts. A request assumes what is expected of its own draft. A debt of up to its grant may be bad luck;
+        what is beyond must be repaid by the draft, so that expectations that were wrong before count for less.
+        Catching up is paid for by later steps if the model `is_proven` by trials; otherwise by the budget, or it is
+        the first trial, with a single request.
         """
         plain, balance = situation.plain_seconds, self.budget.balance
         if balance <= 0.0 and self.in_debt.due > situation.step:
@@ -58,7 +59,10 @@ class Accounts:
         least = plan.needed_gain(plain, 0.0)
         for row in situation.auto:
             balance = situation.states[row].budget.balance
-            needed = plan.needed_gain(plain, balance) if balance > 0.0 else least - balance / _REPAYMENT_STEPS
+            if balance > 0.0:
+                needed = plan.needed_gain(plain, balance)
+            else:
+                needed = least + max(0.0, -balance - TUNABLES.request_grant) / _REPAYMENT_STEPS
             if needed > plan.gains.get(row, 0.0):
                 return False
         return True
