@@ -93,6 +93,7 @@ def application(
         graceful_shutdown_timeout_s=config.shutdown_timeout,
         health_check_period_s=2.0,
         health_check_timeout_s=30.0,
+        logging_config=ingress.QUIET,
         request_router_config=RequestRouterConfig(
             request_router_class=DirectPrefixRouter if is_direct else PrefixRouter,
             request_router_kwargs={"at_once": num_at_once},

@@ -12,12 +12,14 @@ from typing import Any
 
 from ray import serve
 from ray.exceptions import RayError
+from ray.serve.schema import LoggingConfig
 
 from outpace.ray.asgi import read_body, send_text
 from outpace.ray.environment import has_haproxy
 from outpace.ray.prefixes import routed_text
 
 ENGINE, ROUTER = "Engine", "Router"
+QUIET = LoggingConfig(enable_access_log=False, log_level="WARNING")  # the server has logs of its own
 
 
 def is_supported() -> bool:
@@ -26,7 +28,7 @@ def is_supported() -> bool:
 
 def routed_application(engine: serve.Application) -> serve.Application:
     """`engine` as an application whose replicas HAProxy serves as a router says."""
-    router = serve.deployment(_Router).options(name=ROUTER, max_ongoing_requests=1000)
+    router = serve.deployment(_Router).options(name=ROUTER, max_ongoing_requests=1000, logging_config=QUIET)
     application: serve.Application = engine._with_ingress_request_router(router.bind())
     return application
 
