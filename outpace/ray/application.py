@@ -19,8 +19,8 @@ from ray.serve.config import RequestRouterConfig
 
 from outpace.errors import UsageError
 from outpace.models.generation_config import GenerationChoice
-from outpace.ray.board import Board
 from outpace.ray import ingress
+from outpace.ray.board import Board
 from outpace.ray.front import FrontApp
 from outpace.ray.replica import EngineReplica
 from outpace.ray.routing import DirectPrefixRouter, PrefixRouter

@@ -16,7 +16,8 @@ _ALWAYS = {
     # Ray's own metrics and its list of tasks cost each of its processes up to 1% of a core; `/metrics` has the engines'
     "RAY_enable_metrics_collection": "0",
     "RAY_task_events_report_interval_ms": "0",
-    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",  # seconds; Ray's 0.1 take 3% of a core
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",  # Ray's 0.1 s take 3% of a core
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",  # on a busy machine Ray's 5 s are too few, and the start fails
 }
 _WITH_HAPROXY = {
     HAPROXY: "1",
