@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from time import monotonic
 from typing import Any
 
@@ -17,7 +18,8 @@ from ray.serve.request_router import FIFOMixin, PendingRequest, ReplicaID, Reque
 from outpace.ray.prefixes import PrefixIndex, chain, goes_to_cached
 
 _NUM_ASKED = 2
-_FRESH_SECONDS = 0.02  # how long a number counts; what was chosen since is added
+_FRESH_SECONDS = 0.004  # how long a number counts; what was chosen since is added, what has ended since is not seen
+_WAY_SECONDS = 0.01  # in which a request that was sent to a replica is counted there
 _REPLY_SECONDS = 2.0
 
 
@@ -63,6 +65,7 @@ class DirectPrefixRouter(PrefixRouter):
         super().initialize_state(at_once)
         self._asking: dict[ReplicaID, asyncio.Task[None]] = {}
         self._asked_at: dict[ReplicaID, float] = {}
+        self._chosen_at: dict[ReplicaID, deque[float]] = {}  # the last times
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -76,6 +79,7 @@ class DirectPrefixRouter(PrefixRouter):
         if order:
             chosen = order[0][0].replica_id
             self.replica_queue_len_cache.update(chosen, self._num_ongoing(chosen) + 1)
+            self._chosen_at.setdefault(chosen, deque(maxlen=self._at_once)).append(monotonic())
             self._index.add(links, chosen.unique_id)
         return order
 
@@ -89,10 +93,11 @@ class DirectPrefixRouter(PrefixRouter):
         await asyncio.shield(self._asking[name])
 
     async def _ask(self, replica: RunningReplica) -> None:
-        name = replica.replica_id
+        name, began = replica.replica_id, monotonic()
         try:
             number = await asyncio.wait_for(replica.get_queue_len(deadline_s=_REPLY_SECONDS), _REPLY_SECONDS)
-            self.replica_queue_len_cache.update(name, number)
+            on_the_way = sum(began - at < _WAY_SECONDS for at in self._chosen_at.get(name, ()))
+            self.replica_queue_len_cache.update(name, number + on_the_way)
         except ActorDiedError:
             self.on_replica_actor_died(name)
         except (RayError, TimeoutError):
@@ -104,6 +109,7 @@ class DirectPrefixRouter(PrefixRouter):
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_died(replica_id)
         self._asked_at.pop(replica_id, None)
+        self._chosen_at.pop(replica_id, None)
 
 
 def _links(request: PendingRequest | None) -> list[bytes]:

@@ -71,6 +71,7 @@ def test_the_less_busy_of_two_is_chosen_and_a_burst_is_spread_by_one_question(ro
 
 def test_a_replica_is_asked_again_when_its_number_is_old(router, monkeypatch):
     monkeypatch.setattr(routing, "_FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(routing, "_WAY_SECONDS", 0.0)
     first, second = Replica("first", num_open=1), Replica("second")
 
     async def twice() -> list[str]:
@@ -81,8 +82,20 @@ def test_a_replica_is_asked_again_when_its_number_is_old(router, monkeypatch):
     assert asyncio.run(twice()) == ["second", "first"]
 
 
+def test_a_request_that_has_not_arrived_yet_is_counted(router, monkeypatch):
+    monkeypatch.setattr(routing, "_FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(routing, "_WAY_SECONDS", 60.0)
+    replicas = [Replica("first"), Replica("second")]
+
+    async def four() -> list[str]:
+        return [await choose(router, replicas) for _ in range(4)]
+
+    assert Counter(asyncio.run(four())) == {"first": 2, "second": 2}
+
+
 def test_a_prefix_is_found_among_many_replicas_that_are_not_all_asked(router, monkeypatch):
     monkeypatch.setattr(routing, "_FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(routing, "_WAY_SECONDS", 0.0)
     replicas = [Replica(f"{number}") for number in range(50)]
 
     async def ask(times: int) -> set[str]:
