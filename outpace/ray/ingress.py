@@ -2,23 +2,28 @@
 
 Answers go from the replica to HAProxy to the client, so no message of a stream passes through another Python process.
 Ray's own LLM deployments work like this ("direct streaming", experimental). Serve has no public interface to it yet:
-`_with_ingress_request_router`, `_reserve` and `_replica` below are private, and `is_supported` asks for the first.
+`_with_ingress_request_router`, a deployment's version, `_reserve` and `_replica` below are private, and `is_supported`
+asks for the first.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 from ray import serve
 from ray.exceptions import RayError
+from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.schema import LoggingConfig
 
+from outpace import __version__
 from outpace.ray.asgi import read_body, send_text
-from outpace.ray.environment import has_haproxy
+from outpace.ray.environment import WAIT_SECONDS, has_haproxy
 from outpace.ray.prefixes import routed_text
 
 ENGINE, ROUTER = "Engine", "Router"
+_AGAIN_SECONDS = 0.2
 QUIET = LoggingConfig(enable_access_log=False, log_level="WARNING")  # the server has logs of its own
 
 
@@ -28,7 +33,14 @@ def is_supported() -> bool:
 
 def routed_application(engine: serve.Application) -> serve.Application:
     """`engine` as an application whose replicas HAProxy serves as a router says."""
-    router = serve.deployment(_Router).options(name=ROUTER, max_ongoing_requests=1000, logging_config=QUIET)
+    router = serve.deployment(_Router).options(
+        name=ROUTER,
+        max_ongoing_requests=1000,
+        graceful_shutdown_timeout_s=WAIT_SECONDS,
+        logging_config=QUIET,
+    )
+    # Without a version, Serve replaces the router too whenever the engines get new settings
+    router = router.options(version=__version__, _internal=True)
     application: serve.Application = engine._with_ingress_request_router(router.bind())
     return application
 
@@ -48,12 +60,21 @@ class RouterApp:
         if body is None:
             return
         try:
-            async with self._handle.choose_replica(routed=routed_text(body, ""), _reserve=False) as selection:
-                name = selection._replica.replica_id.to_full_id_str()
-        except RayError as error:
-            await send_text(send, 503, f"no replica can be chosen: {error}")
+            name = await asyncio.wait_for(self._choose(routed_text(body, "")), WAIT_SECONDS)
+        except (RayError, TimeoutError) as error:
+            await send_text(send, 503, f"no replica can be chosen: {error!r}")
         else:
             await send_text(send, 200, json.dumps({"replica_id": name}), "application/json")
+
+    async def _choose(self, text: bytes) -> str:
+        """The name of a replica. If the only one is being replaced, this waits for the next."""
+        while True:
+            try:
+                async with self._handle.choose_replica(routed=text, _reserve=False) as selection:
+                    name: str = selection._replica.replica_id.to_full_id_str()
+                    return name
+            except DeploymentUnavailableError:  # replicas with new settings did not start; those with the old will
+                await asyncio.sleep(_AGAIN_SECONDS)
 
 
 @serve.ingress(RouterApp())
