@@ -7,8 +7,9 @@
 The first form loads both models in a process of its own, lets them touch all weights and all of the cache, and compares
 resident memory with the plan's. Then `--measure`'s acceptance and the engine's calibrated costs predict the speedup of
 fixed depths; the engine runs the same prompts with plain decoding and these depths in turns, several rounds, of which
-the fastest counts: the tokens are the same in each, and other programs only make a run slower. Without --model it is
-the embedded SmolLM2 with its head. The second form predicts the speedups in recorded runs from their costs and
+the fastest counts: the tokens are the same in each, and other programs only make a run slower. Beside the speedup
+stand the parts of a step, predicted and as the median of all steps (`plan_parts.py`). Without --model it is the
+embedded SmolLM2 with its head. The second form predicts the speedups in recorded runs from their costs and
 acceptance. The third builds the 8B and 1B shapes on a GPU and compares what torch allocated.
 """
 
@@ -27,8 +28,10 @@ from typing import Any
 
 from tqdm import tqdm
 
+from benchmarks.gpu_speculation import STEP_TOKENS
 from benchmarks.memory import resident_bytes
 from benchmarks.pair import fastest, row
+from benchmarks.plan_parts import StepParts, predicted_parts
 from benchmarks.report import provenance, write_json
 from outpace import LLM
 from outpace.bench.prompt_files import load_prompts
@@ -44,13 +47,13 @@ from outpace.plan.machines import CPU, Machine, machine
 from outpace.plan.measure import Acceptance, measure_drafts
 from outpace.plan.models import open_model
 from outpace.plan.roofline import completed, draft_costs, target_costs
-from outpace.plan.speed import Drafting, known_acceptance
+from outpace.plan.speed import ENDLESS, Answer, Drafting, known_acceptance
 from outpace.speculation.costs.curves import Costs
 
 CONTEXT, SEQUENCES = 4096, 4
 RECORDED = ("gpu_speculation_h200.json", "gpu_speculation_h200_one_block.json")
 RECORDED_CONTEXT = 420  # mean tokens of a request in the recorded runs
-CALIBRATIONS = 4
+CALIBRATIONS = 8
 
 
 def main() -> None:
@@ -217,10 +220,10 @@ def speed(model: Path, draft: Path, prompts: Sequence[Prompt], options: argparse
         target, [drafting], prompts, options.temperature, max_tokens=options.max_tokens, depth=max(options.depths),
         options={"prefix_reuse": False},
     )  # fmt: skip
-    measured, costs, context = runs(model, draft, drafting.kind, prompts, options)
+    measured, costs, usual = runs(model, draft, drafting.kind, prompts, options)
     rows = []
     for (temperature, depth), m in measured.items():
-        p = predicted(costs, measurement.drafts[drafting.name][temperature], depth, context)
+        p = predicted(costs, measurement.drafts[drafting.name][temperature], depth, usual)
         ratio, real = m["decode_ratio"], m["accepted"] / m["drafted"]
         error = p["speedup"] / ratio["value"] - 1
         print(
@@ -229,31 +232,41 @@ def speed(model: Path, draft: Path, prompts: Sequence[Prompt], options: argparse
             f"{p['tokens_per_step']:.3f} and {m['tokens_per_step']:.3f}; accepted {p['acceptance']['value']:.3f} at "
             f"depth {max(options.depths)} by --measure, {real:.3f} by the engine"
         )
+        print_parts(p["parts"], m["parts"])
         rows.append({"temperature": temperature, "setting": f"{drafting.kind}:{depth}", "predicted": p, "measured": m,
                      "error": error})  # fmt: skip
     return rows
 
 
-def predicted(costs: Costs, acceptance: Acceptance, depth: int, context: float) -> dict[str, Any]:
+def print_parts(predicted: dict[str, float], measured: dict[str, float]) -> None:
+    both = (f"{name} {1e3 * predicted[name]:.2f} and {1e3 * measured[name]:.2f}" for name in predicted)
+    print(f"    ms, predicted and measured: {'; '.join(both)}")
+
+
+def predicted(costs: Costs, acceptance: Acceptance, depth: int, usual: Answer) -> dict[str, Any]:
     whole = completed(costs, costs, Machine("here", 1.0, 1.0, 1.0, 1.0, kind=CPU))
-    found = Drafting(whole, known_acceptance(acceptance.chances)).fixed(1, depth, context)
+    drafting = Drafting(whole, known_acceptance(acceptance.chances), answer=usual)
+    context = usual.prompt_tokens + usual.tokens / 2
+    found = drafting.fixed(1, depth, context)
     return {
         "speedup": found.speedup, "tokens_per_step": found.tokens_per_step, "step_seconds": found.seconds,
         "plain_seconds": whole.plain_seconds(1, context), "acceptance": acceptance.rate.as_dict(),
-        "chances": list(acceptance.chances), "context": context,
+        "chances": list(acceptance.chances), "prompt_tokens": usual.prompt_tokens, "decoded_tokens": usual.tokens,
+        "without_reading": replace(drafting, answer=ENDLESS).fixed(1, depth, context).speedup,
+        "parts": predicted_parts(drafting, depth, context) | {"plain": whole.target.seconds(1, 1, context)},
     }  # fmt: skip
 
 
 def runs(
     model: Path, draft: Path, kind: str, prompts: Sequence[Prompt], options: argparse.Namespace
-) -> tuple[dict[tuple[float, int], dict[str, Any]], Costs, float]:
+) -> tuple[dict[tuple[float, int], dict[str, Any]], Costs, Answer]:
     """By temperature and depth, of the engine: the same prompts and seeds, settings in turns. Costs are calibrated a
     few times between prompts, so that the machine's changing speed affects both; the median counts. Also the mean
-    context of a step."""
+    prompt and answer."""
     method: Any = "head" if kind == "head" else "draft"
     settings = [PLAIN, *(fixed(method, depth) for depth in options.depths)]
     made: dict[tuple[float, str], list[Run]] = {(t, each.name): [] for t in options.temperature for each in settings}
-    calibrations, lengths = list[dict[str, Any]](), list[float]()
+    calibrations, lengths, parts = list[dict[str, Any]](), list[tuple[int, int]](), StepParts()
     with LLM(str(model), draft=str(draft), prefix_reuse=False, max_context=2048) as llm:
         target = EngineTarget(llm)
         try:
@@ -265,11 +278,12 @@ def runs(
                     job = Job(i, "prompt", tokens, params)
                     if not i:
                         target.warm_up(job, settings)
-                    best = fastest(target, job, settings, options.rounds, i)
+                    with parts.watching(llm.engine):
+                        best = fastest(target, job, settings, options.rounds, i)
                     once |= {(temperature, name): run for name, run in best.items()}
                 for key, run in once.items():
                     made[key].append(run)
-                    lengths.append(len(tokens) + run.num_tokens / 2)
+                    lengths.append((len(tokens), run.decode_tokens))
                 if i % max(1, len(prompts) // CALIBRATIONS) == 0:
                     calibrations.append(calibrated(llm, method))
         except KeyboardInterrupt:
@@ -283,10 +297,12 @@ def runs(
             figures["drafted"], figures["accepted"] = (
                 sum(figures[f"{what}_per_position"]) for what in ("drafted", "accepted")
             )
+            figures["parts"] = parts.medians(depth) | {"plain": parts.medians(0)["verify"]}
             found[temperature, depth] = figures
     costs = Costs.from_dict(medians(calibrations))
     costs.drafts = {method: costs.drafts[method]}
-    return found, costs, statistics.mean(lengths)
+    num_read, num_decoded = map(statistics.mean, zip(*lengths, strict=True))
+    return found, costs, Answer(round(num_read), num_decoded)
 
 
 def calibrated(llm: LLM, method: str) -> dict[str, Any]:
@@ -328,8 +344,12 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
                 continue
             depth, accepted = int(cell["setting"][5:]), cell["acceptance_per_position"]
             chances = [accepted[0], *(b / a if a else 0.0 for a, b in pairwise(accepted))]
-            predicted = Drafting(costs, known_acceptance(chances)).fixed(cell["concurrency"], depth, RECORDED_CONTEXT)
-            by_table = Drafting(modelled, known_acceptance(chances)).fixed(cell["concurrency"], depth, RECORDED_CONTEXT)
+            answer = recorded_answer(results["new_tokens"], cell["concurrency"])
+            predicted, by_table = (
+                Drafting(each, known_acceptance(chances), answer=answer)
+                .fixed(cell["concurrency"], depth, RECORDED_CONTEXT)
+                for each in (costs, modelled)
+            )  # fmt: skip
             error = predicted.speedup / cell["speedup"] - 1
             rows.append({
                 "file": name, "concurrency": cell["concurrency"], "temperature": cell["temperature"],
@@ -342,6 +362,13 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
                 f"{by_table.speedup:.2f}"
             )
     return rows
+
+
+def recorded_answer(new_tokens: int, concurrency: int) -> Answer:
+    """All requests of a recorded run begin at once, so prompts that fit one step are read together, as one."""
+    alone = Answer.within(RECORDED_CONTEXT, new_tokens)
+    together = min(concurrency, STEP_TOKENS // alone.prompt_tokens)
+    return Answer(together * alone.prompt_tokens, together * alone.tokens)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,11 @@
 
 The policy is the engine's; only the models and the clock are simulated, with a plain step of 4 ms. The two calls of a
 step, decide and learn, are timed, without the time of proposers. Half of the runs overwrite the processor's caches
-between two steps, as a model's weights do when the CPU runs it (cold). With a GPU the caches stay (warm). Sizes take
-turns in one process, so that noise affects all alike. Medians and quartiles are over steps, by what a step did. The
-last lines are the constants of `outpace/bench/simulation/policy_time.py`, fitted to all steps: the time per step, per
-row, and per row with a lookup or a draft.
+between two steps, as a model's weights do when the CPU runs it (cold). With a GPU the caches stay (warm), and learning
+from a step with drafts overlaps with the next one, so that it is left out. Sizes take turns in one process, so that
+noise affects all alike. Medians and quartiles are over steps, by what a step did. The last lines are the constants of
+`outpace/bench/simulation/policy_time.py`, fitted to all steps: the time per step, per row, and per row with a lookup or
+a draft.
 
 With `--engine`, the model writes a story at temperature 1, where lookups find little. Measured is all that `auto` adds
 to plain steps (lookups, deciding, learning and accounting, with the processor's caches full of the model's weights),
@@ -39,7 +40,7 @@ from outpace.config import BackendName
 
 SIZES = (1, 8, 32, 64, 256)
 PLAIN_STEP_MS = 4.0
-DID = ("idle", "decided", "drafted")
+DID = ("idle", "decided", "drafted", "repeated")
 MIN_STEPS = 20  # for a median
 KINDS: dict[str, dict[str, Any]] = {
     "nothing to copy": {"text": Proposing(constant(0.05), guess_share=0.3)},
@@ -53,7 +54,7 @@ WEIGHTS = np.ones(1 << 23)  # 64 MiB: more than the processor's caches hold
 class Timed:
     """A step: what it did, and the time of the policy."""
 
-    did: str  # "idle", "decided" or "drafted"
+    did: str  # one of DID
     rows: int
     num_touched: int  # rows with a lookup or a draft
     milliseconds: float
@@ -82,11 +83,15 @@ class Stopwatch:
         self._looking_up = 0.0
         return decision
 
-    def learn(self, decision: Any, *rest: Any) -> None:
+    def learn(self, decision: Any, outcomes: Any, *rest: Any, **named: Any) -> None:
         begin = perf_counter()
-        self._learn(decision, *rest)
-        seconds = self._seconds + perf_counter() - begin
+        self._learn(decision, outcomes, *rest, **named)
+        seconds = self._seconds
+        has_ended = any(outcome.request.finish_reason is not None for outcome in outcomes)
+        if self._cold or has_ended or not decision.has_drafts:  # else a device verifies the next drafts meanwhile
+            seconds += perf_counter() - begin
         did = "drafted" if decision.has_drafts else "idle" if decision.is_idle else "decided"
+        did = "repeated" if decision.is_repeated else did
         drafted = {row for row, choice in enumerate(decision.choices) if choice.depth}
         self.steps.append(Timed(did, len(decision.choices), len(drafted | set(decision.found)), 1e3 * seconds))
         if self._cold:

@@ -94,10 +94,7 @@ def auto_on_cpu() -> list[str]:
     return lines
 
 
-GPU_SPECULATION = (
-    "gpu_speculation_h200", "gpu_speculation_h200_one_block", "gpu_speculation_h200_unseeded",
-    "gpu_speculation_h200_drafts_ahead",
-)  # fmt: skip
+GPU_SPECULATION = ("gpu_speculation_h200_step_times", "gpu_speculation_h200")  # the latest first
 GPU_PEERS = "gpu_peers_h200"
 QWEN_HEAD = "humaneval_qwen_head"
 SPEC_BENCH = {f"spec_bench_smollm2_{cell}": shown for cell, shown in (
@@ -146,9 +143,8 @@ def gpu_speculation() -> list[str]:
     lines += [
         "A real 135M model inside the shape of an 8B, with its own head, padded to the size of an 8B's. Spec-Bench "
         "prompts, medians of blocks, over plain decoding. [What this shows and what not](gpu.md). The second table is "
-        "of one block, after `auto` was mended by what the first one showed; the third, too, with requests that have "
-        "no seed at temperature 1, whose drafts are verified by rejection; the fourth, since a head begins its next "
-        "draft behind the verification and rejection is captured (128 requests at temperature 1 were not run).",
+        "an earlier one: before drafts began behind the verification, and before `auto` learned the time of steps by "
+        "their kind.",
         "",
     ]
     for name in GPU_SPECULATION:
@@ -294,12 +290,9 @@ def page() -> str:
 def headline() -> str:
     """The figures of the README, each claim beside the worst figure that qualifies it."""
     cpu, versus = load("native_smollm2"), load("policy_versus_smollm2")
-    alone, batch = (
-        {(c["concurrency"], c["temperature"]): c for c in load(name)["summary"]["cells"] if c["setting"] == "auto"}
-        for name in (GPU_SPECULATION[0], GPU_SPECULATION[-1])
-    )
+    gpu = load(GPU_SPECULATION[0])["summary"]["cells"]
+    auto = {(c["concurrency"], c["temperature"]): c for c in gpu if c["setting"] == "auto"}
     code = load(QWEN_HEAD)["classes"]["HumanEval"]["auto"]["decode_ratio"]
-    before = " / ".join(f"{alone[n, 0.0]['speedup']:.2f}" for n in (8, 32, 128))
     ours = load("simulate")["policies"]["ours"]
     against = sorted(row[-1] for row in peer_cells(load(GPU_PEERS)["rows"]))
     spec = {name.removeprefix("spec_bench_smollm2_"): load(name) for name in SPEC_BENCH}
@@ -317,13 +310,13 @@ def headline() -> str:
         ["CPU, SmolLM2 without its head, `auto` over plain, 1 / 4 / 8 requests, mean of ten workloads",
          " / ".join(f"{group['value']:.2f}" for group in groups),
          f"{cells[worst]:.2f} in {shown(worst)}; best {cells[best]:.2f} in {shown(best)}"],
-        ["H200, `auto` with the head over plain, one request, temperature 0 / 1",
-         " / ".join(f"{alone[1, t]['speedup']:.2f}" for t in (0.0, 1.0)),
-         f"{min(alone[1, t]['speedup_range'][0] for t in (0.0, 1.0)):.2f} in one block"],
-        ["H200, the same, 8 / 32 / 128 requests at temperature 0",
-         " / ".join(f"{batch[n, 0.0]['speedup']:.2f}" for n in (8, 32, 128)),
-         f"{min(batch[n, 1.0]['speedup'] for n in (8, 32)):.2f} at temperature 1; one block; {before} in three "
-         f"blocks of commit {load(GPU_SPECULATION[0])['commit']}"],
+        *(
+            [f"H200, `auto` with the head over plain, 1 / 8 / 32 / 128 requests at temperature {temperature:.0f}",
+             " / ".join(f"{auto[n, temperature]['speedup']:.2f}" for n in (1, 8, 32, 128)),
+             " / ".join(f"{auto[n, temperature]['speedup_range'][0]:.2f}" for n in (1, 8, 32, 128))
+             + " in the lowest of three blocks"]
+            for temperature in (0.0, 1.0)
+        ),
         ["H200, plain steps of vLLM 0.24.0 over ours, 1 / 8 / 32 / 128 requests", plain_beside_vllm(),
          f"`auto` beside vLLM's best setting with the same head: {against[0]} to {against[-1]}, and ahead of it in "
          f"{sum(float(each) > 1 for each in against)} of {len(against)} cells"],

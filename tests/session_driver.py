@@ -18,7 +18,7 @@ from outpace.speculation.policy.decision import Decision
 from outpace.speculation.policy.policy import Policy
 from outpace.speculation.policy.state import Choice, Outcome
 from outpace.speculation.proposers.base import DraftAsk, NoDraft
-from outpace.speculation.session import Session, StepShape
+from outpace.speculation.session import Session
 from tests.fakes import fake_config
 from tests.requests_helper import make_request
 
@@ -194,6 +194,7 @@ class SessionDriver:
         )
         self.session = Session(self.policy, self.proposers, self.clock)
         self.accepts: Callable[[Sequence[int]], int] = _num_right  # how many of a draft's tokens are accepted
+        self.mixed_seconds = 0.0  # more for a step that is neither plain nor drafted by a model for all requests alike
 
     @property
     def costs(self) -> Costs:
@@ -253,12 +254,15 @@ class SessionDriver:
             self.session.observe(outcome.request, outcome.choice, outcome.verdict)
         num_tokens = rows + num_prefill + sum(outcome.verdict.num_drafted for outcome in outcomes)
         usual = self.truth.target.seconds(rows, num_tokens, context)
+        num_by_model = sum(choice.depth > 0 and choice.ask is not None for choice in decision.choices)
+        if decision.has_drafts and num_by_model < rows:
+            usual += self.mixed_seconds
         stats.forward_seconds = usual if forward_seconds is None else forward_seconds
         stats.hidden_seconds = hidden_seconds
         stats.num_emitted = sum(len(outcome.verdict.tokens) for outcome in outcomes)
         stats.num_finished = sum(outcome.request.finish_reason is not None for outcome in outcomes)
         self.clock.now += stats.forward_seconds + policy_seconds
-        self.session.learn(decision, outcomes, stats, StepShape(num_tokens, context), catch_up_seconds)
+        self.session.learn(decision, outcomes, stats, catch_up_seconds)
         return outcomes
 
     def run(self, requests: Sequence[Request], steps: int, *, policy_seconds: float = 0.0) -> list[list[int]]:

@@ -59,6 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--resume", metavar="FILE", help="save each finished simulation to FILE; skip those that are in it"
     )
     parser.add_argument("--only", metavar="TEXT", help="only scenarios whose name contains TEXT")
+    parser.add_argument("--max-concurrency", type=int, metavar="N",
+                        help="only scenarios with at most N running requests; those with 128 and 256 take longest")  # fmt: skip
     parser.add_argument("--policies", nargs="+", metavar="NAME", choices=policy_names(), default=policy_names(),
                         help=f"policies beside plain decoding: {', '.join(policy_names())} (default: all)")  # fmt: skip
     parser.add_argument("--seeds", type=int, default=5, metavar="N", help="seeds per scenario (default: %(default)s)")
@@ -72,7 +74,11 @@ def execute(options: argparse.Namespace) -> int:
         raise UsageError(f"--seeds {options.seeds}: each scenario needs a seed; give 1 or more.")
     source = options.seeds_from or commit_name() or outpace.__version__
     records = RecordFile(Path(options.resume) if options.resume else None)
-    scenarios = [each for each in _scenarios(options.quick) if options.only is None or options.only in each.name]
+    most = options.max_concurrency or math.inf
+    scenarios = [
+        each for each in _scenarios(options.quick)
+        if (options.only is None or options.only in each.name) and each.load.concurrency <= most
+    ]  # fmt: skip
     policies = [PLAIN, *(name for name in options.policies if name != PLAIN)]
     begin = perf_counter()
     runs = Runs(scenarios, policies, source, options.seeds, options.quick, records)

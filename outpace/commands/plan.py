@@ -66,6 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("load")
     load.add_argument("--context", type=int, default=8192, metavar="N",
                       help="tokens of a sequence, prompt and output (default: %(default)s)")  # fmt: skip
+    load.add_argument("--output-tokens", type=int, default=256, metavar="N",
+                      help="of an answer, over which the draft's reading of the prompt is spread "
+                      "(default: %(default)s)")  # fmt: skip
     load.add_argument("--concurrency", type=int, default=1, metavar="N",
                       help="requests at once for which to choose (default: %(default)s)")  # fmt: skip
     load.add_argument("--temperature", type=float, nargs="+", default=[0.0], metavar="T",
@@ -111,8 +114,9 @@ def execute(options: argparse.Namespace) -> int:
         sequences=max(16, min(options.concurrency, MAX_SEQUENCES)), nominal=options.nominal,
     )  # fmt: skip
     conditions = Conditions(
-        options.temperature[0], options.workload, options.concurrency, options.depth, tuple(options.acceptance)
-    )
+        options.temperature[0], options.workload, options.concurrency, options.depth, tuple(options.acceptance),
+        options.output_tokens,
+    )  # fmt: skip
     measurement = _measured(options, wanted) if options.measure else None
     costs, source = (None, "measured here, by the engine's calibration") if measurement else _saved(options, wanted)
     report = finite(make_plan(wanted, to, conditions, measurement=measurement, costs=costs, costs_from=source))
@@ -123,7 +127,7 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    for name in ("gpus", "draft_gpus", "context", "concurrency", "num_prompts", "max_tokens"):
+    for name in ("gpus", "draft_gpus", "context", "output_tokens", "concurrency", "num_prompts", "max_tokens"):
         if getattr(options, name) < 1:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1; got {getattr(options, name)}")
     for name in ("memory", "bandwidth", "tflops"):

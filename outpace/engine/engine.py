@@ -39,7 +39,7 @@ from outpace.speculation.policy.state import Choice, Outcome
 from outpace.speculation.proposers.base import Proposer
 from outpace.speculation.proposers.prediction import Follower, read_prediction
 from outpace.speculation.proposers.prediction_text import Prediction
-from outpace.speculation.session import Session, StepShape
+from outpace.speculation.session import Session
 
 
 @dataclass(slots=True)
@@ -503,9 +503,9 @@ class Engine:
         num_prepared = self._count_prepared()
         stats.had_one_time_work = num_prepared > self._num_prepared or plan.num_scored > 0
         self._num_prepared = num_prepared
-        context = sum([row.start for row in plan.rows]) / len(plan.rows)
-        shape = StepShape(plan.num_tokens, context, result.is_typical)
-        learn = partial(self._session.learn, decision, outcomes, stats, shape, catch_up_seconds)
+        learn = partial(
+            self._session.learn, decision, outcomes, stats, catch_up_seconds, is_typical=result.is_typical
+        )  # fmt: skip
         is_needed = decision.is_weighed and not decision.has_drafts
         if self._can_postpone and not (stats.num_finished or is_needed):
             self._postponed = learn

@@ -119,6 +119,8 @@ def _about(best: Pairing, plain: MemoryPlan, to: Deployment, conditions: Conditi
         )
     else:
         found.append(f"At that depth it stays faster up to {best.at_depth[-1].rows} requests at once.")
+    if best.drafting.reading_seconds:
+        found.append(_about_reading(best, conditions))
     if best.draft.weight_bytes and plain.sequences:
         lost = plain.sequences - best.memory.sequences
         place = "the first GPU" if to.gpus > 1 and to.draft_gpus == 1 else "each GPU" if to.gpus > 1 else "the machine"
@@ -133,6 +135,16 @@ def _about(best: Pairing, plain: MemoryPlan, to: Deployment, conditions: Conditi
     if best.compatibility is not None:
         found.append(f"Tokenizers: {best.compatibility.sentence}.{_about_bridge(best)}")
     return found
+
+
+def _about_reading(best: Pairing, conditions: Conditions) -> str:
+    answer, seconds = best.drafting.answer, best.drafting.reading_seconds
+    share = seconds * best.speed.tokens_per_second / answer.tokens
+    return (
+        f"It reads every prompt as well: {_time(seconds)} for {answer.prompt_tokens:,} tokens, {share:.0%} of the "
+        f"decode time of answers of {answer.tokens:,.0f} tokens, {_requests(conditions.rows)}. The speedup includes "
+        "that; with shorter answers (--output-tokens) it weighs more."
+    )
 
 
 def _about_bridge(pairing: Pairing) -> str:
@@ -214,7 +226,11 @@ def _watch(best: Pairing | None, conditions: Conditions) -> list[str]:
         f"accepted over tried draft tokens (metrics vllm:spec_decode_num_*, in Outpace too): below {needed} "
         "drafting at this depth loses time",
         "P99 beside P50 of the time per output token: a fixed depth slows requests that accept little",
-        "time to first token: a draft model prefills every prompt as well",
+        *(
+            ["the time between the first two tokens: there the draft reads the prompt"]
+            if best.drafting.reading_seconds
+            else []
+        ),
         *(
             ["acceptance at your own temperature: this plan is for temperature 0"]
             if conditions.temperature == 0
@@ -277,6 +293,10 @@ def _shown(path: str) -> str:
 
 def _requests(rows: int) -> str:
     return "one request at a time" if rows == 1 else f"{rows} requests at once"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
 def _gb(num_bytes: float) -> str:

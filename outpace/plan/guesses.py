@@ -15,7 +15,7 @@ from outpace.config import WORKLOADS
 from outpace.errors import UsageError
 from outpace.plan.drafts import PlannedDraft
 from outpace.plan.models import PlannedModel
-from outpace.plan.speed import Drafting, known_acceptance
+from outpace.plan.speed import Answer, Drafting, known_acceptance
 from outpace.speculation.costs.curves import Costs, DraftCosts
 from outpace.speculation.policy.acceptance import Acceptance, temperature_class
 
@@ -60,6 +60,7 @@ class Conditions:
     rows: int = 1  # requests at once
     depth: int | None = None  # None: the best
     acceptance: tuple[float, ...] = ()
+    output_tokens: int = 256  # of an answer
 
     def __post_init__(self) -> None:
         if self.workload is not None and self.workload not in WORKLOADS:
@@ -106,16 +107,16 @@ _KIND_NOTES = {
 }
 
 
-def drafting_of(costs: Costs, guess: Guess, conditions: Conditions, by: float = 0.0) -> Drafting:
+def drafting_of(costs: Costs, guess: Guess, conditions: Conditions, answer: Answer, by: float = 0.0) -> Drafting:
     """`by` shifts the chances of a guess, in log-odds; what was measured or given stays."""
     if guess.source != "guessed":
-        return Drafting(costs, known_acceptance(guess.chances), match_share=guess.match_share)
+        return Drafting(costs, known_acceptance(guess.chances), match_share=guess.match_share, answer=answer)
     if guess.chances:
         shifted = tuple(_shifted(chance, by) for chance in guess.chances)
         share = _shifted(guess.match_share, by) if guess.match_share < 1 else 1.0
-        return Drafting(costs, known_acceptance(shifted), match_share=share)
+        return Drafting(costs, known_acceptance(shifted), match_share=share, answer=answer)
     temperature = temperature_class(conditions.temperature)
-    return Drafting(costs, Acceptance(is_lookup=False), temperature, guess.shift + by)
+    return Drafting(costs, Acceptance(is_lookup=False), temperature, guess.shift + by, answer=answer)
 
 
 def _shifted(chance: float, by: float) -> float:

@@ -134,8 +134,8 @@ def machine(name: str) -> Machine:
     if found is None:
         hint = suggestion(word, [*MACHINES, *_ALIASES])
         raise UsageError(
-            f"the table has no machine {name!r}; it has {', '.join(MACHINES)}; {hint or 'for another one'} "
-            "give --memory, --bandwidth and --tflops as well"
+            f"the table has no machine {name!r}{'; ' + hint if hint else '.'} It has {', '.join(MACHINES)}; for "
+            "another one give --memory, --bandwidth and --tflops as well"
         )
     return found
 

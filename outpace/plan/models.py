@@ -94,7 +94,7 @@ def _unknown(reference: str) -> str:
     hint = (
         f"did you mean {', '.join(similar)}?"
         if similar
-        else f"known names are, among others, {', '.join(list(KNOWN)[::6])}"
+        else f"known names are, among others, {', '.join(list(KNOWN)[::6])}."
     )
     return (
         f"there is no file or folder {reference}, and no model of that name in the table; {hint} "

@@ -17,7 +17,7 @@ from outpace.plan.guesses import SPREAD, Conditions, Guess, Measured, drafting_o
 from outpace.plan.memory import Deployment, MemoryPlan, divide
 from outpace.plan.models import PlannedModel
 from outpace.plan.roofline import completed, draft_costs, target_costs
-from outpace.plan.speed import Drafting, Speed
+from outpace.plan.speed import Answer, Drafting, Speed
 from outpace.plan.vocabularies import Compatibility, compare
 from outpace.speculation.costs.curves import Costs
 
@@ -80,13 +80,16 @@ def judge(
         seen = replace(target_step, drafts={draft.kind: drafts or modelled.drafts[draft.kind]})
         whole = completed(seen, modelled, to.machine)
     guess = guessed(target, draft, ratio, conditions, measured)
-    drafting = drafting_of(whole, guess, conditions)
+    answer = Answer.within(context, conditions.output_tokens)
+    drafting = drafting_of(whole, guess, conditions, answer)
     rows = conditions.rows
     speed = (
         drafting.best(rows, context) if conditions.depth is None else drafting.fixed(rows, conditions.depth, context)
     )
     depth = speed.depth or conditions.depth or 1
-    low, high = (drafting_of(whole, guess, conditions, by).fixed(rows, depth, context) for by in (-SPREAD, SPREAD))
+    low, high = (
+        drafting_of(whole, guess, conditions, answer, by).fixed(rows, depth, context) for by in (-SPREAD, SPREAD)
+    )
     by_load = tuple(drafting.best(load, context) for load in LOADS)
     at_depth = tuple(drafting.fixed(load, depth, context) for load in LOADS)
     full = _full_load(drafting, plain_memory, memory, context)
@@ -130,7 +133,7 @@ def _verdict(
     if speed.speedup <= 1.0:
         return "no", "it is not faster than plain decoding at this load"
     lost = 1 - memory.sequences / plain_memory.sequences if plain_memory.sequences else 0.0
-    if lost > 0.1 and full[1] < full[0]:
+    if lost > 0.1 and full[1] < full[0] and memory.sequences < LOADS[-1]:  # beyond that, room is not what is short
         return "maybe", (
             f"it is faster at this load, but takes {lost:.0%} of the concurrency, which outweighs its gain when the "
             "cache is full"

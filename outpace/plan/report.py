@@ -41,6 +41,7 @@ def as_report(
         "machine": _machine(to),
         "conditions": {
             "context": plain.context,
+            "output_tokens": conditions.output_tokens,
             "concurrency": conditions.rows,
             "temperature": conditions.temperature,
             "workload": conditions.workload,
@@ -58,7 +59,7 @@ def as_report(
             "watch": advice.watch,
             "commands": advice.commands,
         },
-        "assumptions": _assumptions(to, pairings, costs_from),
+        "assumptions": _assumptions(to, pairings, conditions, costs_from),
         "measured": measured,
     }
 
@@ -156,6 +157,10 @@ def _pairing(pairing: Pairing) -> dict[str, Any]:
             "match_share": pairing.guess.match_share,
             "note": pairing.guess.note,
         },
+        "reading": {
+            "prompt_tokens": pairing.drafting.answer.prompt_tokens,
+            "seconds": pairing.drafting.reading_seconds,
+        },
         "speed": _speed(pairing.speed),
         "range": [pairing.low.speedup, pairing.high.speedup],
         "by_load": [_speed(each) for each in pairing.by_load],
@@ -169,7 +174,7 @@ def _pairing(pairing: Pairing) -> dict[str, Any]:
     }
 
 
-def _assumptions(to: Deployment, pairings: Sequence[Pairing], costs_from: str) -> list[str]:
+def _assumptions(to: Deployment, pairings: Sequence[Pairing], conditions: Conditions, costs_from: str) -> list[str]:
     found = [f"Costs: {costs_from}."]
     if to.nominal:
         found.append(
@@ -183,6 +188,12 @@ def _assumptions(to: Deployment, pairings: Sequence[Pairing], costs_from: str) -
             "serving format quantises layers only."
         )
     found.append("Sequences are half as long as the longest on average, when steps are timed.")
+    reads = next((each.drafting.answer for each in pairings if each.drafting.reading_seconds), None)
+    if reads is not None:
+        found.append(
+            "Speed is that of decoding, after the target's prefill. What drafts with a model reads the prompt once "
+            f"more: {reads.prompt_tokens:,} tokens for an answer of {reads.tokens:,.0f} (--context, --output-tokens)."
+        )
     if to.gpus > 1:
         place = "on the first GPU" if to.draft_gpus == 1 else "sharded like the target"
         found.append(f"The draft is {place}; two all-reduces follow every layer of a sharded model.")

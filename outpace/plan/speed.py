@@ -1,14 +1,16 @@
 """Speed with a draft, by the policy's own planner: the depth that `--speculation auto` would settle on, and its gain.
 
 `Planner.with_model` chooses the depth for a batch of equal requests, from the costs and from an `Acceptance` that holds
-the chances of draft tokens. What a fixed depth gives is composed of the same parts. Policy time, budgets and requests
-that differ are left out: they make the runtime a few percent slower than a plan.
+the chances of draft tokens. What a fixed depth gives is composed of the same parts. A model that drafts also reads the
+prompt, after the first token; that time is spread over the answer, as the policy spreads it. Policy time, budgets and
+requests that differ are left out: they make the runtime a few percent slower than a plan.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any, cast
 
@@ -18,7 +20,8 @@ from outpace.speculation.costs.curves import Costs
 from outpace.speculation.policy.acceptance import Acceptance
 from outpace.speculation.policy.budget import Budget
 from outpace.speculation.policy.planner import Plan, Planner, Situation
-from outpace.speculation.policy.state import PlainTime, Recent, RequestState, SpeculationSettings
+from outpace.speculation.policy.state import PlainTime, RequestState, SpeculationSettings
+from outpace.speculation.policy.times import StepTimes
 from outpace.speculation.proposers.base import NoDraft
 
 _MODEL = "model"
@@ -34,9 +37,26 @@ class Speed:
     rows: int
     depth: int  # 0: plain decoding is faster
     tokens_per_step: float  # of one request, the target's own included
-    seconds: float  # of a step, drafting included
-    tokens_per_second: float
+    seconds: float  # of a step, drafting included, reading prompts not
+    tokens_per_second: float  # once the target has read the prompt
     speedup: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The usual request: what it reads, and how many tokens it emits after the first one, which prefill gives."""
+
+    prompt_tokens: int = 0
+    tokens: float = math.inf
+
+    @classmethod
+    def within(cls, context: float, tokens: int) -> Answer:
+        """Of requests that have `context` tokens on average while they emit; as many as that at most are emitted."""
+        emitted = min(float(tokens), max(context, 1.0))
+        return cls(max(0, round(context - emitted / 2)), emitted)
+
+
+ENDLESS = Answer()
 
 
 def known_acceptance(chances: Sequence[float]) -> Acceptance:
@@ -54,10 +74,16 @@ class Drafting:
     temperature: int = 0  # class
     shift: float = 0.0  # log-odds added to every chance
     match_share: float = 1.0  # of steps in which there is a draft: lookups often find none
+    answer: Answer = ENDLESS
 
     @property
     def name(self) -> str:
         return next(iter(self.costs.drafts))
+
+    @property
+    def reading_seconds(self) -> float:
+        """Of the prompt, by the model that drafts; once for each answer."""
+        return self.costs.drafts[self.name].catch_up_seconds(self.answer.prompt_tokens)
 
     def plain(self, rows: int, context: float) -> float:
         """Tokens a second of plain decoding."""
@@ -105,8 +131,8 @@ class Drafting:
         low, high = 0.0, 0.99
 
         def speedup(chance: float) -> float:
-            given = known_acceptance([chance])
-            return Drafting(self.costs, given, match_share=self.match_share).fixed(rows, depth, context).speedup
+            given = replace(self, acceptance=known_acceptance([chance]), temperature=0, shift=0.0)
+            return given.fixed(rows, depth, context).speedup
 
         if speedup(high) < 1.0:
             return None
@@ -116,7 +142,8 @@ class Drafting:
         return high
 
     def _speed(self, rows: int, depth: int, tokens: float, seconds: float, context: float) -> Speed:
-        speed = rows * tokens / seconds
+        reading = self.reading_seconds / self.answer.tokens if depth else 0.0  # for each token
+        speed = rows * tokens / (seconds + rows * tokens * reading)
         return Speed(rows, depth, tokens, seconds, speed, speed / self.plain(rows, context))
 
     def _lookup_depth(self, rows: int, context: float) -> int:
@@ -128,7 +155,7 @@ class Drafting:
             self.costs.target, {_MODEL: self.costs.drafts[self.name]}, self.costs.token_seconds,
             self.costs.schedule_seconds,
         )  # fmt: skip
-        planner = Planner(costs, {_MODEL: self.acceptance}, {_MODEL: NoDraft()})
+        planner = Planner(costs, StepTimes(), {_MODEL: self.acceptance}, {_MODEL: NoDraft()})
         depths = list[int]()
         for _ in range(_MOST_SETTLING):
             plan = next(planner.with_model(self._situation(costs, planner, rows, context), _MODEL, Plan()), None)
@@ -145,12 +172,12 @@ class Drafting:
         settings = SpeculationSettings(
             "auto", _MODEL, (), (_MODEL,), DEFAULT_AUTO_DEPTH, self.temperature, self.shift
         )  # fmt: skip
-        state = RequestState(settings, Budget(0.0, 0.0), {}, Recent(), PlainTime())
+        state = RequestState(settings, Budget(0.0, 0.0), {}, PlainTime())
         most = rows * (1 + planner.deepest(_MODEL))
         return Situation(
             step=0, requests=list(repeat(_request(), rows)), states=list(repeat(state, rows)), context=context,
             plain_seconds=plain, auto=list(range(rows)), num_tokens=rows, host_seconds=host, emitted=float(rows),
-            token_seconds=costs.token_seconds, own_seconds=0.0, repeated_own_seconds=0.0, rate=rows / plain,
+            token_seconds=costs.token_seconds, own_seconds=0.0, repeated_own_seconds=0.0,
             seconds=costs.target.by_tokens(rows, rows, most, context, host),
         )  # fmt: skip
 

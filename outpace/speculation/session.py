@@ -4,13 +4,12 @@ decision = session.choose(requests, stats)       look up drafts and decide; then
 session.draft(decision, stats)                   models make the drafts that were decided
 ...                                              the target runs once and verifies every request
 session.observe(request, choice, verdict)        the proposer gets the verdict and rewinds its own cache
-session.learn(decision, outcomes, stats, shape)  costs, acceptance and budgets are updated
+session.learn(decision, outcomes, stats)         costs, acceptance and budgets are updated
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from time import perf_counter
 
 from outpace.core import Draft, Request, StepStats, Verdict
@@ -20,15 +19,6 @@ from outpace.speculation.policy.decision import Decision
 from outpace.speculation.policy.policy import Policy
 from outpace.speculation.policy.state import Choice, Outcome
 from outpace.speculation.proposers.base import DraftAsk, Proposer
-
-
-@dataclass(slots=True)
-class StepShape:
-    """What the target computed in a step, and whether the step's time is typical."""
-
-    num_tokens: int
-    context: float  # mean number of tokens a row had before the step
-    is_typical: bool = True
 
 
 class Session:
@@ -96,7 +86,7 @@ class Session:
             timing, costs = self._proposers[name].timing, self._costs_of(name)
             if timing is None or costs is None:
                 continue
-            if is_typical:
+            if is_typical and not self.policy.begins_ahead:  # else it includes waiting for the pass before
                 costs.observe(timing)
             elif costs.passes is not None:
                 timing.divide(costs.passes.seconds)
@@ -111,29 +101,19 @@ class Session:
         decision: Decision,
         outcomes: Sequence[Outcome],
         stats: StepStats,
-        shape: StepShape,
         catch_up_seconds: float = 0.0,
         *,
+        is_typical: bool = True,
         is_hidden: bool = False,
     ) -> None:
         """Learn from a step, then forget finished requests. `is_hidden`: learning overlaps with device work.
 
-        Costs are learned only from steps of pure decoding that are not idle. A step with one-time work, such as
-        capturing a graph, teaches no costs and is charged to no budget.
+        Costs are learned only from steps of pure decoding, if their time is typical. A step with one-time work, such
+        as capturing a graph, teaches no costs and is charged to no budget.
         """
         begin = self._clock()
         if decision.situation is not None or decision.is_idle:
-            costs = self.costs
-            is_pure = shape.is_typical and not stats.num_prefill_tokens and not stats.had_one_time_work
-            if costs is not None and is_pure and not decision.is_idle:
-                seconds = stats.forward_seconds + stats.hidden_seconds
-                costs.target.observe(len(outcomes), shape.num_tokens, shape.context, seconds)
-                costs.observe_host(
-                    schedule_seconds=stats.schedule_seconds,
-                    verify_seconds=stats.verify_seconds,
-                    num_emitted=stats.num_emitted,
-                )
-            self.policy.learn(decision, outcomes, stats, catch_up_seconds)
+            self.policy.learn(decision, outcomes, stats, catch_up_seconds, is_typical=is_typical)
         if stats.num_finished:
             for outcome in outcomes:
                 if outcome.request.finish_reason is not None:

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -220,7 +221,9 @@ def test_auto_uses_a_head_where_steps_cost_what_they_do_on_a_gpu(small, monkeypa
     engine.policy.use_costs(costs)
     learn, spent = engine.policy.learn, list[float]()
 
-    def booked(decision: Decision, outcomes: Sequence[Outcome], stats: StepStats, catch_up_seconds: float) -> None:
+    def booked(
+        decision: Decision, outcomes: Sequence[Outcome], stats: StepStats, catch_up_seconds: float, **options: Any
+    ) -> None:
         [outcome] = outcomes
         is_drafted = outcome.choice.method == "head"
         drafting = 0.3e-3 * outcome.choice.depth * is_drafted
@@ -230,7 +233,7 @@ def test_auto_uses_a_head_where_steps_cost_what_they_do_on_a_gpu(small, monkeypa
         taken = StepStats(
             num_emitted=stats.num_emitted, forward_seconds=forward, draft_seconds=drafting + catching_up
         )  # fmt: skip
-        learn(decision, outcomes, taken, catching_up)
+        learn(decision, outcomes, taken, catching_up, **options)
 
     engine.policy.learn = booked  # type: ignore[method-assign]
     monkeypatch.setattr(DraftCosts, "observe", lambda self, timing: timing.divide(self.passes.seconds))

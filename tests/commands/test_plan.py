@@ -71,6 +71,17 @@ def test_flags_change_the_plan(capsys):
     assert sources["llama-3.1-8b"] == "given" and sources["a head"] == "guessed"
 
 
+def test_reading_the_prompt_is_priced_and_said(capsys):
+    pair = ["llama-3.1-8b", "llama-3.2-1b", "--cpu", "epyc-9654", "--context", "4096"]
+    long, short = (report(capsys, *pair, "--output-tokens", n) for n in ("1000", "20"))
+    speeds = [{each["name"]: each["speed"]["speedup"] for each in found["drafts"]} for found in (long, short)]
+    assert speeds[0]["llama-3.2-1b"] > 1.05 * speeds[1]["llama-3.2-1b"]
+    assert speeds[0]["ngram"] == speeds[1]["ngram"], "a lookup reads nothing"
+    reading = next(each["reading"] for each in short["drafts"] if each["name"] == "llama-3.2-1b")
+    assert reading["prompt_tokens"] == 2038 and reading["seconds"] > 0
+    assert "It reads every prompt as well: " in plan(capsys, *pair, "--output-tokens", "1000", "--acceptance", "0.9")
+
+
 def test_a_machine_that_the_table_lacks(capsys):
     own = ["--memory", "48", "--bandwidth", "900", "--tflops", "200"]
     assert report(capsys, "llama-3.1-8b", "--gpu", "my card", *own)["machine"]["name"] == "my card"

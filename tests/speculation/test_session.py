@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outpace.core import Request, StepStats
-from outpace.speculation.session import Session, StepShape
+from outpace.speculation.session import Session
 from tests.session_driver import FLAT, RIGHT, USUAL, Clock, SessionDriver, always, nothing, request_of
 
 
@@ -47,9 +47,9 @@ def test_what_learning_takes_is_counted_with_the_next_decision():
     driver, who = SessionDriver(FLAT, suffix=always()), request_of()
     learn = driver.policy.learn
 
-    def slowly(*args):
+    def slowly(*args, **options):
         driver.clock.now += 0.5
-        learn(*args)
+        learn(*args, **options)
 
     driver.policy.learn = slowly  # type: ignore[method-assign]
     driver.step([who])
@@ -113,8 +113,7 @@ def test_costs_of_steps_are_learned_from_pure_decoding(options, is_learned):
     decision = driver.session.choose([who], stats)
     stats.forward_seconds, stats.num_emitted, stats.verify_seconds = 1.5, 1, 0.1
     outcomes = [driver._verify(who, decision.choices[0])]
-    shape = StepShape(1, 3.0, options.get("is_typical", True))
-    driver.session.learn(decision, outcomes, stats, shape)
+    driver.session.learn(decision, outcomes, stats, is_typical=options.get("is_typical", True))
     assert (driver.costs.as_dict() != before) == is_learned
 
 
@@ -124,7 +123,7 @@ def test_learning_counts_unless_a_device_was_at_work_meanwhile(is_hidden):
     clock = iter(range(100))
     session = Session(driver.policy, driver.proposers, lambda: float(next(clock)))
     decision, stats = session.choose([who], StepStats()), StepStats(forward_seconds=1.0, num_emitted=1)
-    session.learn(decision, [driver._verify(who, decision.choices[0])], stats, StepShape(1, 3.0), is_hidden=is_hidden)
+    session.learn(decision, [driver._verify(who, decision.choices[0])], stats, is_hidden=is_hidden)
     after = StepStats()
     session.choose([who], after)
     assert after.learning_seconds == (0.0 if is_hidden else 1.0)

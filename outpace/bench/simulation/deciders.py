@@ -20,11 +20,15 @@ from outpace.speculation.policy.decision import Decision
 from outpace.speculation.policy.policy import Policy
 from outpace.speculation.policy.state import Choice, Outcome
 from outpace.speculation.proposers.base import NoDraft
-from outpace.speculation.session import Session, StepShape
+from outpace.speculation.session import Session
 
 HOST_SECONDS = 50e-6  # of the host per step
-TOKEN_SECONDS = 30e-6  # of the host per emitted token
+_TOKEN_SECONDS = {True: 7.5e-6, False: 30e-6}  # of the host per emitted token: on the machine of a GPU, and else
 MAX_STEP_TOKENS = 8192
+
+
+def token_seconds(scenario: Scenario) -> float:
+    return _TOKEN_SECONDS[scenario.machine in GPUS]
 
 
 class Decider(Protocol):
@@ -80,7 +84,7 @@ def measured_costs(scenario: Scenario, rng: np.random.Generator) -> Costs:
             if draft is not None
             else {}
         ),
-        token_seconds=TOKEN_SECONDS,
+        token_seconds=token_seconds(scenario),
         schedule_seconds=HOST_SECONDS,
     )
 
@@ -122,11 +126,12 @@ class Ours:
         drafted = {row for row, choice in enumerate(choices) if choice.depth}
         num_touched = len(drafted | decision.found.keys())
         return policy_seconds(
-            len(choices), num_touched, is_cold=self._is_cold, is_idle=decision.is_idle, has_drafts=bool(drafted)
-        )
+            len(choices), num_touched, is_cold=self._is_cold, is_idle=decision.is_idle, has_drafts=bool(drafted),
+            is_repeated=decision.is_repeated,
+        )  # fmt: skip
 
     def learn(self, outcomes: Sequence[Outcome], stats: StepStats, num_tokens: int, context: float) -> None:
         decision = self._decision
         assert decision is not None
         catch_up_seconds = self.session.learn_drafting(decision, is_typical=True)
-        self.session.learn(decision, outcomes, stats, StepShape(num_tokens, context), catch_up_seconds)
+        self.session.learn(decision, outcomes, stats, catch_up_seconds)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outpace.bench.simulation.deciders import HOST_SECONDS, MAX_STEP_TOKENS, TOKEN_SECONDS, make_drafts
+from outpace.bench.simulation.deciders import HOST_SECONDS, MAX_STEP_TOKENS, make_drafts, token_seconds
 from outpace.bench.simulation.proposers import MODEL, TEXT, Running
 from outpace.bench.simulation.world import Floats, Rates, Scenario
 from outpace.config import DEFAULT_AUTO_DEPTH
@@ -40,6 +40,7 @@ class Oracle:
     def __init__(self, scenario: Scenario, proposers: Mapping[str, NoDraft]) -> None:
         self._scenario = scenario
         self._proposers = proposers
+        self._token_seconds = token_seconds(scenario)
         self._speedup = 1.0  # recent speedup of steps without the model over plain decoding
         self._rate = 0.0  # tokens per second of such steps
 
@@ -51,7 +52,9 @@ class Oracle:
         plain = len(running) - self._rate * self._plain_seconds(len(running), context)
         slower = 0
         for depth in _DEPTHS if MODEL in self._proposers else ():
-            plan = self._with_model(running, text, model, context, depth)
+            mixed = self._with_model(running, text, model, context, depth)
+            alike = self._with_model(running, [_NONE] * len(running), model, context, depth)
+            plan = max((each for each in (mixed, alike) if each is not None), key=lambda each: each.speed, default=None)
             if plan is not None and plan.value > plain and plan.speed > best.speed:
                 best, slower = plan, 0
             else:
@@ -111,7 +114,10 @@ class Oracle:
         order = np.argsort(-slots, kind="stable")[: MAX_STEP_TOKENS - rows]
         emitted = rows + np.concatenate([[0.0], np.cumsum(slots[order])])
         seconds = self._scenario.law.by_tokens(rows, rows, rows + order.size, context)
-        taken = before + seconds + HOST_SECONDS + TOKEN_SECONDS * emitted
+        taken = before + seconds + HOST_SECONDS + self._token_seconds * emitted
+        taken[1:] += self._scenario.law.mixed_seconds
+        if all(by_model) and all(each.size for each in chances):
+            taken[-1] -= self._scenario.law.mixed_seconds  # every row has a draft of the model
         speeds = emitted / taken
         count = int(speeds.argmax())
         depths = np.bincount(row_of[order[:count]], minlength=rows).tolist()
@@ -122,7 +128,7 @@ class Oracle:
         return 0.0
 
     def _plain_seconds(self, rows: int, context: float) -> float:
-        return self._scenario.law.of(rows, rows, context) + HOST_SECONDS + rows * TOKEN_SECONDS
+        return self._scenario.law.of(rows, rows, context) + HOST_SECONDS + rows * self._token_seconds
 
     def learn(self, outcomes: Sequence[Outcome], stats: StepStats, num_tokens: int, context: float) -> None:
         if any(outcome.choice.ask is not None for outcome in outcomes):

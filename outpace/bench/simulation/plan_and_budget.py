@@ -13,9 +13,9 @@ import numpy as np
 from outpace.bench.simulation.deciders import (
     HOST_SECONDS,
     MAX_STEP_TOKENS,
-    TOKEN_SECONDS,
     make_drafts,
     measured_costs,
+    token_seconds,
 )
 from outpace.bench.simulation.machines import GPUS
 from outpace.bench.simulation.policy_time import policy_seconds
@@ -42,6 +42,7 @@ class PlanAndBudget:
         self.name = name
         self._costs = measured_costs(scenario, rng)
         self._proposers = proposers
+        self._token_seconds = token_seconds(scenario)
         self._counts = {method: [_PRIOR * _PRIOR_WEIGHT, _PRIOR_WEIGHT] for method in proposers}  # accepted, tried
         self._balance: float | None = None
         self._plain_seconds = 0.0
@@ -65,7 +66,7 @@ class PlanAndBudget:
                 if not tokens or rows + tokens > MAX_STEP_TOKENS:
                     continue
                 emitted = rows + sum(sum(rate ** (k + 1) for k in range(choice.depth)) for choice in choices)
-                seconds = HOST_SECONDS + TOKEN_SECONDS * emitted
+                seconds = HOST_SECONDS + self._token_seconds * emitted
                 seconds += self._costs.target.seconds(rows, rows + tokens, context)
                 if asked:
                     drafting = self._costs.drafts[method]

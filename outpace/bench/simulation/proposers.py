@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from outpace.bench.simulation.machines import CPUS
 from outpace.bench.simulation.world import Rates, Scenario, SimulatedRequest, jitter
 from outpace.core import Draft, Request, Verdict
 from outpace.speculation.costs.timing import DraftTiming
@@ -70,10 +71,11 @@ class TextProposer(NoDraft):
 class ModelProposer(NoDraft):
     name = MODEL
     is_lookup = False
-    drafts_whole = False
 
     def __init__(self, running: dict[int, Running], clock: Clock, scenario: Scenario, rng: np.random.Generator) -> None:
         self._running, self._clock, self._scenario, self._rng = running, clock, scenario, rng
+        self.measured = scenario.measured
+        self.drafts_whole = scenario.machine not in CPUS
 
     def num_uncached(self, request: Request) -> int:
         return len(request.tokens) - self._running[request.id].num_cached

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from outpace.bench.simulation.deciders import HOST_SECONDS, TOKEN_SECONDS, Decider, Ours
+from outpace.bench.simulation.deciders import HOST_SECONDS, Decider, Ours, token_seconds
 from outpace.bench.simulation.oracle import Oracle
 from outpace.bench.simulation.plan_and_budget import PlanAndBudget
 from outpace.bench.simulation.proposers import MODEL, RIGHT, TEXT, Clock, ModelProposer, Running, TextProposer
@@ -98,12 +98,16 @@ class Simulation:
         if not stats.speculation_seconds + stats.draft_seconds:  # not every decider measures its own time
             stats.lookup_seconds = self._clock.now - begin
         num_tokens = rows + sum(len(c.draft.tokens) for c in choices if c.draft is not None)
-        stats.forward_seconds = scenario.law.of(rows, num_tokens, context) * jitter(self._rng, scenario.noise)
+        seconds = scenario.law.of(rows, num_tokens, context)
+        num_by_model = sum(choice.ask is not None for choice in choices)
+        if any(choice.depth for choice in choices) and num_by_model < rows:
+            seconds += scenario.law.mixed_seconds
+        stats.forward_seconds = seconds * jitter(self._rng, scenario.noise)
         outcomes = [self._verify(item, choice) for item, choice in zip(running, choices, strict=True)]
         stats.num_emitted = sum(len(outcome.verdict.tokens) for outcome in outcomes)
         stats.num_finished = sum(outcome.request.finish_reason is not None for outcome in outcomes)
         stats.schedule_seconds = HOST_SECONDS
-        stats.verify_seconds = TOKEN_SECONDS * stats.num_emitted
+        stats.verify_seconds = token_seconds(scenario) * stats.num_emitted
         stats.policy_seconds = self.decider.own_seconds(choices)
         self._clock.now = begin + stats.total_seconds
         self._num_tokens += stats.num_emitted

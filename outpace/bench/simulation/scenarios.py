@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
-from outpace.bench.simulation.machines import DRAFTS, GPUS, MACHINES
+from outpace.bench.simulation.machines import DRAFTS, GPUS, HEADS, MACHINES
 from outpace.bench.simulation.world import (
     Load,
     Proposing,
@@ -19,10 +19,12 @@ from outpace.bench.simulation.world import (
     sliding,
     switching,
 )
+from outpace.core import MeasuredAcceptance
 
 _STATIONARY = (0.1, 0.4, 0.6, 0.8, 0.95)
 _CPU_LOADS = (1, 4, 8)
 _GPU_LOADS = (1, 8, 32, 128, 256)
+_HEAD = MeasuredAcceptance(greedy=(0.62, 0.62, 0.62, 0.62), sampled=(0.48, 0.48, 0.48, 0.48))
 
 
 def all_scenarios() -> list[Scenario]:
@@ -58,6 +60,7 @@ def _of_machine(machine: str, concurrency: int) -> list[Scenario]:
         model: Proposing | None = None,
         temperature: float = 0.0,
         draft_share: float | None = own_draft,
+        measured: MeasuredAcceptance | None = None,
         drifts: bool = False,
         adversarial: bool = False,
     ) -> None:
@@ -71,6 +74,7 @@ def _of_machine(machine: str, concurrency: int) -> list[Scenario]:
                 model=model,
                 temperature=temperature,
                 draft_share=draft_share,
+                measured=measured,
                 drifts=drifts,
                 adversarial=adversarial,
             )
@@ -84,6 +88,12 @@ def _of_machine(machine: str, concurrency: int) -> list[Scenario]:
     add("text mixed", text=Proposing(either((0.1, 0.9))))
     add("model mixed", model=Proposing(constant(0.2, 0.9)))
     add("both", text=Proposing(constant(0.7), guess_share=0.4), model=Proposing(constant(0.75)))
+    if machine in HEADS:
+        text = Proposing(constant(0.4, 0.9), guess_share=0.2)
+        add("head", text=text, model=Proposing(constant(0.45, 0.75)), measured=_HEAD)
+        copies = Proposing(switching(0.05, 0.95, 40))
+        add("head, copies", text=copies, model=Proposing(constant(0.45, 0.75)), measured=_HEAD, drifts=True)
+        add("head hot", text=text, model=Proposing(constant(0.35, 0.6)), measured=_HEAD, temperature=1.0)
     add("dear draft", model=Proposing(constant(0.8)), draft_share=0.4)
     add("hot", text=Proposing(constant(0.3, 0.5)), temperature=1.0)
     add("vain", text=Proposing(constant(0.15), overconfidence=3.0))

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.bench.simulation.machines import DRAFTS, MACHINES, StepLaw
+from outpace.bench.simulation.machines import DRAFTS, HEADS, MACHINES, StepLaw
 from outpace.bench.simulation.sharded import SHARDED, SHARDED_DRAFTS
+from outpace.core import MeasuredAcceptance
 
 Floats = NDArray[np.float64]
 
@@ -134,6 +135,7 @@ class Scenario:
     text: Proposing | None = None
     model: Proposing | None = None
     draft_share: float | None = 0.12  # cost of a draft pass over a target pass; None: the machine's own draft
+    measured: MeasuredAcceptance | None = None  # the model is a head, with what was measured when it was trained
     temperature: float = 0.0
     mean_output: int = 128
     noise: float = 0.03  # of a step's time
@@ -148,6 +150,8 @@ class Scenario:
     def draft_law(self) -> StepLaw | None:
         if self.model is None:
             return None
+        if self.measured is not None:
+            return HEADS[self.machine]
         if self.draft_share is not None:
             return self.law.scaled(self.draft_share)
         return DRAFTS[self.machine] if self.machine in DRAFTS else SHARDED_DRAFTS[self.machine]

@@ -27,7 +27,6 @@ _MODEL_TEMPERATURE_EFFECT = (0.0, -0.1, -0.2, -0.3)  # log-odds by class; the mo
 _LOOKUP_TEMPERATURE_EFFECT = (0.0, -0.3, -0.7, -1.0)  # log-odds by class; a lookup ignores the temperature
 _CONFIDENCE_SCALE = 0.8  # applied to the log-odds of a confidence: proposers are overconfident
 _SHIFT_DECAY = 0.985  # per step: a request's shift returns to zero, its variance to the prior
-_OPTIMISM = 0.5  # log-odds, for a proposer with few trials
 _MEASURED_TRIALS = 32.0  # weight of a measurement on other prompts, which may differ from these
 _FADE = 0.995  # of the evidence about a model, each time its drafts are not worth their cost
 _TRIAL_INFORMATION = 0.16  # Fisher information of one trial about its log-odds, at a chance of 0.8
@@ -130,10 +129,6 @@ class Acceptance:
         """Whether trials clearly outweigh the prior."""
         return self._num_tried[temperature] >= _MANY_TRIALS
 
-    def optimism(self, temperature: int) -> float:
-        """Log-odds added while a proposer has few trials, so that it is tried at all."""
-        return 0.0 if self._num_tried[temperature] >= _MANY_TRIALS else _OPTIMISM
-
     def rate(self, temperature: int) -> float:
         """For reports: the chance of a draft's first token, before anything is drafted."""
         odds = self._by_position[temperature].odds[0]
@@ -217,7 +212,7 @@ class Acceptance:
 
     def forget(self) -> None:
         """Fade the evidence after drafts were not worth their cost, so that they are tried again later."""
-        for cells in self._by_position:
+        for cells in (*self._by_position, *self._by_confidence):
             cells.fade()
         self._num_tried = [_FADE * count for count in self._num_tried]
         self._forecasts.clear()

@@ -1,4 +1,5 @@
-"""Keeps account of the time that speculation spends and saves, for the engine and for each request.
+"""Keeps account of the time that speculation spends and saves, for the engine and for each request, and decides which
+plans their budgets cover.
 
 A step with drafts is booked when it ends: its time against the time of plain decoding for the same tokens. A step
 without drafts loses only the time of deciding; such steps are summed and booked before the next decision. An idle step,
@@ -9,31 +10,56 @@ fast machine they are more than a budget earns, so that a debt could never be ma
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from outpace.core import Request, StepStats
-from outpace.speculation.policy.baseline import DISTURBED, Baseline
 from outpace.speculation.policy.budget import Backoff, Budget
-from outpace.speculation.policy.decision import Decision
-from outpace.speculation.policy.planner import Situation
-from outpace.speculation.policy.state import Mean, Outcome, PlainTime, RequestState
+from outpace.speculation.policy.planner import Plan, Situation
+from outpace.speculation.policy.state import Outcome, PlainTime, RequestState
 from outpace.speculation.policy.tunables import TUNABLES
 
-_RECENT_FADE = 0.98  # per step: the recent speed is a mean over about 50 steps
+
+@dataclass(slots=True)
+class SpentTime:
+    """Seconds of one step with drafts, without prefill."""
+
+    spent: float
+    plain_step: float  # what a plain step would have taken
+    excused: float  # of `spent`, due to a disturbance
+    catch_up: float  # of `spent`, for later steps too
 
 
 class Accounts:
     def __init__(self, allowed_loss: float) -> None:
-        self.budget = Budget(TUNABLES.engine_grant, allowed_loss)
+        self.budget = Budget(TUNABLES.engine_grant, TUNABLES.budget_share * allowed_loss)
         self.in_debt = Backoff(8 * TUNABLES.longest_backoff)  # limits trials while the budget is overdrawn
-        self.usual_gain = Mean()  # expected accepted draft tokens per request, in steps with drafts
         self.plain_time = PlainTime()
         self._booked_plain_time = self.plain_time
-        self._recent_spent = self._recent_plain = 0.0  # seconds of steps without a model, exponentially faded
 
-    @property
-    def recent_speedup(self) -> float:
-        """Recent speedup of steps without a model over plain decoding; at least 1."""
-        return max(1.0, self._recent_plain / self._recent_spent) if self._recent_spent else 1.0
+    def covers(self, situation: Situation, plan: Plan, lower_gain: float, *, is_proven: bool) -> bool:
+        """Whether neither the engine nor a request may lose more than its budget.
+
+        The engine assumes `lower_gain`: the accepted draft tokens at the lower bound of acceptance, per token emitted
+        without drafts. A request assumes what is expected of its own draft. Catching up is paid for by later steps if
+        the model `is_proven` by trials; otherwise by the budget, or it is the first trial, with a single request.
+        """
+        plain, balance = situation.plain_seconds, self.budget.balance
+        if balance <= 0.0 and self.in_debt.due > situation.step:
+            return False
+        if not is_proven:
+            most = TUNABLES.most_balance if len(plan.depths) == 1 and balance > 0.0 else max(0.0, balance)
+            if plan.catch_up_seconds > most * plain:
+                return False
+        if plan.needed_gain(plain, max(0.0, balance)) > lower_gain:
+            return False
+        least = plan.needed_gain(plain, 0.0)
+        for row in situation.auto:
+            gain = plan.gains.get(row, 0.0)
+            if least > gain:
+                balance = situation.states[row].budget.balance
+                if balance <= 0.0 or plan.needed_gain(plain, balance) > gain:
+                    return False
+        return True
 
     def add_plain_step(self, stats: StepStats, *, is_idle: bool) -> None:
         """Add a step without drafts. Prefill and one-time work are left out: speculation does not cause them."""
@@ -53,7 +79,6 @@ class Accounts:
         if now is not booked:
             spent, plain = now.spent - booked.spent, now.plain - booked.plain
             self.budget.book(spent, plain, plain_step, excused=now.excused - booked.excused)
-            self._add_recent(_RECENT_FADE ** (spent / plain_step), spent, plain)
             self._booked_plain_time = now
         for request, state in zip(requests, states, strict=True):
             if state.plain_time is not now:
@@ -63,27 +88,12 @@ class Accounts:
                 request.spec.plain_seconds += plain
                 state.budget.book(spent, plain, plain_step, excused=excused)
 
-    def book(
-        self,
-        decision: Decision,
-        situation: Situation,
-        outcomes: Sequence[Outcome],
-        stats: StepStats,
-        baseline: Baseline,
-        catch_up_seconds: float,
-    ) -> bool:
-        """Book a step with drafts; whether it took less time than plain decoding of its tokens."""
-        num_drafted = sum([outcome.verdict.num_drafted for outcome in outcomes])
-        spent, excused = baseline.decoding_seconds(situation, num_drafted, stats)
-        if decision.plan is not None and decision.plan.model is not None:
-            usual = decision.plan.draft_seconds + decision.plan.catch_up_seconds
-            disturbed = max(0.0, stats.draft_seconds - DISTURBED * usual)
-            excused, catch_up_seconds = excused + disturbed, max(0.0, catch_up_seconds - disturbed)
-        plain_step = baseline.plain_seconds(situation.rows, situation.context)
-        gains = decision.plan.gains if decision.plan is not None else {}
+    def book(self, situation: Situation, outcomes: Sequence[Outcome], time: SpentTime) -> None:
+        """Book a step with drafts. Those of mode `on` do not count for or against the engine's budget."""
+        spent, plain_step, excused, catch_up = time.spent, time.plain_step, time.excused, time.catch_up
         num_emitted, has_forced = 0, False
-        for row, outcome in enumerate(outcomes):
-            state, spec, count = situation.states[row], outcome.request.spec, len(outcome.verdict.tokens)
+        for state, outcome in zip(situation.states, outcomes, strict=True):
+            spec, count = outcome.request.spec, len(outcome.verdict.tokens)
             num_emitted += count
             plain = plain_step * count
             spec.decode_seconds += spent
@@ -91,25 +101,13 @@ class Accounts:
             if state.settings.mode == "on":
                 has_forced = has_forced or outcome.choice.depth > 0
             else:
-                state.budget.book(spent, plain, plain_step, excused=excused, invested=catch_up_seconds)
-                if gains:
-                    state.gain.add(gains.get(row, 0.0))
-        if gains:
-            self.usual_gain.add(sum(gains.values()) / situation.rows)
+                state.budget.book(spent, plain, plain_step, excused=excused, invested=catch_up)
         if has_forced:
-            return True  # drafts of mode `on` do not count for or against the engine's budget
+            return
         plain = plain_step * num_emitted / situation.rows
-        if decision.plan is None or decision.plan.model is None:
-            self._add_recent(_RECENT_FADE, spent, plain)
         was_in_debt = self.budget.balance <= 0.0
-        self.budget.book(spent, plain, plain_step, excused=excused, invested=catch_up_seconds)
-        has_gained = spent - excused - catch_up_seconds <= plain
-        if was_in_debt and has_gained:
+        self.budget.book(spent, plain, plain_step, excused=excused, invested=catch_up)
+        if was_in_debt and spent - excused - catch_up <= plain:
             self.in_debt.succeed()
         elif was_in_debt:
-            self.in_debt.fail(decision.step)
-        return has_gained
-
-    def _add_recent(self, kept: float, spent: float, plain: float) -> None:
-        self._recent_spent = kept * self._recent_spent + spent
-        self._recent_plain = kept * self._recent_plain + plain
+            self.in_debt.fail(situation.step)

@@ -17,18 +17,14 @@ class Budget:
 
     __slots__ = ("_allowed_share", "_deferred", "balance", "plain_seconds", "spent_seconds")
 
-    def __init__(self, grant: float, allowed_loss: float) -> None:
-        self._allowed_share = TUNABLES.budget_share * allowed_loss
-        self.balance = grant if allowed_loss else 0.0
+    def __init__(self, grant: float, allowed_share: float) -> None:
+        """`allowed_share` of the plain time may be lost."""
+        self._allowed_share = allowed_share
+        self.balance = grant if allowed_share else 0.0
         """Plain steps that may still be lost; below zero, more was lost than is allowed."""
         self._deferred = 0.0  # seconds of catching up that are not charged yet
         self.spent_seconds = 0.0
         self.plain_seconds = 0.0
-
-    def grant(self, plain_steps: float) -> None:
-        """Add to the balance, unless no loss is allowed."""
-        if self._allowed_share:
-            self.balance = min(self.balance + plain_steps, TUNABLES.most_balance)
 
     def earned(self, plain: float) -> float:
         """Seconds that may be lost for this much plain time."""

@@ -22,7 +22,6 @@ class Decision:
     situation: Situation | None = None  # None if there was nothing to decide
     found: Mapping[int, Sequence[Draft]] = field(default_factory=dict)  # looked-up drafts, by row
     plan: Plan | None = None
-    is_trial: bool = False  # a smaller version of a model's plan: fewer requests or less depth
     is_refused: bool = False  # a plan was faster than plain, but budgets did not cover it
     trace: StepTrace | None = None
 

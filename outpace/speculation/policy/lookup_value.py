@@ -68,7 +68,7 @@ class LookupValue:
         totals = dict.fromkeys(self.names, 0.0)
         for row, drafts in decision.found.items():
             choice, verdict, lookups = outcomes[row].choice, outcomes[row].verdict, situation.states[row].lookups
-            used = choice.draft if choice.ask is None else None
+            used = choice.draft
             for draft in drafts:
                 saved, name = 0.0, draft.proposer
                 if draft.tokens and (used is None or used.proposer == name):  # if another was used, it saved nothing

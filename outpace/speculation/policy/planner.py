@@ -5,16 +5,14 @@ batch, as many as maximise expected tokens per second. A token is never likelier
 contributes a prefix. Every count is tried, because step costs rise in jumps.
 
 Models: drafts are priced before they are made, by depth and by number of requests, those with the least to catch up on
-first. A model's extra tokens must be at least those that recent steps without a model emitted in as much time:
-otherwise the model would displace good lookups.
+first.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from operator import neg
 from typing import NamedTuple
 
@@ -22,11 +20,13 @@ from outpace.core import Draft, Request
 from outpace.speculation.costs.curves import Costs
 from outpace.speculation.policy.acceptance import Acceptance
 from outpace.speculation.policy.state import RequestState
+from outpace.speculation.policy.times import Kind, StepTimes
 from outpace.speculation.policy.tunables import TUNABLES
 from outpace.speculation.proposers.base import Proposer
 
 _DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # tried for a model
 _LEAST_SURVIVAL = 0.05  # a token with a lower chance of being reached and accepted is never worth its cost
+_LOOKUPS = Kind(is_mixed=True)
 _ALWAYS_UNCACHED = 2  # tokens: a fully accepted draft leaves two, which is not catching up
 
 
@@ -46,7 +46,6 @@ class Situation:
     token_seconds: float  # host time per emitted token
     own_seconds: float  # policy time of a step that is not idle
     repeated_own_seconds: float  # the same per step, if the decision is repeated
-    rate: float  # recent tokens per second of steps without a model
     seconds: list[float] = field(default_factory=list)  # forward pass and host, by number of draft tokens
 
     @property
@@ -61,9 +60,12 @@ class Situation:
         width = min(self.rows, len(self.seconds) - 1)
         return max(0.0, self.seconds[width] - self.seconds[0]) / max(width, 1)
 
-    def total_seconds(self, num_drafted: int, emitted: float, *, is_repeated: bool) -> float:
-        own_seconds = self.repeated_own_seconds if is_repeated else self.own_seconds
-        return self.seconds[num_drafted] + self.token_seconds * (emitted - self.emitted) + own_seconds
+    def summed_seconds(self, num_drafted: int, emitted: float) -> float:
+        """The sum of the costs of the target's pass and of the host."""
+        return self.seconds[num_drafted] + self.token_seconds * (emitted - self.emitted)
+
+    def own(self, *, is_repeated: bool) -> float:
+        return self.repeated_own_seconds if is_repeated else self.own_seconds
 
 
 @dataclass(slots=True)
@@ -81,6 +83,11 @@ class Plan:
     steps_left: float = 1.0  # steps that share the cost of catching up
     speed: float = 0.0  # expected tokens per second
     slot_seconds: float = 0.0  # target time of one more draft token
+    is_mixed: bool = False  # not all requests have drafts of the model
+
+    @property
+    def kind(self) -> Kind:
+        return Kind(self.model, self.depth, self.is_mixed)
 
     @property
     def is_repeatable(self) -> bool:
@@ -104,9 +111,42 @@ class _Candidate(NamedTuple):
     totals: list[float]  # expected accepted tokens, by depth; equally long for all
 
 
+class _Group(NamedTuple):
+    """Requests that a model may draft for together."""
+
+    base: Plan
+    candidates: Sequence[_Candidate]
+    kept: list[int]  # other rows, which keep the lookups of `base`
+    catch_up_seconds: float
+    tokens_left: float  # expected for each candidate; they pay for catching up
+
+
+class _Priced(NamedTuple):
+    """A plan with a model, before its rows are filled in: most plans are only compared."""
+
+    plan: Plan
+    group: _Group
+
+    def with_rows(self) -> Plan:
+        plan, base, depth = self.plan, self.group.base, self.plan.depth
+        plan.depths = {row: base.depths[row] for row in self.group.kept}
+        plan.gains = {row: base.gains[row] for row in self.group.kept}
+        for _, _, row, room, totals in self.group.candidates:
+            plan.depths[row] = depth if depth < room else room
+            plan.gains[row] = totals[depth - 1]
+        return plan
+
+
 class Planner:
-    def __init__(self, costs: Costs, acceptances: Mapping[str, Acceptance], proposers: Mapping[str, Proposer]) -> None:
+    def __init__(
+        self,
+        costs: Costs,
+        times: StepTimes,
+        acceptances: Mapping[str, Acceptance],
+        proposers: Mapping[str, Proposer],
+    ) -> None:
         self._costs = costs
+        self._times = times
         self._acceptances = acceptances
         self._proposers = proposers
         self._last_depth = dict.fromkeys(proposers, 4)  # depth of the model's last plan; up to twice that is tried
@@ -145,14 +185,15 @@ class Planner:
         ranked = [chance for chances in survival.values() for chance in chances]
         ranked.sort(reverse=True)
         own_seconds, token_seconds, emitted = situation.own_seconds, situation.token_seconds, situation.emitted
+        factor = self._times.factor(_LOOKUPS, situation.rows)
         best, best_speed = 0, emitted / situation.plain_seconds
         gain = 0.0
         for count, (chance, seconds) in enumerate(zip(ranked, situation.seconds[1:], strict=False), 1):
             gain += chance
-            taken = seconds + token_seconds * gain + own_seconds
+            taken = factor * (seconds + token_seconds * gain) + own_seconds
             if emitted + gain > best_speed * taken:
                 best, best_speed = count, (emitted + gain) / taken
-        plan = Plan()
+        plan = Plan(is_mixed=True)
         if best:
             least = ranked[best - 1]
             num_least = best - ranked.index(least)  # of the tokens with the least chance, so many are taken
@@ -163,29 +204,32 @@ class Planner:
                 if depth:
                     plan.depths[row], plan.lookups[row] = depth, drafts[row]
                     plan.gains[row] = sum(chances[:depth])
-        self._price(situation, plan, best)
+        self._price(situation, plan, best, sum(plan.gains.values()))
         return plan
 
-    def lower_gain(self, situation: Situation, plan: Plan, row: int, num_requests: int = 1) -> float:
-        """Accepted draft tokens of a row at the lower bound; the bound is tighter for more requests together."""
-        depth = plan.depths.get(row)
-        if depth is None:
-            return 0.0
-        state, draft = situation.states[row], plan.lookups.get(row)
-        name = draft.proposer if draft is not None else plan.model
-        assert name is not None
-        acceptance, temperature = self._acceptances[name], state.settings.temperature
-        request_shift = state.shifts[name] if draft is not None else state.forecast_shifts[name]
-        shift = request_shift.mean - acceptance.doubt(temperature, request_shift, num_requests)
-        if draft is not None:
-            return sum(acceptance.survival(temperature, draft.confidence[:depth], shift, 0.0))
-        return acceptance.forecast(temperature, depth, shift)[-1]
+    def lower_gain(self, situation: Situation, plan: Plan) -> float:
+        """Accepted draft tokens at the lower bound, per token emitted without drafts. Requests' differences average
+        out, so the bound is tighter for more of them."""
+        num_requests, total = len(plan.depths), 0.0
+        for row, depth in plan.depths.items():
+            state, draft = situation.states[row], plan.lookups.get(row)
+            name = draft.proposer if draft is not None else plan.model
+            assert name is not None
+            acceptance, temperature = self._acceptances[name], state.settings.temperature
+            request_shift = state.shifts[name] if draft is not None else state.forecast_shifts[name]
+            shift = request_shift.mean - acceptance.doubt(temperature, request_shift, num_requests)
+            if draft is not None:
+                total += sum(acceptance.survival(temperature, draft.confidence[:depth], shift, 0.0))
+            else:
+                total += acceptance.forecast(temperature, depth, shift)[-1]
+        return total / situation.emitted
 
-    def _price(self, situation: Situation, plan: Plan, num_drafted: int) -> None:
-        emitted = situation.emitted + sum(plan.gains.values())
-        plan.seconds = plan.draft_seconds + situation.total_seconds(
-            num_drafted, emitted, is_repeated=plan.is_repeatable
-        )
+    def _price(self, situation: Situation, plan: Plan, num_drafted: int, gain: float) -> None:
+        """Set the plan's time and speed; `gain` is the sum of its gains."""
+        emitted = situation.emitted + gain
+        summed = plan.draft_seconds + situation.summed_seconds(num_drafted, emitted)
+        own_seconds = situation.own(is_repeated=plan.is_repeatable)
+        plan.seconds = self._times.factor(plan.kind, situation.rows) * summed + own_seconds
         plan.speed = emitted / (plan.seconds + plan.catch_up_seconds / plan.steps_left)
         last = min(num_drafted, situation.rows)
         if last:
@@ -194,42 +238,44 @@ class Planner:
     # ---- drafts of a model
 
     def with_model(self, situation: Situation, name: str, base: Plan) -> Iterator[Plan]:
-        """Plans that add a model to the lookups of `base`, fastest first. They differ in depth and in size: all
-        requests, half of them, or those with nothing to catch up on."""
+        """Plans with a model's drafts, fastest first. They differ in depth and in size: all requests, half of them, or
+        those with nothing to catch up on. Each is made for the requests without a better lookup in `base`, and for all
+        requests alike."""
+        ranked = self._ranked(situation, name, base)
+        if base.lookups:
+            ranked += self._ranked(situation, name, Plan())
+        ranked.sort(key=lambda priced: -priced.plan.speed)
+        for priced in ranked:
+            yield priced.with_rows()
+
+    def _ranked(self, situation: Situation, name: str, base: Plan) -> list[_Priced]:
+        """Plans for several groups and depths, priced but without their rows."""
         candidates = self._candidates(situation, name, base)
         if not candidates:
-            return
-        costs, num_candidates = self._costs.drafts[name], len(candidates)
-        gains_by_depth = list(zip(*[each.totals for each in candidates], strict=True))
-        catch_up, left = {num_candidates: 0.0}, [0.0]  # by size: seconds, and expected tokens, which pay for them
-        if candidates[-1].num_uncached:
-            num_cached = sum([each.num_uncached == 0 for each in candidates])
-            num_uncached = list(accumulate([each.num_uncached for each in candidates], initial=0))
-            sizes = (num_candidates, num_cached or 1, (num_candidates + 1) // 2)
-            catch_up = {size: costs.catch_up_seconds(num_uncached[size], size) for size in sizes}
-            left += accumulate([self.remaining(situation.requests[each.row]) for each in candidates])
-        ranked: list[tuple[float, int, int]] = []  # speed, depth, number of requests
-        base_gain, base_tokens = sum(base.gains.values()), sum(base.depths.values())
-        deepest = max([each.room for each in candidates])
-        for depth in _DEPTHS:
-            if depth > deepest:
-                break
-            gains = gains_by_depth[depth - 1]
-            for size, catch_up_seconds in catch_up.items():
-                tokens = base_tokens + size * depth
-                if tokens >= len(situation.seconds):
-                    continue
-                gain = sum(gains[:size])
-                emitted = situation.emitted + base_gain + gain
-                seconds = costs.seconds(size, depth, situation.context)
-                seconds += situation.total_seconds(tokens, emitted, is_repeated=not base.lookups)
-                if catch_up_seconds:
-                    seconds += catch_up_seconds / self._steps_left(left[size] / size, gain / size)
-                if emitted - situation.emitted >= situation.rate * (seconds - situation.plain_seconds):
-                    ranked.append((emitted / seconds, depth, size))
-        ranked.sort(reverse=True)
-        for _, depth, size in ranked:
-            yield self.model_plan(situation, name, base, candidates[:size], depth)
+            return []
+        num_candidates, num_cached = len(candidates), sum([each.num_uncached == 0 for each in candidates])
+        sizes = {num_candidates}
+        if num_cached < num_candidates:
+            sizes |= {num_cached or 1, (num_candidates + 1) // 2}
+        found = []
+        for size in sizes:
+            group = self._group(situation, name, base, candidates[:size])
+            deepest = max([each.room for each in group.candidates])
+            for depth in _DEPTHS[: bisect_right(_DEPTHS, deepest)]:
+                priced = self._priced(situation, name, group, depth)
+                if priced is not None:
+                    found.append(priced)
+        return found
+
+    def _group(self, situation: Situation, name: str, base: Plan, candidates: Sequence[_Candidate]) -> _Group:
+        rows = {each.row for each in candidates}
+        kept = [row for row in base.lookups if row not in rows]
+        num_uncached = sum([each.num_uncached for each in candidates])
+        if not num_uncached:
+            return _Group(base, candidates, kept, 0.0, 0.0)
+        left = sum([self.remaining(situation.requests[row]) for row in rows]) / len(candidates)
+        seconds = self._costs.drafts[name].catch_up_seconds(num_uncached, len(candidates))
+        return _Group(base, candidates, kept, seconds, left)
 
     def _candidates(self, situation: Situation, name: str, base: Plan) -> list[_Candidate]:
         """Requests that the model may draft for and that have no better lookup; the cheapest first."""
@@ -247,7 +293,7 @@ class Planner:
                 continue
             temperature = settings.temperature
             shift = acceptance.shift_of(state.forecast_shifts, name, settings.log_odds, step)
-            totals = acceptance.forecast(temperature, room, shift.mean + acceptance.optimism(temperature))
+            totals = acceptance.forecast(temperature, room, shift.mean)
             if room < deepest:
                 totals = totals + totals[-1:] * (deepest - room)
             if row in of_lookups and of_lookups[row] > totals[last - 1]:
@@ -259,44 +305,23 @@ class Planner:
         found.sort()
         return found
 
-    def _steps_left(self, remaining: float, gain: float) -> float:
-        return max(1.0, TUNABLES.counted_on * remaining / (1.0 + gain))
-
-    def model_plan(
-        self, situation: Situation, name: str, base: Plan, candidates: Sequence[_Candidate], depth: int
-    ) -> Plan:
-        """The model drafts up to `depth` tokens for each candidate; other rows keep their lookups."""
-        costs = self._costs.drafts[name]
-        plan = Plan(dict(base.depths), dict(base.gains), dict(base.lookups), name, depth)
-        for _, _, row, room, totals in candidates:
-            plan.lookups.pop(row, None)
-            plan.depths[row] = depth if depth < room else room
-            plan.gains[row] = totals[depth - 1]
-        size = len(candidates)
-        if candidates[-1].num_uncached:  # those with the most to catch up on are last
-            left = sum([self.remaining(situation.requests[each.row]) for each in candidates])
-            plan.steps_left = self._steps_left(left / size, sum([plan.gains[each.row] for each in candidates]) / size)
-            plan.catch_up_seconds = costs.catch_up_seconds(sum([each.num_uncached for each in candidates]), size)
-        plan.draft_seconds = costs.seconds(size, depth, situation.context)
-        self._price(situation, plan, sum(plan.depths.values()))
-        return plan
-
-    def smaller(self, situation: Situation, plan: Plan) -> list[Plan]:
-        """Trials of a plan's model at small depth, each with half as many requests; the cheapest candidates stay."""
-        assert plan.model is not None
-        base = Plan(lookups=plan.lookups)
-        for row in plan.lookups:
-            base.depths[row], base.gains[row] = plan.depths[row], plan.gains[row]
-        candidates = [each for each in self._candidates(situation, plan.model, base) if each.row not in base.depths]
-        found = []
-        size, depth = len(candidates), min(plan.depth, 2)
-        room = len(situation.seconds) - 1 - sum(base.depths.values())  # tokens that the step can still verify
-        while size > room // depth:
-            size //= 2
-        while size:
-            found.append(self.model_plan(situation, plan.model, base, candidates[:size], depth))
-            size //= 2
-        return found
+    def _priced(self, situation: Situation, name: str, group: _Group, depth: int) -> _Priced | None:
+        """The model drafts up to `depth` tokens for each candidate; other rows keep their lookups. None if the step has
+        no room for so many tokens."""
+        base, size = group.base, len(group.candidates)
+        of_model = sum([each.totals[depth - 1] for each in group.candidates])
+        num_drafted = size * depth + sum([base.depths[row] for row in group.kept])
+        if num_drafted >= len(situation.seconds):
+            return None
+        gain = of_model + sum([base.gains[row] for row in group.kept])
+        plan = Plan(lookups={row: base.lookups[row] for row in group.kept}, model=name, depth=depth)
+        plan.is_mixed = size < situation.rows
+        if group.catch_up_seconds:
+            plan.catch_up_seconds = group.catch_up_seconds
+            plan.steps_left = max(1.0, TUNABLES.counted_on * group.tokens_left / (1.0 + of_model / size))
+        plan.draft_seconds = self._costs.drafts[name].seconds(size, depth, situation.context)
+        self._price(situation, plan, num_drafted, gain)
+        return _Priced(plan, group)
 
     def note_taken(self, plan: Plan) -> None:
         """Remember the depth of the plan that runs."""

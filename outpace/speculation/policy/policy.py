@@ -2,10 +2,11 @@
 
 Mode `on` always drafts to the configured depth, `off` never drafts. Mode `auto` is a conservative bandit: plain
 decoding is the safe arm with a known cost. A step runs the fastest expected plan (`planner.py`) if the budgets of the
-engine and of its requests (`budget.py`) cover the plan's possible loss (`coverage.py`). A model's plan that is not
-covered is tried on fewer requests. Failed attempts are repeated at doubling intervals. Where comparing plans takes a
-noticeable share of a step, the next few steps repeat a model's plan. Occasional plain steps keep the baseline up to
-date.
+engine and of its requests cover the plan's possible loss (`accounts.py`). Failed attempts are repeated at doubling
+intervals.
+
+A decision stands for several steps, because deciding takes time: a plain one until something is due to be tried again,
+a model's plan until the time of deciding is a small share. Occasional plain steps keep the baseline up to date.
 """
 
 from __future__ import annotations
@@ -13,29 +14,29 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from math import ceil
+from math import ceil, exp
 
 from outpace.config import ResolvedConfig
 from outpace.core import Draft, Request, StepStats, Verdict
 from outpace.decoding.acceptance import common_length
 from outpace.speculation.costs.curves import Costs, DraftCosts
 from outpace.speculation.policy.acceptance import Acceptance
-from outpace.speculation.policy.accounts import Accounts
-from outpace.speculation.policy.baseline import Baseline
+from outpace.speculation.policy.accounts import Accounts, SpentTime
 from outpace.speculation.policy.budget import Backoff, Budget
-from outpace.speculation.policy.coverage import Coverage
 from outpace.speculation.policy.decision import Decision
 from outpace.speculation.policy.lookup_value import LookupValue
 from outpace.speculation.policy.planner import Plan, Planner, Situation, Stop
-from outpace.speculation.policy.state import Choice, Lookup, Outcome, Recent, RequestState, SpeculationSettings
+from outpace.speculation.policy.state import Choice, Lookup, Outcome, RequestState, SpeculationSettings
+from outpace.speculation.policy.times import PLAIN, StepTimes
 from outpace.speculation.policy.trace import StepTrace
 from outpace.speculation.policy.tunables import TUNABLES
 from outpace.speculation.proposers.base import DraftAsk, Proposer
 
 _FIRST_PLAIN = 8  # steps with drafts before the first plain step; doubles each time, up to `plain_every`
 _MAX_LOOKUP_TOKENS = 512  # looked-up tokens considered in a step, divided among the requests
-_MAX_REPEATED = 8  # steps that repeat a plan; a request that accepts nothing in them loses a few plain steps
+_MAX_REPEATED = 16  # steps that repeat a plan; a request that accepts nothing in them loses a few plain steps
 _MAX_LEARNED = 8  # drafts per step that update the shared acceptance; if there are more, they take turns
+_DISTURBED = 1.5  # times the expected time of a step; the excess is not charged
 
 LookUp = Callable[[Mapping[str, list[DraftAsk]]], Mapping[int, Sequence[Draft]]]  # drafts by request id
 
@@ -55,25 +56,23 @@ class Policy:
         self._config = config
         self._proposers = proposers
         self._can_speculate = can_speculate
-        self._begins_ahead = begins_ahead
+        self.begins_ahead = begins_ahead
         self.acceptances = {
             name: Acceptance(is_lookup=each.is_lookup, measured=each.measured) for name, each in proposers.items()
         }
         self._accounts = Accounts(config.allowed_loss)
         self.budget = self._accounts.budget
+        self._times = StepTimes()
         self.keep_trace(trace_steps)
         self._states: dict[int, RequestState] = {}
         self._step = 0
         self._lookup_value = LookupValue(name for name, each in proposers.items() if each.is_lookup and name != "none")
         self._models = {name: Backoff() for name, each in proposers.items() if not each.is_lookup}
         self._steps_without_plain, self._plain_after = 0, _FIRST_PLAIN
-        self._idle_requests: list[Request] = []
-        self._idle_until = 0  # until this step, the same batch decodes plainly without a decision
-        self._repeated: Decision | None = None  # its plan is run again until `_repeat_until`
-        self._repeat_until = 0
-        self._is_in_debt = False  # idle because of debt: new requests do not end it
+        self._standing: Decision | None = None  # it holds until the step `_stands_until`, for the same requests
+        self._stands_until = 0
+        self._idle_steps, self._idle_seconds = 0, 0.0  # idle steps that were begun ahead, since the last decision
         self._plain_step = 1.0  # seconds, latest known value
-        self._num_running = 1
         self.use_costs(costs)
 
     def use_costs(self, costs: Costs | None) -> None:
@@ -82,9 +81,7 @@ class Policy:
         if costs is not None:
             for name in (*self._lookup_value.names, *self._models):  # a proposer without measured costs counts as free
                 costs.drafts.setdefault(name, DraftCosts())
-            self._planner = Planner(costs, self.acceptances, self._proposers)
-            self._coverage = Coverage(self._accounts, self._planner, self.acceptances)
-            self._baseline = Baseline(costs, begins_ahead=self._begins_ahead)
+            self._planner = Planner(costs, self._times, self.acceptances, self._proposers)
 
     def keep_trace(self, num_steps: int, max_rows: int | None = None) -> None:
         """Keep the traces of the latest `num_steps` steps, each of at most `max_rows` requests."""
@@ -106,20 +103,18 @@ class Policy:
     def decide(self, requests: Sequence[Request], look_up: LookUp, num_prefill: int = 0) -> Decision:
         """Make one choice for each decoding request. `look_up` returns drafts that need no model."""
         self._step += 1
-        self._num_running = len(requests)
-        if self._step < self._idle_until and self._stays_idle(requests):
-            decision = Decision(self._step, requests, [Choice.plain()] * len(requests), "idle", is_idle=True)
-        elif self._repeated is not None and self._may_repeat(self._repeated, requests, num_prefill):
-            decision = self._repeat(self._repeated)
+        standing = self._standing
+        if standing is not None and self._still_holds(standing, requests, num_prefill):
+            decision = self._again(standing)
         else:
-            self._idle_until = 0
+            self._standing = None
             states = [self._state(request) for request in requests]
             decision = Decision(self._step, requests, self._forced(requests, states))
             situation = decision.situation = self._situation(decision, states, num_prefill)
             if situation is not None and situation.auto:
                 self._weigh(decision, situation, look_up)
-            self._begin_repeating(decision, num_prefill)
-            self._steps_without_plain = self._steps_without_plain + 1 if decision.plan is not None else 0
+            self._let_stand(decision, num_prefill)
+        self._steps_without_plain = self._steps_without_plain + 1 if decision.plan is not None else 0
         if self.trace.maxlen:
             decision.trace = StepTrace.of(decision, self._trace_rows)
             self.trace.append(decision.trace)
@@ -129,12 +124,10 @@ class Policy:
         state = self._states.get(request.id)
         if state is None:
             settings = SpeculationSettings.of(request, self._config, self._proposers, self._can_speculate)
-            budget = Budget(TUNABLES.request_grant, self._config.allowed_loss)
+            budget = Budget(TUNABLES.request_grant, TUNABLES.request_share * self._config.allowed_loss)
             lookups = {name: Lookup() for name in settings.lookups}
-            state = RequestState(settings, budget, lookups, Recent(), self._accounts.plain_time)
+            state = RequestState(settings, budget, lookups, self._accounts.plain_time)
             self._states[request.id] = state
-            if settings.mode == "auto":
-                self.budget.grant(TUNABLES.newcomer_grant / self._num_running)
             for backoff in self._models.values():
                 backoff.due = 0  # drafts may work better on the new text
         return state
@@ -163,9 +156,9 @@ class Policy:
             return None
         rows = len(requests)
         context = sum([len(request.tokens) for request in requests]) / rows
-        self._plain_step = costs.plain_seconds(rows, context)
+        self._learn_idle_steps(rows, context)
+        self._plain_step = costs.plain_seconds(rows, context) * self._times.factor(PLAIN, rows)
         self._accounts.settle(requests, states, self._plain_step)
-        self._baseline.end_idling(rows, context)
         auto = []
         if not self._is_crowded(rows):
             auto = [i for i, s in enumerate(states) if s.settings.mode == "auto" and requests[i].max_useful_depth]
@@ -174,16 +167,13 @@ class Policy:
         least = rows + num_prefill + fixed
         host = costs.schedule_seconds + costs.token_seconds * emitted
         forward = costs.target.seconds(rows, least - num_prefill, context)
-        plain_seconds = host + forward
+        plain_seconds = (host + forward) * self._times.factor(PLAIN, rows)
         if num_prefill:  # prefill happens with or without drafts, so its time is not charged
             host -= costs.target.seconds(rows, least, context) - forward
-        # Host and device work may overlap, so a plain step can be faster than the sum of its parts.
-        plain_seconds *= min(1.0, self._baseline.ratio(rows, context))
         return Situation(
             self._step, requests, states, context, plain_seconds, auto, least, host, emitted, costs.token_seconds,
             self._lookup_value.own_seconds,
             self._repeated_own_seconds(plain_seconds),
-            self._accounts.recent_speedup * emitted / plain_seconds,
         )  # fmt: skip
 
     def _price_tokens(self, situation: Situation, found: Mapping[int, Sequence[Draft]]) -> None:
@@ -238,10 +228,8 @@ class Policy:
         """The fastest plan that budgets cover; None if no covered plan is faster than plain decoding."""
         plain_speed = situation.emitted / situation.plain_seconds
         base = self._planner.with_lookups(situation, decision.found) if decision.found else Plan()
-        best = base if base.speed > plain_speed and self._coverage.holds(situation, base) else None
+        best = base if base.speed > plain_speed and self._covers(situation, base) else None
         decision.is_refused = base.speed > plain_speed and best is None
-        if decision.is_refused:
-            situation.rate = plain_speed  # lookups cannot be used now, so recent gains do not count
         for name, backoff in self._models.items():
             if backoff.due > self._step:
                 continue
@@ -250,7 +238,7 @@ class Policy:
                 if plan.speed <= plain_speed:
                     break
                 fastest = fastest or plan
-                if self._coverage.holds(situation, plan):
+                if self._covers(situation, plan):
                     covered = plan
                     break
             if covered is not None:
@@ -260,32 +248,28 @@ class Policy:
                 continue
             backoff.fail(self._step)
             self.acceptances[name].forget()
-            if fastest is not None and (best is None or fastest.speed > best.speed):
-                for trial in self._planner.smaller(situation, fastest):
-                    if self._coverage.holds(situation, trial):
-                        decision.is_trial = True
-                        return trial
-                decision.is_refused = best is None
+            decision.is_refused = decision.is_refused or fastest is not None
         if best is None and decision.is_refused:
             decision.reason = "no budget covers the best plan"
         return best
+
+    def _covers(self, situation: Situation, plan: Plan) -> bool:
+        lower_gain, is_proven = self._planner.lower_gain(situation, plan), True
+        if plan.model is not None and plan.catch_up_seconds:
+            acceptance = self.acceptances[plan.model]
+            is_proven = all(acceptance.is_tried(situation.states[row].settings.temperature) for row in plan.depths)
+        return self._accounts.covers(situation, plan, lower_gain, is_proven=is_proven)
 
     def _apply(self, decision: Decision, situation: Situation, plan: Plan) -> None:
         """Turn a plan into choices."""
         speed = (situation.emitted + sum(plan.gains.values())) / plan.seconds
         gain = speed * situation.plain_seconds / situation.emitted
-        decision.reason = f"expected {gain:.2f} of plain" + (", a trial" if decision.is_trial else "")
-        at_least = plan.speed * plan.slot_seconds
-        to_go_on = at_least
-        if plan.model is not None and not self._proposers[plan.model].drafts_whole:
-            assert self.costs is not None
-            drafting = len(plan.depths) - len(plan.lookups)
-            passes = self.costs.drafts[plan.model]
-            further = passes.seconds(drafting, 2, situation.context) - passes.seconds(drafting, 1, situation.context)
-            to_go_on = plan.speed * (plan.slot_seconds + further / drafting)
+        decision.reason = f"expected {gain:.2f} of plain"
         model, choices, gains, lookups = plan.model, decision.choices, plan.gains, plan.lookups
+        stop_of = self._stops(situation, plan)
         for row, planned in plan.depths.items():
-            depth, expected = min(planned, situation.requests[row].max_useful_depth), 1.0 + gains[row]
+            request = situation.requests[row]
+            depth, expected = min(planned, request.max_useful_depth), 1.0 + gains[row]
             if not depth:  # a repeated plan, and the request is about to end
                 continue
             if row in lookups:
@@ -293,52 +277,89 @@ class Policy:
                 choices[row] = Choice(draft.proposer, depth, draft, None, expected)
             else:
                 assert model is not None
-                state, acceptance = situation.states[row], self.acceptances[model]
-                settings = state.settings
-                shift = acceptance.shift_of(state.shifts, model, settings.log_odds, decision.step)
-                stop = Stop(acceptance, settings.temperature, shift.mean, at_least, to_go_on)
-                choices[row] = Choice(model, depth, None, DraftAsk(situation.requests[row], depth, stop), expected)
+                ask = DraftAsk(request, depth, stop_of(situation.states[row]) if stop_of is not None else None)
+                choices[row] = Choice(model, depth, None, ask, expected)
 
-    # ---- repeated plans: drafts as before, without a decision
+    def _stops(self, situation: Situation, plan: Plan) -> Callable[[RequestState], Stop] | None:
+        """Makes the rule that ends a request's draft early; None if the proposer cannot end a draft early."""
+        model = plan.model
+        if model is None or self._proposers[model].drafts_whole:
+            return None
+        assert self.costs is not None
+        drafting, costs = len(plan.depths) - len(plan.lookups), self.costs.drafts[model]
+        further = costs.seconds(drafting, 2, situation.context) - costs.seconds(drafting, 1, situation.context)
+        at_least, to_go_on = plan.speed * plan.slot_seconds, plan.speed * (plan.slot_seconds + further / drafting)
+        acceptance = self.acceptances[model]
+
+        def stop(state: RequestState) -> Stop:
+            shift = acceptance.shift_of(state.shifts, model, state.settings.log_odds, situation.step)
+            return Stop(acceptance, state.settings.temperature, shift.mean, at_least, to_go_on)
+
+        return stop
+
+    # ---- standing decisions
 
     def _repeated_own_seconds(self, plain_seconds: float) -> float:
         own_seconds, share = self._lookup_value.own_seconds, self._config.allowed_loss
-        return min(own_seconds, share * plain_seconds) if share else own_seconds
+        return min(own_seconds, 0.5 * share * plain_seconds) if share else own_seconds
 
-    def _begin_repeating(self, decision: Decision, num_prefill: int) -> None:
-        """Comparing plans may take `allowed_loss` of the time: repeat a plan for as many steps as that takes."""
-        plan, self._repeated = decision.plan, None
-        share = self._config.allowed_loss
-        if plan is None or not plan.is_repeatable or decision.is_trial or num_prefill or not share:
+    def _let_stand(self, decision: Decision, num_prefill: int) -> None:
+        """Let a model's plan stand for as many steps as keep the time of deciding at half of `allowed_loss`.
+        A plain decision is let stand when the step's outcome is known."""
+        plan, share = decision.plan, self._config.allowed_loss
+        if plan is None or not plan.is_repeatable or num_prefill or not share:
             return
         assert self.costs is not None
         deciding = self._lookup_value.own_seconds
         for drafts in decision.found.values():
             deciding += sum([self.costs.drafts[draft.proposer].lookup_seconds for draft in drafts])
-        wanted = ceil(deciding / (share * plan.seconds)) - 1
+        wanted = ceil(deciding / (0.5 * share * plan.seconds)) - 1
         if wanted > 0:
-            self._repeated, self._repeat_until = decision, self._step + 1 + min(wanted, _MAX_REPEATED)
+            self._standing, self._stands_until = decision, self._step + 1 + min(wanted, _MAX_REPEATED)
 
-    def _may_repeat(self, decision: Decision, requests: Sequence[Request], num_prefill: int) -> bool:
-        is_same = not num_prefill and self._step < self._repeat_until and requests == decision.requests
-        return is_same and self._steps_without_plain < self._plain_after and self.budget.balance > 0.0
+    def _let_stand_plain(self, decision: Decision, situation: Situation) -> None:
+        """Let a plain decision stand until a back-off ends."""
+        if decision.has_drafts or any(state.settings.mode == "on" for state in situation.states):
+            return
+        due = [backoff.due for backoff in self._models.values()]
+        due += [lookup.backoff.due for row in situation.auto for lookup in situation.states[row].lookups.values()]
+        if self.budget.balance <= 0.0:
+            due = [max(each, self._accounts.in_debt.due) for each in due]
+            due.append(self._step + self.budget.steps_to_earn(-self.budget.balance))
+        self._standing, self._stands_until = decision, min(due, default=1 << 60)
 
-    def _repeat(self, last: Decision) -> Decision:
-        assert last.situation is not None and last.plan is not None
-        situation = replace(last.situation, step=self._step)
-        choices = [Choice.plain()] * len(last.requests)
-        decision = Decision(
-            self._step, last.requests, choices, is_repeated=True, situation=situation, plan=last.plan
-        )  # fmt: skip
-        self._apply(decision, situation, last.plan)
+    def _still_holds(self, standing: Decision, requests: Sequence[Request], num_prefill: int) -> bool:
+        if self._step >= self._stands_until or requests != standing.requests:
+            return False
+        if standing.plan is None:
+            return True
+        return not num_prefill and self._steps_without_plain < self._plain_after and self.budget.balance > 0.0
+
+    def _again(self, standing: Decision) -> Decision:
+        requests, plan = standing.requests, standing.plan
+        choices = [Choice.plain()] * len(requests)
+        if plan is None:
+            return Decision(self._step, requests, choices, "idle", is_idle=True)
+        assert standing.situation is not None
+        situation = replace(standing.situation, step=self._step)
+        decision = Decision(self._step, requests, choices, is_repeated=True, situation=situation, plan=plan)
+        self._apply(decision, situation, plan)
         decision.reason += ", as before"
-        self._steps_without_plain += 1
         return decision
 
     # ---- learning
 
-    def learn(self, decision: Decision, outcomes: Sequence[Outcome], stats: StepStats, catch_up_seconds: float) -> None:
-        """Learn from a step's outcome and time; `catch_up_seconds` is the part of drafting spent on catching up."""
+    def learn(
+        self,
+        decision: Decision,
+        outcomes: Sequence[Outcome],
+        stats: StepStats,
+        catch_up_seconds: float = 0.0,
+        *,
+        is_typical: bool = True,
+    ) -> None:
+        """Learn from a step's outcome and time; `catch_up_seconds` is the part of drafting spent on catching up.
+        Costs are learned only if the time is typical."""
         if decision.trace is not None:
             decision.trace.add_outcomes([outcome.verdict for outcome in outcomes])
             decision.trace.seconds = stats.total_seconds
@@ -346,7 +367,8 @@ class Policy:
         if not decision.has_drafts:
             self._accounts.add_plain_step(stats, is_idle=decision.is_idle)
         if decision.is_idle:
-            self._baseline.idle(stats)
+            if stats.hidden_seconds and not stats.num_prefill_tokens and not stats.had_one_time_work:
+                self._idle_steps, self._idle_seconds = self._idle_steps + 1, self._idle_seconds + stats.total_seconds
         elif situation is not None and self.costs is not None:
             self._learn_lookups(decision, situation, outcomes)
             self._learn_drafts(decision, situation, outcomes)
@@ -355,8 +377,10 @@ class Policy:
             if decision.found:
                 self._lookup_value.learn(decision, situation, outcomes, self.costs)
             if not stats.had_one_time_work:
-                self._learn_time(decision, situation, outcomes, stats, catch_up_seconds)
-            self._begin_idling(decision, situation)
+                is_typical = is_typical and not stats.num_prefill_tokens
+                self._learn_time(decision, situation, outcomes, stats, catch_up_seconds, is_typical=is_typical)
+            if not decision.has_drafts:
+                self._let_stand_plain(decision, situation)
 
     def _learn_lookups(self, decision: Decision, situation: Situation, outcomes: Sequence[Outcome]) -> None:
         """Learn from all looked-up drafts. Unused ones are compared with the emitted tokens."""
@@ -404,41 +428,62 @@ class Policy:
         outcomes: Sequence[Outcome],
         stats: StepStats,
         catch_up_seconds: float,
+        *,
+        is_typical: bool,
     ) -> None:
+        """Learn the costs of such a step, and book it."""
+        assert self.costs is not None
+        costs, rows, context = self.costs, situation.rows, situation.context
+        num_tokens = rows + sum([outcome.verdict.num_drafted for outcome in outcomes])
+        forward = costs.target.seconds(rows, num_tokens, context)
+        seconds = stats.schedule_seconds + stats.forward_seconds + stats.verify_seconds
+        if stats.num_prefill_tokens:  # its share is not due to decoding
+            seconds *= forward / costs.target.seconds(rows, num_tokens + stats.num_prefill_tokens, context)
+        seconds += stats.draft_seconds - catch_up_seconds
+        kind = PLAIN if decision.plan is None else decision.plan.kind
+        summed = forward + costs.schedule_seconds + costs.token_seconds * stats.num_emitted
+        summed += self._drafting_seconds(outcomes, context)
+        expected = self._times.factor(kind, rows) * summed
+        if kind is PLAIN and self.begins_ahead and not stats.hidden_seconds:
+            seconds = min(seconds, expected)  # a single plain step waits for the host, consecutive ones do not
+        if is_typical and seconds > 0.0:
+            if decision.plan is None and decision.has_drafts:  # of mode `on`: no kind that is planned
+                costs.target.observe(rows, num_tokens, context, stats.forward_seconds + stats.hidden_seconds)
+            else:
+                surprise = self._times.observe(kind, rows, summed, seconds)
+                costs.target.observe(rows, num_tokens, context, forward * exp(surprise))
+            costs.observe_host(
+                schedule_seconds=stats.schedule_seconds,
+                verify_seconds=stats.verify_seconds,
+                num_emitted=stats.num_emitted,
+            )
         if decision.has_drafts:
-            if not self._accounts.book(decision, situation, outcomes, stats, self._baseline, catch_up_seconds):
-                self._repeated = None  # it lost time: compare plans again
-            return
-        if not stats.num_prefill_tokens:
-            self._baseline.observe(situation.rows, situation.context, stats)
-        if decision.found and self.budget.balance <= 0.0:
+            spent = seconds + catch_up_seconds + stats.speculation_seconds
+            excused = max(0.0, seconds - _DISTURBED * expected)
+            plain_step = costs.plain_seconds(rows, context) * self._times.factor(PLAIN, rows)
+            time = SpentTime(spent, plain_step, excused, catch_up_seconds)
+            self._accounts.book(situation, outcomes, time)
+        elif decision.found and self.budget.balance <= 0.0:
             # In debt, lookups use at most half of what the budget earns; the other half reduces the debt.
             lost = stats.deciding_seconds / situation.plain_seconds
             self._accounts.in_debt.wait(decision.step, self.budget.steps_to_earn(2.0 * lost))
 
-    # ---- idle steps: plain, without a decision
+    def _drafting_seconds(self, outcomes: Sequence[Outcome], context: float) -> float:
+        """The measured costs of the drafts that models made, without catching up."""
+        assert self.costs is not None
+        passes: dict[str, list[int]] = {}
+        for outcome in outcomes:
+            if outcome.choice.ask is not None and outcome.choice.draft is not None:
+                passes.setdefault(outcome.choice.method, []).append(len(outcome.choice.draft.tokens))
+        return sum(self.costs.drafts[name].seconds(len(each), max(each), context) for name, each in passes.items())
 
-    def _begin_idling(self, decision: Decision, situation: Situation) -> None:
-        """Skip decisions until a back-off ends: deciding takes time, too."""
-        if decision.has_drafts or any(state.settings.mode == "on" for state in situation.states):
-            return
-        self._is_in_debt = self.budget.balance <= 0.0
-        due = [backoff.due for backoff in self._models.values()]
-        due += [lookup.backoff.due for row in situation.auto for lookup in situation.states[row].lookups.values()]
-        if self._is_in_debt:
-            due = [max(each, self._accounts.in_debt.due) for each in due]
-            due.append(self._step + self.budget.steps_to_earn(-self.budget.balance))
-        self._idle_until, self._idle_requests = min(due, default=1 << 60), list(decision.requests)
-
-    def _stays_idle(self, requests: Sequence[Request]) -> bool:
-        """Whether this batch stays idle: if it is unchanged, or if the engine is in debt and no new request is `on`."""
-        if requests == self._idle_requests:
-            return True
-        if not self._is_in_debt:
-            return False
-        new = [self._state(request) for request in requests if request.id not in self._states]
-        self._idle_requests = list(requests)
-        return not any(state.settings.mode == "on" for state in new)
+    def _learn_idle_steps(self, rows: int, context: float) -> None:
+        """Learn the time of the idle steps since the last decision."""
+        assert self.costs is not None
+        if self._idle_steps:
+            seconds = self._idle_seconds / self._idle_steps
+            self._times.observe(PLAIN, rows, self.costs.plain_seconds(rows, context), seconds)
+            self._idle_steps, self._idle_seconds = 0, 0.0
 
     def release(self, request: Request) -> None:
         """Forget a request that finished, was aborted or was preempted."""

@@ -137,13 +137,6 @@ class RequestState:
     settings: SpeculationSettings
     budget: Budget
     lookups: dict[str, Lookup]
-    gain: Recent  # expected accepted draft tokens per step with drafts; 0 if only others had drafts
     plain_time: PlainTime  # when this request was last booked
     shifts: dict[str, RequestShift] = field(default_factory=dict)  # by proposer, for drafts with confidences
     forecast_shifts: dict[str, RequestShift] = field(default_factory=dict)  # by proposer, before drafting
-
-    def trusted_gain(self, of_others: float) -> float:
-        """The usual gain, reduced towards zero while the request is in debt."""
-        return self.gain.mean(of_others, 2.0) * min(
-            1.0, max(0.0, 1.0 + 1.5 * self.budget.balance / TUNABLES.request_grant)
-        )

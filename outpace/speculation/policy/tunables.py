@@ -13,11 +13,10 @@ class Tunables:
     # ---- budgets: what exploration may cost
     engine_grant: float = 1.5
     """Plain steps the engine may lose at the start: enough for one or two drafts that fail."""
-    request_grant: float = 2.5
-    """The same for a request. With `allowed_loss` of 2%, a request of 48 tokens may lose 7%, one of 256 tokens 3%."""
-    newcomer_grant: float = 0.4
-    """Plain steps that a new request adds to the engine's budget, divided by the number of running requests. Its text
-    may suit drafts better than earlier ones; about ten lookups show that."""
+    request_grant: float = 5.0
+    """The same for a request. With `request_share`, one of 256 tokens may lose 5%, one of 48 tokens 13%."""
+    request_share: float = 1.5
+    """Times `allowed_loss` (2%): the share of its plain time that a request may lose in steps that help the batch."""
     budget_share: float = 0.3
     """Share of `allowed_loss` that budgets receive. The rest covers expected gains that do not come."""
     most_balance: float = 8.0

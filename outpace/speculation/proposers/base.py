@@ -43,7 +43,7 @@ class Proposer(Protocol):
     is_lookup: bool
     """Drafts take microseconds and no model, so the policy can get them before it decides whether to use them."""
     drafts_whole: bool
-    """A draft has its full depth before its confidence is known: stopping early saves verifying, not drafting."""
+    """A draft always has its full depth: it cannot stop where its confidence is low."""
 
     def serves(self, request: Request) -> bool:
         """Whether it can ever have a draft for this request. The answer never changes."""

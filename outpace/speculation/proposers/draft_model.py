@@ -47,7 +47,6 @@ class Drafting:
 class DraftModelProposer:
     name = "draft"
     is_lookup = False
-    drafts_whole = False
     measured: MeasuredAcceptance | None = None
 
     def __init__(self, model: LoadedModel, target_vocab_size: int, verifier: Verifier | None = None) -> None:
@@ -62,6 +61,7 @@ class DraftModelProposer:
         self._verifier: Verifier = verifier or HostVerifier()
         self._sequences: OrderedDict[int, int] = OrderedDict()  # request id to sequence, least recently used first
         self._draws_on_device = model.runner.capabilities.drafter is not None
+        self.drafts_whole = self._draws_on_device
         self.timing: DraftTiming | None = None
 
     def serves(self, request: Request) -> bool:

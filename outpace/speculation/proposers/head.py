@@ -1,8 +1,8 @@
 """A draft head: a small trained layer that drafts from the target's own hidden states.
 
 It has no cache of its own to manage: the target's runner keeps its entries beside the target's cache. The backend
-drafts in one call. A draft ends where its confidence says that further tokens do not pay: after that pass if the head
-can stop, else it is cut here. Confidence is known before a token is picked, so the kept tokens are not biased.
+drafts in one call. A draft ends where its confidence says that further tokens do not pay, if the head can stop there.
+Confidence is known before a token is picked, so the kept tokens are not biased.
 """
 
 from __future__ import annotations
@@ -42,17 +42,13 @@ class HeadProposer:
         return [self._cut(ask, each) for ask, each in zip(asks, drafted, strict=True)]
 
     def _cut(self, ask: DraftAsk, drafted: DraftedTokens) -> Draft:
-        if ask.goes_on is None:
+        if ask.goes_on is None or self.drafts_whole:
             return Draft(drafted.tokens, self.name, drafted.probs)
-        confidence = [min(MOST_CONFIDENT, value) for value in drafted.confidence]
-        depth = len(drafted.tokens)
-        if self.drafts_whole:
-            depth = next((i for i, value in enumerate(confidence) if not ask.goes_on(value)), depth)
-        elif len(confidence) == depth < ask.depth:
-            confidence.append(confidence[-1])  # that of the token which it did not draft is not known
-        probs = None if drafted.probs is None else drafted.probs[:depth]
         # Learning also uses the confidence of the token before which it stops.
-        return Draft(drafted.tokens[:depth], self.name, probs, confidence[: depth + 1])
+        confidence = [min(MOST_CONFIDENT, value) for value in drafted.confidence]
+        if len(confidence) == len(drafted.tokens) < ask.depth:
+            confidence.append(confidence[-1])  # that of the token which it did not draft is not known
+        return Draft(drafted.tokens, self.name, drafted.probs, confidence)
 
     def num_uncached(self, request: Request) -> int:
         num_tokens = self._num_uncached(request)

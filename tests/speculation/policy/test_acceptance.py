@@ -497,7 +497,6 @@ def test_a_measurement_on_other_prompts_is_where_forecasts_begin() -> None:
     unknown = Acceptance(is_lookup=False)
     shift = RequestShift(0.0, 0.0, 0)
     assert acceptance.doubt(greedy, shift, 1) < unknown.doubt(greedy, shift, 1)
-    assert acceptance.optimism(greedy) == 0.0 < unknown.optimism(greedy)
 
 
 def test_trials_outweigh_a_measurement() -> None:
@@ -505,3 +504,17 @@ def test_trials_outweigh_a_measurement() -> None:
     for _ in range(200):
         acceptance.learn_positions(0, RequestShift(0.0, 0.01, 0), [0.0], 1)
     assert acceptance.rate(0) < 0.15
+
+
+def test_what_is_forgotten_is_forgotten_by_position_and_by_confidence() -> None:
+    """Otherwise a draft that stops before its first token, for its confidence, would stop there for ever."""
+    acceptance, shift = Acceptance(is_lookup=False), RequestShift(0.0, 0.01, 0)
+    first = acceptance.chance(0, 0.8, 0.0), acceptance.rate(0)
+    for _ in range(40):
+        acceptance.learn(0, shift, [0.8], 0, 1)
+        acceptance.learn_positions(0, shift, [0.0], 1)
+    worst = acceptance.chance(0, 0.8, 0.0), acceptance.rate(0)
+    assert worst[0] < 0.5 * first[0] and worst[1] < 0.5 * first[1]
+    for _ in range(2000):
+        acceptance.forget()
+    assert (acceptance.chance(0, 0.8, 0.0), acceptance.rate(0)) == pytest.approx(first, rel=0.01)

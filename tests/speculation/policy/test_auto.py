@@ -45,7 +45,7 @@ def auto_engine(model: FakeModel, points: dict[int, float], *, draft_seconds: fl
     engine.policy.use_costs(costs)
     learn = engine.policy.learn
 
-    def booked(decision: Decision, outcomes: Sequence[Outcome], stats: StepStats, catch_up_seconds: float) -> None:
+    def booked(decision: Decision, outcomes: Sequence[Outcome], stats: StepStats, *others: Any, **options: Any) -> None:
         tokens = sum(1 + outcome.verdict.num_drafted for outcome in outcomes)
         seconds = costs.target.seconds(len(outcomes), tokens)
         learn(decision, outcomes, StepStats(num_emitted=stats.num_emitted, forward_seconds=seconds), 0.0)
@@ -218,9 +218,11 @@ def test_catching_up_is_booked_in_the_step_that_caught_up_and_in_no_other():
     booked: list[float] = []
     learn = engine.policy.learn
 
-    def noted(decision: Decision, outcomes: Sequence[Outcome], stats: StepStats, catch_up_seconds: float) -> None:
+    def noted(
+        decision: Decision, outcomes: Sequence[Outcome], stats: StepStats, catch_up_seconds: float, **options: Any
+    ) -> None:
         booked.append(catch_up_seconds)
-        learn(decision, outcomes, stats, catch_up_seconds)
+        learn(decision, outcomes, stats, catch_up_seconds, **options)
 
     engine.policy.learn = noted  # type: ignore[method-assign]
     drafting = SamplingParams(
@@ -271,12 +273,12 @@ def test_what_learning_from_a_step_takes_is_counted_with_the_next():
     engine = auto_engine(FakeModel(), ODD["flat"])
     learn, counted = engine.policy.learn, list[float]()
 
-    def slow(decision: Decision, outcomes: Sequence[Outcome], stats: StepStats, catch_up_seconds: float) -> None:
+    def slow(decision: Decision, outcomes: Sequence[Outcome], stats: StepStats, *others: Any, **options: Any) -> None:
         counted.append(stats.learning_seconds)
         until = perf_counter() + 0.05 * (len(counted) == 3)
         while perf_counter() < until:
             pass
-        learn(decision, outcomes, stats, catch_up_seconds)
+        learn(decision, outcomes, stats, *others, **options)
 
     engine.policy.learn = slow  # type: ignore[method-assign]
     params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)

@@ -249,20 +249,6 @@ def test_trials_that_fare_badly_lose_no_more_than_the_grants():
     assert sum(map(any, taken[-100:])) <= 10
 
 
-def test_a_trial_is_marked_as_one():
-    """Drafts for one of eight slow the others down: such a plan runs only as a trial."""
-    driver, batch = catching_up(1.0, draft_seconds=0.2), [request_of(length=LENGTH) for _ in range(8)]
-    trials = []
-    for _ in range(40):
-        decision = driver.decision(batch)
-        trials.append(decision.is_trial)
-        if decision.is_trial:
-            assert 0 < sum(choice.depth > 0 for choice in decision.choices) < 8
-            assert decision.reason.endswith("a trial")
-        driver.step(batch)
-    assert any(trials)
-
-
 def test_a_new_request_makes_a_refused_model_worth_a_look():
     """A new request's text may be different and short."""
     driver, who = catching_up(300.0), request_of(length=LENGTH)

@@ -284,8 +284,8 @@ def test_deciding_that_saves_nothing_is_limited_to_a_small_share_of_the_time():
     driver = SessionDriver(USUAL, suffix=lambda request: ([rng.random() < 0.3] * 1, 0.5), lookup_seconds=0.0)
     who = request_of()
     for _ in range(600):
-        decides = not driver.policy._step + 1 < driver.policy._idle_until
-        driver.step([who], policy_seconds=0.04 if decides else 0.0)
+        stands = driver.policy._standing is not None and driver.policy._step + 1 < driver.policy._stands_until
+        driver.step([who], policy_seconds=0.0 if stands else 0.04)
     lost = driver.policy.budget.spent_seconds - driver.policy.budget.plain_seconds
     assert lost <= TUNABLES.engine_grant + 2.0 + SHARE * 600
     assert sum(step.reason == "idle" for step in driver.policy.trace) > 200

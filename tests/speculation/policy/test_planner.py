@@ -209,15 +209,16 @@ def test_every_depth_of_a_model_is_weighed():
 
 
 @pytest.mark.parametrize("covered", [1, 2, 3, 8])
-def test_the_only_depth_that_budgets_cover_is_taken_and_is_no_trial(covered, monkeypatch):
+def test_the_only_depth_that_budgets_cover_is_taken(covered, monkeypatch):
     driver, batch = (
         SessionDriver(FLAT, draft=always(sure=0.9), draft_seconds=0.02),
         [request_of(length=2) for _ in range(3)],
     )
-    monkeypatch.setattr(driver.policy._coverage, "holds", lambda situation, plan: plan.depth == covered)
+    monkeypatch.setattr(
+        driver.policy._accounts, "covers", lambda situation, plan, lower_gain, *, is_proven: plan.depth == covered
+    )
     decision = driver.decision(batch)
     assert decision.plan is not None and decision.plan.depth == covered
-    assert not decision.is_trial
 
 
 @pytest.mark.parametrize("one_pass", [False, True])
@@ -249,16 +250,40 @@ def test_a_request_that_allows_few_tokens_is_drafted_for_after_one_that_allowed_
 
 
 @pytest.mark.parametrize("room", [1, 2, 3, 9, 15, 16])
-def test_smaller_trials_fit_into_the_step(room):
+def test_plans_of_a_model_fit_into_the_step(room):
     """Eight requests, and a step that can verify few draft tokens."""
     driver = SessionDriver(USUAL, draft=always(sure=0.9), draft_seconds=0.02, max_step_tokens=8 + room)
-    situation = driver.decision([request_of(length=2) for _ in range(8)]).situation
-    assert situation is not None
-    sizes = [
-        sum(plan.depths.values()) for plan in driver.policy._planner.smaller(situation, Plan(model="draft", depth=2))
-    ]
-    assert all(0 < size <= room for size in sizes)
-    assert bool(sizes) == (room >= 2)  # a trial drafts two tokens
+    batch = [request_of(length=2 + 30 * (i > 0)) for i in range(8)]  # so that smaller groups are weighed, too
+    sizes = [sum(plan.depths.values()) for plan in model_plans(driver, batch)]
+    assert sizes and all(0 < size <= room for size in sizes)
+
+
+def mixed_plans(driver: SessionDriver, requests: Sequence[Request]) -> tuple[list[Plan], Plan]:
+    """The plans of the model, and the plan of the lookups alone."""
+    decision = driver.decision(requests)
+    assert decision.situation is not None
+    planner = driver.policy._planner
+    base = planner.with_lookups(decision.situation, decision.found)
+    return list(planner.with_model(decision.situation, "draft", base)), base
+
+
+def test_a_model_is_weighed_beside_better_lookups_and_for_all_requests_alike():
+    one, other = request_of(length=2), request_of(length=2)
+    driver = SessionDriver(
+        FLAT,
+        suffix=lambda request: ([True] * 16, 0.99) if request is one else ([], 0.0),
+        draft=always(sure=0.9),
+        draft_seconds=0.02,
+    )
+    plans, base = mixed_plans(driver, [one, other])
+    assert list(base.lookups) == [0]
+    beside, alike = ([plan for plan in plans if bool(plan.lookups) == is_beside] for is_beside in (True, False))
+    assert all(plan.lookups == base.lookups and plan.is_mixed and not plan.is_repeatable for plan in beside)
+    assert all(plan.depths == {0: plan.depth, 1: plan.depth} for plan in alike)
+    assert all(not plan.is_mixed and plan.is_repeatable for plan in alike)
+    assert {plan.depth for plan in beside} == {plan.depth for plan in alike} == {1, 2, 3, 4, 6, 8}
+    speeds = [plan.speed for plan in plans]
+    assert speeds == sorted(speeds, reverse=True)
 
 
 # ---- when a draft stops

@@ -321,7 +321,7 @@ def test_a_request_that_gains_nothing_is_not_slowed_beyond_its_grant_and_the_all
     assert max(depth for [depth] in alone.run([request_of()], 20)) == 8
     driver.run([good, bad], 800)
     lost = bad.spec.decode_seconds - bad.spec.plain_seconds
-    assert lost < TUNABLES.request_grant + 1.0 + 0.02 * bad.spec.plain_seconds
+    assert lost < TUNABLES.request_grant + 1.0 + TUNABLES.request_share * 0.02 * bad.spec.plain_seconds
 
 
 def test_what_costs_the_others_nothing_is_given():

@@ -83,13 +83,6 @@ def test_a_plan_that_no_budget_covers_is_named():
     assert any(step.reason == "no budget covers the best plan" for step in driver.policy.trace)
 
 
-def test_a_trial_is_named():
-    driver, batch = behind()
-    driver.run(batch, 40)
-    trials = [step for step in driver.policy.trace if step.reason.endswith(", a trial")]
-    assert trials and all(0 < sum(row.depth > 0 for row in step.rows) < 8 for step in trials)
-
-
 def test_a_record_is_json():
     driver = SessionDriver(FLAT, suffix=always())
     driver.step([request_of()])

@@ -1,15 +1,115 @@
-"""The time of plain decoding: with prefill in the step, with wrong costs, and with disturbed passes."""
+"""The time of steps, by kind, and that of plain ones as the baseline: with prefill in the step, with wrong costs, and
+with disturbed passes."""
 
 from __future__ import annotations
+
+from math import log
 
 import pytest
 
 from outpace.core import StepStats
+from outpace.speculation.policy.times import _SETTLED, PLAIN, Kind, StepTimes
 from outpace.speculation.policy.tunables import TUNABLES
 from tests.session_driver import SessionDriver, always, nothing, request_of
 
 COSTS = {1: 1.0, 2: 1.1, 4: 1.3, 101: 11.0, 104: 11.3}  # a prompt of a hundred tokens takes ten steps
 DEPTH = 3
+
+
+# ---- by kind of step
+
+LOOKUPS = Kind(is_mixed=True)
+SHALLOW, DEEP = Kind("head", 2), Kind("head", 4)
+
+
+def seen(times: StepTimes, kind: Kind, factor: float, *, rows: int = 1, steps: int = 100) -> None:
+    """Steps whose costs sum up to two seconds, and which take `factor` times that."""
+    for _ in range(steps):
+        times.observe(kind, rows, 2.0, 2.0 * factor)
+
+
+def test_nothing_is_known_before_the_first_step_but_the_sum_of_costs():
+    assert [StepTimes().factor(kind, 1) for kind in (PLAIN, LOOKUPS, DEEP)] == [1.0, 1.0, 1.0]
+
+
+def test_each_kind_and_size_of_a_step_has_a_factor_of_its_own():
+    times = StepTimes()
+    true = {(PLAIN, 1): 0.8, (LOOKUPS, 1): 1.4, (SHALLOW, 1): 1.1, (DEEP, 1): 0.9, (DEEP, 8): 1.2, (PLAIN, 8): 0.7}
+    for (kind, rows), factor in true.items():
+        seen(times, kind, factor, rows=rows)
+    for (kind, rows), factor in true.items():
+        assert times.factor(kind, rows) == pytest.approx(factor, rel=0.01)
+
+
+def test_a_kind_without_steps_is_like_the_nearest_one_of_the_same_model():
+    times = StepTimes()
+    seen(times, PLAIN, 0.9)
+    seen(times, SHALLOW, 1.1)
+    seen(times, Kind("head", 8), 1.3)
+    seen(times, Kind("head", 3, is_mixed=True), 1.5)
+    seen(times, Kind("draft", 3), 1.7)
+    assert times.factor(Kind("head", 3), 1) == times.factor(SHALLOW, 1)
+    assert times.factor(Kind("head", 6), 1) == times.factor(Kind("head", 8), 1)
+    assert times.factor(SHALLOW, 16) == times.factor(SHALLOW, 1)
+    assert times.factor(Kind("draft", 8), 1) == times.factor(Kind("draft", 3), 1)
+
+
+@pytest.mark.parametrize(("of_plain", "expected"), [(0.7, 1.0), (1.3, 1.3)])
+def test_without_a_similar_kind_a_step_is_not_expected_to_overlap_better_than_its_costs_or_a_plain_one(
+    of_plain, expected
+):
+    times = StepTimes()
+    seen(times, PLAIN, of_plain)
+    for kind in (LOOKUPS, DEEP):
+        assert times.factor(kind, 1) == pytest.approx(expected, rel=0.01)
+
+
+def test_a_guess_is_given_up_when_something_nearer_was_seen():
+    times = StepTimes()
+    seen(times, SHALLOW, 1.1)
+    assert times.factor(Kind("head", 12), 1) == times.factor(SHALLOW, 1)
+    seen(times, Kind("head", 8), 1.4)
+    assert times.factor(Kind("head", 12), 1) == times.factor(Kind("head", 8), 1)
+
+
+def test_the_first_step_of_a_kind_is_not_the_whole_truth():
+    times = StepTimes()
+    times.observe(DEEP, 1, 2.0, 2.2)
+    assert 1.0 < times.factor(DEEP, 1) < 1.1
+
+
+@pytest.mark.parametrize("factor", [50.0, 0.02])
+def test_one_step_that_something_disturbed_changes_little(factor):
+    fresh, known = StepTimes(), StepTimes()
+    seen(known, DEEP, 1.0)
+    for times, most in ((fresh, 0.1), (known, 0.01)):
+        times.observe(DEEP, 1, 2.0, 2.0 * factor)
+        assert times.factor(DEEP, 1) == pytest.approx(1.0, rel=most)
+
+
+def test_a_kind_that_has_changed_is_followed():
+    times = StepTimes()
+    seen(times, DEEP, 1.0)
+    seen(times, DEEP, 1.15)
+    assert times.factor(DEEP, 1) == pytest.approx(1.15, rel=0.01)
+
+
+def test_a_surprise_is_the_machines_speed_only_where_the_kinds_factor_is_settled():
+    times = StepTimes()
+    surprises = [times.observe(DEEP, 1, 2.0, 2.2) for _ in range(_SETTLED + 1)]
+    assert surprises[:_SETTLED] == [0.0] * _SETTLED
+    assert 0.0 < surprises[_SETTLED] < log(1.1)
+    seen(times, DEEP, 1.1)
+    assert times.observe(DEEP, 1, 2.0, 2.4) == pytest.approx(log(2.4 / 2.2), abs=0.01)
+    assert times.observe(SHALLOW, 1, 2.0, 2.4) == 0.0, "of another kind nothing is settled"
+    assert times.observe(DEEP, 8, 2.0, 2.4) == 0.0, "nor of another size"
+
+
+def test_a_plain_steps_surprise_counts_from_the_first_one():
+    assert StepTimes().observe(PLAIN, 1, 2.0, 2.2) == pytest.approx(log(1.1))
+
+
+# ---- the baseline
 
 
 def drafting() -> SessionDriver:
@@ -23,7 +123,7 @@ def plain(*, begins_ahead: bool = False) -> SessionDriver:
 
 
 def believed(driver: SessionDriver, num_rows: int = 1) -> float:
-    return driver.policy._baseline.plain_seconds(num_rows, 10.0)
+    return driver.costs.plain_seconds(num_rows, 10.0) * driver.policy._times.factor(PLAIN, num_rows)
 
 
 def test_a_step_mixed_with_a_prompt_counts_with_its_share_of_decoding():
@@ -80,13 +180,15 @@ def test_gains_are_measured_by_plain_steps_as_they_were_where_costs_have_them_wr
     assert who.spec.plain_seconds - before == pytest.approx(num_emitted * 0.9, rel=0.03)
 
 
-def test_steps_with_drafts_that_take_longer_than_their_curve_says_are_no_reason_to_think_so_of_plain_ones():
+@pytest.mark.parametrize("steps", [7, 200])
+def test_steps_with_drafts_that_take_longer_than_their_curve_says_are_no_reason_to_think_so_of_plain_ones(steps):
+    """Before the first plain step measures it, and later."""
     driver, who = drafting(), request_of()
-    expected = believed(driver)
-    for _ in range(7):  # before the first plain step measures it
-        assert driver.step([who], forward_seconds=2.0)[0].verdict.num_drafted == DEPTH
-    assert driver.costs.plain_seconds(1, 10.0) > 1.05 * expected
-    assert believed(driver) == pytest.approx(expected)
+    expected, driver.mixed_seconds = believed(driver), 0.7
+    taken = driver.run([who], steps)
+    assert sum(depth == DEPTH for [depth] in taken) > 0.9 * steps
+    assert driver.policy._times.factor(LOOKUPS, 1) > 1.3
+    assert believed(driver) == pytest.approx(expected, rel=0.02)
 
 
 def test_each_number_of_rows_has_a_baseline_of_its_own():
@@ -150,6 +252,30 @@ def test_a_step_that_did_something_once_is_nobodys_loss():
     assert driver.policy.budget.balance == balance and driver.policy.budget.spent_seconds == spent
     assert driver.costs.as_dict() == costs
     assert who.spec.decode_seconds == spent
+
+
+# ---- steps of a kind that take longer than their costs say
+
+
+@pytest.mark.parametrize("mixed_seconds", [0.0, 0.5, 2.0])
+def test_mixed_steps_that_take_longer_than_their_costs_say_are_planned_no_more_and_those_of_the_model_are(
+    mixed_seconds,
+):
+    """One request copies, and the model is right for both. The costs know nothing of what mixing takes."""
+    one, other = request_of(length=2), request_of(length=2)
+    driver = SessionDriver(
+        {1: 1.0, 256: 1.0},
+        suffix=lambda request: ([True] * 16, 0.97) if request is one else ([], 0.0),
+        draft=always(sure=0.9),
+        draft_seconds=0.02,
+    )
+    driver.mixed_seconds = mixed_seconds
+    driver.run([one, other], 200)
+    methods = [tuple(row.method for row in step.rows) for step in list(driver.policy.trace)[-60:]]
+    usual = ("draft", "draft") if mixed_seconds else ("suffix", "draft")
+    assert methods.count(usual) >= 45
+    assert driver.policy.budget.estimated_speedup is not None and driver.policy.budget.estimated_speedup > 2.0
+    assert believed(driver, 2) == pytest.approx(1.0, rel=0.05), "plain steps took what they always take"
 
 
 # ---- runners that begin consecutive plain steps ahead
