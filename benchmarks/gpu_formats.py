@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from typing import Any
 
@@ -16,8 +16,9 @@ from torch import Tensor
 from benchmarks.gpu_kernels import Product, products, relative_error
 from benchmarks.gpu_models import median_ms
 from outpace.backends.torch.kernels.base import Hidden, Normed
+from outpace.backends.torch.kernels.fp8 import RoundedConfig
 from outpace.backends.torch.kernels.gemv import GemvConfig
-from outpace.backends.torch.kernels.linear import LinearConfig, block_rows
+from outpace.backends.torch.kernels.linear import block_rows
 from outpace.backends.torch.kernels.planar_gemm import PlanarConfig
 from outpace.backends.torch.kernels.reference import ReferenceOps
 from outpace.backends.torch.kernels.triton_ops import MAX_SCALED_TOKENS, Config, TritonOps
@@ -93,34 +94,46 @@ def random_planar(f: PlanarFormat, rows: int, columns: int, device: torch.device
 # Checks.
 
 
-def check_cases() -> list[tuple[str, int, int, int]]:
-    """(format, tokens, rows, columns), with sizes that no block divides."""
-    found = []
+Case = tuple[str, int, int, int, Config | None]
+
+
+def check_cases() -> list[Case]:
+    """(format, tokens, rows, columns, config), with sizes that no block divides; None: the default config."""
+    found: list[Case] = []
+    for tokens in (1, 8, 33):
+        sizes = [(16, 32, 8), (32, 4, 8, 1, 2), (16, 8, 8, 2)] if tokens < 33 else [(64, 2, 4, 2, 2), (128, 1, 8, 4, 8)]
+        found += [(kind, tokens, 520, 768, PlanarConfig(*size)) for kind in ("int4", "Q4_K", "fp8") for size in sizes]
+        once = replace(PlanarConfig(*sizes[0]), unroll=1)
+        found += [(kind, tokens, 520, 768, once) for kind in ("int4", "Q4_K", "fp8")]
+    for tokens, terms in ((8, 2), (33, 2), (64, 2), (100, 1), (300, 1)):
+        found += [("fp8", tokens, 528, 768, RoundedConfig(64, 128, 4, 4, splits, terms)) for splits in (1, 3)]
     for kind in FORMATS[:-1]:
         step = 256 if kind in ("Q4_K", "Q5_K", "Q6_K") else 64
         for tokens, rows in ((1, 200), (3, 1000), (8, 520), (16, 1000), (33, 520), (64, 200), (100, 520), (300, 200)):
-            found.append((kind, tokens, rows, step * (9 if tokens < 9 else 12)))
+            found.append((kind, tokens, rows, step * (9 if tokens < 9 else 12), None))
     return found
 
 
-def check(case: tuple[str, int, int, int]) -> list[dict[str, Any]]:
+def check(case: Case) -> list[dict[str, Any]]:
     """Compare every fused product of a layer with float32 arithmetic on the same weights and inputs."""
-    kind, num_tokens, rows, columns = case
+    kind, num_tokens, rows, columns, config = case
     torch.backends.cuda.matmul.allow_tf32 = False
     try:
-        found = _check(kind, num_tokens, rows, columns)
+        found = _check(kind, num_tokens, rows, columns, config)
     except Exception as error:
         found = [(f"{kind}: {error!r:.400}", float("nan"))]
-    limit = 6e-2 if kind == "fp8" and num_tokens > MAX_SCALED_TOKENS else 8e-3
+    limit = 6e-2 if kind == "fp8" and num_tokens > MAX_SCALED_TOKENS else 8e-3  # tokens are rounded too
     return [
         {"format": kind, "product": name, "case": str(case), "error": error, "passed": error < limit}
         for name, error in found
     ]
 
 
-def _check(kind: str, num_tokens: int, rows: int, columns: int) -> list[tuple[str, float]]:
-    ops, reference, norm = TritonOps(_DEVICE), ReferenceOps(), 1 + 0.1 * torch.randn(columns, device=_DEVICE)
-    norm = norm.bfloat16()
+def _check(kind: str, num_tokens: int, rows: int, columns: int, config: Config | None) -> list[tuple[str, float]]:
+    bucket = 1 if num_tokens == 1 else block_rows(num_tokens)
+    configs = {} if config is None else {(n, columns, bucket): config for n in (columns, rows, 2 * rows)}
+    ops, reference = TritonOps(_DEVICE, configs=configs), ReferenceOps()
+    norm = (1 + 0.1 * torch.randn(columns, device=_DEVICE)).bfloat16()
 
     def rand(*shape: int) -> Tensor:
         return torch.randn(shape, device=_DEVICE, dtype=torch.bfloat16)
@@ -193,35 +206,25 @@ def head_kind(kind: str) -> str:
 
 
 def candidates(kind: str, product: Product, num_tokens: int) -> list[Config]:
-    if kind in PLANAR:
-        if num_tokens <= 16:
-            sizes = [(16, 4, 4, 2), (16, 4, 4, 4), (16, 4, 4, 5), (16, 8, 8, 3), (16, 8, 8, 4), (16, 2, 2, 4),
-                     (32, 4, 4, 4), (32, 8, 8, 3), (32, 1, 2, 4), (64, 1, 4, 4), (64, 1, 4, 6)]  # fmt: skip
-        else:
-            sizes = [
-                (16, 4, 4, 3),
-                (32, 4, 4, 3),
-                (64, 1, 4, 4),
-                (64, 1, 4, 3),
-                (64, 1, 8, 3),
-                (128, 1, 8, 3),
-                (128, 1, 4, 3),
-            ]
-        return [PlanarConfig(*size) for size in sizes]
-    if num_tokens == 1:
-        return [
-            GemvConfig(*size)
-            for size in ((1, 2048, 1), (1, 4096, 2), (1, 4096, 4), (2, 2048, 2), (2, 4096, 4), (4, 2048, 4),
-                         (4, 4096, 8), (8, 2048, 8), (16, 2048, 8), (16, 1024, 4))
-        ]  # fmt: skip
+    """Beside the default. Logits are not of tokens in one term."""
+    found: list[Config] = []
+    if kind == "fp8" and num_tokens > 1:
+        sizes = [(64, 128, 4, 4), (64, 128, 4, 4, 4), (64, 128, 4, 6), (64, 256, 4, 3), (64, 256, 4, 3, 2),
+                 (128, 128, 4, 4), (128, 128, 8, 4), (128, 128, 8, 4, 2)]  # fmt: skip
+        terms = 1 if num_tokens > MAX_SCALED_TOKENS and not product.wide else 2
+        found += [replace(RoundedConfig(*size), terms=terms) for size in sizes]
+    if kind == "fp8" and num_tokens > 16:
+        return [*found, PlanarConfig(128, 2, 8, bands=4)] if product.wide else found
     if num_tokens <= 16:
-        sizes5 = [(16, 512, 2, 3, 2), (16, 512, 2, 4, 3), (16, 512, 4, 4, 2), (16, 1024, 2, 3, 2), (32, 256, 4, 4, 0),
-                  (32, 512, 4, 3, 0), (32, 512, 4, 3, 1), (64, 256, 4, 4, 0), (64, 256, 4, 4, 1),
-                  (64, 128, 4, 5, 0)]  # fmt: skip
+        rows = [(16, 4, 4), (16, 8, 4), (16, 8, 8), (16, 16, 4), (16, 16, 8), (16, 32, 8), (32, 4, 4), (32, 4, 8, 1, 2),
+                (32, 8, 8)]  # fmt: skip
     else:
-        sizes5 = [(32, 256, 4, 4, 0), (32, 256, 4, 4, 1), (64, 128, 4, 4, 0), (64, 256, 4, 3, 0), (64, 256, 8, 3, 0),
-                  (64, 256, 4, 3, 1), (128, 128, 4, 4, 0), (128, 128, 8, 4, 0)]  # fmt: skip
-    return [LinearConfig(*size, prefetch=1) for size in sizes5 if product.k % size[1] == 0]
+        rows = [(32, 8, 8), (64, 1, 4, 1, 4), (64, 1, 4, 4, 4), (64, 2, 8, 1, 4), (64, 2, 8, 2, 4), (128, 1, 8, 1, 8),
+                (128, 1, 8, 4, 8), (128, 2, 8, 1, 4), (128, 1, 4, 1, 4), (128, 1, 4, 4, 4)]  # fmt: skip
+    found += [replace(PlanarConfig(*size), unroll=unroll) for size in rows for unroll in (1, 2)]
+    if kind in ("fp8", "int8") and num_tokens == 1:
+        found += [GemvConfig(*size) for size in ((1, 4096, 4), (2, 4096, 4), (4, 2048, 4), (16, 1024, 4))]
+    return found
 
 
 def call(trial: Trial, copies: int) -> Callable[[], None]:
@@ -252,6 +255,15 @@ def run_products(ops: TritonOps, p: Product, weights: Sequence[Weight], num_toke
             ops.norm_logits(h, norm, _EPSILON, weight)
         else:
             ops.norm_linear(h, norm, _EPSILON, weight, None)
+
+
+def measured_source(best: Mapping[tuple[str, tuple[int, int, int]], Config]) -> list[str]:
+    """Lines for `kernels/measured_quantised.py`, by format and (rows, columns, most tokens)."""
+    names = {kind: f.name for kind, f in PLANAR.items()} | {kind: f.name for kind, f in KINDS.items()}
+    return sorted(
+        f"    ({names[kind]!r}, {rows}, {columns}, {tokens}): {config!r},"
+        for (kind, (rows, columns, tokens)), config in best.items()
+    )
 
 
 def compile_one(trial: Trial) -> Trial | None:

@@ -5,7 +5,8 @@
     python -m benchmarks.gpu_quantised OUT --formats int4 fp8       only these formats
 
 The model has the shape of an 8B and random weights in the format. The floor is the bytes that a step must read, divided
-by the measured bandwidth. Sections that follow `sweep` use the configurations that it found. A failed section is
+by the measured bandwidth. Sections that follow `sweep` use the configurations that it found;
+the figures have them as lines for `kernels/measured_quantised.py`. A failed section is
 reported and the next one runs; files are written after every section.
 """
 
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.gpu import CONTEXT, WORKERS, Bench, Cell, Report, run_sections
 from benchmarks.gpu_formats import (
@@ -31,6 +33,7 @@ from benchmarks.gpu_formats import (
     check_cases,
     compile_all,
     head_kind,
+    measured_source,
     random_weight,
     trials,
 )
@@ -38,6 +41,8 @@ from benchmarks.gpu_kernels import spread
 from benchmarks.gpu_machine import bandwidths, describe
 from benchmarks.gpu_models import captured, random_caches, replay_ms, shape_config, uniform_step
 from outpace.backends.torch.execution.pages import PAGE_TOKENS
+from outpace.backends.torch.execution.step import StepInputs
+from outpace.backends.torch.kernels.base import Cache
 from outpace.backends.torch.kernels.triton_ops import Config, TritonOps
 from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.model.weights import Weights, allocate
@@ -135,6 +140,7 @@ class QuantisedBench(Bench):
             best = fastest.get((trial.kind, trial.key))
             if best is None or us < best[0]:
                 fastest[trial.kind, trial.key] = (us, trial)
+        listed: dict[tuple[str, Key], Config] = {}
         for (kind, key), (us, trial) in fastest.items():
             mine = [row for row in rows if row["kind"] == kind and row["tokens"] == trial.num_tokens]
             mine = [row for row in mine if row["product"] == trial.product.name and "us" in row]
@@ -143,11 +149,13 @@ class QuantisedBench(Bench):
                 f"  {kind:9} {trial.product.name:8} {trial.num_tokens:3} tokens: {us:6.1f} us, floor "
                 f"{mine[0]['floor_us']:6.1f}, default {default:6.1f}  {trial.config}"
             )
-            if trial.config is not None:
+            if trial.config is not None and not us > 0.97 * default:
+                listed[kind, key] = trial.config
                 for model_kind in kinds:
                     stored = head_kind(model_kind) if trial.product.name == "head" else model_kind
                     if stored == kind:
                         self._best[model_kind][key] = trial.config
+        self.report.figures["configs"] = measured_source(listed)
 
     def steps(self) -> None:
         """One forward pass in one CUDA graph."""
@@ -177,6 +185,28 @@ class QuantisedBench(Bench):
             )
             self.report.say(f"  {kind:9} {shown}")
             self.report.save()
+
+    def attention(self) -> None:
+        """The part of a step that no format changes, in one CUDA graph."""
+        found = self.report.figures["attention"] = []
+        config, ops = shape_config("8B"), TritonOps(self.device)
+        rope = torch.from_numpy(config.rope.table(2 * CONTEXT)).to(self.device)
+        for rows, tokens in self._sizes:
+            step = uniform_step(rows, tokens, CONTEXT, config.vocab_size, self.device)
+            caches = random_caches(config, rows * -(-CONTEXT // PAGE_TOKENS), self.device)
+            width = config.q_size + 2 * config.kv_size
+            qkv = torch.randn((rows * tokens, width), dtype=torch.bfloat16, device=self.device)
+
+            def work(qkv: Tensor = qkv, caches: list[Cache] = caches, step: StepInputs = step) -> None:
+                for cache in caches:
+                    ops.attend(qkv, cache, step, rope, None, None, config.epsilon)
+
+            ms = replay_ms(captured(work), rounds=5)
+            floor = 1e3 * 2 * rows * CONTEXT * config.cache_elements_per_token / self.bandwidth
+            found.append({"rows": rows, "tokens": tokens, "floor": floor, "ms": ms})
+            self.report.say(f"  {rows} x {tokens}: {statistics.median(ms):.3f} ({floor:.3f})")
+            del caches, work
+            torch.cuda.empty_cache()
 
     def engine(self) -> None:
         """Steps of the whole engine, with scheduling, sampling and detokenising; greedy."""
@@ -214,7 +244,7 @@ def _row(trial: Trial) -> dict[str, Any]:
     }  # fmt: skip
 
 
-SECTIONS = ("machine", "check", "sweep", "steps", "engine", "table")
+SECTIONS = ("machine", "check", "sweep", "attention", "steps", "engine", "table")
 
 
 def main() -> int:

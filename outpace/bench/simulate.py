@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--only", metavar="TEXT", help="only scenarios whose name contains TEXT")
     parser.add_argument("--max-concurrency", type=int, metavar="N",
-                        help="only scenarios with at most N running requests; those with 128 and 256 take longest")  # fmt: skip
+                        help="only scenarios with at most N running requests: 128 and 256 take longest")  # fmt: skip
     parser.add_argument("--policies", nargs="+", metavar="NAME", choices=policy_names(), default=policy_names(),
                         help=f"policies beside plain decoding: {', '.join(policy_names())} (default: all)")  # fmt: skip
     parser.add_argument("--seeds", type=int, default=5, metavar="N", help="seeds per scenario (default: %(default)s)")

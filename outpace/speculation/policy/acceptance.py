@@ -217,8 +217,12 @@ class Acceptance:
         self._num_tried = [_FADE * count for count in self._num_tried]
         self._forecasts.clear()
 
-    def end(self, shift: RequestShift) -> None:
-        """A request finished: its shift updates how far requests are expected to differ."""
+    def end(self, temperature: int, shift: RequestShift, *, is_forecast: bool) -> None:
+        """A request finished. Its shift updates how far requests are expected to differ, and the shared cells, which
+        its trials could move only by what its shift did not explain."""
+        cells = (self._by_position if is_forecast else self._by_confidence)[temperature]
+        cells.follow_request(shift.mean, 1.0 / (self._shift_variance + shift.variance))
+        self._forecasts.clear()
         seen = shift.mean * shift.mean + shift.variance
         self._shift_variance += 0.5 * TUNABLES.smoothing * (seen - self._shift_variance)
 
@@ -257,6 +261,11 @@ class _Cells:
     def follow(self, cell: int, moved: float) -> None:
         """Apply the change of a neighbouring cell, in proportion to the weight of the prior."""
         self._move(cell, moved * _TRIAL_INFORMATION * TUNABLES.prior_weight / self._information[cell])
+
+    def follow_request(self, shift: float, information: float) -> None:
+        """A request's log-odds were higher by `shift`; `information` is what that tells about other requests'."""
+        for cell, known in enumerate(self._information):
+            self._move(cell, shift * information / (known + information))
 
     def fade(self) -> None:
         """Move back towards the priors."""

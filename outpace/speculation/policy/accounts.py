@@ -18,6 +18,8 @@ from outpace.speculation.policy.planner import Plan, Situation
 from outpace.speculation.policy.state import Outcome, PlainTime, RequestState
 from outpace.speculation.policy.tunables import TUNABLES
 
+_REPAYMENT_STEPS = 32.0  # in which a request's debt is to be made good
+
 
 @dataclass(slots=True)
 class SpentTime:
@@ -40,7 +42,8 @@ class Accounts:
         """Whether neither the engine nor a request may lose more than its budget.
 
         The engine assumes `lower_gain`: the accepted draft tokens at the lower bound of acceptance, per token emitted
-        without drafts. A request assumes what is expected of its own draft. Catching up is paid for by later steps if
+        without drafts. A request assumes what is expected of its own draft; in debt, the draft must also repay a part
+        of the debt, so that expectations that were wrong before count for less. Catching up is paid for by later steps if
         the model `is_proven` by trials; otherwise by the budget, or it is the first trial, with a single request.
         """
         plain, balance = situation.plain_seconds, self.budget.balance
@@ -54,11 +57,10 @@ class Accounts:
             return False
         least = plan.needed_gain(plain, 0.0)
         for row in situation.auto:
-            gain = plan.gains.get(row, 0.0)
-            if least > gain:
-                balance = situation.states[row].budget.balance
-                if balance <= 0.0 or plan.needed_gain(plain, balance) > gain:
-                    return False
+            balance = situation.states[row].budget.balance
+            needed = plan.needed_gain(plain, balance) if balance > 0.0 else least - balance / _REPAYMENT_STEPS
+            if needed > plan.gains.get(row, 0.0):
+                return False
         return True
 
     def add_plain_step(self, stats: StepStats, *, is_idle: bool) -> None:

@@ -495,4 +495,5 @@ class Policy:
             self._planner.mean_output += 0.05 * (request.num_output - self._planner.mean_output)
         for shifts in (state.shifts, state.forecast_shifts):
             for name, shift in shifts.items():
-                self.acceptances[name].end(shift)
+                is_forecast = shifts is state.forecast_shifts
+                self.acceptances[name].end(state.settings.temperature, shift, is_forecast=is_forecast)

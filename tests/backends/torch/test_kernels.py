@@ -22,7 +22,11 @@ from outpace.backends.torch.execution.pages import Pages
 from outpace.backends.torch.execution.step import DRAFTED, PADDING, HostStep, StepInputs, StepShape, views
 from outpace.backends.torch.kernels.base import LLAMA, Cache, Hidden, Scores
 from outpace.backends.torch.kernels.reference import ReferenceOps, geglu, rms_norm, route, swiglu
+from outpace.backends.torch.storage import Format, planar
+from outpace.backends.torch.storage.planar import Planar, int4
+from outpace.backends.torch.storage.planar import fp8 as fp8_groups
 from outpace.backends.torch.storage.rounding import KINDS, quantise
+from outpace.backends.torch.storage.scaled import FP8, Scaled, ScaledFormat, round_to_scaled
 from outpace.models.architecture import Experts
 
 REFERENCE = ReferenceOps()
@@ -107,6 +111,91 @@ def test_embedding():
 
     tokens, embedding = torch.tensor([5, 0, 7, 5], dtype=torch.int32), normal(9, 1100)
     assert torch.equal(embed(tokens, embedding), embedding[tokens])
+
+
+FORMATS = (
+    *(int4(32), int4(64), int4(128), int4(128, has_zeros=True), int4(32, scale_dtype=torch.float32)),
+    *(fp8_groups(128), fp8_groups(256, scale_dtype=torch.float32)),
+    *(planar.Q4_0, planar.Q4_1, planar.Q8_0, planar.Q4_K, planar.Q5_K, planar.Q6_K, *KINDS.values()),
+)
+
+
+def stored(format: Format, rows: int, columns: int) -> Planar | Scaled:
+    """Random codes and scales."""
+    if isinstance(format, ScaledFormat):
+        return round_to_scaled(normal(rows, columns, scale=0.02), format.dtype)
+    codes = torch.randint(0, 1 << format.bits, (rows, columns))
+    if format.is_fp8:
+        codes &= 0xBF  # no NaN
+    groups, blocks = -(-columns // format.group), -(-columns // format.block)
+    if format.has_blocks:
+        scales, minima = (torch.randint(1, 64, (rows, groups)) for _ in range(2))
+        small = torch.int8 if format.bits == 6 else torch.uint8
+        halves = [(torch.rand(rows, blocks) * 1e-3).half() for _ in range(2)]
+        return planar.pack(format, codes, scales.to(small), minima.to(small) if format.has_minima else None, halves[0],
+                           halves[1] if format.has_minima else None)  # fmt: skip
+    scales = (0.01 + torch.rand(rows, groups) * 0.02).to(format.scale_dtype)
+    zeros = torch.randint(0, 16, (rows, groups), dtype=torch.uint8)
+    minima = (zeros if format.has_zeros else scales * 7) if format.has_minima else None
+    return planar.pack(format, codes, scales, minima)
+
+
+@needs_interpreter
+@pytest.mark.parametrize("format", FORMATS, ids=lambda format: f"{format.name}, {getattr(format, 'scale_dtype', '')}")
+@pytest.mark.parametrize(
+    ("num_tokens", "n", "k", "size"),
+    [(1, 40, 768, (16, 4, 4)), (9, 40, 1280, (32, 2, 4, 2, 2, 1)), (40, 24, 512, (16, 8, 4))],
+)
+def test_quantised_products(format, num_tokens, n, k, size):
+    """With a residual and the first part of the next norm, then after a norm and with silu; sizes no block divides."""
+    from outpace.backends.torch.kernels.base import Normed
+    from outpace.backends.torch.kernels.linear import Scratch
+    from outpace.backends.torch.kernels.planar_gemm import PlanarConfig, planar_linear, unpack
+
+    torch.manual_seed(n + k)
+    config, scratch = PlanarConfig(*size), Scratch(torch.device("cpu"))
+    x, residual, next_norm = normal(num_tokens, k), normal(num_tokens, n), 1 + normal(n, scale=0.1)
+    weight, out = stored(format, n, k), torch.full((num_tokens, n), torch.nan)
+    normed = planar_linear(x, weight, out, scratch, config, residual=residual, next_norm=next_norm)
+    expected = residual + x @ weight.dequantise(torch.float32).T
+    check(out, expected)
+    assert normed is not None
+    check(normed.x, expected * next_norm)
+    check(normed.squares.sum(1), expected.square().sum(1))
+    weight, bias, squares = stored(format, 2 * n, k), normal(2 * n), torch.rand(num_tokens, 3) * k
+    planar_linear(Normed(x, squares), weight, out, scratch, config, epsilon=1e-5, bias=bias, swiglu=True)
+    rms = torch.rsqrt(squares.sum(1, keepdim=True) / k + 1e-5)
+    check(out, swiglu(x @ weight.dequantise(torch.float32).T * rms + bias))
+    assert not scratch.counters.any(), "counters must be zero again for the next kernel"
+    if isinstance(weight, Planar):
+        check(unpack(weight, torch.float32), weight.dequantise(torch.float32), 1e-6)
+
+
+@needs_interpreter
+@pytest.mark.parametrize("terms", [1, 2])
+@pytest.mark.parametrize(("num_tokens", "n", "k", "splits"), [(5, 70, 256, 1), (40, 70, 384, 2), (150, 40, 192, 3)])
+def test_products_of_rounded_tokens(num_tokens, n, k, splits, terms):
+    """Tokens are rounded by torch here, because the interpreter does not round to nearest."""
+    from outpace.backends.torch.kernels.fp8 import RoundedConfig, RoundedTokens, rounded_linear
+    from outpace.backends.torch.kernels.linear import Scratch
+
+    torch.manual_seed(n + k)
+    x, bias, residual = normal(num_tokens, k, scale=3.0), normal(n), normal(num_tokens, n)
+    first = round_to_scaled(x, FP8)
+    scales = first.scales[:, None]
+    rest = (x / scales - first.values.float()) * 16
+    values = torch.stack([first.values, rest.to(FP8)][:terms])
+    rounded, scratch = RoundedTokens(values, scales), Scratch(torch.device("cpu"))
+    kept = (values[0].float() + (values[1].float() / 16 if terms == 2 else 0)) * scales
+    check(kept, x, 1e-3 if terms == 2 else 4e-2)  # bfloat16 is within 1.7e-3
+    config, weight = RoundedConfig(64, 64, 4, 1, splits, terms), round_to_scaled(normal(n, k), FP8)
+    out = residual.clone()
+    rounded_linear(rounded, weight, out, scratch, config, bias=bias, residual=out)
+    check(out, residual + bias + kept @ weight.dequantise(torch.float32).T)
+    weight, out = round_to_scaled(normal(2 * n, k, scale=0.05), FP8), torch.full((num_tokens, n), torch.nan)
+    rounded_linear(rounded, weight, out, scratch, config, swiglu=True)
+    check(out, swiglu(kept @ weight.dequantise(torch.float32).T))
+    assert not scratch.counters.any(), "counters must be zero again for the next kernel"
 
 
 @needs_interpreter

@@ -430,12 +430,17 @@ def test_what_is_learned_late_is_what_would_be_learned_at_once(tiny, damaged, mo
         decided[0] = 0
 
         def noted(
-            policy: Policy, decision: Decision, outcomes: Sequence[Outcome], *rest: Any, kept: Any = seen[postpones]
+            policy: Policy,
+            decision: Decision,
+            outcomes: Sequence[Outcome],
+            *rest: Any,
+            kept: Any = seen[postpones],
+            **named: Any,
         ) -> None:
             nonlocal num_late
             num_late += decision.step != decided[0]
             kept.append((decision.step, [outcome.verdict.tokens for outcome in outcomes]))
-            learn_of_policy(policy, decision, outcomes, *rest)
+            learn_of_policy(policy, decision, outcomes, *rest, **named)
 
         def at_once(engine: Engine, *args: Any) -> None:
             engine._can_postpone = False

@@ -440,7 +440,7 @@ def _shift_of_three_misses(rates: Sequence[float]) -> float:
             who = Who(acceptance)
             for _ in range(30):
                 who.see(int(rng.uniform() < right), 1, [0.7])
-            acceptance.end(who.own_shift)
+            acceptance.end(COLD, who.own_shift, is_forecast=False)
     who = Who(acceptance)
     who.see(0, 1, [0.7], steps=3)
     return -who.own_shift.mean

@@ -1,14 +1,21 @@
-"""A planar matrix (`storage/planar.py`) times tokens on the matrix units, with its neighbours fused in.
+"""Weights of 4 to 8 bits times tokens on the matrix units, with their neighbours fused in.
 
 The weight is the first operand: its codes are unpacked in registers into exact small numbers of 16 bits, and the sums
 of a group are multiplied by the group's scale in float32. So no weight is rounded. A program has a few rows, and its
 warps divide K among them (`parts`), because a tile of more rows would leave most of the GPU idle. Minima need the sums
 of the tokens over a group: the matrix units compute them too, by a product with ones.
+
+Memory is read without shared memory and without barriers. A thread loads 16 bytes of a row; the columns of a plane are
+numbered anew for weights and tokens alike, so that these bytes are what the matrix units expect from this thread.
+Weights are planar (`storage/planar.py`) or rows of 8 bits (`storage/scaled.py`), whose planes are the even and the odd
+columns. A word of 32 bits is two units: as values of 16 bits they would be copied at the end of every step, which waits
+for the weights of the next.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -18,101 +25,103 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outpace.backends.torch.kernels.assembly import ON_GPU
 from outpace.backends.torch.kernels.base import Normed, Operands
+from outpace.backends.torch.kernels.epilogue import finish_columns, sum_of_splits
+from outpace.backends.torch.kernels.linear import Scratch
 from outpace.backends.torch.storage.planar import Planar
+from outpace.backends.torch.storage.scaled import Scaled, is_fp8
+
+_MOST_BLOCK_TOKENS = 32  # more would not fit into registers
+_ROW_PLANE = 32  # units of a row that four threads load at once
+_TYPES = {
+    torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.uint8: tl.uint8,
+    torch.int8: tl.int8,
+}  # fmt: skip
+_WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 
 
 @dataclass(frozen=True, slots=True)
 class PlanarConfig:
     block_n: int  # rows of the weight per program
-    parts: int  # of K; each is summed by its own warps
-    num_warps: int
-    num_stages: int
+    parts: int  # of K in a program
+    num_warps: int  # they divide parts times bands among them
+    splits: int = 1  # programs that divide a tile's K among them
+    bands: int = 1  # of a program's rows; they find the same tokens in the cache
+    unroll: int = 2  # steps; with one, registers are copied at its end, which waits for the next weights
 
 
-def _assembly(body: str) -> tl.constexpr:
-    return tl.constexpr("{ .reg .b32 t, u, v; " + body + " }")
+def _assembly(body: str) -> str:
+    return "{ .reg .b32 t, u, v, w; " + body + " mov.b32 {$0, $1}, w; }"
 
 
-# By plane. Two neighbours share a register. 0xEA: (a & b) | c.
-_NIBBLES = [
-    _assembly(f"shr.u32 t, $1, {4 * plane}; lop3.b32 $0, t, 0x000f000f, 0x43004300, 0xEA;") for plane in range(4)
-]
-_BYTES = [
-    _assembly(
-        f"shr.u32 t, $1, {8 * plane}; lop3.b32 u, t, 0x00800080, 0x43804380, 0x6A; "  # 0x6A: (a & b) ^ c
-        "lop3.b32 t, t, 0x007f007f, 0x43004300, 0xEA; mov.b32 v, 0xBF80BF80; fma.rn.bf16x2 $0, u, v, t;"  # t - u
+# By plane, for a word of two neighbouring units. 0xEA: (a & b) | c. A code in the lowest bits of bfloat16's 128 is
+# 128 + code.
+_NIBBLES = {
+    (plane, zero): _assembly(
+        f"shr.u32 t, $2, {4 * plane}; lop3.b32 t, t, 0x000f000f, 0x43004300, 0xEA; mov.b32 u, 0x3F803F80; "
+        f"mov.b32 v, 0xC3{zero:02X}C3{zero:02X}; fma.rn.bf16x2 w, t, u, v;"  # t - (128 + zero)
+    )
+    for plane in range(4)
+    for zero in (0, 8)
+}
+# Integers are (128 + lower seven bits) - (128 or 256).
+_BYTES = {
+    (plane, kind): _assembly(
+        f"shr.u32 t, $2, {8 * plane}; lop3.b32 u, t, 0x00800080, {upper}; "
+        "lop3.b32 t, t, 0x007f007f, 0x43004300, 0xEA; mov.b32 v, 0xBF80BF80; fma.rn.bf16x2 w, u, v, t;"  # t - u
     )
     for plane in range(2)
-]
+    for kind, upper in (("code", "0x43804380, 0x6A"), ("signed", "0x43004300, 0xEA"))  # 0x6A: (a & b) ^ c
+}
 # Bits of FP8 moved to their place in bfloat16 are the value times 2**-120.
-_FP8 = [
-    _assembly(
+_FP8 = {
+    (plane, "fp8"): _assembly(
         f"{move}; and.b32 t, t, 0x07f007f0; lop3.b32 t, u, 0x80008000, t, 0xEA; mov.b32 u, 0x7B807B80; "
-        "mov.b32 v, 0x80008000; fma.rn.bf16x2 $0, t, u, v;"
+        "mov.b32 v, 0x80008000; fma.rn.bf16x2 w, t, u, v;"
     )
-    for move in ("shl.b32 t, $1, 4; shl.b32 u, $1, 8", "shr.u32 t, $1, 4; mov.b32 u, $1")
-]
-_NIBBLES_0, _NIBBLES_1, _NIBBLES_2, _NIBBLES_3 = _NIBBLES
-_BYTES_0, _BYTES_1 = _BYTES
-_FP8_0, _FP8_1 = _FP8
+    for plane, move in enumerate(("shl.b32 t, $2, 4; shl.b32 u, $2, 8", "shr.u32 t, $2, 4; mov.b32 u, $2"))
+}
+
+
+@triton.constexpr_function
+def _unpacking(bits, plane, zero, kind):
+    return _NIBBLES[plane, zero] if bits == 4 else (_BYTES | _FP8)[plane, kind]
 
 
 @triton.jit
-def _unpack_pairs(units, ASSEMBLY: tl.constexpr):
-    return tl.inline_asm_elementwise(ASSEMBLY, "=r,r", [units], tl.bfloat16, is_pure=True, pack=2)
-
-
-@triton.jit
-def _nibbles(units, J: tl.constexpr):
-    """128 + code of plane J: such a number of 16 bits has the code in its lowest bits."""
-    if J == 0:
-        found = _unpack_pairs(units, _NIBBLES_0)
-    elif J == 1:
-        found = _unpack_pairs(units, _NIBBLES_1)
-    elif J == 2:
-        found = _unpack_pairs(units, _NIBBLES_2)
-    else:
-        found = _unpack_pairs(units, _NIBBLES_3)
-    return found
-
-
-@triton.jit
-def _bytes(units, J: tl.constexpr, IS_FP8: tl.constexpr):
-    """The number of plane J in FP8; or its code less 128, as (128 + lower seven bits) - (128 or 256)."""
-    if ON_GPU:
-        if IS_FP8:
-            found = _unpack_pairs(units, _FP8_0) if J == 0 else _unpack_pairs(units, _FP8_1)
-        else:
-            found = _unpack_pairs(units, _BYTES_0) if J == 0 else _unpack_pairs(units, _BYTES_1)
-    else:
-        code = ((units >> (8 * J)) & 0xFF).to(tl.int32)
-        if IS_FP8:
-            bits = ((code & 0x80) << 24) | ((code & 0x7F) << 20)
-            found = bits.to(tl.float32, bitcast=True) * 2.0**120
-        else:
-            found = code.to(tl.float32) - 128
-    return found
+def _units(words):
+    """A word is two neighbours."""
+    return tl.interleave((words & 0xFFFF).to(tl.int16), (words >> 16).to(tl.int16))
 
 
 @triton.jit
 def _codes(
-    units, high, chunk, J: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr, IS_FP8: tl.constexpr,
+    words, high, chunk, J: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr, KIND: tl.constexpr,
     dtype: tl.constexpr,
 ):  # fmt: skip
-    """The codes of plane J, less the zero; exact."""
-    if BITS == 8:
-        found = _bytes(units, J, IS_FP8)
-    elif BITS == 4 and ON_GPU:
-        found = _nibbles(units, J) - (128.0 + ZERO)
+    """The codes of plane J, less the zero; for FP8, its numbers. Exact."""
+    if ON_GPU and (BITS == 4 or BITS == 8):
+        first, second = tl.inline_asm_elementwise(
+            _unpacking(BITS, J, ZERO, KIND), "=h,=h,r", [words], (tl.int16, tl.int16), is_pure=True, pack=1
+        )
+        found = tl.interleave(first, second).to(tl.bfloat16, bitcast=True)
+    elif BITS == 8:
+        code = ((_units(words) >> (8 * J)) & 0xFF).to(tl.int32)
+        if KIND == "fp8":
+            bits = ((code & 0x80) << 24) | ((code & 0x7F) << 20)
+            found = bits.to(tl.float32, bitcast=True) * 2.0**120
+        elif KIND == "signed":
+            found = ((code ^ 0x80) - 0x80).to(tl.float32)
+        else:
+            found = code.to(tl.float32) - 128
     else:
-        code = (units >> (4 * J)) & 0xF
+        code = (_units(words) >> (4 * J)) & 0xF
         if BITS > 4:
             HIGH: tl.constexpr = BITS - 4
             MASK: tl.constexpr = ((1 << HIGH) - 1) << 4
             SHARED: tl.constexpr = 2 // HIGH  # chunks that share a byte
             wide = high.to(tl.int16) << 4
             code |= (wide >> ((chunk % SHARED * 4 + J) * HIGH).to(tl.int16)) & MASK
-        if ON_GPU:  # as in `_nibbles`: no conversion from an integer, which is slow
+        if ON_GPU:  # no conversion from an integer, which is slow
             found = (code | 0x4300).to(tl.int16).to(tl.bfloat16, bitcast=True) - (128.0 + ZERO)
         else:
             found = code.to(tl.float32) - ZERO
@@ -120,208 +129,284 @@ def _codes(
 
 
 @triton.jit
-def _lifted(of_parts, PARTS: tl.constexpr, NDIM: tl.constexpr):
-    """A value for each part, with dimensions for what a part has; with one part, a plain number."""
-    if PARTS == 1:
-        found = of_parts
-    elif NDIM == 2:
-        found = of_parts[:, None]
-    else:
-        found = of_parts[:, None, None]
-    return found
+def _in_words(ptr, chunk, rows, ROWS: tl.constexpr, WORD: tl.constexpr, WORDS: tl.constexpr, CHUNK: tl.constexpr):
+    """The words with a chunk's scales, one or two; `WORD`: columns of a word, which may be more than a chunk's."""
+    at = ptr + chunk * CHUNK // WORD * ROWS + rows
+    first = tl.load(at)
+    second = first
+    if WORDS > 1:
+        second = tl.load(at + ROWS)
+    return first, second
 
 
 @triton.jit
-def _scale(values, blocks, group, block_of_group: tl.constexpr, ROWS: tl.constexpr, HAS_BLOCKS: tl.constexpr):
-    """Scales or minima of a group in float32; `values` and `blocks` point to the first group of every row."""
-    scale = tl.load(values + group * ROWS).to(tl.float32)
-    if HAS_BLOCKS:
-        scale *= tl.load(blocks + group // block_of_group * ROWS).to(tl.float32)
-    return scale
+def _of_group(words, g: tl.constexpr, PER_WORD: tl.constexpr, dtype: tl.constexpr):
+    """A group's scales or minima in float32."""
+    word = words[g // PER_WORD]
+    if PER_WORD > 1:
+        word = word >> (g % PER_WORD * dtype.primitive_bitwidth)
+        if dtype == tl.uint8:
+            word = word & 0xFF
+        elif dtype == tl.int8:
+            word = word.to(tl.int8)
+        elif dtype.primitive_bitwidth == 16:
+            word = word.to(tl.int16).to(dtype, bitcast=True)
+        else:
+            word = word.to(tl.int32).to(dtype, bitcast=True)
+    return word.to(tl.float32)
 
 
 @triton.jit
-def _minimum(values, blocks, group, scale, block_of_group: tl.constexpr, ROWS: tl.constexpr,
-             HAS_BLOCKS: tl.constexpr, HAS_ZEROS: tl.constexpr):  # fmt: skip
-    minimum = _scale(values, blocks, group, block_of_group, ROWS, HAS_BLOCKS)
-    if HAS_ZEROS:
-        minimum *= scale
-    return minimum
+def _weight_operand(t, PIECES: tl.constexpr, R: tl.constexpr, E: tl.constexpr):
+    """[4, 8, pieces, R, E] to [pieces, rows, columns]. A thread keeps its values: they are its operands."""
+    t = tl.reshape(t, (4, 8, PIECES, R, 2, E // 4, 2))
+    return tl.reshape(tl.permute(t, (2, 3, 1, 5, 0, 4, 6)), (PIECES, 8 * R, 4 * E))
 
 
 @triton.jit
-def _scales_of(
-    values, blocks, chunk, PARTS: tl.constexpr, GROUPS: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK: tl.constexpr, ROWS: tl.constexpr, HAS_BLOCKS: tl.constexpr,
+def _token_operand(t, PIECES: tl.constexpr, T: tl.constexpr, E: tl.constexpr):
+    """The same for tokens, which become columns."""
+    t = tl.reshape(t, (4, 8, PIECES, T, 2, E // 4, 2))
+    return tl.reshape(tl.permute(t, (2, 5, 0, 4, 6, 3, 1)), (PIECES, 4 * E, 8 * T))
+
+
+@triton.jit
+def _for_sums(t, PIECES: tl.constexpr, R: tl.constexpr, T: tl.constexpr):
+    """Numbers of rows [4, 8, pieces, R], the same for each of the 4, to [pieces, rows, tokens]; threads keep theirs."""
+    t = tl.broadcast_to(t[:, :, :, :, None, None], (4, 8, PIECES, R, T, 2))
+    return tl.reshape(tl.permute(t, (2, 3, 1, 4, 0, 5)), (PIECES, 8 * R, 8 * T))
+
+
+@triton.jit
+def _load_tokens(xs, at, there, j: tl.constexpr, K: tl.constexpr, PLANE: tl.constexpr, IS_EVEN: tl.constexpr):
+    """A plane's tokens; `at`: the first column of each part."""
+    mask = there
+    if not IS_EVEN:
+        mask = there & (at + j * PLANE < K)
+    return tl.load(xs + j * PLANE, mask, 0.0)
+
+
+@triton.jit
+def _add_plane(
+    sums, units, high, chunk, x, J: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr, KIND: tl.constexpr,
+    PIECES: tl.constexpr, R: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
-    """Of the up to four groups of a chunk."""
-    group = _lifted(chunk * CHUNK // GROUP, PARTS, 2)
-    s0 = _scale(values, blocks, group, BLOCK // GROUP, ROWS, HAS_BLOCKS)
-    s1, s2, s3 = s0, s0, s0
-    if GROUPS > 1:
-        s1 = _scale(values, blocks, group + 1, BLOCK // GROUP, ROWS, HAS_BLOCKS)
-    if GROUPS > 2:
-        s2 = _scale(values, blocks, group + 2, BLOCK // GROUP, ROWS, HAS_BLOCKS)
-        s3 = _scale(values, blocks, group + 3, BLOCK // GROUP, ROWS, HAS_BLOCKS)
-    return s0, s1, s2, s3
+    code = _codes(units, high, chunk, J, BITS, ZERO, KIND, x.dtype)
+    return tl.dot(_weight_operand(code, PIECES, R, E), x, sums, input_precision="ieee")
 
 
-@triton.jit(do_not_specialize=["M", "num_squares"])
+@triton.jit(do_not_specialize=["M", "num_token_tiles", "num_squares"])
 def _planar_kernel(
     x_ptr, units_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr, next_norm_ptr, next_x_ptr, next_squares_ptr,
-    high_ptr, scales_ptr, minima_ptr, block_scales_ptr, block_minima_ptr, M, num_squares, epsilon,
-    N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr,
+    high_ptr, scales_ptr, minima_ptr, block_scales_ptr, block_minima_ptr, parts_ptr, counters_ptr, M, num_token_tiles,
+    num_squares, epsilon, N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PARTS: tl.constexpr, BANDS: tl.constexpr, SPLITS: tl.constexpr, UNROLL: tl.constexpr,
     BITS: tl.constexpr, PLANE: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, ZERO: tl.constexpr,
-    IS_FP8: tl.constexpr, HAS_MINIMA: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BLOCKS: tl.constexpr,
-    SQUARES_BLOCK: tl.constexpr, HAS_SQUARES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    HAS_NEXT: tl.constexpr, IS_SWIGLU: tl.constexpr, DEPENDENT: tl.constexpr,
+    KIND: tl.constexpr, PER_WORD: tl.constexpr, SCALE: tl.constexpr, MINIMUM: tl.constexpr, HAS_MINIMA: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, HAS_BLOCKS: tl.constexpr, IS_ROWS: tl.constexpr, SQUARES_BLOCK: tl.constexpr,
+    HAS_SQUARES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NEXT: tl.constexpr,
+    IS_SWIGLU: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """If there are several parts of K, they are the first dimension of units, tokens and sums."""
+    """The first dimension of weights, tokens and sums is the part of K and the band of rows, and the warps divide it.
+
+    With `IS_ROWS`, units are two neighbours of a row of 8-bit weights, and a row has one scale."""
     PLANES: tl.constexpr = 2 if BITS == 8 else 4
     CHUNK: tl.constexpr = PLANES * PLANE
     CHUNKS: tl.constexpr = (K + CHUNK - 1) // CHUNK
-    PART: tl.constexpr = (CHUNKS + PARTS - 1) // PARTS  # chunks
+    STEPS: tl.constexpr = (CHUNKS + PARTS * SPLITS - 1) // (PARTS * SPLITS)
+    IS_EVEN: tl.constexpr = K % CHUNK == 0 and CHUNKS % (PARTS * SPLITS) == 0
     # Groups of a chunk, and planes of a group; a group that is larger than a chunk counts as one in each of its chunks.
     GROUPS: tl.constexpr = CHUNK // GROUP if GROUP < CHUNK else 1
     RUN: tl.constexpr = PLANES // GROUPS
+    WORD: tl.constexpr = GROUP * PER_WORD
+    WORDS: tl.constexpr = GROUPS // PER_WORD
     ROWS: tl.constexpr = 2 * N if IS_SWIGLU else N
     TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    IS_EVEN: tl.constexpr = K % CHUNK == 0 and CHUNKS % PARTS == 0
     HAS_HIGH: tl.constexpr = BITS == 5 or BITS == 6
     SHARED: tl.constexpr = 2 // (BITS - 4) if HAS_HIGH else 1
-    dtype: tl.constexpr = x_ptr.dtype.element_ty
-    tile = tl.program_id(0)
-    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    E: tl.constexpr = PLANE // 4  # units of a row that a thread loads at once
+    PIECES: tl.constexpr = PARTS * BANDS
+    R: tl.constexpr = BLOCK_N // (8 * BANDS)
+    T: tl.constexpr = BLOCK_M // 8
+    ROW_STRIDE: tl.constexpr = K // 2 if IS_ROWS else PLANE
+    CHUNK_STRIDE: tl.constexpr = PLANE if IS_ROWS else ROWS * PLANE
+    # Programs with the same weights are neighbours: all but the first of them find the weights in the cache.
+    tile, split = tl.program_id(0) // num_token_tiles, tl.program_id(1)
+    first_token = tl.program_id(0) % num_token_tiles * BLOCK_M
+    # As the matrix units divide an operand among the threads of a warp: 4 threads share a row, and 8 rows are apart.
+    quarter = tl.arange(0, 4)[:, None, None, None, None]
+    eighth = tl.arange(0, 8)[None, :, None, None, None]
+    part = tl.arange(0, PIECES)[None, None, :, None, None] // BANDS
+    band = tl.arange(0, PIECES)[None, None, :, None, None] % BANDS
+    repeat_n = tl.arange(0, R)[None, None, None, :, None]
+    repeat_m = tl.arange(0, T)[None, None, None, :, None]
+    i = tl.arange(0, E)[None, None, None, None, :]
+    begin = split * (STEPS * PARTS)  # chunk
+    lane_rows = tl.minimum(tile * BLOCK_N + (band * R + repeat_n) * 8 + eighth, N - 1)
+    lane_tokens = first_token + repeat_m * 8 + eighth
+    words = tl.arange(0, E // 2)[None, None, None, None, :]
+    in_row = lane_rows * (ROW_STRIDE // 2) + quarter * (E // 2) + words
+    in_row_high = lane_rows * ROW_STRIDE + quarter * E + i
+    at = quarter * E + i
+    if IS_ROWS:
+        at = quarter * (2 * E) + i  # and as many after them
+    xs = x_ptr + lane_tokens.to(tl.int64) * K + at
+    there = lane_tokens < M
+    m, n = first_token + tl.arange(0, BLOCK_M), tile * BLOCK_N + tl.arange(0, BLOCK_N)
     is_row, is_token = n < N, m < M
-    rows = tl.minimum(n, N - 1)
-    i = tl.arange(0, PLANE)
-    in_tile = rows[:, None] * PLANE + i[None, :]
-    xs = x_ptr + m[None, :].to(tl.int64) * K + i[:, None]
-    there = is_token[None, :]
-    row = rows
-    if PARTS == 1:
-        first = 0
-        sums_zero = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-        ones = tl.full((BLOCK_N, PLANE), 1.0, dtype)
-    else:
-        first = tl.arange(0, PARTS) * PART  # chunk of each part
-        in_tile, xs, there, row = in_tile[None, :, :], xs[None, :, :], there[None, :, :], rows[None, :]
-        sums_zero = tl.zeros((PARTS, BLOCK_N, BLOCK_M), tl.float32)
-        ones = tl.full((PARTS, BLOCK_N, PLANE), 1.0, dtype)
-    scales, minima = scales_ptr + row, minima_ptr + row
-    block_scales, block_minima = block_scales_ptr + row, block_minima_ptr + row
+    # Four threads load the same scales, because all four have sums of these rows.
+    parts = tl.arange(0, PIECES)[None, None, :, None] // BANDS
+    rows = (tl.arange(0, PIECES)[None, None, :, None] % BANDS) * (8 * R) + tl.arange(0, R)[None, None, None, :] * 8
+    rows = tl.minimum(tile * BLOCK_N + rows + tl.arange(0, 8)[None, :, None, None], N - 1)
+    rows = tl.broadcast_to(rows, (4, 8, PIECES, R))
+    one = tl.full((PIECES, 8 * R, PLANE // 2), 1.0, x_ptr.dtype.element_ty)
+    ones = tl.interleave(one, one)  # as the codes are made, so that tokens are the same operand for both
+    zeros = tl.zeros((PIECES, 8 * R, BLOCK_M), tl.float32)
     if DEPENDENT:
         gdc_launch_dependents()
-        gdc_wait()
-    acc, acc_up = sums_zero, sums_zero
-    # Scales are loaded one chunk ahead: the loads of a loop that no product reads directly are not pipelined.
-    begin = tl.minimum(first, CHUNKS - 1)
-    scale = _scales_of(scales, block_scales, begin, PARTS, GROUPS, CHUNK, GROUP, BLOCK, ROWS, HAS_BLOCKS)
-    minimum, scale_up, minimum_up = scale, scale, scale
-    if HAS_MINIMA:
-        minimum = _scales_of(minima, block_minima, begin, PARTS, GROUPS, CHUNK, GROUP, BLOCK, ROWS, HAS_BLOCKS)
+    # Weights are loaded a step ahead, and the first of them before the previous kernel has ended.
+    chunk = tl.minimum(begin + part, CHUNKS - 1)
+    place = chunk.to(tl.int64) * (CHUNK_STRIDE // 2) + in_row
+    units = tl.load(units_ptr + place, eviction_policy="evict_first")
+    up = units
     if IS_SWIGLU:
-        scale_up = _scales_of(scales + N, block_scales + N, begin, PARTS, GROUPS, CHUNK, GROUP, BLOCK, ROWS, HAS_BLOCKS)
+        up = tl.load(units_ptr + place + N * ROW_STRIDE // 2, eviction_policy="evict_first")
+    scale = (rows, rows)
+    scale_up, minimum, minimum_up = scale, scale, scale
+    if not IS_ROWS:
+        chunks = tl.minimum(begin + parts, CHUNKS - 1)
+        scale = _in_words(scales_ptr, chunks, rows, ROWS, WORD, WORDS, CHUNK)
+        scale_up, minimum, minimum_up = scale, scale, scale
+        if IS_SWIGLU:
+            scale_up = _in_words(scales_ptr, chunks, rows + N, ROWS, WORD, WORDS, CHUNK)
         if HAS_MINIMA:
-            minimum_up = _scales_of(
-                minima + N, block_minima + N, begin, PARTS, GROUPS, CHUNK, GROUP, BLOCK, ROWS, HAS_BLOCKS
-            )
-    for c in range(PART):
-        chunk = first + c
+            minimum = _in_words(minima_ptr, chunks, rows, ROWS, WORD, WORDS, CHUNK)
+            minimum_up = minimum
+            if IS_SWIGLU:
+                minimum_up = _in_words(minima_ptr, chunks, rows + N, ROWS, WORD, WORDS, CHUNK)
+    if DEPENDENT:
+        gdc_wait()
+    acc, acc_up = zeros, zeros
+    for c in tl.range(0, STEPS, loop_unroll_factor=UNROLL):
+        now, now_up = units, up
+        now_scale, now_scale_up, now_minimum, now_minimum_up = scale, scale_up, minimum, minimum_up
+        chunk = begin + c * PARTS + part
+        chunks = begin + c * PARTS + parts
+        column = chunk * CHUNK  # of a part's tokens; beyond the last one there are none
         if not IS_EVEN:
             chunk = tl.minimum(chunk, CHUNKS - 1)
-        after = tl.minimum(chunk + 1, CHUNKS - 1)
-        next_scale = _scales_of(scales, block_scales, after, PARTS, GROUPS, CHUNK, GROUP, BLOCK, ROWS, HAS_BLOCKS)
-        next_minimum, next_scale_up, next_minimum_up = next_scale, next_scale, next_scale
-        if HAS_MINIMA:
-            next_minimum = _scales_of(minima, block_minima, after, PARTS, GROUPS, CHUNK, GROUP, BLOCK, ROWS, HAS_BLOCKS)
-        chunks = _lifted(chunk, PARTS, 3)
-        at = chunks.to(tl.int64) * (ROWS * PLANE) + in_tile
-        units = tl.load(units_ptr + at, eviction_policy="evict_first")
-        high = units
+            chunks = tl.minimum(chunks, CHUNKS - 1)
+        high, high_up = now, now
         if HAS_HIGH:
-            high_at = (chunks // SHARED).to(tl.int64) * (ROWS * PLANE) + in_tile
+            high_at = (chunk // SHARED).to(tl.int64) * CHUNK_STRIDE + in_row_high
             high = tl.load(high_ptr + high_at)
-        up, high_up = units, high
-        if IS_SWIGLU:
-            next_scale_up = _scales_of(
-                scales + N, block_scales + N, after, PARTS, GROUPS, CHUNK, GROUP, BLOCK, ROWS, HAS_BLOCKS
-            )
-            if HAS_MINIMA:
-                next_minimum_up = _scales_of(
-                    minima + N, block_minima + N, after, PARTS, GROUPS, CHUNK, GROUP, BLOCK, ROWS, HAS_BLOCKS
-                )
-            up = tl.load(units_ptr + at + N * PLANE, eviction_policy="evict_first")
-            if HAS_HIGH:
-                high_up = tl.load(high_ptr + high_at + N * PLANE)
-        column = _lifted(first + c, PARTS, 3) * CHUNK
-        for g in tl.static_range(GROUPS):
-            sums, sums_up, totals = sums_zero, sums_zero, sums_zero
-            for r in tl.static_range(RUN):
-                mask = there
-                if not IS_EVEN:
-                    mask = there & (column + (g * RUN + r) * PLANE + i[:, None] < K)
-                x = tl.load(xs + column + (g * RUN + r) * PLANE, mask, 0.0)
-                code = _codes(units, high, chunks, g * RUN + r, BITS, ZERO, IS_FP8, dtype)
-                sums = tl.dot(code, x, sums, input_precision="ieee")
-                if IS_SWIGLU:
-                    code = _codes(up, high_up, chunks, g * RUN + r, BITS, ZERO, IS_FP8, dtype)
-                    sums_up = tl.dot(code, x, sums_up, input_precision="ieee")
-                if HAS_MINIMA:
-                    totals = tl.dot(ones, x, totals, input_precision="ieee")
-            acc += sums * tl.expand_dims(scale[g], -1)
-            if HAS_MINIMA:
-                if HAS_ZEROS:
-                    acc -= totals * tl.expand_dims(minimum[g] * scale[g], -1)
-                else:
-                    acc -= totals * tl.expand_dims(minimum[g], -1)
+            high_up = high
             if IS_SWIGLU:
-                acc_up += sums_up * tl.expand_dims(scale_up[g], -1)
+                high_up = tl.load(high_ptr + high_at + N * ROW_STRIDE)
+        if STEPS > 1:
+            after = tl.minimum(begin + (c + 1) * PARTS + part, CHUNKS - 1)
+            place = after.to(tl.int64) * (CHUNK_STRIDE // 2) + in_row
+            units = tl.load(units_ptr + place, eviction_policy="evict_first")
+            up = units
+            if IS_SWIGLU:
+                up = tl.load(units_ptr + place + N * ROW_STRIDE // 2, eviction_policy="evict_first")
+            if not IS_ROWS:
+                afters = tl.minimum(begin + (c + 1) * PARTS + parts, CHUNKS - 1)
+                scale = _in_words(scales_ptr, afters, rows, ROWS, WORD, WORDS, CHUNK)
+                scale_up, minimum, minimum_up = scale, scale, scale
+                if IS_SWIGLU:
+                    scale_up = _in_words(scales_ptr, afters, rows + N, ROWS, WORD, WORDS, CHUNK)
                 if HAS_MINIMA:
+                    minimum = _in_words(minima_ptr, afters, rows, ROWS, WORD, WORDS, CHUNK)
+                    minimum_up = minimum
+                    if IS_SWIGLU:
+                        minimum_up = _in_words(minima_ptr, afters, rows + N, ROWS, WORD, WORDS, CHUNK)
+        if IS_ROWS:
+            half = tl.arange(0, 2)[None, None, None, None, :, None]
+            pairs_at = tl.expand_dims(xs + column, 4) + half * E
+            mask = tl.expand_dims(there, 4)
+            if not IS_EVEN:
+                mask = mask & (tl.expand_dims(at + column, 4) + half * E < K)
+            tokens = tl.load(pairs_at, mask, 0.0)
+            x0, x1 = tl.split(tl.reshape(tokens, (4, 8, PIECES, T, E, 2)))
+            x0, x1 = _token_operand(x0, PIECES, T, E), _token_operand(x1, PIECES, T, E)
+            acc = _add_plane(acc, now, high, chunk, x0, 0, BITS, ZERO, KIND, PIECES, R, E)
+            acc = _add_plane(acc, now, high, chunk, x1, 1, BITS, ZERO, KIND, PIECES, R, E)
+            if IS_SWIGLU:
+                acc_up = _add_plane(acc_up, now_up, high_up, chunk, x0, 0, BITS, ZERO, KIND, PIECES, R, E)
+                acc_up = _add_plane(acc_up, now_up, high_up, chunk, x1, 1, BITS, ZERO, KIND, PIECES, R, E)
+        else:
+            block_scale, block_minimum = rows, rows
+            block_scale_up, block_minimum_up = rows, rows
+            if HAS_BLOCKS:
+                block = chunks * CHUNK // BLOCK * ROWS + rows
+                block_scale = tl.load(block_scales_ptr + block).to(tl.float32)
+                if HAS_MINIMA:
+                    block_minimum = tl.load(block_minima_ptr + block).to(tl.float32)
+                if IS_SWIGLU:
+                    block_scale_up = tl.load(block_scales_ptr + block + N).to(tl.float32)
+                    if HAS_MINIMA:
+                        block_minimum_up = tl.load(block_minima_ptr + block + N).to(tl.float32)
+            for g in tl.static_range(GROUPS):
+                sums, sums_up, totals = zeros, zeros, zeros
+                for r in tl.static_range(RUN):
+                    x = _load_tokens(xs + column, at + column, there, g * RUN + r, K, PLANE, IS_EVEN)
+                    x = _token_operand(x, PIECES, T, E)
+                    sums = _add_plane(sums, now, high, chunk, x, g * RUN + r, BITS, ZERO, KIND, PIECES, R, E)
+                    if IS_SWIGLU:
+                        sums_up = _add_plane(
+                            sums_up, now_up, high_up, chunk, x, g * RUN + r, BITS, ZERO, KIND, PIECES, R, E
+                        )
+                    if HAS_MINIMA:
+                        totals = tl.dot(ones, x, totals, input_precision="ieee")
+                by = _of_group(now_scale, g, PER_WORD, SCALE)
+                if HAS_BLOCKS:
+                    by *= block_scale
+                acc += sums * _for_sums(by, PIECES, R, T)
+                if HAS_MINIMA:
+                    less = _of_group(now_minimum, g, PER_WORD, MINIMUM)
                     if HAS_ZEROS:
-                        acc_up -= totals * tl.expand_dims(minimum_up[g] * scale_up[g], -1)
-                    else:
-                        acc_up -= totals * tl.expand_dims(minimum_up[g], -1)
-        scale, minimum, scale_up, minimum_up = next_scale, next_minimum, next_scale_up, next_minimum_up
-    y, y_up = acc, acc_up
-    if PARTS > 1:
-        y = tl.sum(acc, 0)
-        y_up = tl.sum(acc_up, 0) if IS_SWIGLU else y
-    if HAS_SQUARES:
-        j = tl.arange(0, SQUARES_BLOCK)
-        known = is_token[:, None] & (j < num_squares)[None, :]
-        squares = tl.sum(tl.load(squares_ptr + m[:, None] * num_squares + j[None, :], known, 0.0), 1)
-        rms = tl.rsqrt(squares / K + epsilon)[None, :]
-        y = y * rms
-        y_up = y_up * rms
-    if HAS_BIAS:
-        y += tl.load(bias_ptr + n, is_row, 0.0).to(tl.float32)[:, None]
-        if IS_SWIGLU:
-            y_up += tl.load(bias_ptr + N + n, is_row, 0.0).to(tl.float32)[:, None]
+                        less *= by
+                    if HAS_BLOCKS:
+                        less *= block_minimum
+                    acc -= totals * _for_sums(less, PIECES, R, T)
+                if IS_SWIGLU:
+                    by = _of_group(now_scale_up, g, PER_WORD, SCALE)
+                    if HAS_BLOCKS:
+                        by *= block_scale_up
+                    acc_up += sums_up * _for_sums(by, PIECES, R, T)
+                    if HAS_MINIMA:
+                        less = _of_group(now_minimum_up, g, PER_WORD, MINIMUM)
+                        if HAS_ZEROS:
+                            less *= by
+                        if HAS_BLOCKS:
+                            less *= block_minimum_up
+                        acc_up -= totals * _for_sums(less, PIECES, R, T)
+    y = tl.sum(tl.reshape(acc, (PARTS, BLOCK_N, BLOCK_M)), 0)
+    y_up = y
     if IS_SWIGLU:
-        y = y * tl.sigmoid(y) * y_up
-    places, mask = m[None, :].to(tl.int64) * N + n[:, None], is_row[:, None] & is_token[None, :]
-    if HAS_RESIDUAL:
-        y += tl.load(residual_ptr + places, mask, 0.0).to(tl.float32)
-    out = y.to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + places, out, mask)
-    if HAS_NEXT:
-        wide = tl.where(mask, out.to(tl.float32), 0.0)
-        norm = tl.load(next_norm_ptr + n, is_row, 0.0).to(tl.float32)
-        tl.store(next_x_ptr + places, (wide * norm[:, None]).to(next_x_ptr.dtype.element_ty), mask)
-        tl.store(next_squares_ptr + m * TILES + tile, tl.sum(wide * wide, 0), is_token)
+        y_up = tl.sum(tl.reshape(acc_up, (PARTS, BLOCK_N, BLOCK_M)), 0)
+    is_last = True
+    if SPLITS > 1:
+        y, y_up, is_last = sum_of_splits(y, y_up, split, parts_ptr, counters_ptr, BLOCK_N, BLOCK_M, SPLITS, IS_SWIGLU)
+    if is_last:
+        finish_columns(
+            y, y_up, tile, m, n, is_row, is_token, scales_ptr, bias_ptr, residual_ptr, out_ptr, squares_ptr,
+            next_norm_ptr, next_x_ptr, next_squares_ptr, num_squares, epsilon, N, K, TILES, IS_ROWS, SQUARES_BLOCK,
+            HAS_SQUARES, HAS_BIAS, HAS_RESIDUAL, HAS_NEXT, IS_SWIGLU,
+        )  # fmt: skip
 
 
 def block_tokens(num_tokens: int) -> int:
     """Tokens of a program: the matrix units take as few as 8."""
-    return min(max(8, int(triton.next_power_of_2(num_tokens))), 64)
+    return min(max(8, int(triton.next_power_of_2(num_tokens))), _MOST_BLOCK_TOKENS)
 
 
 def planar_linear(
     x: Tensor | Normed,
-    weight: Planar,
+    weight: Planar | Scaled,
     out: Tensor,
+    scratch: Scratch,
     config: PlanarConfig,
     *,
     epsilon: float = 0.0,
@@ -331,54 +416,100 @@ def planar_linear(
     swiglu: bool = False,
     dependent: bool = False,
 ) -> Normed | None:
-    """`linear.stream_linear` for a planar weight, and for any number of tokens."""
-    f, rows = weight.format, weight.shape[0]
-    n = rows // (2 if swiglu else 1)
+    """`linear.stream_linear` for a weight of 4 to 8 bits, and for any number of tokens."""
+    n = weight.shape[0] // (2 if swiglu else 1)
     tiles = triton.cdiv(n, config.block_n)
-    given = Operands.of(x, weight.units, out, tiles, bias, residual, next_norm)
+    stored = _Stored.of(weight)
+    given = Operands.of(x, stored.units, out, tiles, bias, residual, next_norm)
     num_tokens, k = given.values.shape
-    assert k == weight.num_columns
-    tensors = (weight.high, weight.scales, weight.minima, weight.block_scales, weight.block_minima)
+    assert k == weight.shape[1]
     block_m = block_tokens(num_tokens)
-    _planar_kernel[(tiles, triton.cdiv(num_tokens, block_m))](
-        *given.pointers[:2], *given.pointers[3:],
-        *[tensor if tensor is not None else weight.units for tensor in tensors],
-        num_tokens, given.num_squares, epsilon, n, k, block_m, config.block_n, config.parts, f.bits, f.plane, f.group,
-        f.block, f.zero, f.is_fp8, f.has_minima, f.has_zeros, f.has_blocks,
-        triton.next_power_of_2(max(given.num_squares, 1)),
-        *given.flags[1:], swiglu, dependent,
-        num_warps=config.num_warps, num_stages=config.num_stages, **({"launch_pdl": True} if dependent else {}),
+    token_tiles = triton.cdiv(num_tokens, block_m)
+    assert config.parts * config.bands % config.num_warps == 0
+    if config.splits > 1:
+        scratch.need(tiles * token_tiles * config.splits, block_m, config.block_n)
+    _planar_kernel[(tiles * token_tiles, config.splits)](
+        *given.pointers[:2], *given.pointers[3:], *stored.tensors, scratch.parts, scratch.counters,
+        num_tokens, token_tiles, given.num_squares, epsilon, n, k, block_m, config.block_n, config.parts, config.bands,
+        config.splits, config.unroll, *stored.flags, triton.next_power_of_2(max(given.num_squares, 1)),
+        *given.flags[1:], swiglu, dependent, num_warps=config.num_warps, num_stages=1,
+        **({"launch_pdl": True} if dependent else {}),
     )  # fmt: skip
     return given.normed
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A weight as the kernels take it; the units stand for absent tensors."""
+
+    units: Tensor
+    tensors: tuple[Tensor, ...]  # high, scales, minima, block scales, block minima
+    flags: tuple[Any, ...]  # from BITS to IS_ROWS
+
+    @staticmethod
+    def of(weight: Planar | Scaled) -> _Stored:
+        if isinstance(weight, Scaled):
+            units = weight.values.view(torch.int32)
+            kind = "fp8" if is_fp8(weight) else "signed"
+            flags = (8, _ROW_PLANE, weight.shape[1], 256, 0, kind, 1, tl.float32, tl.float32, False, False, False, True)
+            return _Stored(units, (units, weight.scales, units, units, units), flags)
+        f = weight.format
+        words = [None if each is None else _as_words(each) for each in (weight.scales, weight.minima)]
+        found = (weight.high, *words, weight.block_scales, weight.block_minima)
+        flags = (
+            f.bits, f.plane, f.group, f.block, f.zero, "fp8" if f.is_fp8 else "code", f.scales_per_word,
+            _TYPES[weight.scales.dtype], _TYPES[(weight.scales if weight.minima is None else weight.minima).dtype],
+            f.has_minima, f.has_zeros, f.has_blocks, False,
+        )  # fmt: skip
+        units = weight.units.view(torch.int32)
+        return _Stored(units, tuple([units if tensor is None else tensor for tensor in found]), flags)
+
+
+def _as_words(values: Tensor) -> Tensor:
+    """[words, rows, values of a word] as one number for each word."""
+    size = values.shape[2] * values.element_size()
+    return values if values.shape[2] == 1 else values.view(_WORDS[size])
 
 
 @triton.jit
 def _unpack_kernel(
     units_ptr, high_ptr, scales_ptr, minima_ptr, block_scales_ptr, block_minima_ptr, out_ptr,
     N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BITS: tl.constexpr, PLANE: tl.constexpr,
-    GROUP: tl.constexpr, BLOCK: tl.constexpr, ZERO: tl.constexpr, IS_FP8: tl.constexpr, HAS_MINIMA: tl.constexpr,
-    HAS_ZEROS: tl.constexpr, HAS_BLOCKS: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK: tl.constexpr, ZERO: tl.constexpr, KIND: tl.constexpr, PER_WORD: tl.constexpr,
+    SCALE: tl.constexpr, MINIMUM: tl.constexpr, HAS_MINIMA: tl.constexpr, HAS_ZEROS: tl.constexpr,
+    HAS_BLOCKS: tl.constexpr, IS_ROWS: tl.constexpr,
 ):  # fmt: skip
     PLANES: tl.constexpr = 2 if BITS == 8 else 4
     CHUNK: tl.constexpr = PLANES * PLANE
+    GROUPS: tl.constexpr = CHUNK // GROUP if GROUP < CHUNK else 1
     HAS_HIGH: tl.constexpr = BITS == 5 or BITS == 6
     SHARED: tl.constexpr = 2 // (BITS - 4) if HAS_HIGH else 1
     chunk = tl.program_id(0)
     n, i = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, PLANE)
     rows = tl.minimum(n, N - 1)
     in_tile = rows[:, None] * PLANE + i[None, :]
-    units = tl.load(units_ptr + chunk.to(tl.int64) * (N * PLANE) + in_tile)
+    words = rows[:, None] * (PLANE // 2) + tl.arange(0, PLANE // 2)[None, :]
+    units = tl.load(units_ptr + chunk.to(tl.int64) * (N * PLANE // 2) + words)
     high = units
     if HAS_HIGH:
         high = tl.load(high_ptr + (chunk // SHARED).to(tl.int64) * (N * PLANE) + in_tile)
+    scales = _in_words(scales_ptr, chunk, rows, N, GROUP * PER_WORD, GROUPS // PER_WORD, CHUNK)
+    minima = scales
+    if HAS_MINIMA:
+        minima = _in_words(minima_ptr, chunk, rows, N, GROUP * PER_WORD, GROUPS // PER_WORD, CHUNK)
+    block = chunk * CHUNK // BLOCK * N + rows
     for j in tl.static_range(PLANES):
-        group = (chunk * CHUNK + j * PLANE) // GROUP
-        scale = _scale(scales_ptr + rows, block_scales_ptr + rows, group, BLOCK // GROUP, N, HAS_BLOCKS)
-        w = _codes(units, high, chunk, j, BITS, ZERO, IS_FP8, tl.float32) * scale[:, None]
+        scale = _of_group(scales, j * GROUPS // PLANES, PER_WORD, SCALE)
+        if HAS_BLOCKS:
+            scale *= tl.load(block_scales_ptr + block).to(tl.float32)
+        w = _codes(units, high, chunk, j, BITS, ZERO, KIND, tl.float32) * scale[:, None]
         if HAS_MINIMA:
-            w -= _minimum(
-                minima_ptr + rows, block_minima_ptr + rows, group, scale, BLOCK // GROUP, N, HAS_BLOCKS, HAS_ZEROS
-            )[:, None]
+            minimum = _of_group(minima, j * GROUPS // PLANES, PER_WORD, MINIMUM)
+            if HAS_ZEROS:
+                minimum *= scale
+            if HAS_BLOCKS:
+                minimum *= tl.load(block_minima_ptr + block).to(tl.float32)
+            w -= minimum[:, None]
         k = chunk * CHUNK + j * PLANE + i
         mask = (n < N)[:, None] & (k < K)[None, :]
         tl.store(out_ptr + n[:, None].to(tl.int64) * K + k[None, :], w.to(out_ptr.dtype.element_ty), mask)
@@ -386,11 +517,10 @@ def _unpack_kernel(
 
 def unpack(weight: Planar, dtype: torch.dtype) -> Tensor:
     """The weights [rows, columns], for the library's product: with many tokens, computing takes longer than this."""
-    f, (n, k) = weight.format, weight.shape
+    n, k = weight.shape
     out = torch.empty((n, k), dtype=dtype, device=weight.device)
-    tensors = (weight.high, weight.scales, weight.minima, weight.block_scales, weight.block_minima)
-    _unpack_kernel[(triton.cdiv(k, f.chunk), triton.cdiv(n, 64))](
-        weight.units, *[tensor if tensor is not None else weight.units for tensor in tensors], out,
-        n, k, 64, f.bits, f.plane, f.group, f.block, f.zero, f.is_fp8, f.has_minima, f.has_zeros, f.has_blocks,
-    )  # fmt: skip
+    stored = _Stored.of(weight)
+    _unpack_kernel[(triton.cdiv(k, weight.format.chunk), triton.cdiv(n, 64))](
+        stored.units, *stored.tensors, out, n, k, 64, *stored.flags
+    )
     return out

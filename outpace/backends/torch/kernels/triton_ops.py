@@ -14,6 +14,7 @@ from outpace.backends.torch.execution.step import StepInputs
 from outpace.backends.torch.kernels import attention, compiling, elementwise, fp8, gemv, skinny_gemm
 from outpace.backends.torch.kernels import experts as expert_kernels
 from outpace.backends.torch.kernels.base import LLAMA, Cache, Hidden, Normed, Scores
+from outpace.backends.torch.kernels.fp8 import RoundedConfig, RoundedTokens
 from outpace.backends.torch.kernels.gemv import GemvConfig, gemv_linear
 from outpace.backends.torch.kernels.linear import LinearConfig, Scratch, block_rows, default_config, stream_linear
 from outpace.backends.torch.kernels.measured import GEMV_CONFIGS, SKINNY_GEMM_CONFIGS, STREAMED_CONFIGS
@@ -28,10 +29,10 @@ from outpace.backends.torch.storage.scaled import Scaled, is_fp8
 from outpace.backends.torch.storage.stacked import Stacked
 from outpace.models.architecture import Experts
 
-Config = LinearConfig | SkinnyConfig | GemvConfig | PlanarConfig
+Config = LinearConfig | SkinnyConfig | GemvConfig | PlanarConfig | RoundedConfig
 MAX_STREAMED_TOKENS = 16  # above this the library's product of dense weights is faster, except for `configs`
-MAX_SCALED_TOKENS = 64  # above this, weights of 8 bits use the library's product
-MAX_SLICED_TOKENS = 1024  # an output head of 8 bits takes so many, MAX_SCALED_TOKENS at a time
+MAX_SCALED_TOKENS = 64  # above this, tokens are rounded too for weights in FP8, and INT8 is dequantised
+MAX_HEAD_TOKENS = 1024  # above this, an output head of 8 bits is dequantised for the library's product
 MAX_PLANAR_TOKENS = 256  # above this, unpacking the weights for the library's product takes less time
 
 
@@ -77,7 +78,7 @@ class TritonOps:
             return torch.cat([self.norm_linear(h, norm, epsilon, part, mine) for part, mine in parts], 1)
         if config := self._config(len(h.residual), weight):
             out = _room(h.residual, weight.shape[0])
-            self._multiply(self._normed(h, norm, epsilon), weight, out, config, epsilon=epsilon, bias=bias)
+            self._multiply(self._normed(h, norm, epsilon, config), weight, out, config, epsilon=epsilon, bias=bias)
             return out
         if self._multiplies_fp8(weight):
             return fp8.linear(fp8.round_normed(h.residual, norm, epsilon, dependent=self._dependent), weight, bias)
@@ -122,7 +123,7 @@ class TritonOps:
         if isinstance(weight, Stacked):
             return elementwise.swiglu(self.norm_linear(h, norm, epsilon, weight, bias), dependent=self._dependent)
         if config := self._config(len(h.residual), weight, is_swiglu=True):
-            x, out = self._normed(h, norm, epsilon), _room(h.residual, weight.shape[0] // 2)
+            x, out = self._normed(h, norm, epsilon, config), _room(h.residual, weight.shape[0] // 2)
             self._multiply(x, weight, out, config, epsilon=epsilon, bias=bias, swiglu=True)
             return out
         if self._multiplies_fp8(weight):
@@ -135,21 +136,16 @@ class TritonOps:
     def norm_logits(self, h: Hidden, norm: Tensor, epsilon: float, head: Weight, room: Tensor | None = None) -> Tensor:
         num_tokens = len(h.residual)
         config = self._config(num_tokens, head) if num_tokens else None
-        is_sliced = config is None and isinstance(head, Scaled) and num_tokens <= MAX_SLICED_TOKENS
-        if config or not num_tokens or is_sliced:
+        if config is None and isinstance(head, Scaled) and num_tokens <= MAX_HEAD_TOKENS and head.shape[1] % 64 == 0:
+            config = planar_config(num_tokens)  # logits of rounded activations would not be good enough
+        if config or not num_tokens:
             out = _room(h.residual, head.shape[0], torch.float32) if room is None else room
         if not num_tokens:
             return out
         if config:
-            self._multiply(self._normed(h, norm, epsilon), head, out, config, epsilon=epsilon)
+            self._multiply(self._normed(h, norm, epsilon, config), head, out, config, epsilon=epsilon)
             return out
         x = self._norm(h, norm, epsilon)
-        if is_sliced:  # logits of rounded activations would not be good enough
-            for part, into in zip(x.split(MAX_SCALED_TOKENS), out.split(MAX_SCALED_TOKENS), strict=True):
-                config = self._config(len(part), head)
-                assert config is not None
-                self._multiply(part, head, into, config)
-            return out
         weight = self._dense(head, x.dtype)
         if x.dtype == torch.float32:
             return torch.mm(x, weight.T, out=room)
@@ -179,7 +175,10 @@ class TritonOps:
     def _norm(self, h: Hidden, norm: Tensor, epsilon: float) -> Tensor:
         return self.norm(h.residual, norm, epsilon)
 
-    def _normed(self, h: Hidden, norm: Tensor, epsilon: float) -> Tensor | Normed:
+    def _normed(self, h: Hidden, norm: Tensor, epsilon: float, config: Config) -> Tensor | Normed | RoundedTokens:
+        """As the product with this config takes it."""
+        if isinstance(config, RoundedConfig):
+            return fp8.round_normed(h.residual, norm, epsilon, terms=config.terms, dependent=self._dependent)
         return h.normed or self._norm(h, norm, epsilon)
 
     def _multiplies_fp8(self, weight: Weight) -> TypeGuard[Scaled]:
@@ -189,17 +188,41 @@ class TritonOps:
     def _dense(self, weight: Weight, dtype: torch.dtype) -> Tensor:
         return unpack(weight, dtype) if isinstance(weight, Planar) else dense(weight, dtype)
 
-    def _multiply(self, x: Tensor | Normed, weight: Weight, out: Tensor, config: Config, **fused: Any) -> Normed | None:
-        if isinstance(weight, Planar):
-            assert isinstance(config, PlanarConfig)
-            return planar_linear(x, weight, out, config, dependent=self._dependent, **fused)
+    def _multiply(
+        self, x: Tensor | Normed | RoundedTokens, weight: Weight, out: Tensor, config: Config, **fused: Any
+    ) -> Normed | None:
         assert not isinstance(weight, Stacked)
+        if isinstance(config, RoundedConfig):
+            self._multiply_rounded(x, weight, out, config, **fused)
+            return None
+        assert not isinstance(x, RoundedTokens)
+        if isinstance(config, PlanarConfig):
+            assert not isinstance(weight, Tensor)
+            return planar_linear(x, weight, out, self._scratch, config, dependent=self._dependent, **fused)
+        assert not isinstance(weight, Planar)
         if isinstance(config, GemvConfig):
             return gemv_linear(x, weight, out, config, dependent=self._dependent, **fused)
         if isinstance(config, SkinnyConfig):
             return skinny_linear(x, weight, out, config, dependent=self._dependent, **fused)
         assert isinstance(config, LinearConfig)
         return stream_linear(x, weight, out, self._scratch, config, self._num_sms, **fused)
+
+    def _multiply_rounded(
+        self,
+        x: Tensor | Normed | RoundedTokens,
+        weight: Weight,
+        out: Tensor,
+        config: RoundedConfig,
+        *,
+        epsilon: float = 0.0,
+        next_norm: Tensor | None = None,
+        **fused: Any,
+    ) -> None:
+        """A norm before it is part of the rounding, so it leaves the next one to the next product."""
+        assert is_fp8(weight) and not isinstance(x, Normed)
+        if isinstance(x, Tensor):
+            x = fp8.round_rows(x, terms=config.terms, dependent=self._dependent)
+        fp8.rounded_linear(x, weight, out, self._scratch, config, dependent=self._dependent, **fused)
 
     def _config(self, num_tokens: int, weight: Weight, *, is_swiglu: bool = False) -> Config | None:
         rows, k = weight.shape
@@ -211,12 +234,10 @@ class TritonOps:
             return None
         bucket = 1 if num_tokens == 1 else block_rows(num_tokens)
         if measured := QUANTISED_CONFIGS.get((weight.format.name, rows, k, bucket)):
-            if isinstance(measured, LinearConfig):
-                return replace(measured, dependent_launch=self._dependent)
             return measured
         if isinstance(weight, Planar):
-            return planar_config(num_tokens, rows, k) if num_tokens <= MAX_PLANAR_TOKENS else None
-        return scaled_config(num_tokens, rows, k, self._dependent, is_swiglu=is_swiglu)
+            return planar_config(num_tokens) if num_tokens <= MAX_PLANAR_TOKENS else None
+        return scaled_config(num_tokens, rows, k, is_swiglu=is_swiglu)
 
     def _given(self, num_tokens: int, rows: int, k: int) -> Config | None:
         return self._configs.get((rows, k, 1 if num_tokens == 1 else block_rows(num_tokens)))
@@ -240,22 +261,19 @@ class TritonOps:
         return replace(config, dependent_launch=self._dependent)
 
 
-def planar_config(num_tokens: int, rows: int, k: int) -> PlanarConfig:
+def planar_config(num_tokens: int) -> PlanarConfig:
+    """For weights of 4 to 8 bits."""
     if num_tokens <= 16:
-        return PlanarConfig(16, 4, num_warps=4, num_stages=3)
-    return PlanarConfig(64, 1, num_warps=4, num_stages=3)
+        return PlanarConfig(16, 8, num_warps=8)
+    return PlanarConfig(64, 1, num_warps=4, splits=4, bands=4, unroll=1)
 
 
-def scaled_config(num_tokens: int, rows: int, k: int, dependent: bool, *, is_swiglu: bool) -> Config | None:
-    n = rows // (2 if is_swiglu else 1)
+def scaled_config(num_tokens: int, rows: int, k: int, *, is_swiglu: bool) -> Config | None:
     if num_tokens == 1:
-        return gemv.default_config(n, k, is_swiglu=is_swiglu)
+        return gemv.default_config(rows // (2 if is_swiglu else 1), k, is_swiglu=is_swiglu)
     if num_tokens > MAX_SCALED_TOKENS or k % 64:
         return None
-    config = default_config(n, k, is_swiglu=is_swiglu)
-    if num_tokens > MAX_STREAMED_TOKENS:
-        config = LinearConfig(64, min(config.block_k, 128), num_warps=4, num_stages=4)
-    return replace(config, dependent_launch=dependent)
+    return planar_config(num_tokens)
 
 
 def _room(x: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:

@@ -5,7 +5,7 @@
 A row is cut into chunks, a chunk into planes of neighbouring columns. A unit of 16 bits holds one code of each plane:
 four codes of 4 bits, or two of 8. A kernel then unpacks a plane by one shift and one mask, without moving values
 between threads. Codes of 5 and 6 bits have their upper bits in bytes beside the units. Units lie chunk after chunk, so
-the units of neighbouring rows are contiguous.
+the units of neighbouring rows are contiguous. A row's scales of a chunk lie together too, and are loaded as one word.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 _UNIT_BITS = 16
+_WORD_BYTES = 8  # most that a row's scales of a chunk take together
 FP8 = torch.float8_e4m3fn
 
 
@@ -59,6 +60,12 @@ class PlanarFormat:
         return 8 // (self.high_bits * self.num_planes) if self.high_bits else 1
 
     @property
+    def scales_per_word(self) -> int:
+        """Groups of a chunk whose scales lie together."""
+        itemsize = 1 if self.has_blocks else self.scale_dtype.itemsize
+        return max(1, min(self.chunk // self.group, _WORD_BYTES // itemsize))
+
+    @property
     def quantum(self) -> int:
         """Rows are padded to a multiple of this many columns."""
         return max(self.chunk * self.chunks_per_byte, self.group, self.block if self.has_blocks else 0)
@@ -93,8 +100,8 @@ class Planar:
     num_columns: int
     units: Tensor  # int16 [chunks, rows, plane]
     high: Tensor | None  # uint8 [chunks / chunks per byte, rows, plane]
-    scales: Tensor  # [groups, rows]
-    minima: Tensor | None  # [groups, rows]; zero points if the format has them
+    scales: Tensor  # [words, rows, scales per word], by groups
+    minima: Tensor | None  # the same; zero points if the format has them
     block_scales: Tensor | None  # [blocks, rows]
     block_minima: Tensor | None
 
@@ -142,10 +149,11 @@ class Planar:
         def cut(tensor: Tensor | None, size: int) -> Tensor | None:
             return None if tensor is None else tensor[begin // size : end // size]
 
-        units, scales = cut(self.units, f.chunk), cut(self.scales, f.group)
+        word = f.group * f.scales_per_word
+        units, scales = cut(self.units, f.chunk), cut(self.scales, word)
         assert units is not None and scales is not None
         return Planar(
-            f, end - begin, units, cut(self.high, f.chunk * f.chunks_per_byte), scales, cut(self.minima, f.group),
+            f, end - begin, units, cut(self.high, f.chunk * f.chunks_per_byte), scales, cut(self.minima, word),
             cut(self.block_scales, f.block), cut(self.block_minima, f.block),
         )  # fmt: skip
 
@@ -159,7 +167,8 @@ class Planar:
         f, num_rows = self.format, self.shape[0]
         codes = self._codes()  # [padded columns, rows]
         codes = codes.to(torch.uint8).view(FP8).float() if f.is_fp8 else codes.float() - f.zero
-        scales, minima = self.scales.float(), self.minima.float() if self.minima is not None else None
+        scales = self._by_group(self.scales)
+        minima = None if self.minima is None else self._by_group(self.minima)
         if f.has_zeros and minima is not None:
             minima = minima * scales
         if self.block_scales is not None:
@@ -170,6 +179,10 @@ class Planar:
         if minima is not None:
             groups = groups - minima[:, None]
         return groups.reshape(-1, num_rows)[: self.num_columns].T.to(dtype).contiguous()
+
+    def _by_group(self, words: Tensor) -> Tensor:
+        """[groups, rows] in float32."""
+        return words.float().transpose(1, 2).reshape(-1, self.shape[0])
 
     def _codes(self) -> Tensor:
         f = self.format
@@ -219,11 +232,15 @@ def pack(
             return None
         return torch.nn.functional.pad(values.T, (0, 0, 0, padded // columns - values.shape[1])).contiguous()
 
-    made = across(scales, f.group)
+    def in_words(values: Tensor | None) -> Tensor | None:
+        made = across(values, f.group)
+        return None if made is None else made.view(-1, f.scales_per_word, num_rows).transpose(1, 2).contiguous()
+
+    made = in_words(scales)
     assert made is not None
     signed = (units ^ 0x8000) - 0x8000  # the same 16 bits as a signed number
     return Planar(
-        f, num_columns, signed.to(torch.int16), high, made, across(minima, f.group), across(block_scales, f.block),
+        f, num_columns, signed.to(torch.int16), high, made, in_words(minima), across(block_scales, f.block),
         across(block_minima, f.block),
     )  # fmt: skip
 
@@ -236,13 +253,14 @@ def allocate(format: PlanarFormat, num_rows: int, num_columns: int, device: torc
     def room(dtype: torch.dtype, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    chunks, groups, blocks = padded // f.chunk, padded // f.group, padded // f.block
+    chunks, blocks = padded // f.chunk, padded // f.block
+    words = (padded // (f.group * f.scales_per_word), num_rows, f.scales_per_word)
     small = (torch.int8 if f.bits == 6 else torch.uint8) if f.has_blocks else f.scale_dtype
     return Planar(
         f, num_columns, room(torch.int16, chunks, num_rows, f.plane),
         room(torch.uint8, chunks // f.chunks_per_byte, num_rows, f.plane) if f.high_bits else None,
-        room(small, groups, num_rows),
-        room(torch.uint8 if f.has_zeros else small, groups, num_rows) if f.has_minima else None,
+        room(small, *words),
+        room(torch.uint8 if f.has_zeros else small, *words) if f.has_minima else None,
         room(torch.float16, blocks, num_rows) if f.has_blocks else None,
         room(torch.float16, blocks, num_rows) if f.has_blocks and f.has_minima else None,
     )  # fmt: skip
