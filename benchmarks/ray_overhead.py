@@ -5,7 +5,8 @@
 Every engine has one thread and decodes plainly. Clients send the same chats, one at a time each, with whole and with
 streamed answers. Each service has the machine to itself, since an idle Ray cluster takes processor time too: servers
 run first and last, replicas in between, so that drift of the machine meets both. Printed are tokens per second, the
-seconds of a request, the seconds to the first piece of a stream, and replicas over servers.
+seconds of a request, the seconds to the first piece of a stream, replicas over servers, and the processor time that a
+request takes in each kind of process: it tells what is left where engines and Ray share all cores.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import httpx
@@ -30,6 +31,16 @@ _OPTIONS = ["--max-model-len", "1024", "--log-level", "warning", "--speculation"
 _TOKENS = 32
 _START_SECONDS = 240.0
 _SHARE_OF_ONE_CLIENT = 4  # a single client sends a quarter of the requests: it is slower
+_TICKS = os.sysconf("SC_CLK_TCK")
+# Kinds of processes by what their command line contains, the first that fits
+_KINDS = {
+    "engines": "ray::ServeReplica:outpace:Engine",
+    "router": "ray::ServeReplica:outpace:Router",
+    "front": "ray::ServeReplica:outpace:Front",
+    "haproxy": "bin/haproxy",
+    "rest of Ray": "--replicas",
+    "servers": "outpace serve",
+}
 Round = dict[str, float]
 
 
@@ -78,6 +89,22 @@ def servers(number: int) -> Service:
 def replicas(number: int) -> Service:
     command = [sys.executable, "-m", "outpace", "serve", "--replicas", str(number), "--replica-cpus", "0.5", *_OPTIONS]
     return Service("replicas", [[*command, "--port", "8311"]], [8311])
+
+
+def processor_seconds() -> dict[str, float]:
+    """What each kind of process has used so far; of those that are neither served by nor part of Ray, the client's."""
+    found = {"client": sum(os.times()[:2])}
+    for folder in Path("/proc").iterdir():
+        try:
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # not a process, or one that has ended
+        kind = next((kind for kind, part in _KINDS.items() if part in command), None)
+        kind = kind or ("rest of Ray" if command.startswith("ray::") or "/ray/" in command else None)
+        if kind is not None:
+            found[kind] = found.get(kind, 0.0) + (int(fields[11]) + int(fields[12])) / _TICKS
+    return found
 
 
 async def load(service: Service, num_clients: int, num_requests: int, *, streams: bool) -> Round:
@@ -138,8 +165,11 @@ def _compare(number: int, options: argparse.Namespace) -> dict[str, Any]:
             for i in range(num_rounds + 1):
                 for name, (num_clients, streams) in loads.items():
                     num_requests = options.requests // (_SHARE_OF_ONE_CLIENT if num_clients == 1 else 1)
+                    before = processor_seconds()
                     found = asyncio.run(load(service, num_clients, num_requests, streams=streams))
                     if i:  # the first round warms up
+                        for kind, seconds in processor_seconds().items():
+                            found[f"processor: {kind}"] = (seconds - before.get(kind, 0.0)) / num_requests
                         rounds[name][service.name].append(found)
 
     half = options.rounds // 2
@@ -154,7 +184,7 @@ def _ratios(rounds: dict[str, list[Round]]) -> dict[str, float]:
         return median(each[name] for each in rounds[service])
 
     found = {"throughput_ratio": middle("replicas", "tokens_per_second") / middle("servers", "tokens_per_second")}
-    for name in rounds["servers"][0].keys() - {"tokens_per_second"}:
+    for name in [each for each in rounds["servers"][0] if each.endswith("_seconds")]:
         found[f"added_{name}"] = middle("replicas", name) - middle("servers", name)
     return found
 
@@ -164,7 +194,14 @@ def _described(cell: dict[str, Any]) -> str:
     ours, rays = (f"{median(each):.0f} ({min(each):.0f} to {max(each):.0f})" for each in reversed(speeds))
     added = ", ".join(f"{name.removeprefix('added_').removesuffix('_seconds')} {1000 * value:+.1f} ms"
                       for name, value in sorted(cell.items()) if name.startswith("added_"))  # fmt: skip
-    return f"tokens/s of servers {ours}, of replicas {rays}; ratio {cell['throughput_ratio']:.3f}; {added}"
+    used = "; ".join(f"processor ms of a request, {name}: {_used(cell['rounds'][name])}" for name in cell["rounds"])
+    return f"tokens/s of servers {ours}, of replicas {rays}; ratio {cell['throughput_ratio']:.3f}; {added}; {used}"
+
+
+def _used(rounds: list[Round]) -> str:
+    kinds = [name for name in rounds[0] if name.startswith("processor: ")]
+    means = {name.removeprefix("processor: "): fmean(each.get(name, 0.0) for each in rounds) for name in kinds}
+    return ", ".join(f"{name} {1000 * mean:.1f}" for name, mean in means.items() if mean >= 0.00005)
 
 
 if __name__ == "__main__":

@@ -77,6 +77,7 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _serve_replicas(given: Mapping[str, Any], settings: Mapping[str, Any]) -> int:
+    from outpace.ray.environment import set_defaults
     from outpace.ray.installed import check_ray
     from outpace.server import logs
 
@@ -84,6 +85,8 @@ def _serve_replicas(given: Mapping[str, Any], settings: Mapping[str, Any]) -> in
     if "replicas" not in settings:
         raise UsageError(f"--{next(name for name in RAY_FLAGS if name in settings).replace('_', '-')} needs --replicas")
     check_ray("--replicas")
+    if "ray_address" not in settings:
+        set_defaults()  # before Ray is imported
     from outpace.ray.application import Replicas
     from outpace.ray.serving import Service, serve_replicas
 

@@ -1,4 +1,6 @@
-"""The application for Ray Serve: a front that routes, and engines that answer. `serve.run(application(...))` starts it.
+"""The application for Ray Serve: a router, and engines that answer. `serve.run(application(...))` starts it.
+
+Where Serve runs HAProxy, requests reach the engines through it (ingress.py), else through Ray's proxy and a front.
 
 from ray import serve
 from outpace.ray import application
@@ -17,10 +19,11 @@ from ray.serve.config import RequestRouterConfig
 
 from outpace.errors import UsageError
 from outpace.models.generation_config import GenerationChoice
+from outpace.ray import ingress
 from outpace.ray.board import Board
-from outpace.ray.front import ENGINE, FrontApp
+from outpace.ray.front import FrontApp
 from outpace.ray.replica import EngineReplica
-from outpace.ray.routing import PrefixRouter
+from outpace.ray.routing import DirectPrefixRouter, PrefixRouter
 from outpace.server.config import ServerConfig
 
 BOARD, NAMESPACE = "outpace-board", "outpace"
@@ -82,21 +85,26 @@ def application(
     board = ray.remote(Board).options(
         name=f"{BOARD}:{name}", namespace=NAMESPACE, get_if_exists=True, num_cpus=0, lifetime="detached"
     )
-    replica = serve.deployment(EngineReplica).options(
-        name=ENGINE,
+    is_direct = ingress.is_supported()
+    replica = serve.deployment(serve.ingress()(EngineReplica) if is_direct else EngineReplica).options(
+        name=ingress.ENGINE,
         ray_actor_options={"num_cpus": wanted.num_cpus, "num_gpus": wanted.num_gpus},
         max_ongoing_requests=num_at_once + config.max_queued,
         graceful_shutdown_timeout_s=config.shutdown_timeout,
         health_check_period_s=2.0,
         health_check_timeout_s=30.0,
+        logging_config=ingress.QUIET,
         request_router_config=RequestRouterConfig(
-            request_router_class=PrefixRouter, request_router_kwargs={"at_once": num_at_once}
+            request_router_class=DirectPrefixRouter if is_direct else PrefixRouter,
+            request_router_kwargs={"at_once": num_at_once},
         ),
         **wanted.scaling(num_at_once),
     )
     bound = replica.bind(
         {"model": model, **engine}, config, generation or GenerationChoice.of(None, None), board.remote()
     )
+    if is_direct:
+        return ingress.routed_application(bound)
     front = serve.deployment(_Front).options(
         name="Front",
         ray_actor_options={"num_cpus": 0},

@@ -93,3 +93,10 @@ async def read_body(receive: Any) -> bytes | None:
         parts.append(message.get("body", b""))
         if not message.get("more_body"):
             return b"".join(parts)
+
+
+async def send_text(send: Any, status: int, text: str, kind: str = "text/plain; charset=utf-8") -> None:
+    content = text.encode()
+    headers = [(b"content-type", kind.encode()), (b"content-length", str(len(content)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": content})

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _STALE_SECONDS = 15.0  # after which a silent replica counts as gone
 
 

@@ -1,5 +1,7 @@
 """The front: takes HTTP requests from Ray's proxy, and has each answered by the replica that the router chooses.
 
+It is used where Ray Serve runs without HAProxy. With HAProxy, requests reach the replicas directly: see ingress.py.
+
 A replica may die. If nothing of its answer was sent yet, another replica answers; else the client gets an error event,
 or a broken connection, and never two answers in one.
 """
@@ -14,10 +16,11 @@ from typing import Any
 from ray import serve
 from ray.exceptions import RayActorError, RayError
 
-from outpace.ray.asgi import plain_scope, read_body
+from outpace.ray.asgi import plain_scope, read_body, send_text
+from outpace.ray.board import METRICS_TYPE
+from outpace.ray.ingress import ENGINE
 from outpace.ray.prefixes import routed_text
 
-ENGINE = "Engine"
 _TRIES = 3
 _LOST = "the replica that answered this request was lost; send the request again"
 
@@ -36,7 +39,7 @@ class FrontApp:
         if self._handle is None:
             self._handle = _engine_handle()
         if scope["path"] == "/metrics":
-            await _send_text(send, 200, await _metrics())
+            await send_text(send, 200, await _metrics(), METRICS_TYPE)
             return
         body = await read_body(receive)
         if body is None:
@@ -112,12 +115,6 @@ def _is_stream(message: dict[str, Any]) -> bool:
     """Whether an ASGI message begins a stream of events."""
     headers = message.get("headers", ()) if message["type"] == "http.response.start" else ()
     return any(value.startswith(b"text/event-stream") for name, value in headers if name == b"content-type")
-
-
-async def _send_text(send: Any, status: int, text: str) -> None:
-    headers = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": text.encode()})
 
 
 async def _send_json(send: Any, status: int, content: Any, headers: list[tuple[bytes, bytes]]) -> None:

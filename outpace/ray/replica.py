@@ -15,7 +15,8 @@ from ray import serve
 from outpace.engine.async_engine import AsyncEngine
 from outpace.engine.learned import learned_by, setting_of, take
 from outpace.llm import LLM
-from outpace.ray.asgi import messages
+from outpace.ray.asgi import messages, send_text
+from outpace.ray.board import METRICS_TYPE
 from outpace.server import logs
 from outpace.server.app import create_app
 from outpace.server.config import ServerConfig
@@ -60,10 +61,24 @@ class EngineReplica:
     async def answer(
         self, scope: dict[str, Any], body: bytes, routed: bytes = b""
     ) -> AsyncIterator[list[dict[str, Any]]]:
-        """The ASGI messages that answer a request, some at a time. `routed` is for the router."""
+        """The ASGI messages that answer a request from the front, some at a time. `routed` is for the router."""
         await self._start()
         async for some in messages(self._app, scope, body):
             yield some
+
+    def __serve_build_asgi_app__(self) -> Any:
+        """The app for requests that come from HAProxy. Ray calls this after the constructor."""
+
+        async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
+            if scope["type"] != "http":
+                return  # `_start` runs the app's lifespan, as for the front
+            await self._start()
+            if scope["path"].removeprefix(scope.get("root_path", "")) == "/metrics":
+                await send_text(send, 200, await self._board.metrics.remote(), METRICS_TYPE)
+            else:
+                await self._app(scope, receive, send)
+
+        return app
 
     async def check_health(self) -> None:
         """Ray replaces a replica for which this raises."""

@@ -6,7 +6,6 @@ SIGHUP reads the settings again and replaces the replicas one after the other. E
 from __future__ import annotations
 
 import logging
-import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,10 +50,13 @@ def serve_replicas(read: Callable[[], Service], address: str | None = None) -> i
     `read` reads the settings, again after SIGHUP. `address`: of a cluster to join; None starts one.
     """
     service = read()
-    # Ray gives the processes that it starts a low priority, 15; an engine needs that of a server.
-    os.environ.setdefault("RAY_worker_niceness", "0")
     try:
-        ray.init(address=address, log_to_driver=True, logging_level=logging.WARNING)
+        ray.init(
+            address=address,
+            log_to_driver=True,
+            logging_level=logging.WARNING,
+            include_dashboard=False if address is None else None,  # a cluster that exists has one or not
+        )
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise OutpaceError(
             f"cannot use the Ray cluster: {' '.join(str(error).split())}; check --ray-address"

@@ -38,7 +38,7 @@ def prompt(number: int) -> str:
 
 
 def asking(cluster: Cluster) -> Callable[[int, bool], str]:
-    client = cluster.client(max_retries=0)
+    client = cluster.client(max_retries=0).with_options(timeout=180)
 
     def ask(number: int, is_streamed: bool) -> str:
         options: dict[str, Any] = {"max_tokens": NUM_TOKENS, "seed": number, "temperature": 0.8}
@@ -89,7 +89,7 @@ def is_replaced(cluster: Cluster, before: set[int]) -> bool:
     return len(cluster.replicas()) == 2 and not cluster.replicas() & before
 
 
-def test_wrong_settings_leave_the_replicas_as_they_are(tmp_path, capfd):
+def test_wrong_settings_leave_the_replicas_as_they_are_and_requests_wait_for_the_only_one(tmp_path, capfd):
     settings = tmp_path / "settings.yaml"
     good = f"model: {write_model(tmp_path / 'tiny.gguf')}\nreplicas: 1\n"
     settings.write_text(good)
@@ -109,13 +109,22 @@ def test_wrong_settings_leave_the_replicas_as_they_are(tmp_path, capfd):
             cluster.process.send_signal(signal.SIGHUP)
             wait_until(partial(is_logged, sentence), 30)
             assert cluster.replicas() == before and ask(0, True) == expected
-        settings.write_text(f"model: {tmp_path / 'missing.gguf'}\nreplicas: 1\n")
-        cluster.process.send_signal(signal.SIGHUP)
-        wait_until(partial(is_logged, "the old settings are used"), 240)
-        wait_until(lambda: len(cluster.replicas()) == 1, 120)
-        assert ask(0, False) == expected
+        with Clients(2, lambda _, is_streamed: ask(0, is_streamed)) as clients:
+            settings.write_text(f"model: {tmp_path / 'missing.gguf'}\nreplicas: 1\n")
+            cluster.process.send_signal(signal.SIGHUP)
+            wait_until(partial(is_logged, "the old settings are used"), 240)
+            clients.wait_for_answers()
+            restored = cluster.replicas()
+            settings.write_text(good + "max-num-seqs: 3\n")
+            cluster.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: len(cluster.replicas()) == 1 and not cluster.replicas() & restored, 240)
+            clients.wait_for_answers()
     finally:
         cluster.stop()
+    assert not clients.errors, "with one replica there is none meanwhile, so requests wait"
+    assert [set(each) for each in clients.answers] == [{expected}] * 2
+    with capfd.disabled():
+        print(f"{sum(map(len, clients.answers))} answers, none lost; the longest took {clients.longest:.1f} s")
 
 
 def test_a_long_queue_adds_a_replica_and_a_short_one_removes_it_without_losing_an_answer(tmp_path):
