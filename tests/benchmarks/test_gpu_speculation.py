@@ -235,7 +235,7 @@ def test_auto_uses_a_head_where_steps_cost_what_they_do_on_a_gpu(small, monkeypa
         )  # fmt: skip
         learn(decision, outcomes, taken, catching_up, **options)
 
-    engine.policy.learn = booked  # type: ignore[method-assign]
+    engine.policy.learn = booked  # type: ignore[method-assign, assignment]
     monkeypatch.setattr(DraftCosts, "observe", lambda self, timing: timing.divide(self.passes.seconds))
     found = run(pair, engine, "auto", random_prompts(4, 60), 1, 1.0, 60)
     assert found.methods is not None

@@ -136,8 +136,8 @@ def stored(format: Format, rows: int, columns: int) -> Planar | Scaled:
                            halves[1] if format.has_minima else None)  # fmt: skip
     scales = (0.01 + torch.rand(rows, groups) * 0.02).to(format.scale_dtype)
     zeros = torch.randint(0, 16, (rows, groups), dtype=torch.uint8)
-    minima = (zeros if format.has_zeros else scales * 7) if format.has_minima else None
-    return planar.pack(format, codes, scales, minima)
+    offsets = (zeros if format.has_zeros else scales * 7) if format.has_minima else None
+    return planar.pack(format, codes, scales, offsets)
 
 
 @needs_interpreter

@@ -33,7 +33,7 @@ class Case:
     wait: int = 0  # steps until the back-off of a debt ends
 
     def is_covered(self) -> bool:
-        wishes = [{}] * (len(self.balances) - 1) + [self.wishes]
+        wishes: list[dict[str, Any]] = [{}] * (len(self.balances) - 1) + [self.wishes]
         batch = [request_of(**each) for each in wishes]
         driver = SessionDriver(FLAT, suffix=nothing, lookup_seconds=0.0)
         situation, accounts = driver.decision(batch).situation, driver.policy._accounts

@@ -224,7 +224,7 @@ def test_catching_up_is_booked_in_the_step_that_caught_up_and_in_no_other():
         booked.append(catch_up_seconds)
         learn(decision, outcomes, stats, catch_up_seconds, **options)
 
-    engine.policy.learn = noted  # type: ignore[method-assign]
+    engine.policy.learn = noted  # type: ignore[method-assign, assignment]
     drafting = SamplingParams(
         temperature=0.0, max_tokens=3, ignore_eos=True, speculation=SpeculationParams(mode="on", method="draft")
     )
