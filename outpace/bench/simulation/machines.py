@@ -96,7 +96,7 @@ DRAFTS: dict[str, StepLaw] = {
     ),
 }  # fmt: skip
 
-# The head of SmolLM2 on the CPU, and padded to that of an 8B on the H200 (`gpu_speculation_h200_drafts_ahead.json`).
+# The head of SmolLM2 on the CPU, and padded to that of an 8B on the H200 (`gpu_speculation_h200_step_times.json`).
 HEADS: dict[str, StepLaw] = {
     "cpu-native": _law({1: 0.22, 2: 0.25, 4: 0.30, 8: 0.60, 16: 1.00, 64: 3.00, 256: 12.0}),
     "h200": _law({1: 0.30, 16: 0.31, 64: 0.76, 256: 0.91, 512: 1.08, 1024: 1.73}),
