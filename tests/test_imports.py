@@ -60,7 +60,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"backends.base", "decoding", "engine", "llm", "metrics", "models", "outpace", "structured", "web"},
     "web": set(),
     "batch": BASICS | {"backends.base", "engine", "server"},
-    "ray": BASICS | {"batch", "engine", "llm", "models", "server"},
+    "ray": BASICS | {"batch", "engine", "llm", "models", "outpace", "server"},
     "training": BASICS | {"backends.base", "backends.torch", "bench", "models"},
     "plan": BASICS
     | SPECULATION
