@@ -9,7 +9,9 @@ Memory is read without shared memory and without barriers. A thread loads 16 byt
 numbered anew for weights and tokens alike, so that these bytes are what the matrix units expect from this thread.
 Weights are planar (`storage/planar.py`) or rows of 8 bits (`storage/scaled.py`), whose planes are the even and the odd
 columns. A word of 32 bits is two units: as values of 16 bits they would be copied at the end of every step, which waits
-for the weights of the next.
+for the weights of the next. Upper bits are loaded for both units of a word at once: Triton takes the narrowest load
+behind an operand for the width of its values, and from bytes it derives a layout with 8 neighbours for each thread,
+which is wrong for a plane of 16 columns.
 """
 
 from __future__ import annotations
@@ -114,13 +116,15 @@ def _codes(
         else:
             found = code.to(tl.float32) - 128
     else:
-        code = (_units(words) >> (4 * J)) & 0xF
+        pair = (words >> (4 * J)) & 0x000F000F
         if BITS > 4:
             HIGH: tl.constexpr = BITS - 4
-            MASK: tl.constexpr = ((1 << HIGH) - 1) << 4
+            MASK: tl.constexpr = ((1 << HIGH) - 1) * 0x00100010
             SHARED: tl.constexpr = 2 // HIGH  # chunks that share a byte
-            wide = high.to(tl.int16) << 4
-            code |= (wide >> ((chunk % SHARED * 4 + J) * HIGH).to(tl.int16)) & MASK
+            both = high.to(tl.int32)
+            wide = ((both & 0xFF) << 4) | ((both & 0xFF00) << 12)  # a byte above the low bits of each unit
+            pair |= (wide >> ((chunk % SHARED * 4 + J) * HIGH)) & MASK
+        code = _units(pair)
         if ON_GPU:  # no conversion from an integer, which is slow
             found = (code | 0x4300).to(tl.int16).to(tl.bfloat16, bitcast=True) - (128.0 + ZERO)
         else:
@@ -246,7 +250,6 @@ def _planar_kernel(
     lane_tokens = first_token + repeat_m * 8 + eighth
     words = tl.arange(0, E // 2)[None, None, None, None, :]
     in_row = lane_rows * (ROW_STRIDE // 2) + quarter * (E // 2) + words
-    in_row_high = lane_rows * ROW_STRIDE + quarter * E + i
     at = quarter * E + i
     if IS_ROWS:
         at = quarter * (2 * E) + i  # and as many after them
@@ -298,11 +301,11 @@ def _planar_kernel(
             chunks = tl.minimum(chunks, CHUNKS - 1)
         high, high_up = now, now
         if HAS_HIGH:
-            high_at = (chunk // SHARED).to(tl.int64) * CHUNK_STRIDE + in_row_high
+            high_at = (chunk // SHARED).to(tl.int64) * (CHUNK_STRIDE // 2) + in_row
             high = tl.load(high_ptr + high_at)
             high_up = high
             if IS_SWIGLU:
-                high_up = tl.load(high_ptr + high_at + N * ROW_STRIDE)
+                high_up = tl.load(high_ptr + high_at + N * ROW_STRIDE // 2)
         if STEPS > 1:
             after = tl.minimum(begin + (c + 1) * PARTS + part, CHUNKS - 1)
             place = after.to(tl.int64) * (CHUNK_STRIDE // 2) + in_row
@@ -455,7 +458,8 @@ class _Stored:
             return _Stored(units, (units, weight.scales, units, units, units), flags)
         f = weight.format
         words = [None if each is None else _as_words(each) for each in (weight.scales, weight.minima)]
-        found = (weight.high, *words, weight.block_scales, weight.block_minima)
+        high = None if weight.high is None else weight.high.view(torch.int16)
+        found = (high, *words, weight.block_scales, weight.block_minima)
         flags = (
             f.bits, f.plane, f.group, f.block, f.zero, "fp8" if f.is_fp8 else "code", f.scales_per_word,
             _TYPES[weight.scales.dtype], _TYPES[(weight.scales if weight.minima is None else weight.minima).dtype],
@@ -487,12 +491,11 @@ def _unpack_kernel(
     chunk = tl.program_id(0)
     n, i = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, PLANE)
     rows = tl.minimum(n, N - 1)
-    in_tile = rows[:, None] * PLANE + i[None, :]
     words = rows[:, None] * (PLANE // 2) + tl.arange(0, PLANE // 2)[None, :]
     units = tl.load(units_ptr + chunk.to(tl.int64) * (N * PLANE // 2) + words)
     high = units
     if HAS_HIGH:
-        high = tl.load(high_ptr + (chunk // SHARED).to(tl.int64) * (N * PLANE) + in_tile)
+        high = tl.load(high_ptr + (chunk // SHARED).to(tl.int64) * (N * PLANE // 2) + words)
     scales = _in_words(scales_ptr, chunk, rows, N, GROUP * PER_WORD, GROUPS // PER_WORD, CHUNK)
     minima = scales
     if HAS_MINIMA:
