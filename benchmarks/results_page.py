@@ -94,7 +94,8 @@ def auto_on_cpu() -> list[str]:
     return lines
 
 
-GPU_SPECULATION = ("gpu_speculation_h200_step_times", "gpu_speculation_h200")  # the latest first
+# The latest first.
+GPU_SPECULATION = ("gpu_speculation_h200_repaid", "gpu_speculation_h200_step_times", "gpu_speculation_h200")
 GPU_PEERS = "gpu_peers_h200"
 QWEN_HEAD = "humaneval_qwen_head"
 SPEC_BENCH = {f"spec_bench_smollm2_{cell}": shown for cell, shown in (
@@ -143,8 +144,8 @@ def gpu_speculation() -> list[str]:
     lines += [
         "A real 135M model inside the shape of an 8B, with its own head, padded to the size of an 8B's. Spec-Bench "
         "prompts, medians of blocks, over plain decoding. [What this shows and what not](gpu.md). The second table is "
-        "an earlier one: before drafts began behind the verification, and before `auto` learned the time of steps by "
-        "their kind.",
+        "the same before a request's debt had to be repaid; the third is older: before drafts began behind the "
+        "verification, and before `auto` learned the time of steps by their kind.",
         "",
     ]
     for name in GPU_SPECULATION:
