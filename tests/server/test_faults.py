@@ -332,9 +332,9 @@ def test_a_request_that_breaks_steps_fails_alone(monkeypatch, where):
     def before(part: object, name: str, contexts: Callable[[Any], Any]) -> None:
         whole = getattr(part, name)
 
-        def checked(*args: Any) -> Any:
+        def checked(*args: Any, **named: Any) -> Any:
             check(*contexts(args[0]))
-            return whole(*args)
+            return whole(*args, **named)
 
         monkeypatch.setattr(part, name, checked)
 
