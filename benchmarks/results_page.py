@@ -318,7 +318,7 @@ def headline() -> str:
          f"{spec['c1_t1']['means']['auto']:.2f} alone at temperature 1"],
         ["CPU, Qwen2.5-Coder 1.5B with a head trained in 15 minutes, HumanEval, one request",
          f"{code['value']:.2f}", f"{code['low']:.2f} to {code['high']:.2f} (95% interval)"],
-        ["CPU, the same over plain, 1 / 8 requests, mean of ten workloads of `outpace bench`, three blocks",
+        ["CPU, SmolLM2 with its head, `auto` over plain, 1 / 8 requests, mean of ten workloads, three blocks",
          " / ".join(f"{group['value']:.2f}" for group in groups),
          f"{cells[worst]:.2f} in {shown(worst)}; best {cells[best]:.2f} in {shown(best)}"],
         *(
