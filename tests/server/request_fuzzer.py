@@ -185,7 +185,11 @@ class _Log(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.lines: Counter[str] = Counter()
-        logging.getLogger().addHandler(self)
+        # A server that ran earlier in this process has taken its loggers from the root.
+        own = [logging.getLogger(name) for name in ("outpace", "uvicorn", "asyncio")]
+        self._loggers = [logging.getLogger(), *(logger for logger in own if not logger.propagate)]
+        for logger in self._loggers:
+            logger.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.ERROR or record.exc_info:
@@ -193,7 +197,8 @@ class _Log(logging.Handler):
             self.lines[f"log: {record.name}: {record.getMessage()[:200]} {error!r:.300}"] += 1
 
     def close(self) -> list[str]:  # type: ignore[override]
-        logging.getLogger().removeHandler(self)
+        for logger in self._loggers:
+            logger.removeHandler(self)
         super().close()
         return [f"{line} ({number} times)" for line, number in self.lines.items()]
 
