@@ -157,7 +157,7 @@ class Policy:
         rows = len(requests)
         context = sum([len(request.tokens) for request in requests]) / rows
         self._learn_idle_steps(rows, context)
-        self._plain_step = costs.plain_seconds(rows, context) * self._times.factor(PLAIN, rows)
+        self._plain_step = self._plain_seconds(rows, context)
         self._accounts.settle(requests, states, self._plain_step)
         auto = []
         if not self._is_crowded(rows):
@@ -175,6 +175,11 @@ class Policy:
             self._lookup_value.own_seconds,
             self._repeated_own_seconds(plain_seconds),
         )  # fmt: skip
+
+    def _plain_seconds(self, rows: int, context: float) -> float:
+        """The time of a plain step, as such steps have taken lately."""
+        assert self.costs is not None
+        return self.costs.plain_seconds(rows, context) * self._times.factor(PLAIN, rows)
 
     def _price_tokens(self, situation: Situation, found: Mapping[int, Sequence[Draft]]) -> None:
         """Compute the step time for every number of draft tokens that a plan may verify."""
@@ -460,7 +465,7 @@ class Policy:
         if decision.has_drafts:
             spent = seconds + catch_up_seconds + stats.speculation_seconds
             excused = max(0.0, seconds - _DISTURBED * expected)
-            plain_step = costs.plain_seconds(rows, context) * self._times.factor(PLAIN, rows)
+            plain_step = self._plain_seconds(rows, context)
             time = SpentTime(spent, plain_step, excused, catch_up_seconds)
             self._accounts.book(situation, outcomes, time)
         elif decision.found and self.budget.balance <= 0.0:
