@@ -158,14 +158,14 @@ class Drafting:
         planner = Planner(costs, StepTimes(), {_MODEL: self.acceptance}, {_MODEL: NoDraft()})
         depths = list[int]()
         for _ in range(_MOST_SETTLING):
-            plan = next(planner.with_model(self._situation(costs, planner, rows, context), _MODEL, Plan()), None)
+            plan = next(planner.with_model(self._situation(costs, rows, context), _MODEL, Plan()), None)
             if plan is None or plan.depth in depths[-1:]:
                 return 0 if plan is None else plan.depth
             planner.note_taken(plan)
             depths.append(plan.depth)
         return depths[-1]
 
-    def _situation(self, costs: Costs, planner: Planner, rows: int, context: float) -> Situation:
+    def _situation(self, costs: Costs, rows: int, context: float) -> Situation:
         """A step of equal requests that decode, as `Policy` describes it, without policy time and without history."""
         plain = costs.plain_seconds(rows, context)
         host = costs.schedule_seconds + costs.token_seconds * rows
@@ -173,12 +173,11 @@ class Drafting:
             "auto", _MODEL, (), (_MODEL,), DEFAULT_AUTO_DEPTH, self.temperature, self.shift
         )  # fmt: skip
         state = RequestState(settings, Budget(0.0, 0.0), {}, PlainTime())
-        most = rows * (1 + planner.deepest(_MODEL))
         return Situation(
             step=0, requests=list(repeat(_request(), rows)), states=list(repeat(state, rows)), context=context,
             plain_seconds=plain, auto=list(range(rows)), num_tokens=rows, host_seconds=host, emitted=float(rows),
             token_seconds=costs.token_seconds, own_seconds=0.0, repeated_own_seconds=0.0,
-            seconds=costs.target.by_tokens(rows, rows, most, context, host),
+            max_drafted=_MANY, target=costs.target,
         )  # fmt: skip
 
 

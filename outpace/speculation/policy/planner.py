@@ -13,11 +13,11 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import neg
+from operator import attrgetter, neg
 from typing import NamedTuple
 
 from outpace.core import Draft, Request
-from outpace.speculation.costs.curves import Costs
+from outpace.speculation.costs.curves import Costs, StepCosts
 from outpace.speculation.policy.acceptance import Acceptance
 from outpace.speculation.policy.state import RequestState
 from outpace.speculation.policy.times import Kind, StepTimes
@@ -26,6 +26,7 @@ from outpace.speculation.proposers.base import Proposer
 
 _DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # tried for a model
 _LEAST_SURVIVAL = 0.05  # a token with a lower chance of being reached and accepted is never worth its cost
+_MAX_LOOKUP_TOKENS = 512  # looked-up tokens considered in a step
 _LOOKUPS = Kind(is_mixed=True)
 _ALWAYS_UNCACHED = 2  # tokens: a fully accepted draft leaves two, which is not catching up
 
@@ -46,7 +47,8 @@ class Situation:
     token_seconds: float  # host time per emitted token
     own_seconds: float  # policy time of a step that is not idle
     repeated_own_seconds: float  # the same per step, if the decision is repeated
-    seconds: list[float] = field(default_factory=list)  # forward pass and host, by number of draft tokens
+    max_drafted: int  # draft tokens that the step has room for
+    target: StepCosts
 
     @property
     def rows(self) -> int:
@@ -55,17 +57,15 @@ class Situation:
     @property
     def slot_seconds(self) -> float:
         """Target time per draft token, if every request verified one."""
-        if not self.seconds:  # nothing was priced
-            return 0.0
-        width = min(self.rows, len(self.seconds) - 1)
-        return max(0.0, self.seconds[width] - self.seconds[0]) / max(width, 1)
+        return self.more_seconds(self.rows, self.rows)
 
-    def summed_seconds(self, num_drafted: int, emitted: float) -> float:
-        """The sum of the costs of the target's pass and of the host."""
-        return self.seconds[num_drafted] + self.token_seconds * (emitted - self.emitted)
+    def seconds(self, num_drafted: int) -> float:
+        """The forward pass and the host, with so many draft tokens."""
+        return self.host_seconds + self.target.seconds(self.rows, self.num_tokens + num_drafted, self.context)
 
-    def own(self, *, is_repeated: bool) -> float:
-        return self.repeated_own_seconds if is_repeated else self.own_seconds
+    def more_seconds(self, num_drafted: int, last: int) -> float:
+        """Target time of each of the `last` draft tokens, of `num_drafted`."""
+        return max(0.0, self.seconds(num_drafted) - self.seconds(num_drafted - last)) / last
 
 
 @dataclass(slots=True)
@@ -78,7 +78,6 @@ class Plan:
     model: str | None = None  # drafts for the rows without a lookup
     depth: int = 0  # of the model's drafts
     seconds: float = 0.0  # of the step, without catching up
-    draft_seconds: float = 0.0  # of the model's drafts, without catching up
     catch_up_seconds: float = 0.0  # the model needs these first
     steps_left: float = 1.0  # steps that share the cost of catching up
     speed: float = 0.0  # expected tokens per second
@@ -117,24 +116,20 @@ class _Group(NamedTuple):
     base: Plan
     candidates: Sequence[_Candidate]
     kept: list[int]  # other rows, which keep the lookups of `base`
+    num_kept: int  # draft tokens of theirs
+    gain_of_kept: float
     catch_up_seconds: float
     tokens_left: float  # expected for each candidate; they pay for catching up
 
 
-class _Priced(NamedTuple):
+class _Option(NamedTuple):
     """A plan with a model, before its rows are filled in: most plans are only compared."""
 
-    plan: Plan
+    speed: float
+    seconds: float
+    steps_left: float
+    depth: int
     group: _Group
-
-    def with_rows(self) -> Plan:
-        plan, base, depth = self.plan, self.group.base, self.plan.depth
-        plan.depths = {row: base.depths[row] for row in self.group.kept}
-        plan.gains = {row: base.gains[row] for row in self.group.kept}
-        for _, _, row, room, totals in self.group.candidates:
-            plan.depths[row] = depth if depth < room else room
-            plan.gains[row] = totals[depth - 1]
-        return plan
 
 
 class Planner:
@@ -184,27 +179,29 @@ class Planner:
         """Take the likeliest tokens, as many as maximise tokens per second."""
         ranked = [chance for chances in survival.values() for chance in chances]
         ranked.sort(reverse=True)
+        del ranked[min(_MAX_LOOKUP_TOKENS, situation.max_drafted) :]
+        least, rows = situation.num_tokens + 1, situation.rows
+        passes = situation.target.by_tokens(rows, least, least + len(ranked), situation.context, situation.host_seconds)
         own_seconds, token_seconds, emitted = situation.own_seconds, situation.token_seconds, situation.emitted
-        factor = self._times.factor(_LOOKUPS, situation.rows)
-        best, best_speed = 0, emitted / situation.plain_seconds
+        factor = self._times.factor(_LOOKUPS, rows)
+        best, best_speed, best_seconds = 0, emitted / situation.plain_seconds, situation.plain_seconds
         gain = 0.0
-        for count, (chance, seconds) in enumerate(zip(ranked, situation.seconds[1:], strict=False), 1):
+        for count, (chance, seconds) in enumerate(zip(ranked, passes, strict=False), 1):
             gain += chance
             taken = factor * (seconds + token_seconds * gain) + own_seconds
             if emitted + gain > best_speed * taken:
-                best, best_speed = count, (emitted + gain) / taken
-        plan = Plan(is_mixed=True)
+                best, best_speed, best_seconds = count, (emitted + gain) / taken, taken
+        plan = Plan(is_mixed=True, seconds=best_seconds, speed=best_speed)
         if best:
-            least = ranked[best - 1]
-            num_least = best - ranked.index(least)  # of the tokens with the least chance, so many are taken
+            rarest = ranked[best - 1]
+            num_least = best - ranked.index(rarest)  # of the tokens with the least chance, so many are taken
             for row, chances in survival.items():
-                depth = bisect_left(chances, -least, key=neg)
-                while depth < len(chances) and num_least and chances[depth] == least:
+                depth = bisect_left(chances, -rarest, key=neg)
+                while depth < len(chances) and num_least and chances[depth] == rarest:
                     depth, num_least = depth + 1, num_least - 1
                 if depth:
                     plan.depths[row], plan.lookups[row] = depth, drafts[row]
                     plan.gains[row] = sum(chances[:depth])
-        self._price(situation, plan, best, sum(plan.gains.values()))
         return plan
 
     def lower_gain(self, situation: Situation, plan: Plan) -> float:
@@ -224,32 +221,21 @@ class Planner:
                 total += acceptance.forecast(temperature, depth, shift)[-1]
         return total / situation.emitted
 
-    def _price(self, situation: Situation, plan: Plan, num_drafted: int, gain: float) -> None:
-        """Set the plan's time and speed; `gain` is the sum of its gains."""
-        emitted = situation.emitted + gain
-        summed = plan.draft_seconds + situation.summed_seconds(num_drafted, emitted)
-        own_seconds = situation.own(is_repeated=plan.is_repeatable)
-        plan.seconds = self._times.factor(plan.kind, situation.rows) * summed + own_seconds
-        plan.speed = emitted / (plan.seconds + plan.catch_up_seconds / plan.steps_left)
-        last = min(num_drafted, situation.rows)
-        if last:
-            plan.slot_seconds = max(0.0, situation.seconds[num_drafted] - situation.seconds[num_drafted - last]) / last
-
     # ---- drafts of a model
 
     def with_model(self, situation: Situation, name: str, base: Plan) -> Iterator[Plan]:
         """Plans with a model's drafts, fastest first. They differ in depth and in size: all requests, half of them, or
         those with nothing to catch up on. Each is made for the requests without a better lookup in `base`, and for all
         requests alike."""
-        ranked = self._ranked(situation, name, base)
+        options = self._options(situation, name, base)
         if base.lookups:
-            ranked += self._ranked(situation, name, Plan())
-        ranked.sort(key=lambda priced: -priced.plan.speed)
-        for priced in ranked:
-            yield priced.with_rows()
+            options += self._options(situation, name, Plan())
+        options.sort(key=attrgetter("speed"), reverse=True)
+        for option in options:
+            yield self._plan(situation, name, option)
 
-    def _ranked(self, situation: Situation, name: str, base: Plan) -> list[_Priced]:
-        """Plans for several groups and depths, priced but without their rows."""
+    def _options(self, situation: Situation, name: str, base: Plan) -> list[_Option]:
+        """Plans for several groups and depths."""
         candidates = self._candidates(situation, name, base)
         if not candidates:
             return []
@@ -257,25 +243,55 @@ class Planner:
         sizes = {num_candidates}
         if num_cached < num_candidates:
             sizes |= {num_cached or 1, (num_candidates + 1) // 2}
-        found = []
+        costs, found = self._costs.drafts[name], list[_Option]()
+        own_seconds, repeated_own_seconds = situation.own_seconds, situation.repeated_own_seconds
         for size in sizes:
             group = self._group(situation, name, base, candidates[:size])
-            deepest = max([each.room for each in group.candidates])
+            own = own_seconds if group.kept else repeated_own_seconds
+            deepest, steps_left = max([each.room for each in group.candidates]), 1.0
             for depth in _DEPTHS[: bisect_right(_DEPTHS, deepest)]:
-                priced = self._priced(situation, name, group, depth)
-                if priced is not None:
-                    found.append(priced)
+                num_drafted = size * depth + group.num_kept
+                if num_drafted > situation.max_drafted:
+                    break
+                of_model = sum([each.totals[depth - 1] for each in group.candidates])
+                gain = of_model + group.gain_of_kept
+                if group.catch_up_seconds:
+                    steps_left = max(1.0, TUNABLES.counted_on * group.tokens_left / (1.0 + of_model / size))
+                summed = costs.seconds(size, depth, situation.context)
+                summed += situation.seconds(num_drafted) + situation.token_seconds * gain
+                factor = self._times.factor(Kind(name, depth, size < situation.rows), situation.rows)
+                seconds = factor * summed + own
+                speed = (situation.emitted + gain) / (seconds + group.catch_up_seconds / steps_left)
+                found.append(_Option(speed, seconds, steps_left, depth, group))
         return found
+
+    def _plan(self, situation: Situation, name: str, option: _Option) -> Plan:
+        speed, seconds, steps_left, depth, group = option
+        base, kept = group.base, group.kept
+        plan = Plan(
+            {row: base.depths[row] for row in kept},
+            {row: base.gains[row] for row in kept},
+            {row: base.lookups[row] for row in kept},
+            name, depth, seconds, group.catch_up_seconds, steps_left, speed,
+            is_mixed=len(group.candidates) < situation.rows,
+        )  # fmt: skip
+        for _, _, row, room, totals in group.candidates:
+            plan.depths[row] = min(depth, room)
+            plan.gains[row] = totals[depth - 1]
+        num_drafted = len(group.candidates) * depth + group.num_kept
+        plan.slot_seconds = situation.more_seconds(num_drafted, min(num_drafted, situation.rows))
+        return plan
 
     def _group(self, situation: Situation, name: str, base: Plan, candidates: Sequence[_Candidate]) -> _Group:
         rows = {each.row for each in candidates}
         kept = [row for row in base.lookups if row not in rows]
         num_uncached = sum([each.num_uncached for each in candidates])
+        num_kept, gain_of_kept = sum([base.depths[row] for row in kept]), sum([base.gains[row] for row in kept])
         if not num_uncached:
-            return _Group(base, candidates, kept, 0.0, 0.0)
+            return _Group(base, candidates, kept, num_kept, gain_of_kept, 0.0, 0.0)
         left = sum([self.remaining(situation.requests[row]) for row in rows]) / len(candidates)
         seconds = self._costs.drafts[name].catch_up_seconds(num_uncached, len(candidates))
-        return _Group(base, candidates, kept, seconds, left)
+        return _Group(base, candidates, kept, num_kept, gain_of_kept, seconds, left)
 
     def _candidates(self, situation: Situation, name: str, base: Plan) -> list[_Candidate]:
         """Requests that the model may draft for and that have no better lookup; the cheapest first."""
@@ -304,24 +320,6 @@ class Planner:
             found.append(_Candidate(uncached, -totals[0], row, room, totals))
         found.sort()
         return found
-
-    def _priced(self, situation: Situation, name: str, group: _Group, depth: int) -> _Priced | None:
-        """The model drafts up to `depth` tokens for each candidate; other rows keep their lookups. None if the step has
-        no room for so many tokens."""
-        base, size = group.base, len(group.candidates)
-        of_model = sum([each.totals[depth - 1] for each in group.candidates])
-        num_drafted = size * depth + sum([base.depths[row] for row in group.kept])
-        if num_drafted >= len(situation.seconds):
-            return None
-        gain = of_model + sum([base.gains[row] for row in group.kept])
-        plan = Plan(lookups={row: base.lookups[row] for row in group.kept}, model=name, depth=depth)
-        plan.is_mixed = size < situation.rows
-        if group.catch_up_seconds:
-            plan.catch_up_seconds = group.catch_up_seconds
-            plan.steps_left = max(1.0, TUNABLES.counted_on * group.tokens_left / (1.0 + of_model / size))
-        plan.draft_seconds = self._costs.drafts[name].seconds(size, depth, situation.context)
-        self._price(situation, plan, num_drafted, gain)
-        return _Priced(plan, group)
 
     def note_taken(self, plan: Plan) -> None:
         """Remember the depth of the plan that runs."""

@@ -33,7 +33,6 @@ from outpace.speculation.policy.tunables import TUNABLES
 from outpace.speculation.proposers.base import DraftAsk, Proposer
 
 _FIRST_PLAIN = 8  # steps with drafts before the first plain step; doubles each time, up to `plain_every`
-_MAX_LOOKUP_TOKENS = 512  # looked-up tokens considered in a step, divided among the requests
 _MAX_REPEATED = 16  # steps that repeat a plan; a request that accepts nothing in them loses a few plain steps
 _MAX_LEARNED = 8  # drafts per step that update the shared acceptance; if there are more, they take turns
 _DISTURBED = 1.5  # times the expected time of a step; the excess is not charged
@@ -174,27 +173,14 @@ class Policy:
             self._step, requests, states, context, plain_seconds, auto, least, host, emitted, costs.token_seconds,
             self._lookup_value.own_seconds,
             self._repeated_own_seconds(plain_seconds),
+            max(0, self._config.max_step_tokens - least),
+            costs.target,
         )  # fmt: skip
 
     def _plain_seconds(self, rows: int, context: float) -> float:
         """The time of a plain step, as such steps have taken lately."""
         assert self.costs is not None
         return self.costs.plain_seconds(rows, context) * self._times.factor(PLAIN, rows)
-
-    def _price_tokens(self, situation: Situation, found: Mapping[int, Sequence[Draft]]) -> None:
-        """Compute the step time for every number of draft tokens that a plan may verify."""
-        assert self.costs is not None
-        most = 0
-        if found:
-            each = max(4, _MAX_LOOKUP_TOKENS // len(found))
-            most = sum([min(each, max([len(draft.tokens) for draft in drafts])) for drafts in found.values()])
-        depth = max([self._planner.deepest(name) for name in self._models], default=0)
-        most = max(most, situation.rows, depth * len(situation.auto) if self._models else 0)
-        least = situation.num_tokens
-        most = least + min(max(0, self._config.max_step_tokens - least), most)
-        situation.seconds = self.costs.target.by_tokens(
-            situation.rows, least, most, situation.context, situation.host_seconds
-        )
 
     def _expected_of_forced(self, choices: Sequence[Choice], states: Sequence[RequestState]) -> float:
         total = 0.0
@@ -222,7 +208,6 @@ class Policy:
             decision.reason = "nothing found" if decision.found else "nothing looked up"
             if all(backoff.due > self._step for backoff in self._models.values()):
                 return
-        self._price_tokens(situation, decision.found)
         plan = self._best(decision, situation)
         if plan is not None:
             decision.plan = plan

@@ -172,11 +172,6 @@ def test_nothing_found_is_no_plan():
     assert batch_of({1: 1.0, 16: 1.0}, [[], []]).decision.plan is None
 
 
-def test_a_slots_price_is_what_the_last_tokens_cost():
-    plan = batch_of({1: 1.0, 7: 1.6}, [[0.99] * 2] * 2).plan()
-    assert plan.depths == {0: 2, 1: 2} and plan.slot_seconds == pytest.approx(0.1)
-
-
 def test_of_two_lookups_for_a_request_the_one_that_promises_more_is_taken():
     driver = SessionDriver(FLAT, suffix=always(sure=0.9, length=2), ngram=always(sure=0.9, length=6))
     decision = driver.decision([request_of()])
@@ -200,6 +195,12 @@ def test_plans_of_a_model_come_the_fastest_first():
     speeds = [plan.speed for plan in plans]
     assert speeds and speeds == sorted(speeds, reverse=True)
     assert all(plan.model == "draft" and not plan.lookups for plan in plans)
+
+
+def test_a_slots_price_is_what_the_last_tokens_cost():
+    driver = SessionDriver({1: 1.0, 6: 1.5, 18: 5.1}, draft=always(sure=0.9), draft_seconds=0.02)
+    prices = {plan.depth: plan.slot_seconds for plan in model_plans(driver, [request_of(length=2) for _ in range(2)])}
+    assert prices[1] == prices[2] == pytest.approx(0.1) and prices[3] == pytest.approx(0.3)
 
 
 def test_every_depth_of_a_model_is_weighed():
