@@ -109,14 +109,14 @@ class Experiment:
         begin = time.perf_counter()
         costs = self.pair.engine(concurrency, None).costs
         assert costs is not None
-        head = costs.drafts["head"].passes
+        head = costs.drafts["head" if self.pair.draft is None else "draft"].passes
         assert head is not None
         self.costs = costs
         self.report.figures["costs"] = costs.as_dict()
         self.report.say(
             f"costs measured in {time.perf_counter() - begin:.1f} s: target "
             + ", ".join(f"{size}: {1e3 * s:.2f}" for size, s in costs.target.points.items())
-            + " ms by tokens; a pass of the head "
+            + f" ms by tokens; a pass of the {'head' if self.pair.draft is None else 'draft model'} "
             + ", ".join(f"{size}: {1e3 * s:.2f}" for size, s in head.points.items())
             + " ms by requests"
         )
@@ -147,7 +147,8 @@ class Experiment:
 
     def warm_up(self, concurrency: int, temperature: float, settings: tuple[str, ...]) -> None:
         """Capture graphs, because steps that capture one are not measured; `auto` learns nothing from it."""
-        more = PREPARED if "auto" in settings and concurrency <= MAX_PREPARED else ()
+        own = PREPARED if self.pair.draft is None else tuple(each.replace("head", "draft") for each in PREPARED)
+        more = own if "auto" in settings and concurrency <= MAX_PREPARED else ()
         for setting in dict.fromkeys((*settings, *more)):
             if setting != "auto":
                 engine = self.engine(setting, concurrency, temperature)

@@ -23,6 +23,8 @@ from outpace.backends.torch.model.loader import load_weights, open_checkpoint
 from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.model.weights import Weights
 from outpace.backends.torch.runner import TorchRunner
+from outpace.backends.torch.self_draft import num_matrix_bytes, quantised_copy
+from outpace.backends.torch.storage.rounding import head_format, quantise
 from outpace.config import DeviceName, SamplingParams
 from outpace.core import MeasuredAcceptance, Request, Row, StepPlan
 from outpace.engine.engine import Engine
@@ -82,9 +84,21 @@ class PaddedModel:
 
     @classmethod
     def start(
-        cls, small: Small, dtype: torch.dtype, shape: Architecture, draft_vocabulary: int, room: Capacity
+        cls,
+        small: Small,
+        dtype: torch.dtype,
+        shape: Architecture,
+        draft_vocabulary: int,
+        room: Capacity,
+        quantization: str | None = None,
     ) -> PaddedModel:
+        """`quantization`: round the padded model, as the setting of that name does; its head stays dense."""
         config, weights = padded(small.config, converted(small.weights, dtype), shape)
+        if quantization is not None:
+            output = quantise(weights.head, head_format(quantization))
+            weights = replace(quantised_copy(weights, quantization), head=output)
+            if output.device.type == "cuda":
+                torch.cuda.empty_cache()  # others share the GPU
         head, head_weights = padded_head(small.head, small.head_weights, small.config, shape, draft_vocabulary, dtype)
         runner = _runner(config, weights, head, head_weights, small.measured, room)
         target = LoadedModel(
@@ -93,6 +107,19 @@ class PaddedModel:
         matrices = head_weights.num_bytes - head_weights.ids.nbytes
         sizes = {"target": weights.num_parameters, "head": matrices // dtype.itemsize}
         return cls(small, dtype, Pair(target), head, head_weights, sizes)
+
+    def with_self_draft(self, kind: str) -> PaddedModel:
+        """The same target with its own rounded copy as its draft model, as `--draft self:KIND` has it."""
+        target = self.pair.target
+        model, capacity = self.pair.runners[0].model, target.runner.capacity
+        weights = quantised_copy(model.weights, kind)
+        runner = TorchRunner(
+            Model(model.config, weights, ops_for(weights.embedding.device), capacity.max_context), capacity
+        )
+        draft = LoadedModel(
+            runner, target.tokenizer, f"self:{kind}", weights.num_parameters, num_matrix_bytes(weights.layers)
+        )
+        return replace(self, pair=Pair(target, draft))
 
     def compare(self, engine: Engine, prompts: Sequence[Sequence[int]], depth: int) -> dict[str, float]:
         """Errors of the padded and the small model, in the same dtype, against the small one in float32.

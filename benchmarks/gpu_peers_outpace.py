@@ -20,7 +20,6 @@ from outpace.backends.torch.device import choose_device, choose_dtype
 from outpace.config import DeviceName, SamplingParams
 from outpace.core import Request
 from outpace.engine.engine import Engine
-from outpace.errors import UsageError
 
 _PREFILL_TOKENS = 4096  # of one step
 _WARM_UP_SECONDS = 150.0  # what is not prepared then is prepared in steps that are not measured
@@ -73,14 +72,13 @@ class OutpacePeer:
         concurrency: Sequence[int],
         device: DeviceName,
     ) -> None:
-        if settings.quantization is not None:
-            raise UsageError(f"this version of Outpace has no {settings.quantization} weights on a GPU")
         on, most = choose_device(device), max(concurrency)
         room = Capacity(most + 1, most * (STEP_CONTEXT + STEP_TOKENS) + CONTEXT, CONTEXT, _PREFILL_TOKENS)
         small = Small.load(model, head, on)
         shape = shape_config(gpu_padded_model.SHAPE)
         vocabulary = gpu_padded_model.DRAFT_VOCABULARY
-        self.models = PaddedModel.start(small, choose_dtype("auto", on), shape, vocabulary, room)
+        dtype = choose_dtype("auto", on)
+        self.models = PaddedModel.start(small, dtype, shape, vocabulary, room, settings.quantization)
         self._settings, self._prompts, self._concurrency = settings.settings, prompts, tuple(concurrency)
         self._folder = folder
         self._experiment = self._new_experiment()

@@ -53,7 +53,7 @@ _STEPS: dict[str, Any] = {"has_steps": True, "cache_bytes": _CACHE_STEPS}
 # Engines of a wave start at the same time and are then measured in turns, one at a time. A wave fits into 139 GiB.
 WAVES: tuple[tuple[PeerSettings, ...], ...] = (
     (
-        PeerSettings("outpace", "outpace", ("plain", "auto"), has_steps=True),
+        PeerSettings("outpace", "outpace", ("plain", "auto", "head:3"), has_steps=True),
         _vllm("vllm-plain", **_STEPS),
         _vllm("vllm-eagle3:3", method="eagle3", depth=3, draft_sampling="probabilistic"),
     ),

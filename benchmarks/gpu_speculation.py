@@ -9,6 +9,8 @@ the sizes of EAGLE-3's for Llama 3 8B: the model's width, one of its layers, 32,
 
 A block runs all settings on the same prompts; each block has other prompts. `x` is a setting's tokens per second over
 those of plain decoding in the same block, as median (min-max) over blocks. Text and JSON are written after every block.
+
+With `--draft self:KIND` the padded model's own rounded copy drafts, not the head; settings are then such as `draft:2`.
 """
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
     running.add_argument("out", type=Path, help="folder for text and JSON")
     running.add_argument("--head", type=Path, default=EMBEDDED_HEAD, metavar="GGUF",
                          help="the model's draft head (default: the one that comes with Outpace)")  # fmt: skip
+    running.add_argument("--draft", metavar="self:KIND", help="int4, int4-128, fp8 or int8 (default: the head)")
     running.add_argument("--concurrency", type=int, nargs="+", default=list(CONCURRENCY))
     running.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
     running.add_argument("--settings", nargs="+", metavar="SETTING", help="plain, auto and depths such as head:3")
@@ -86,6 +89,8 @@ def measure(options: argparse.Namespace) -> int:
     report = Report(options.out, figures)
     begin, most = time.perf_counter(), max(options.concurrency)
     models = PaddedModel.build(options.model, options.head, options.device, most, CONTEXT, STEP_TOKENS)
+    if options.draft is not None:
+        models = models.with_self_draft(options.draft.removeprefix("self:"))
     figures |= {"parameters": models.sizes, "dtype": str(models.dtype), "draft_vocabulary": DRAFT_VOCABULARY}
     experiment = Experiment(
         models, prepared["prompts"], report, options.new_tokens, tuple(options.settings or SETTINGS), options.traces
@@ -97,7 +102,8 @@ def measure(options: argparse.Namespace) -> int:
         f"{DRAFT_VOCABULARY:,} tokens; {models.dtype}; built in {time.perf_counter() - begin:.0f} s"
     )
     experiment.calibrate(most)
-    experiment.check_padding()
+    if models.pair.draft is None:
+        experiment.check_padding()
     report.save()
     for block in range(options.blocks):
         for concurrency in options.concurrency:

@@ -37,6 +37,7 @@ from outpace.backends.torch.model.head_loader import open_head
 from outpace.backends.torch.model.loader import load_weights, open_checkpoint
 from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.runner import TorchRunner
+from outpace.backends.torch.storage.scaled import Scaled
 from outpace.core import Row, StepPlan
 from outpace.models.rope import Rope, unscaled
 from tests.benchmarks.small_model import DRAFT_VOCABULARY, LARGE, LARGE_CONFIG, write_small
@@ -279,6 +280,23 @@ def test_outpace_writes_the_checkpoint_and_is_measured(files, tmp_path, monkeypa
         cell = {"do": "cell", "setting": setting, "concurrency": 2, "temperature": 1.0, "block": 0}
         found = gpu_peers_worker.answer(peer, cell, prompts)
         assert found["tokens"] >= 4 * 6
+
+
+def test_a_padded_model_is_rounded_as_the_setting_rounds(files, padded):
+    model, head = files
+    small = Small.load(model, head, torch.device("cpu"))
+    rounded = PaddedModel.start(small, torch.float32, LARGE, DRAFT_VOCABULARY, ROOM, "fp8")
+    weights = rounded.pair.runners[0].model.weights
+    assert all(isinstance(part, Scaled) for part in (weights.head, weights.layers[0].qkv, weights.layers[-1].down))
+    expected, found = (logits_of(each.pair.runners[0])[:, :VOCAB_SIZE] for each in (padded, rounded))
+    assert 0 < np.linalg.norm(found - expected) < 0.2 * np.linalg.norm(expected)
+
+
+def test_a_rounded_copy_drafts_for_the_padded_model(padded):
+    own = padded.with_self_draft("int8")
+    target, draft = own.pair.runners
+    assert draft.model.weights.embedding is target.model.weights.embedding
+    assert np.linalg.norm(logits_of(draft) - logits_of(target)) < 0.1 * np.linalg.norm(logits_of(target))
 
 
 def settings_of(tmp_path: Path) -> dict[str, Any]:
