@@ -237,7 +237,8 @@ class Policy:
                     best = covered
                 continue
             backoff.fail(self._step)
-            self.acceptances[name].forget()
+            if self.budget.balance > 0.0:  # a debt is evidence too: nothing would pay for trying again
+                self.acceptances[name].forget()
             decision.is_refused = decision.is_refused or fastest is not None
         if best is None and decision.is_refused:
             decision.reason = "no budget covers the best plan"
