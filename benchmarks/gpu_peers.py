@@ -137,7 +137,8 @@ class Comparison:
 
     def save(self) -> None:
         out: Path = self._options.out
-        out.with_suffix(".json").write_text(json.dumps(self.figures, indent=1) + "\n")
+        kept = [{key: value for key, value in row.items() if key != "first_tokens"} for row in self.figures["rows"]]
+        out.with_suffix(".json").write_text(json.dumps({**self.figures, "rows": kept}, indent=1) + "\n")
         heading = [f"{key}: {self.figures.get(key)}" for key in ("command", "commit", "python", "torch", "gpu")]
         missing = [f"missing: {each}" for each in self.figures["missing"]]
         lines = [*heading, *summary_lines(self.figures["rows"]), *missing]
