@@ -81,7 +81,9 @@ def begin(runner: TorchRunner, tasks: Sequence[DraftTask], run: LoopRun) -> Ahea
     launched = runner.launch(plan, drafted, gives_peaks=mode == "peaks")
     requests = [task.request for task in tasks for _ in range(1 + task.depth)]
     positions = [len(task.request.tokens) + i for task in tasks for i in range(1 + task.depth)]
-    draws = launched.drawn(mode, requests, positions)
+    # Rejection decides every sampled request, by distributions: their own tokens are drawn only where it is not used.
+    needs_tokens = run.loop.kept is None or any(task.request.params.is_greedy for task in tasks)
+    draws = launched.drawn(mode, requests, positions, needs_tokens=needs_tokens)
     fetch = draws.fetch()
     begins = list(accumulate([1 + task.depth for task in tasks], initial=0))
     rejecting = None

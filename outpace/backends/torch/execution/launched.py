@@ -37,11 +37,13 @@ class Launched:
         found: NDArray[np.float32] = self._logits.index_select(0, self.device_lines[lines]).cpu().numpy()
         return found
 
-    def drawn(self, mode: Mode, requests: Sequence[Request], positions: Sequence[int]) -> Draws:
+    def drawn(
+        self, mode: Mode, requests: Sequence[Request], positions: Sequence[int], *, needs_tokens: bool = True
+    ) -> Draws:
         """Draw a token from each line, for the request and the position of that line."""
         draws = self.draws(mode)
         draws.words.fill(self.lines, requests, positions)
-        draws.launch()
+        draws.launch(needs_tokens=needs_tokens)
         return draws
 
     def rejection(

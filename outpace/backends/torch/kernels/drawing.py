@@ -148,6 +148,21 @@ def _sum_kernel(
 
 
 @triton.jit
+def _distribution_kernel(
+    logits_ptr, sharpness_ptr, max_ptr, border_ptr, border_id_ptr, norm_ptr, probs_ptr, num_rows,
+    VOCAB: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, HAS_FILTERS: tl.constexpr, NUM_NORMS: tl.constexpr,
+):  # fmt: skip
+    row, chunk, num_chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    column = chunk * CHUNK + tl.arange(0, CHUNK)
+    x = tl.load(logits_ptr + row * VOCAB + column, column < VOCAB, -float("inf"))
+    p = _probs(
+        x, column, _top(max_ptr, row, num_chunks, CHUNKS), tl.load(sharpness_ptr + row).to(tl.float32),
+        row, border_ptr, border_id_ptr, norm_ptr, num_rows, HAS_FILTERS, NUM_NORMS,
+    )  # fmt: skip
+    tl.store(probs_ptr + row * VOCAB + column, p, column < VOCAB)
+
+
+@triton.jit
 def _contest_kernel(
     logits_ptr, sharpness_ptr, seed_ptr, position_ptr, max_ptr, border_ptr, border_id_ptr, norm_ptr,
     score_ptr, winner_ptr, mass_ptr, probs_ptr, probs_stride, num_rows,
@@ -242,6 +257,76 @@ def _folds(vocab_size: int) -> tuple[int, int, int, int]:
     return levels, width, more, left
 
 
+@dataclass(frozen=True, slots=True)
+class _Shapes:
+    """What turns logits into probabilities, for each row."""
+
+    maxima: Tensor  # [rows, chunks]: largest logits
+    places: Tensor  # [rows, chunks]: their indexes
+    borders: Tensor  # [2, rows]: of top-k, then of top-p and min-p
+    border_ids: Tensor
+    norms: Tensor  # [2, rows]: sums before and after filters
+    exact: Tensor  # [rows]: whether the borders are certain
+
+
+def _maxima(logits: Tensor) -> tuple[Tensor, Tensor]:
+    num_rows, vocab_size = logits.shape
+    num_chunks = triton.cdiv(vocab_size, _CHUNK)
+    maxima = logits.new_empty(num_rows, num_chunks)
+    places = logits.new_empty(num_rows, num_chunks, dtype=torch.int32)
+    _maxima_kernel[(num_rows, num_chunks)](logits, maxima, places, vocab_size, _CHUNK, num_warps=4)
+    return maxima, places
+
+
+def _shapes(logits: Tensor, rows: Rows, *, has_filters: bool) -> _Shapes:
+    num_rows, vocab_size = logits.shape
+    maxima, places = _maxima(logits)
+    num_chunks = maxima.shape[1]
+    chunks = triton.next_power_of_2(num_chunks)
+    borders, norms = logits.new_empty(2, num_rows), logits.new_empty(2, num_rows)
+    border_ids = places.new_empty(2, num_rows)
+    exact, unfiltered = places.new_empty(2, num_rows)
+    levels, width, more, left = _folds(vocab_size)
+    parts = logits.new_empty(num_rows, width)
+
+    def add_up(num_norms: int) -> None:
+        _fold_kernel[(num_rows, triton.cdiv(width, _COLUMNS))](
+            logits, rows.sharpness, maxima, borders, border_ids, norms, parts, num_rows, num_chunks,
+            vocab_size, chunks, levels, width, _COLUMNS, has_filters, num_norms, num_warps=4, **UNFUSED,
+        )  # fmt: skip
+        _sum_kernel[(num_rows,)](
+            parts, unfiltered, norms[num_norms], width, more, left, triton.next_power_of_2(left), num_norms > 0,
+            num_warps=1, **UNFUSED,
+        )  # fmt: skip
+
+    if has_filters:
+        values, ids = candidates(logits, min(NUM_CANDIDATES, vocab_size))
+        params = (rows.sharpness, rows.top_k, rows.top_p, rows.min_p)
+        for by_mass in (False, True):
+            find_borders(
+                values, ids, vocab_size, params, borders, border_ids, norms, exact, unfiltered, by_mass=by_mass
+            )
+            add_up(int(by_mass))
+    else:
+        add_up(0)
+    return _Shapes(maxima, places, borders, border_ids, norms, exact)
+
+
+def distributions(logits: Tensor, rows: Rows, *, has_filters: bool, out: Tensor) -> Tensor:
+    """Write to `out` [rows, vocab] what `draw` draws the tokens of sampled rows from; without the noise, which takes
+    most of the time of a draw. Returns whether each row is exact, [rows]."""
+    num_rows, vocab_size = logits.shape
+    assert logits.is_contiguous() and out.is_contiguous()
+    shapes = _shapes(logits, rows, has_filters=has_filters)
+    num_chunks = shapes.maxima.shape[1]
+    _distribution_kernel[(num_rows, num_chunks)](
+        logits, rows.sharpness, shapes.maxima, shapes.borders, shapes.border_ids, shapes.norms, out, num_rows,
+        vocab_size, _CHUNK, triton.next_power_of_2(num_chunks), has_filters, 2 if has_filters else 1,
+        num_warps=4, **UNFUSED,
+    )  # fmt: skip
+    return shapes.exact if has_filters else torch.ones_like(shapes.exact)
+
+
 def draw(
     logits: Tensor,
     rows: Rows,
@@ -259,46 +344,22 @@ def draw(
     """
     num_rows, vocab_size = logits.shape
     assert logits.is_contiguous()
-    num_chunks = triton.cdiv(vocab_size, _CHUNK)
-    chunks = triton.next_power_of_2(num_chunks)
-    maxima = logits.new_empty(num_rows, num_chunks)
-    places = logits.new_empty(num_rows, num_chunks, dtype=torch.int32)
-    grid = (num_rows, num_chunks)
-    _maxima_kernel[grid](logits, maxima, places, vocab_size, _CHUNK, num_warps=4)
-    exact = scores = winners = masses = maxima
     if samples:
-        borders, norms = logits.new_empty(2, num_rows), logits.new_empty(2, num_rows)
-        border_ids = places.new_empty(2, num_rows)
-        exact, unfiltered = places.new_empty(2, num_rows)
-        levels, width, more, left = _folds(vocab_size)
-        parts = logits.new_empty(num_rows, width)
-
-        def add_up(num_norms: int) -> None:
-            _fold_kernel[(num_rows, triton.cdiv(width, _COLUMNS))](
-                logits, rows.sharpness, maxima, borders, border_ids, norms, parts, num_rows, num_chunks,
-                vocab_size, chunks, levels, width, _COLUMNS, has_filters, num_norms, num_warps=4, **UNFUSED,
-            )  # fmt: skip
-            _sum_kernel[(num_rows,)](
-                parts, unfiltered, norms[num_norms], width, more, left, triton.next_power_of_2(left), num_norms > 0,
-                num_warps=1, **UNFUSED,
-            )  # fmt: skip
-
-        if has_filters:
-            values, ids = candidates(logits, min(NUM_CANDIDATES, vocab_size))
-            params = (rows.sharpness, rows.top_k, rows.top_p, rows.min_p)
-            for by_mass in (False, True):
-                find_borders(
-                    values, ids, vocab_size, params, borders, border_ids, norms, exact, unfiltered, by_mass=by_mass
-                )
-                add_up(int(by_mass))
-        else:
-            add_up(0)
+        shapes = _shapes(logits, rows, has_filters=has_filters)
+        maxima, places, exact = shapes.maxima, shapes.places, shapes.exact
+    else:
+        maxima, places = _maxima(logits)
+        exact = maxima
+    num_chunks = maxima.shape[1]
+    chunks = triton.next_power_of_2(num_chunks)
+    scores = winners = masses = maxima
+    if samples:
         scores = logits.new_empty(num_rows, num_chunks, 2, dtype=torch.float64)
         winners = logits.new_empty(num_rows, num_chunks, 2, dtype=torch.int32)
         masses = logits.new_empty(num_rows, num_chunks, dtype=torch.float64)
         kept = probs if probs is not None else logits  # written only with `probs`
-        _contest_kernel[grid](
-            logits, rows.sharpness, rows.seed, rows.position, maxima, borders, border_ids, norms,
+        _contest_kernel[(num_rows, num_chunks)](
+            logits, rows.sharpness, rows.seed, rows.position, maxima, shapes.borders, shapes.border_ids, shapes.norms,
             scores, winners, masses, kept, kept.stride(0), num_rows, vocab_size, _CHUNK, chunks, has_filters,
             2 if has_filters else 1, probs is not None,
             num_warps=8, **UNFUSED,

@@ -18,7 +18,7 @@ from torch import Tensor
 from outpace.backends.torch.execution.capturing import Pool, captured
 from outpace.backends.torch.execution.step import Advance
 from outpace.backends.torch.parallel.peaks import tokens_of
-from outpace.backends.torch.sampling.filters import RowParams, draw, greedy_tokens
+from outpace.backends.torch.sampling.filters import RowParams, draw, greedy_tokens, probs
 from outpace.backends.torch.sampling.noise import signed
 from outpace.config import SamplingParams
 from outpace.core import Request
@@ -122,6 +122,20 @@ def draw_rows(
     return torch.stack([tokens, torch.ones_like(tokens)], out=out)
 
 
+def distributions(logits: Tensor, words: Tensor, mode: Mode) -> tuple[Tensor, Tensor]:
+    """What `draw_rows` draws the tokens of sampled rows from, [rows, vocab], and whether each row is exact, [rows]."""
+    seed, position, sharpness, is_greedy, top_k, top_p, min_p = words
+    sharpness, top_p, min_p = (part.view(torch.float64) for part in (sharpness, top_p, min_p))
+    if logits.is_cuda:
+        from outpace.backends.torch.kernels import drawing
+
+        found = torch.empty_like(logits)
+        rows = drawing.Rows(sharpness, is_greedy, top_k, top_p, min_p, seed, position)
+        return found, drawing.distributions(logits, rows, has_filters=mode == "filtered", out=found)
+    params = RowParams(sharpness.float(), is_greedy != 0, top_k, top_p, min_p.float())
+    return probs(logits, params), torch.ones_like(is_greedy)
+
+
 @dataclass(frozen=True, slots=True)
 class Fetch:
     """A running copy of tokens to the host."""
@@ -146,6 +160,7 @@ class Draws:
         self.words = DrawWords(len(logits), pinned=on_gpu)
         self._device_words = self.words.buffer.to(logits.device)
         self._logits, self.mode, self._advance = logits, mode, advance
+        self.on_device = torch.zeros((2, len(logits)), dtype=torch.int32, device=logits.device)
         self._graph: torch.cuda.CUDAGraph | None = None
         if pool is not None:
             kept = None if advance is None else advance.step.words.clone()  # the warm-up changes them
@@ -161,12 +176,13 @@ class Draws:
 
     def distributions(self) -> tuple[Tensor, Tensor]:
         """What the launched draws of sampled rows draw from, [rows, vocab], and whether each is exact, [rows]."""
-        found = torch.empty_like(self._logits)
-        return found, draw_rows(self._logits, self._device_words, self.mode, kept_probs=found)[1]
+        return distributions(self._logits, self._device_words, self.mode)
 
-    def launch(self) -> None:
+    def launch(self, *, needs_tokens: bool = True) -> None:
+        """Start to draw. If nobody needs the tokens, only `distributions` is valid afterwards: a draw takes longer."""
         self._device_words.copy_(self.words.buffer, non_blocking=True)
-        self.replay()
+        if needs_tokens:
+            self.replay()
 
     def replay(self) -> None:
         """Draw again with the words on the device."""
