@@ -1,6 +1,6 @@
 """What Ray Serve costs: one replica beside `outpace serve`, and two replicas beside two separate servers.
 
-    python -m benchmarks.ray_overhead [--requests 48] [--rounds 4] [--json FILE]
+    python -m benchmarks.ray_overhead [--requests 48] [--tokens 32] [--rounds 4] [--json FILE]
 
 Every engine has one thread and decodes plainly. Clients send the same chats, one at a time each, with whole and with
 streamed answers. Each service has the machine to itself, since an idle Ray cluster takes processor time too: servers
@@ -28,7 +28,6 @@ from benchmarks.report import provenance, write_json
 from outpace.models.resolve import resolve_model
 
 _OPTIONS = ["--max-model-len", "1024", "--log-level", "warning", "--speculation", "off"]
-_TOKENS = 32
 _START_SECONDS = 240.0
 _SHARE_OF_ONE_CLIENT = 4  # a single client sends a quarter of the requests: it is slower
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -107,7 +106,7 @@ def processor_seconds() -> dict[str, float]:
     return found
 
 
-async def load(service: Service, num_clients: int, num_requests: int, *, streams: bool) -> Round:
+async def load(service: Service, num_clients: int, num_requests: int, num_tokens: int, *, streams: bool) -> Round:
     """Every client sends its share, one request after the other."""
     seconds, first = list[float](), list[float]()
 
@@ -115,7 +114,7 @@ async def load(service: Service, num_clients: int, num_requests: int, *, streams
         url = f"http://127.0.0.1:{service.ports[number % len(service.ports)]}/v1/chat/completions"
         for i in range(num_requests // num_clients):
             text = f"Tell me about the number {number * 1000 + i}."
-            body = {"messages": [{"role": "user", "content": text}], "max_tokens": _TOKENS, "ignore_eos": True}
+            body = {"messages": [{"role": "user", "content": text}], "max_tokens": num_tokens, "ignore_eos": True}
             begin, num_pieces, ended = time.perf_counter(), 0, ""
             async with client.stream("POST", url, json={**body, "stream": streams}) as response:
                 response.raise_for_status()
@@ -132,13 +131,14 @@ async def load(service: Service, num_clients: int, num_requests: int, *, streams
         begin = time.perf_counter()
         await asyncio.gather(*(ask(client, number) for number in range(num_clients)))
         taken = time.perf_counter() - begin
-    found = {"tokens_per_second": len(seconds) * _TOKENS / taken, "request_seconds": median(seconds)}
+    found = {"tokens_per_second": len(seconds) * num_tokens / taken, "request_seconds": median(seconds)}
     return {**found, "first_piece_seconds": median(first)} if streams else found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=48, help="of each round (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=32, help="of each answer (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=4, help="an even number (default: %(default)s)")
     parser.add_argument("--engines", type=int, nargs="+", default=[1, 2], help="numbers to try (default: 1 2)")
     parser.add_argument("--json", type=Path)
@@ -166,7 +166,7 @@ def _compare(number: int, options: argparse.Namespace) -> dict[str, Any]:
                 for name, (num_clients, streams) in loads.items():
                     num_requests = options.requests // (_SHARE_OF_ONE_CLIENT if num_clients == 1 else 1)
                     before = processor_seconds()
-                    found = asyncio.run(load(service, num_clients, num_requests, streams=streams))
+                    found = asyncio.run(load(service, num_clients, num_requests, options.tokens, streams=streams))
                     if i:  # the first round warms up
                         for kind, seconds in processor_seconds().items():
                             found[f"processor: {kind}"] = (seconds - before.get(kind, 0.0)) / num_requests
