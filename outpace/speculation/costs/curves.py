@@ -77,17 +77,17 @@ class StepCosts:
         many: list[float] = (host_seconds + (base + drift * for_tokens)).tolist()
         return many
 
-    def observe(self, rows: int, tokens: int, context: float, seconds: float) -> None:
-        """Learn from the time of a forward pass."""
+    def observe(self, rows: int, tokens: int, context: float, seconds: float, num_passes: int = 1) -> None:
+        """Learn from the mean time of so many equal forward passes."""
         if seconds <= 0:
             return
         if rows > 1:
             self._observe_rows(rows, tokens, context, seconds)
         surprise = math.log(seconds / self.seconds(rows, tokens, context))
         surprise = max(-_MAX_SURPRISE, min(_MAX_SURPRISE, surprise))
-        self._drift *= math.exp(_DRIFT_RATE * surprise)
+        self._drift *= math.exp((1.0 - (1.0 - _DRIFT_RATE) ** num_passes) * surprise)
         if tokens <= 2 * max(self._points):  # a large prefill chunk is no size that drafts reach
-            self._points[tokens] = self._at(tokens) * math.exp(_POINT_RATE * surprise)
+            self._points[tokens] = self._at(tokens) * math.exp((1.0 - (1.0 - _POINT_RATE) ** num_passes) * surprise)
             self._num_changed += 1
 
     def _observe_rows(self, rows: int, tokens: int, context: float, seconds: float) -> None:
