@@ -90,8 +90,8 @@ class Stopwatch:
         has_ended = any(outcome.request.finish_reason is not None for outcome in outcomes)
         if self._cold or has_ended or not decision.has_drafts:  # else a device verifies the next drafts meanwhile
             seconds += perf_counter() - begin
-        did = "drafted" if decision.has_drafts else "idle" if decision.is_idle else "decided"
-        did = "repeated" if decision.is_repeated else did
+        did = "drafted" if decision.has_drafts else "decided"
+        did = "idle" if decision.is_idle else "repeated" if decision.is_repeated else did
         drafted = {row for row, choice in enumerate(decision.choices) if choice.depth}
         self.steps.append(Timed(did, len(decision.choices), len(drafted | set(decision.found)), 1e3 * seconds))
         if self._cold:

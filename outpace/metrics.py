@@ -175,7 +175,7 @@ class EngineMetrics:
         self.num_running, self.num_waiting = len(scheduler.running), len(scheduler.waiting)
         used = sum(request.num_computed for request in scheduler.running)
         self.cache_usage = min(1.0, used / engine.capacity.cache_tokens)
-        self.spent_seconds, self.plain_seconds = engine.budget.spent_seconds, engine.budget.plain_seconds
+        self.spent_seconds, self.plain_seconds = engine.policy.spent_seconds, engine.policy.plain_seconds
 
     @property
     def num_drafts(self) -> int:

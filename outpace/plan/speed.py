@@ -20,14 +20,13 @@ from outpace.speculation.costs.curves import Costs
 from outpace.speculation.policy.acceptance import Acceptance
 from outpace.speculation.policy.budget import Budget
 from outpace.speculation.policy.planner import Plan, Planner, Situation
-from outpace.speculation.policy.state import PlainTime, RequestState, SpeculationSettings
+from outpace.speculation.policy.state import RequestState, SpeculationSettings
 from outpace.speculation.policy.times import StepTimes
 from outpace.speculation.proposers.base import NoDraft
 
 _MODEL = "model"
 _MANY = 1 << 20
 _PRECISION = 1e-3  # of a break-even acceptance
-_MOST_SETTLING = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,20 +149,14 @@ class Drafting:
         return max(range(1, DEFAULT_AUTO_DEPTH + 1), key=lambda depth: self.fixed(rows, depth, context).speedup)
 
     def _settled_depth(self, rows: int, context: float) -> int:
-        """As at run time: a plan may be up to twice as deep as the last one, so the depth settles over a few steps."""
+        """That of the fastest plan."""
         costs = Costs(
             self.costs.target, {_MODEL: self.costs.drafts[self.name]}, self.costs.token_seconds,
             self.costs.schedule_seconds,
         )  # fmt: skip
         planner = Planner(costs, StepTimes(), {_MODEL: self.acceptance}, {_MODEL: NoDraft()})
-        depths = list[int]()
-        for _ in range(_MOST_SETTLING):
-            plan = next(planner.with_model(self._situation(costs, rows, context), _MODEL, Plan()), None)
-            if plan is None or plan.depth in depths[-1:]:
-                return 0 if plan is None else plan.depth
-            planner.note_taken(plan)
-            depths.append(plan.depth)
-        return depths[-1]
+        plans = planner.with_model(self._situation(costs, rows, context), _MODEL, Plan(), math.inf)
+        return plans[0].depth if plans else 0
 
     def _situation(self, costs: Costs, rows: int, context: float) -> Situation:
         """A step of equal requests that decode, as `Policy` describes it, without policy time and without history."""
@@ -172,12 +165,12 @@ class Drafting:
         settings = SpeculationSettings(
             "auto", _MODEL, (), (_MODEL,), DEFAULT_AUTO_DEPTH, self.temperature, self.shift
         )  # fmt: skip
-        state = RequestState(settings, Budget(0.0, 0.0), {}, PlainTime())
+        state = RequestState(settings, Budget(0.0, 0.0))
         return Situation(
-            step=0, requests=list(repeat(_request(), rows)), states=list(repeat(state, rows)), context=context,
-            plain_seconds=plain, auto=list(range(rows)), num_tokens=rows, host_seconds=host, emitted=float(rows),
-            token_seconds=costs.token_seconds, own_seconds=0.0, repeated_own_seconds=0.0,
-            max_drafted=_MANY, target=costs.target,
+            step=0, rows=rows, requests=list(repeat(_request(), rows)), states=list(repeat(state, rows)),
+            context=context, baseline_seconds=plain, plain_seconds=plain, auto=list(range(rows)), num_tokens=rows,
+            host_seconds=host, emitted=float(rows), token_seconds=costs.token_seconds, own_seconds=0.0,
+            repeated_own_seconds=0.0, max_drafted=_MANY, target=costs.target,
         )  # fmt: skip
 
 

@@ -110,7 +110,7 @@ class Ours:
 
     @property
     def estimated_speedup(self) -> float | None:
-        return self.session.policy.budget.estimated_speedup
+        return self.session.policy.estimated_speedup
 
     def choose(self, running: list[Running], context: float, stats: StepStats) -> list[Choice]:
         decision = self._decision = self.session.choose([item.request for item in running], stats)

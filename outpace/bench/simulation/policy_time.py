@@ -26,6 +26,6 @@ def policy_seconds(
     rows: int, num_touched: int, *, is_cold: bool, is_idle: bool, has_drafts: bool, is_repeated: bool = False
 ) -> float:
     """`num_touched` rows had a lookup or a draft."""
-    did = "repeated" if is_repeated else "drafted" if has_drafts else "idle" if is_idle else "decided"
+    did = "idle" if is_idle else "repeated" if is_repeated else "drafted" if has_drafts else "decided"
     step, row, touched = (_COLD if is_cold else _WARM)[did]
     return step + rows * row + num_touched * touched

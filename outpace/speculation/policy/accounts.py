@@ -1,119 +1,110 @@
-"""Keeps account of the time that speculation spends and saves, for the engine and for each request, and decides which
-plans their budgets cover.
+"""Keeps account of what speculation costs and saves, for the engine and for each request, and decides which plans their
+budgets cover.
 
-A step with drafts is booked when it ends: its time against the time of plain decoding for the same tokens. A step
-without drafts loses only the time of deciding; such steps are summed and booked before the next decision. An idle step,
-without a decision, is charged at most half of what it earns for the few microseconds that `auto` takes even then: on a
-fast machine they are more than a budget earns, so that a debt could never be made good.
+A step with drafts is booked at its time against that of plain decoding for the same tokens. A step without drafts loses
+the time of deciding, which the engine's budget pays. Nothing would spare the few microseconds that an idle step takes,
+so they are no loss.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from outpace.core import Request, StepStats
-from outpace.speculation.policy.budget import Backoff, Budget
+from outpace.speculation.policy.budget import Budget
 from outpace.speculation.policy.planner import Plan, Situation
-from outpace.speculation.policy.state import Outcome, PlainTime, RequestState
+from outpace.speculation.policy.state import Outcome, RequestState, SpeculationSettings
 from outpace.speculation.policy.tunables import TUNABLES
 
-_REPAYMENT_STEPS = 16.0  # in which a request's deep debt is to be made good
-
-
-@dataclass(slots=True)
-class SpentTime:
-    """Seconds of one step with drafts, without prefill."""
-
-    spent: float
-    plain_step: float  # what a plain step would have taken
-    excused: float  # of `spent`, due to a disturbance
-    catch_up: float  # of `spent`, for later steps too
+_DISTURBED = 1.5  # times the expected time of a step; the excess is not charged
 
 
 class Accounts:
     def __init__(self, allowed_loss: float) -> None:
-        self.budget = Budget(TUNABLES.engine_grant, TUNABLES.budget_share * allowed_loss)
-        self.in_debt = Backoff(8 * TUNABLES.longest_backoff)  # limits trials while the budget is overdrawn
-        self.plain_time = PlainTime()
-        self._booked_plain_time = self.plain_time
+        self._allowed_loss = allowed_loss
+        self.budget = Budget(TUNABLES.engine_grant, TUNABLES.engine_share * allowed_loss)
+        self.spent_seconds = 0.0  # decoding so far
+        self.plain_seconds = 0.0  # what it would have taken without speculation
+        self._without_drafts = 0.0, 0.0  # of both, what steps without drafts took
+
+    def open(self, request: Request, settings: SpeculationSettings) -> RequestState:
+        budget = Budget(TUNABLES.request_grant, self._allowed_loss)
+        return RequestState(settings, budget, request.num_output, booked=self._without_drafts)
 
     def covers(self, situation: Situation, plan: Plan, lower_gain: float, *, is_proven: bool) -> bool:
-        """Whether neither the engine nor a request may lose more than its budget.
+        """Whether neither the engine nor a request may lose more than its budget allows.
 
         The engine assumes `lower_gain`: the accepted draft tokens at the lower bound of acceptance, per token emitted
-        without drafts. A request assumes what is expected of its own draft. A debt of up to its grant may be bad luck;
-        what is beyond must be repaid by the draft, so that expectations that were wrong before count for less.
-        Catching up is paid for by later steps if the model `is_proven` by trials; otherwise by the budget, or it is
-        the first trial, with a single request.
+        without drafts. A request assumes what is expected of its own draft. Later steps pay for catching up if the
+        model `is_proven` by trials. Otherwise the budget does; the first trial of a single request may cost as much as
+        a budget can hold.
         """
-        plain, balance = situation.plain_seconds, self.budget.balance
-        if balance <= 0.0 and self.in_debt.due > situation.step:
-            return False
+        plain, balance = situation.plain_seconds, max(0.0, self.budget.balance)
         if not is_proven:
-            most = TUNABLES.most_balance if len(plan.depths) == 1 and balance > 0.0 else max(0.0, balance)
+            most = TUNABLES.most_balance if balance and len(plan.depths) == 1 else balance
             if plan.catch_up_seconds > most * plain:
                 return False
-        if plan.needed_gain(plain, max(0.0, balance)) > lower_gain:
-            return False
-        least = plan.needed_gain(plain, 0.0)
+        return plan.needed_gain(plain, self.budget.allowance) <= lower_gain and all(
+            plan.needed_gain(plain, situation.states[row].budget.allowance) <= plan.gains.get(row, 0.0)
+            for row in situation.auto
+        )
+
+    def num_covered(self, situation: Situation, plan: Plan) -> int:
+        """For how many steps the requests' budgets cover the plan, as each expects."""
+        longer, found = plan.seconds / situation.plain_seconds - 1.0, TUNABLES.longest_wait
         for row in situation.auto:
-            balance = situation.states[row].budget.balance
-            if balance > 0.0:
-                needed = plan.needed_gain(plain, balance)
-            else:
-                needed = least + max(0.0, -balance - TUNABLES.request_grant) / _REPAYMENT_STEPS
-            if needed > plan.gains.get(row, 0.0):
-                return False
-        return True
+            lost = longer - plan.gains.get(row, 0.0)
+            if lost > 0.0:
+                found = min(found, 1 + int(max(0.0, situation.states[row].budget.balance) / lost))
+        return found
 
-    def add_plain_step(self, stats: StepStats, *, is_idle: bool) -> None:
-        """Add a step without drafts. Prefill and one-time work are left out: speculation does not cause them."""
-        if stats.had_one_time_work:
-            return
-        deciding = stats.deciding_seconds
-        decoding = 0.0 if stats.num_prefill_tokens else stats.total_seconds - deciding
-        known = self.plain_time
-        excused = known.excused
-        if is_idle:
-            excused += max(0.0, deciding - 0.5 * self.budget.earned(decoding))
-        self.plain_time = PlainTime(known.spent + decoding + deciding, known.plain + decoding, excused)
+    def book_plain(self, situation: Situation, seconds: float, stats: StepStats, *, is_repeated: bool) -> None:
+        """Book a step without drafts. Prefill is left out: speculation does not cause it."""
+        deciding, plain = stats.deciding_seconds, 0.0 if stats.num_prefill_tokens else seconds
+        spent_so_far, plain_so_far = self._without_drafts
+        self._without_drafts = spent_so_far + plain + deciding, plain_so_far + plain
+        self.spent_seconds += plain + deciding
+        self.plain_seconds += plain
+        self.budget.earn(1.0)
+        if not is_repeated:
+            self.budget.book(deciding / situation.plain_seconds)
 
-    def settle(self, requests: Sequence[Request], states: Sequence[RequestState], plain_step: float) -> None:
-        """Book the steps without drafts, for the engine and for the requests in them."""
-        now, booked = self.plain_time, self._booked_plain_time
-        if now is not booked:
-            spent, plain = now.spent - booked.spent, now.plain - booked.plain
-            self.budget.book(spent, plain, plain_step, excused=now.excused - booked.excused)
-            self._booked_plain_time = now
-        for request, state in zip(requests, states, strict=True):
-            if state.plain_time is not now:
-                spent, plain = now.spent - state.plain_time.spent, now.plain - state.plain_time.plain
-                excused, state.plain_time = now.excused - state.plain_time.excused, now
-                request.spec.decode_seconds += spent
-                request.spec.plain_seconds += plain
-                state.budget.book(spent, plain, plain_step, excused=excused)
-
-    def book(self, situation: Situation, outcomes: Sequence[Outcome], time: SpentTime) -> None:
-        """Book a step with drafts. Those of mode `on` do not count for or against the engine's budget."""
-        spent, plain_step, excused, catch_up = time.spent, time.plain_step, time.excused, time.catch_up
-        num_emitted, has_forced = 0, False
+    def book(
+        self,
+        situation: Situation,
+        plan: Plan | None,
+        outcomes: Sequence[Outcome],
+        seconds: float,
+        catch_up_seconds: float,
+    ) -> bool:
+        """Book a step with drafts. Those of mode `on` do not count for or against the engine's budget. Returns whether
+        to decide again: the engine's budget lost what it does not have, or a request's is spent now."""
+        plain_step, num_emitted, has_forced, is_spent = situation.baseline_seconds, 0, False, False
+        charged = seconds if plan is None else min(seconds, _DISTURBED * plan.seconds)
+        spent, invested = seconds + catch_up_seconds, catch_up_seconds / plain_step
         for state, outcome in zip(situation.states, outcomes, strict=True):
             spec, count = outcome.request.spec, len(outcome.verdict.tokens)
             num_emitted += count
-            plain = plain_step * count
+            self.settle(outcome.request, state)
             spec.decode_seconds += spent
-            spec.plain_seconds += plain
+            spec.plain_seconds += plain_step * count
             if state.settings.mode == "on":
                 has_forced = has_forced or outcome.choice.depth > 0
             else:
-                state.budget.book(spent, plain, plain_step, excused=excused, invested=catch_up)
-        if has_forced:
-            return
-        plain = plain_step * num_emitted / situation.rows
-        was_in_debt = self.budget.balance <= 0.0
-        self.budget.book(spent, plain, plain_step, excused=excused, invested=catch_up)
-        if was_in_debt and spent - excused - catch_up <= plain:
-            self.in_debt.succeed()
-        elif was_in_debt:
-            self.in_debt.fail(situation.step)
+                had_some = state.budget.balance > 0.0
+                is_spent = (state.budget.book(charged / plain_step - count, invested) and had_some) or is_spent
+        if not has_forced:
+            plain_steps = num_emitted / situation.rows
+            self.budget.earn(plain_steps)
+            is_spent = self.budget.book(charged / plain_step - plain_steps, invested) or is_spent
+            self.spent_seconds += spent
+            self.plain_seconds += plain_step * plain_steps
+        return is_spent
+
+    def settle(self, request: Request, state: RequestState) -> None:
+        """Add the steps without drafts to a request's counts."""
+        if state.booked is not self._without_drafts:
+            (spent, plain), (spent_before, plain_before) = self._without_drafts, state.booked
+            request.spec.decode_seconds += spent - spent_before
+            request.spec.plain_seconds += plain - plain_before
+            state.booked = self._without_drafts

@@ -1,14 +1,37 @@
-"""The decision for one step. It keeps what learning needs once the step's outcome is known."""
+"""The decision for one step, or for several. It keeps what learning needs once a step's outcome is known."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from outpace.core import Draft, Request
+from outpace.core import Draft, Request, StepStats
 from outpace.speculation.policy.planner import Plan, Situation
 from outpace.speculation.policy.state import Choice
 from outpace.speculation.policy.trace import StepTrace
+
+
+@dataclass(slots=True)
+class Seen:
+    """Sums over the steps of pure decoding for which a decision stood: their costs are learned at its end."""
+
+    num_steps: int = 0
+    seconds: float = 0.0  # of the steps, without deciding and catching up
+    forward_seconds: float = 0.0
+    schedule_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    num_drafted: int = 0
+    num_emitted: int = 0
+    num_passes: int = 0  # the longest draft of a model, step by step
+
+    def add(self, stats: StepStats, seconds: float, num_drafted: int) -> None:
+        self.num_steps += 1
+        self.seconds += seconds
+        self.forward_seconds += stats.forward_seconds + stats.hidden_seconds
+        self.schedule_seconds += stats.schedule_seconds
+        self.verify_seconds += stats.verify_seconds
+        self.num_drafted += num_drafted
+        self.num_emitted += stats.num_emitted
 
 
 @dataclass(slots=True)
@@ -17,12 +40,12 @@ class Decision:
     requests: Sequence[Request]
     choices: list[Choice]
     reason: str = "nothing to weigh"
-    is_idle: bool = False  # plain, without comparing any plans
-    is_repeated: bool = False  # the plan of an earlier step, without comparing any plans
+    is_repeated: bool = False  # an earlier decision stands: no plans were compared
     situation: Situation | None = None  # None if there was nothing to decide
     found: Mapping[int, Sequence[Draft]] = field(default_factory=dict)  # looked-up drafts, by row
     plan: Plan | None = None
     is_refused: bool = False  # a plan was faster than plain, but budgets did not cover it
+    seen: Seen = field(default_factory=Seen)
     trace: StepTrace | None = None
 
     @property
@@ -30,6 +53,11 @@ class Decision:
         return any(choice.depth for choice in self.choices)
 
     @property
+    def is_idle(self) -> bool:
+        """Plain, without comparing any plans."""
+        return self.is_repeated and self.plan is None
+
+    @property
     def is_weighed(self) -> bool:
         """The policy chose for at least one request, so the outcome affects later decisions."""
-        return self.situation is not None and bool(self.situation.auto)
+        return self.situation is not None and bool(self.situation.auto) and not self.is_idle

@@ -1,19 +1,19 @@
-"""Finds the best plan for a step: which draft tokens the target verifies, and the expected gain.
+"""Finds the fastest plan for a step: which draft tokens the target verifies, and the expected gain.
 
 Lookups: each looked-up token has a chance of being reached and accepted. The planner takes the likeliest tokens of the
 batch, as many as maximise expected tokens per second. A token is never likelier than the one before it, so each draft
 contributes a prefix. Every count is tried, because step costs rise in jumps.
 
-Models: drafts are priced before they are made, by depth and by number of requests, those with the least to catch up on
-first.
+Models: drafts are priced before they are made, for several depths, for all requests or for as many as the budget can
+pay to catch up.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter, neg
+from operator import neg
 from typing import NamedTuple
 
 from outpace.core import Draft, Request
@@ -36,23 +36,21 @@ class Situation:
     """The facts about a step before the decision."""
 
     step: int
+    rows: int  # decoding requests
     requests: Sequence[Request]
     states: list[RequestState]
     context: float  # mean number of tokens per request
-    plain_seconds: float  # of this step without `auto` drafts and without prefill
+    baseline_seconds: float  # of a plain step of these requests
+    plain_seconds: float  # of this step without `auto` drafts and without prefill, but with those of mode `on`
     auto: list[int]  # rows whose drafts the policy chooses
     num_tokens: int  # computed without `auto` drafts, prefill included
     host_seconds: float  # host part of the step, corrected for prefill
     emitted: float  # expected tokens without `auto` drafts
     token_seconds: float  # host time per emitted token
-    own_seconds: float  # policy time of a step that is not idle
-    repeated_own_seconds: float  # the same per step, if the decision is repeated
+    own_seconds: float  # time of deciding anew, as for lookups in every step
+    repeated_own_seconds: float  # the same per step of a plan that is repeated
     max_drafted: int  # draft tokens that the step has room for
     target: StepCosts
-
-    @property
-    def rows(self) -> int:
-        return len(self.requests)
 
     @property
     def slot_seconds(self) -> float:
@@ -81,8 +79,8 @@ class Plan:
     catch_up_seconds: float = 0.0  # the model needs these first
     steps_left: float = 1.0  # steps that share the cost of catching up
     speed: float = 0.0  # expected tokens per second
-    slot_seconds: float = 0.0  # target time of one more draft token
     is_mixed: bool = False  # not all requests have drafts of the model
+    stops: tuple[Acceptance, float, float] | None = None  # what ends a request's draft early: arguments of `Stop`
 
     @property
     def kind(self) -> Kind:
@@ -94,42 +92,20 @@ class Plan:
         return self.model is not None and not self.lookups
 
     def needed_gain(self, plain_seconds: float, allowance: float) -> float:
-        """Accepted draft tokens needed to lose at most `allowance` plain steps. Later steps may pay for catching up."""
-        longer = self.seconds / plain_seconds - 1.0
-        behind = self.catch_up_seconds / plain_seconds - allowance
-        return longer + (behind / self.steps_left if behind > 0.0 and self.catch_up_seconds else behind)
+        """Accepted draft tokens, per token emitted without drafts, that are needed to lose at most `allowance` plain
+        steps or, if it is negative, to gain as many. What it does not cover of catching up, later steps pay."""
+        longer, repaid = self.seconds / plain_seconds - 1.0, max(0.0, -allowance)
+        behind = self.catch_up_seconds / plain_seconds - max(0.0, allowance)
+        return longer + repaid + (behind / self.steps_left if behind > 0.0 else behind)
 
 
 class _Candidate(NamedTuple):
-    """A request that a model may draft for. The cheapest comes first, then the likeliest to be accepted."""
+    """A request that a model may draft for."""
 
     num_uncached: int  # tokens to catch up on
-    first_miss: float  # minus the chance of the first token
     row: int
     room: int  # the largest depth
     totals: list[float]  # expected accepted tokens, by depth; equally long for all
-
-
-class _Group(NamedTuple):
-    """Requests that a model may draft for together."""
-
-    base: Plan
-    candidates: Sequence[_Candidate]
-    kept: list[int]  # other rows, which keep the lookups of `base`
-    num_kept: int  # draft tokens of theirs
-    gain_of_kept: float
-    catch_up_seconds: float
-    tokens_left: float  # expected for each candidate; they pay for catching up
-
-
-class _Option(NamedTuple):
-    """A plan with a model, before its rows are filled in: most plans are only compared."""
-
-    speed: float
-    seconds: float
-    steps_left: float
-    depth: int
-    group: _Group
 
 
 class Planner:
@@ -140,20 +116,11 @@ class Planner:
         acceptances: Mapping[str, Acceptance],
         proposers: Mapping[str, Proposer],
     ) -> None:
-        self._costs = costs
+        self.costs = costs
         self._times = times
         self._acceptances = acceptances
         self._proposers = proposers
-        self._last_depth = dict.fromkeys(proposers, 4)  # depth of the model's last plan; up to twice that is tried
         self.mean_output = 128.0  # recent mean output length, in tokens
-
-    def remaining(self, request: Request) -> float:
-        """Tokens a request is expected to emit from now on; the number emitted so far hardly predicts that."""
-        return min(request.max_useful_depth + 1.0, self.mean_output)
-
-    def deepest(self, name: str) -> int:
-        """The largest depth that is tried for a model: twice the depth of its last plan."""
-        return min(2 * self._last_depth[name], _DEPTHS[-1])
 
     # ---- drafts that were looked up
 
@@ -204,6 +171,103 @@ class Planner:
                     plan.gains[row] = sum(chances[:depth])
         return plan
 
+    # ---- drafts of a model
+
+    def with_model(self, situation: Situation, name: str, base: Plan, balance: float) -> list[Plan]:
+        """Plans with a model's drafts, fastest first: for the requests without a better lookup in `base`, and for all
+        requests alike; of them all, or only as many as can catch up within `balance` plain steps."""
+        plans = list[Plan]()
+        for kept in (base, Plan()) if base.lookups else (base,):
+            candidates = self._candidates(situation, name, kept)
+            num_paid = self._num_paid(situation, name, candidates, balance)
+            for group in (candidates, candidates[:num_paid]) if num_paid < len(candidates) else (candidates,):
+                plans += self._plans(situation, name, kept, group)
+        plans.sort(key=lambda plan: plan.speed, reverse=True)
+        return plans
+
+    def _candidates(self, situation: Situation, name: str, base: Plan) -> list[_Candidate]:
+        """Requests that the model may draft for and that have no better lookup; those with the least to catch up on
+        first."""
+        acceptance, num_uncached = self._acceptances[name], self._proposers[name].num_uncached
+        found: list[_Candidate] = []
+        for row in situation.auto:
+            state, request = situation.states[row], situation.requests[row]
+            settings = state.settings
+            room = min(settings.max_depth, request.max_useful_depth, _DEPTHS[-1]) if name in settings.models else 0
+            if room:
+                shift = acceptance.shift_of(state.shifts, name, settings.log_odds, situation.step)
+                totals = acceptance.forecast(settings.temperature, room, shift.mean)
+                totals += totals[-1:] * (_DEPTHS[-1] - room)
+                if base.gains.get(row, 0.0) <= totals[min(base.depths.get(row, 1), len(totals)) - 1]:
+                    uncached = num_uncached(request)
+                    found.append(_Candidate(uncached if uncached > _ALWAYS_UNCACHED else 0, row, room, totals))
+        found.sort()
+        return found
+
+    def _num_paid(self, situation: Situation, name: str, candidates: Sequence[_Candidate], balance: float) -> int:
+        """How many of them can catch up within `balance` plain steps."""
+        num_uncached, most = 0, max(0.0, balance) * situation.plain_seconds
+        for count, candidate in enumerate(candidates):
+            num_uncached += candidate.num_uncached
+            if num_uncached and self.costs.drafts[name].catch_up_seconds(num_uncached, count + 1) > most:
+                return count
+        return len(candidates)
+
+    def _plans(self, situation: Situation, name: str, base: Plan, group: Sequence[_Candidate]) -> list[Plan]:
+        """One plan for each depth."""
+        if not group:
+            return []
+        costs, size = self.costs.drafts[name], len(group)
+        rows = {each.row for each in group}
+        kept = [row for row in base.lookups if row not in rows]
+        num_kept, gain_of_kept = sum([base.depths[row] for row in kept]), sum([base.gains[row] for row in kept])
+        catch_up_seconds = costs.catch_up_seconds(sum([each.num_uncached for each in group]), size)
+        tokens_left = sum([self.remaining(situation.requests[row]) for row in rows]) / size
+        own = situation.own_seconds if kept else situation.repeated_own_seconds
+        deepest, plans = max([each.room for each in group]), list[Plan]()
+        before, of_model = 0, 0.0
+        for depth in _DEPTHS:
+            num_drafted, of_shallower = size * depth + num_kept, of_model
+            of_model = sum([each.totals[depth - 1] for each in group])
+            too_rare = of_model - of_shallower < _LEAST_SURVIVAL * size * (depth - before)
+            if depth > deepest or num_drafted > situation.max_drafted or too_rare:
+                break
+            before, gain, steps_left = depth, of_model + gain_of_kept, 1.0
+            if catch_up_seconds:
+                steps_left = max(1.0, TUNABLES.counted_on * tokens_left / (1.0 + of_model / size))
+            summed = costs.seconds(size, depth, situation.context)
+            summed += situation.seconds(num_drafted) + situation.token_seconds * gain
+            seconds = self._times.factor(Kind(name, depth, size < situation.rows), situation.rows) * summed + own
+            speed = (situation.emitted + gain) / (seconds + catch_up_seconds / steps_left)
+            if speed * situation.plain_seconds > situation.emitted:
+                plan = Plan(
+                    {row: base.depths[row] for row in kept},
+                    {row: base.gains[row] for row in kept},
+                    {row: base.lookups[row] for row in kept},
+                    name, depth, seconds, catch_up_seconds, steps_left, speed, size < situation.rows,
+                )  # fmt: skip
+                for each in group:
+                    plan.depths[each.row], plan.gains[each.row] = min(depth, each.room), each.totals[depth - 1]
+                plans.append(plan)
+        return plans
+
+    def remaining(self, request: Request) -> float:
+        """Tokens a request is expected to emit from now on; the number emitted so far hardly predicts that."""
+        return min(request.max_useful_depth + 1.0, self.mean_output)
+
+    def stops(self, situation: Situation, plan: Plan) -> tuple[Acceptance, float, float] | None:
+        """What ends the draft of a request early; None if the proposer cannot end a draft early."""
+        if plan.model is None or self._proposers[plan.model].drafts_whole:
+            return None
+        drafting, costs = len(plan.depths) - len(plan.lookups), self.costs.drafts[plan.model]
+        num_drafted = sum(plan.depths.values())
+        slot_seconds = situation.more_seconds(num_drafted, min(num_drafted, situation.rows))
+        further = costs.seconds(drafting, 2, situation.context) - costs.seconds(drafting, 1, situation.context)
+        at_least, to_go_on = plan.speed * slot_seconds, plan.speed * (slot_seconds + further / drafting)
+        return self._acceptances[plan.model], at_least, to_go_on
+
+    # ---- what can be counted on
+
     def lower_gain(self, situation: Situation, plan: Plan) -> float:
         """Accepted draft tokens at the lower bound, per token emitted without drafts. Requests' differences average
         out, so the bound is tighter for more of them."""
@@ -213,118 +277,12 @@ class Planner:
             name = draft.proposer if draft is not None else plan.model
             assert name is not None
             acceptance, temperature = self._acceptances[name], state.settings.temperature
-            request_shift = state.shifts[name] if draft is not None else state.forecast_shifts[name]
-            shift = request_shift.mean - acceptance.doubt(temperature, request_shift, num_requests)
+            shift = state.shifts[name].mean - acceptance.doubt(temperature, state.shifts[name], num_requests)
             if draft is not None:
                 total += sum(acceptance.survival(temperature, draft.confidence[:depth], shift, 0.0))
             else:
                 total += acceptance.forecast(temperature, depth, shift)[-1]
         return total / situation.emitted
-
-    # ---- drafts of a model
-
-    def with_model(self, situation: Situation, name: str, base: Plan) -> Iterator[Plan]:
-        """Plans with a model's drafts, fastest first. They differ in depth and in size: all requests, half of them, or
-        those with nothing to catch up on. Each is made for the requests without a better lookup in `base`, and for all
-        requests alike."""
-        options = self._options(situation, name, base)
-        if base.lookups:
-            options += self._options(situation, name, Plan())
-        options.sort(key=attrgetter("speed"), reverse=True)
-        for option in options:
-            yield self._plan(situation, name, option)
-
-    def _options(self, situation: Situation, name: str, base: Plan) -> list[_Option]:
-        """Plans for several groups and depths."""
-        candidates = self._candidates(situation, name, base)
-        if not candidates:
-            return []
-        num_candidates, num_cached = len(candidates), sum([each.num_uncached == 0 for each in candidates])
-        sizes = {num_candidates}
-        if num_cached < num_candidates:
-            sizes |= {num_cached or 1, (num_candidates + 1) // 2}
-        costs, found = self._costs.drafts[name], list[_Option]()
-        own_seconds, repeated_own_seconds = situation.own_seconds, situation.repeated_own_seconds
-        for size in sizes:
-            group = self._group(situation, name, base, candidates[:size])
-            own = own_seconds if group.kept else repeated_own_seconds
-            deepest, steps_left = max([each.room for each in group.candidates]), 1.0
-            for depth in _DEPTHS[: bisect_right(_DEPTHS, deepest)]:
-                num_drafted = size * depth + group.num_kept
-                if num_drafted > situation.max_drafted:
-                    break
-                of_model = sum([each.totals[depth - 1] for each in group.candidates])
-                gain = of_model + group.gain_of_kept
-                if group.catch_up_seconds:
-                    steps_left = max(1.0, TUNABLES.counted_on * group.tokens_left / (1.0 + of_model / size))
-                summed = costs.seconds(size, depth, situation.context)
-                summed += situation.seconds(num_drafted) + situation.token_seconds * gain
-                factor = self._times.factor(Kind(name, depth, size < situation.rows), situation.rows)
-                seconds = factor * summed + own
-                speed = (situation.emitted + gain) / (seconds + group.catch_up_seconds / steps_left)
-                found.append(_Option(speed, seconds, steps_left, depth, group))
-        return found
-
-    def _plan(self, situation: Situation, name: str, option: _Option) -> Plan:
-        speed, seconds, steps_left, depth, group = option
-        base, kept = group.base, group.kept
-        plan = Plan(
-            {row: base.depths[row] for row in kept},
-            {row: base.gains[row] for row in kept},
-            {row: base.lookups[row] for row in kept},
-            name, depth, seconds, group.catch_up_seconds, steps_left, speed,
-            is_mixed=len(group.candidates) < situation.rows,
-        )  # fmt: skip
-        for _, _, row, room, totals in group.candidates:
-            plan.depths[row] = min(depth, room)
-            plan.gains[row] = totals[depth - 1]
-        num_drafted = len(group.candidates) * depth + group.num_kept
-        plan.slot_seconds = situation.more_seconds(num_drafted, min(num_drafted, situation.rows))
-        return plan
-
-    def _group(self, situation: Situation, name: str, base: Plan, candidates: Sequence[_Candidate]) -> _Group:
-        rows = {each.row for each in candidates}
-        kept = [row for row in base.lookups if row not in rows]
-        num_uncached = sum([each.num_uncached for each in candidates])
-        num_kept, gain_of_kept = sum([base.depths[row] for row in kept]), sum([base.gains[row] for row in kept])
-        if not num_uncached:
-            return _Group(base, candidates, kept, num_kept, gain_of_kept, 0.0, 0.0)
-        left = sum([self.remaining(situation.requests[row]) for row in rows]) / len(candidates)
-        seconds = self._costs.drafts[name].catch_up_seconds(num_uncached, len(candidates))
-        return _Group(base, candidates, kept, num_kept, gain_of_kept, seconds, left)
-
-    def _candidates(self, situation: Situation, name: str, base: Plan) -> list[_Candidate]:
-        """Requests that the model may draft for and that have no better lookup; the cheapest first."""
-        acceptance, num_uncached = self._acceptances[name], self._proposers[name].num_uncached
-        requests, states, of_lookups, step = situation.requests, situation.states, base.gains, situation.step
-        last, deepest = self._last_depth[name], self.deepest(name)
-        found: list[_Candidate] = []
-        for row in situation.auto:
-            state, request = states[row], requests[row]
-            settings = state.settings
-            if name not in settings.models:
-                continue
-            room = min(settings.max_depth, request.max_useful_depth, deepest)
-            if not room:
-                continue
-            temperature = settings.temperature
-            shift = acceptance.shift_of(state.forecast_shifts, name, settings.log_odds, step)
-            totals = acceptance.forecast(temperature, room, shift.mean)
-            if room < deepest:
-                totals = totals + totals[-1:] * (deepest - room)
-            if row in of_lookups and of_lookups[row] > totals[last - 1]:
-                continue
-            uncached = num_uncached(request)
-            if uncached <= _ALWAYS_UNCACHED:
-                uncached = 0
-            found.append(_Candidate(uncached, -totals[0], row, room, totals))
-        found.sort()
-        return found
-
-    def note_taken(self, plan: Plan) -> None:
-        """Remember the depth of the plan that runs."""
-        if plan.model is not None:
-            self._last_depth[plan.model] = max(2, plan.depth)
 
 
 class Stop:
@@ -334,12 +292,10 @@ class Stop:
     pass of the model: for that the chance must reach `to_go_on`.
     """
 
-    __slots__ = ("_chance", "_least", "_least_to_go_on", "_shift", "_survival", "_temperature", "is_over")
+    __slots__ = ("_acceptance", "_least", "_least_to_go_on", "_survival", "_temperature", "is_over")
 
-    def __init__(
-        self, acceptance: Acceptance, temperature: int, shift: float, at_least: float, to_go_on: float
-    ) -> None:
-        self._chance, self._temperature, self._shift = acceptance.chance, temperature, shift
+    def __init__(self, acceptance: Acceptance, at_least: float, to_go_on: float, temperature: int) -> None:
+        self._acceptance, self._temperature = acceptance, temperature
         self._least, self._least_to_go_on = at_least, to_go_on
         self._survival = 1.0
         self.is_over = False
@@ -347,6 +303,6 @@ class Stop:
     def __call__(self, confidence: float) -> bool:
         if self.is_over:
             return False
-        self._survival = survival = self._survival * self._chance(self._temperature, confidence, self._shift)
+        self._survival = survival = self._survival * self._acceptance.chance(self._temperature, confidence)
         self.is_over = survival < self._least_to_go_on
         return survival >= self._least

@@ -1,19 +1,18 @@
 """Decides for each step which requests get drafts, from which proposer and how deep; depth 0 is plain decoding.
 
 Mode `on` always drafts to the configured depth, `off` never drafts. Mode `auto` is a conservative bandit: plain
-decoding is the safe arm with a known cost. A step runs the fastest expected plan (`planner.py`) if the budgets of the
-engine and of its requests cover the plan's possible loss (`accounts.py`). Failed attempts are repeated at doubling
-intervals.
+decoding is the safe arm with a known cost. A step runs the fastest expected plan (`planner.py`) that the budgets of the
+engine and of its requests cover. Failed attempts are repeated at doubling intervals.
 
 A decision stands for several steps, because deciding takes time: a plain one until something is due to be tried again,
-a model's plan until the time of deciding is a small share. Occasional plain steps keep the baseline up to date.
+a model's plan until the time of deciding is a small share. Its steps' times are learned when it ends. Occasional plain
+steps keep the baseline up to date.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from math import ceil, exp
 
 from outpace.config import ResolvedConfig
@@ -21,21 +20,18 @@ from outpace.core import Draft, Request, StepStats, Verdict
 from outpace.decoding.acceptance import common_length
 from outpace.speculation.costs.curves import Costs, DraftCosts
 from outpace.speculation.policy.acceptance import Acceptance
-from outpace.speculation.policy.accounts import Accounts, SpentTime
-from outpace.speculation.policy.budget import Backoff, Budget
+from outpace.speculation.policy.accounts import Accounts
+from outpace.speculation.policy.budget import Backoff
 from outpace.speculation.policy.decision import Decision
-from outpace.speculation.policy.lookup_value import LookupValue
+from outpace.speculation.policy.lookups import Lookups
 from outpace.speculation.policy.planner import Plan, Planner, Situation, Stop
-from outpace.speculation.policy.state import Choice, Lookup, Outcome, RequestState, SpeculationSettings
-from outpace.speculation.policy.times import PLAIN, StepTimes
+from outpace.speculation.policy.state import Choice, Mean, Outcome, RequestState, SpeculationSettings
+from outpace.speculation.policy.times import PLAIN, SURPRISE, StepTimes
 from outpace.speculation.policy.trace import StepTrace
 from outpace.speculation.policy.tunables import TUNABLES
 from outpace.speculation.proposers.base import DraftAsk, Proposer
 
-_FIRST_PLAIN = 8  # steps with drafts before the first plain step; doubles each time, up to `plain_every`
-_MAX_REPEATED = 16  # steps that repeat a plan; a request that accepts nothing in them loses a few plain steps
-_MAX_LEARNED = 8  # drafts per step that update the shared acceptance; if there are more, they take turns
-_DISTURBED = 1.5  # times the expected time of a step; the excess is not charged
+_TO_BE_SURE = 4  # plain steps that measure the machine after a surprise
 
 LookUp = Callable[[Mapping[str, list[DraftAsk]]], Mapping[int, Sequence[Draft]]]  # drafts by request id
 
@@ -61,26 +57,27 @@ class Policy:
         }
         self._accounts = Accounts(config.allowed_loss)
         self.budget = self._accounts.budget
+        self._models = {name: Backoff() for name, each in proposers.items() if not each.is_lookup}
         self._times = StepTimes()
+        self._own_seconds = Mean()  # of deciding anew and learning from it, without lookups
         self.keep_trace(trace_steps)
         self._states: dict[int, RequestState] = {}
         self._step = 0
-        self._lookup_value = LookupValue(name for name, each in proposers.items() if each.is_lookup and name != "none")
-        self._models = {name: Backoff() for name, each in proposers.items() if not each.is_lookup}
-        self._steps_without_plain, self._plain_after = 0, _FIRST_PLAIN
-        self._standing: Decision | None = None  # it holds until the step `_stands_until`, for the same requests
+        self._steps_without_plain = 0
+        self._num_to_measure = 1  # plain steps, when it is time for one
+        self._standing: Decision | None = None  # the latest decision; it holds until the step `_stands_until`
         self._stands_until = 0
-        self._idle_steps, self._idle_seconds = 0, 0.0  # idle steps that were begun ahead, since the last decision
-        self._plain_step = 1.0  # seconds, latest known value
         self.use_costs(costs)
 
     def use_costs(self, costs: Costs | None) -> None:
         """Without costs, `auto` decodes plainly: it cannot compare plans."""
         self.costs = costs
         if costs is not None:
-            for name in (*self._lookup_value.names, *self._models):  # a proposer without measured costs counts as free
-                costs.drafts.setdefault(name, DraftCosts())
+            for name in self._proposers:
+                if name != "none":  # a proposer without measured costs counts as free
+                    costs.drafts.setdefault(name, DraftCosts())
             self._planner = Planner(costs, self._times, self.acceptances, self._proposers)
+            self._lookups = Lookups(costs)
 
     def keep_trace(self, num_steps: int, max_rows: int | None = None) -> None:
         """Keep the traces of the latest `num_steps` steps, each of at most `max_rows` requests."""
@@ -90,7 +87,23 @@ class Policy:
     @property
     def plain_step_seconds(self) -> float | None:
         """Of the latest batch, expected; None before the first decision."""
-        return self._plain_step if self._step and self.costs is not None else None
+        standing = self._standing
+        return standing.situation.baseline_seconds if standing is not None and standing.situation is not None else None
+
+    @property
+    def spent_seconds(self) -> float:
+        """Of decoding so far."""
+        return self._accounts.spent_seconds
+
+    @property
+    def plain_seconds(self) -> float:
+        """What decoding so far would have taken without speculation."""
+        return self._accounts.plain_seconds
+
+    @property
+    def estimated_speedup(self) -> float | None:
+        """Over everything since the start; None before the first step."""
+        return self.plain_seconds / self.spent_seconds if self.spent_seconds > 0 else None
 
     def lookups(self, request: Request) -> tuple[str, ...]:
         """The lookup proposers that `auto` may use for this request."""
@@ -103,76 +116,104 @@ class Policy:
         """Make one choice for each decoding request. `look_up` returns drafts that need no model."""
         self._step += 1
         standing = self._standing
-        if standing is not None and self._still_holds(standing, requests, num_prefill):
+        if (
+            standing is not None
+            and self._step < self._stands_until
+            and requests == standing.requests
+            and not (standing.plan is not None and num_prefill)
+        ):
             decision = self._again(standing)
         else:
-            self._standing = None
-            states = [self._state(request) for request in requests]
-            decision = Decision(self._step, requests, self._forced(requests, states))
-            situation = decision.situation = self._situation(decision, states, num_prefill)
-            if situation is not None and situation.auto:
-                self._weigh(decision, situation, look_up)
-            self._let_stand(decision, num_prefill)
-        self._steps_without_plain = self._steps_without_plain + 1 if decision.plan is not None else 0
+            if standing is not None:
+                self._learn_costs(standing)
+            decision = self._decide_anew(requests, look_up, num_prefill)
         if self.trace.maxlen:
             decision.trace = StepTrace.of(decision, self._trace_rows)
             self.trace.append(decision.trace)
+        return decision
+
+    def _again(self, standing: Decision) -> Decision:
+        plan, situation = standing.plan, standing.situation
+        if plan is None or situation is None:
+            if not standing.is_repeated or self.trace.maxlen:  # each traced step has its own outcome
+                self._standing = standing = Decision(
+                    self._step, standing.requests, standing.choices, "idle",
+                    is_repeated=True, situation=situation, seen=standing.seen,
+                )  # fmt: skip
+            standing.step = self._step
+            return standing
+        self._steps_without_plain += 1
+        choices = [Choice.plain()] * len(standing.requests)
+        decision = Decision(
+            self._step, standing.requests, choices, is_repeated=True, situation=situation, plan=plan, seen=standing.seen
+        )
+        self._apply(decision, situation, plan)
+        decision.reason += ", as before"
+        return decision
+
+    def _decide_anew(self, requests: Sequence[Request], look_up: LookUp, num_prefill: int) -> Decision:
+        states = [self._state(request) for request in requests]
+        decision = Decision(self._step, requests, self._forced(requests, states))
+        situation = decision.situation = self._situation(decision, states, num_prefill)
+        self._standing, self._stands_until = decision, 0
+        if situation is not None and situation.auto:
+            self._weigh(decision, situation, look_up)
+        self._steps_without_plain = self._steps_without_plain + 1 if decision.plan is not None else 0
         return decision
 
     def _state(self, request: Request) -> RequestState:
         state = self._states.get(request.id)
         if state is None:
             settings = SpeculationSettings.of(request, self._config, self._proposers, self._can_speculate)
-            budget = Budget(TUNABLES.request_grant, TUNABLES.request_share * self._config.allowed_loss)
-            lookups = {name: Lookup() for name in settings.lookups}
-            state = RequestState(settings, budget, lookups, self._accounts.plain_time)
-            self._states[request.id] = state
-            for backoff in self._models.values():
-                backoff.due = 0  # drafts may work better on the new text
+            state = self._states[request.id] = self._accounts.open(request, settings)
+            if self.budget.balance > 0.0:
+                for backoff in self._models.values():
+                    backoff.due = 0  # drafts may work better on the new text
         return state
-
-    def _is_crowded(self, num_running: int) -> bool:
-        limit = self._config.disable_by_batch_size
-        return limit is not None and num_running >= limit
 
     def _forced(self, requests: Sequence[Request], states: Sequence[RequestState]) -> list[Choice]:
         """Choices that need no comparison: the configured depth for mode `on`, else plain."""
         choices = [Choice.plain()] * len(requests)
-        if self._is_crowded(len(requests)):
-            return choices
-        for row, state in enumerate(states):
-            settings = state.settings
-            if settings.mode == "on" and settings.method != "none":
-                depth = min(settings.max_depth, requests[row].max_useful_depth)
-                if depth:
-                    choices[row] = Choice(settings.method, depth, ask=DraftAsk(requests[row], depth))
+        if not self._is_crowded(len(requests)):
+            for row, state in enumerate(states):
+                settings = state.settings
+                if settings.mode == "on" and settings.method != "none":
+                    depth = min(settings.max_depth, requests[row].max_useful_depth)
+                    if depth:
+                        choices[row] = Choice(settings.method, depth, ask=DraftAsk(requests[row], depth))
         return choices
+
+    def _is_crowded(self, num_running: int) -> bool:
+        limit = self._config.disable_by_batch_size
+        return limit is not None and num_running >= limit
 
     def _situation(self, decision: Decision, states: list[RequestState], num_prefill: int) -> Situation | None:
         """The facts a decision needs; None without costs, or if speculation is off for all requests."""
         costs, requests = self.costs, decision.requests
         if costs is None or all(state.settings.mode == "off" for state in states):
             return None
-        rows = len(requests)
+        rows, auto = len(requests), list[int]()
         context = sum([len(request.tokens) for request in requests]) / rows
-        self._learn_idle_steps(rows, context)
-        self._plain_step = self._plain_seconds(rows, context)
-        self._accounts.settle(requests, states, self._plain_step)
-        auto = []
-        if not self._is_crowded(rows):
-            auto = [i for i, s in enumerate(states) if s.settings.mode == "auto" and requests[i].max_useful_depth]
+        for row, (request, state) in enumerate(zip(requests, states, strict=True)):
+            state.budget.earn(request.num_output - state.num_earned)
+            state.num_earned = request.num_output
+            if state.settings.mode == "auto" and request.max_useful_depth and not self._is_crowded(rows):
+                auto.append(row)
         fixed = sum([choice.depth for choice in decision.choices])
         emitted = rows + (self._expected_of_forced(decision.choices, states) if fixed else 0.0)
         least = rows + num_prefill + fixed
         host = costs.schedule_seconds + costs.token_seconds * emitted
         forward = costs.target.seconds(rows, least - num_prefill, context)
         plain_seconds = (host + forward) * self._times.factor(PLAIN, rows)
+        baseline_seconds = plain_seconds if not fixed else self._plain_seconds(rows, context)
         if num_prefill:  # prefill happens with or without drafts, so its time is not charged
             host -= costs.target.seconds(rows, least, context) - forward
+        own_seconds, share = self._own_seconds.value, TUNABLES.deciding_share * self._config.allowed_loss
         return Situation(
-            self._step, requests, states, context, plain_seconds, auto, least, host, emitted, costs.token_seconds,
-            self._lookup_value.own_seconds,
-            self._repeated_own_seconds(plain_seconds),
+            self._step, rows, requests, states, context, baseline_seconds, plain_seconds, auto, least, host, emitted,
+            costs.token_seconds,
+            own_seconds,
+            min(own_seconds, share * plain_seconds) if share else own_seconds,
             max(0, self._config.max_step_tokens - least),
             costs.target,
         )  # fmt: skip
@@ -194,43 +235,36 @@ class Policy:
 
     def _weigh(self, decision: Decision, situation: Situation, look_up: LookUp) -> None:
         """Look up drafts for `auto` requests, compare plans, and apply the best one that budgets cover."""
-        if self._steps_without_plain >= self._plain_after:
+        if self._steps_without_plain >= TUNABLES.plain_every:
             decision.reason = "a plain step, to measure it"
-            self._plain_after = min(TUNABLES.plain_every, 2 * self._plain_after)
+            self._stands_until = self._step + self._num_to_measure
+            self._num_to_measure = 1
             return
-        assert self.costs is not None
-        asks = self._lookup_value.due(situation, self.costs, self._accounts)
+        asks = self._lookups.due(situation, self.budget.balance)
         if asks:
             by_id = look_up(asks)
             decision.found = {row: by_id[r.id] for row, r in enumerate(situation.requests) if r.id in by_id}
-        decision.reason = "nothing beats plain decoding"
-        if not any(draft.tokens for drafts in decision.found.values() for draft in drafts):
-            decision.reason = "nothing found" if decision.found else "nothing looked up"
-            if all(backoff.due > self._step for backoff in self._models.values()):
-                return
         plan = self._best(decision, situation)
         if plan is not None:
-            decision.plan = plan
-            self._planner.note_taken(plan)
+            decision.plan, plan.stops = plan, self._planner.stops(situation, plan)
             self._apply(decision, situation, plan)
+            self._let_stand(decision, situation, plan)
 
     def _best(self, decision: Decision, situation: Situation) -> Plan | None:
         """The fastest plan that budgets cover; None if no covered plan is faster than plain decoding."""
         plain_speed = situation.emitted / situation.plain_seconds
-        base = self._planner.with_lookups(situation, decision.found) if decision.found else Plan()
-        best = base if base.speed > plain_speed and self._covers(situation, base) else None
-        decision.is_refused = base.speed > plain_speed and best is None
+        decision.reason = "nothing beats plain decoding"
+        base, best = Plan(), None
+        if any(draft.tokens for drafts in decision.found.values() for draft in drafts):
+            base = self._planner.with_lookups(situation, decision.found)
+            if base.speed > plain_speed and self._covers(situation, base):
+                best = base
+            decision.is_refused = base.speed > plain_speed and best is None
         for name, backoff in self._models.items():
             if backoff.due > self._step:
                 continue
-            fastest = covered = None
-            for plan in self._planner.with_model(situation, name, best or Plan()):
-                if plan.speed <= plain_speed:
-                    break
-                fastest = fastest or plan
-                if self._covers(situation, plan):
-                    covered = plan
-                    break
+            plans = self._planner.with_model(situation, name, best or Plan(), self.budget.balance)
+            covered = next((plan for plan in plans if self._covers(situation, plan)), None)
             if covered is not None:
                 backoff.succeed()
                 if best is None or covered.speed > best.speed:
@@ -239,7 +273,7 @@ class Policy:
             backoff.fail(self._step)
             if self.budget.balance > 0.0:  # a debt is evidence too: nothing would pay for trying again
                 self.acceptances[name].forget()
-            decision.is_refused = decision.is_refused or fastest is not None
+            decision.is_refused = decision.is_refused or bool(plans)
         if best is None and decision.is_refused:
             decision.reason = "no budget covers the best plan"
         return best
@@ -247,17 +281,42 @@ class Policy:
     def _covers(self, situation: Situation, plan: Plan) -> bool:
         lower_gain, is_proven = self._planner.lower_gain(situation, plan), True
         if plan.model is not None and plan.catch_up_seconds:
-            acceptance = self.acceptances[plan.model]
-            is_proven = all(acceptance.is_tried(situation.states[row].settings.temperature) for row in plan.depths)
+            acceptance, states = self.acceptances[plan.model], situation.states
+            is_proven = all(acceptance.is_proven(states[row].settings.temperature) for row in plan.depths)
         return self._accounts.covers(situation, plan, lower_gain, is_proven=is_proven)
+
+    def _let_stand(self, decision: Decision, situation: Situation, plan: Plan) -> None:
+        """Let a model's plan stand for as many steps as keep deciding at its share of the time, but no longer than the
+        requests' budgets cover. A plain decision is let stand when the step's outcome is known."""
+        share = TUNABLES.deciding_share * self._config.allowed_loss
+        if not plan.is_repeatable or not share:
+            return
+        deciding = self._own_seconds.value
+        for drafts in decision.found.values():
+            deciding += sum([self._planner.costs.drafts[draft.proposer].lookup_seconds for draft in drafts])
+        num_steps = min(
+            ceil(deciding / (share * plan.seconds)),
+            self._accounts.num_covered(situation, plan),
+            1 + TUNABLES.plain_every - self._steps_without_plain,
+        )
+        self._stands_until = self._step + num_steps
+
+    def _let_stand_plain(self, decision: Decision, situation: Situation) -> None:
+        """Let a plain decision stand until a back-off ends."""
+        if decision.has_drafts or any(state.settings.mode == "on" for state in situation.states):
+            return
+        due = [self._step + TUNABLES.plain_every, *(backoff.due for backoff in self._models.values())]
+        due += [state.lookup.due for row in situation.auto if (state := situation.states[row]).settings.lookups]
+        self._stands_until = max(self._stands_until, min(due))
+
+    # ---- applying a plan
 
     def _apply(self, decision: Decision, situation: Situation, plan: Plan) -> None:
         """Turn a plan into choices."""
         speed = (situation.emitted + sum(plan.gains.values())) / plan.seconds
         gain = speed * situation.plain_seconds / situation.emitted
         decision.reason = f"expected {gain:.2f} of plain"
-        model, choices, gains, lookups = plan.model, decision.choices, plan.gains, plan.lookups
-        stop_of = self._stops(situation, plan)
+        choices, gains, lookups, stops = decision.choices, plan.gains, plan.lookups, plan.stops
         for row, planned in plan.depths.items():
             request = situation.requests[row]
             depth, expected = min(planned, request.max_useful_depth), 1.0 + gains[row]
@@ -267,76 +326,9 @@ class Policy:
                 draft = lookups[row]
                 choices[row] = Choice(draft.proposer, depth, draft, None, expected)
             else:
-                assert model is not None
-                ask = DraftAsk(request, depth, stop_of(situation.states[row]) if stop_of is not None else None)
-                choices[row] = Choice(model, depth, None, ask, expected)
-
-    def _stops(self, situation: Situation, plan: Plan) -> Callable[[RequestState], Stop] | None:
-        """Makes the rule that ends a request's draft early; None if the proposer cannot end a draft early."""
-        model = plan.model
-        if model is None or self._proposers[model].drafts_whole:
-            return None
-        assert self.costs is not None
-        drafting, costs = len(plan.depths) - len(plan.lookups), self.costs.drafts[model]
-        further = costs.seconds(drafting, 2, situation.context) - costs.seconds(drafting, 1, situation.context)
-        at_least, to_go_on = plan.speed * plan.slot_seconds, plan.speed * (plan.slot_seconds + further / drafting)
-        acceptance = self.acceptances[model]
-
-        def stop(state: RequestState) -> Stop:
-            shift = acceptance.shift_of(state.shifts, model, state.settings.log_odds, situation.step)
-            return Stop(acceptance, state.settings.temperature, shift.mean, at_least, to_go_on)
-
-        return stop
-
-    # ---- standing decisions
-
-    def _repeated_own_seconds(self, plain_seconds: float) -> float:
-        own_seconds, share = self._lookup_value.own_seconds, self._config.allowed_loss
-        return min(own_seconds, 0.5 * share * plain_seconds) if share else own_seconds
-
-    def _let_stand(self, decision: Decision, num_prefill: int) -> None:
-        """Let a model's plan stand for as many steps as keep the time of deciding at half of `allowed_loss`.
-        A plain decision is let stand when the step's outcome is known."""
-        plan, share = decision.plan, self._config.allowed_loss
-        if plan is None or not plan.is_repeatable or num_prefill or not share:
-            return
-        assert self.costs is not None
-        deciding = self._lookup_value.own_seconds
-        for drafts in decision.found.values():
-            deciding += sum([self.costs.drafts[draft.proposer].lookup_seconds for draft in drafts])
-        wanted = ceil(deciding / (0.5 * share * plan.seconds)) - 1
-        if wanted > 0:
-            self._standing, self._stands_until = decision, self._step + 1 + min(wanted, _MAX_REPEATED)
-
-    def _let_stand_plain(self, decision: Decision, situation: Situation) -> None:
-        """Let a plain decision stand until a back-off ends."""
-        if decision.has_drafts or any(state.settings.mode == "on" for state in situation.states):
-            return
-        due = [backoff.due for backoff in self._models.values()]
-        due += [lookup.backoff.due for row in situation.auto for lookup in situation.states[row].lookups.values()]
-        if self.budget.balance <= 0.0:
-            due = [max(each, self._accounts.in_debt.due) for each in due]
-            due.append(self._step + self.budget.steps_to_earn(-self.budget.balance))
-        self._standing, self._stands_until = decision, min(due, default=1 << 60)
-
-    def _still_holds(self, standing: Decision, requests: Sequence[Request], num_prefill: int) -> bool:
-        if self._step >= self._stands_until or requests != standing.requests:
-            return False
-        if standing.plan is None:
-            return True
-        return not num_prefill and self._steps_without_plain < self._plain_after and self.budget.balance > 0.0
-
-    def _again(self, standing: Decision) -> Decision:
-        requests, plan = standing.requests, standing.plan
-        choices = [Choice.plain()] * len(requests)
-        if plan is None:
-            return Decision(self._step, requests, choices, "idle", is_idle=True)
-        assert standing.situation is not None
-        situation = replace(standing.situation, step=self._step)
-        decision = Decision(self._step, requests, choices, is_repeated=True, situation=situation, plan=plan)
-        self._apply(decision, situation, plan)
-        decision.reason += ", as before"
-        return decision
+                assert plan.model is not None
+                stop = Stop(*stops, situation.states[row].settings.temperature) if stops is not None else None
+                choices[row] = Choice(plan.model, depth, None, DraftAsk(request, depth, stop), expected)
 
     # ---- learning
 
@@ -355,136 +347,97 @@ class Policy:
             decision.trace.add_outcomes([outcome.verdict for outcome in outcomes])
             decision.trace.seconds = stats.total_seconds
         situation = decision.situation
-        if not decision.has_drafts:
-            self._accounts.add_plain_step(stats, is_idle=decision.is_idle)
-        if decision.is_idle:
-            if stats.hidden_seconds and not stats.num_prefill_tokens and not stats.had_one_time_work:
-                self._idle_steps, self._idle_seconds = self._idle_steps + 1, self._idle_seconds + stats.total_seconds
-        elif situation is not None and self.costs is not None:
-            self._learn_lookups(decision, situation, outcomes)
-            self._learn_drafts(decision, situation, outcomes)
-            if not decision.is_repeated:
-                self._lookup_value.learn_own_seconds(stats)
+        if situation is None:
+            return
+        has_drafts = not decision.is_idle and decision.has_drafts
+        if not decision.is_repeated:
+            self._own_seconds.add(max(0.0, stats.deciding_seconds - stats.lookup_seconds))
+        if not stats.had_one_time_work:
+            seconds = stats.schedule_seconds + stats.forward_seconds + stats.verify_seconds
+            num_drafted = sum([outcome.verdict.num_drafted for outcome in outcomes]) if has_drafts else 0
+            if stats.num_prefill_tokens:  # its share is not due to decoding
+                num_tokens, target = situation.rows + num_drafted, situation.target
+                whole = target.seconds(situation.rows, num_tokens + stats.num_prefill_tokens, situation.context)
+                seconds *= target.seconds(situation.rows, num_tokens, situation.context) / whole
+            seconds += stats.draft_seconds - catch_up_seconds
+            if is_typical and not stats.num_prefill_tokens:
+                if self.begins_ahead and not stats.hidden_seconds and not has_drafts:
+                    seconds = min(seconds, situation.plain_seconds)  # alone, a plain step waits for the host
+                decision.seen.add(stats, seconds, num_drafted)
+                if has_drafts and decision.plan is not None and decision.plan.model is not None:
+                    asked = [outcome.verdict.num_drafted for outcome in outcomes if outcome.choice.ask is not None]
+                    decision.seen.num_passes += max(asked, default=0)
+            if not has_drafts:
+                self._accounts.book_plain(situation, seconds, stats, is_repeated=decision.is_repeated)
+            elif self._accounts.book(
+                situation, decision.plan, outcomes, seconds + stats.speculation_seconds, catch_up_seconds
+            ):
+                self._stands_until = 0
+        if not decision.is_idle:
+            self._learn_acceptance(decision, situation, outcomes)
             if decision.found:
-                self._lookup_value.learn(decision, situation, outcomes, self.costs)
-            if not stats.had_one_time_work:
-                is_typical = is_typical and not stats.num_prefill_tokens
-                self._learn_time(decision, situation, outcomes, stats, catch_up_seconds, is_typical=is_typical)
-            if not decision.has_drafts:
+                self._lookups.learn(decision, outcomes)
+            if not has_drafts:
                 self._let_stand_plain(decision, situation)
 
-    def _learn_lookups(self, decision: Decision, situation: Situation, outcomes: Sequence[Outcome]) -> None:
-        """Learn from all looked-up drafts. Unused ones are compared with the emitted tokens."""
-        every = 1 + (len(decision.found) - 1) // _MAX_LEARNED
-        for turn, (row, drafts) in enumerate(decision.found.items(), decision.step):
-            state, emitted = situation.states[row], outcomes[row].verdict.tokens
-            for draft in drafts:
-                if draft.tokens:
-                    acceptance = self.acceptances[draft.proposer]
-                    shift = acceptance.shift_of(state.shifts, draft.proposer, state.settings.log_odds, decision.step)
-                    hits = common_length(draft.tokens, emitted)
-                    tried = min(hits + 1, len(draft.tokens), len(emitted))
-                    acceptance.learn(
-                        state.settings.temperature, shift, draft.confidence, hits, tried, in_general=turn % every == 0
-                    )
-
-    def _learn_drafts(self, decision: Decision, situation: Situation, outcomes: Sequence[Outcome]) -> None:
-        """Learn from the drafts that were made after the decision."""
-        rows = [row for row, outcome in enumerate(outcomes) if outcome.choice.ask is not None]
-        every = 1 + (len(rows) - 1) // _MAX_LEARNED
-        for turn, row in enumerate(rows, decision.step):
-            state, drafted, in_general = situation.states[row], outcomes[row].choice.draft, turn % every == 0
-            if drafted is not None and (in_general or state.settings.mode == "auto"):
-                self._learn_draft(decision.step, state, drafted, outcomes[row].verdict, in_general)
-
-    def _learn_draft(self, step: int, state: RequestState, drafted: Draft, verdict: Verdict, in_general: bool) -> None:
-        acceptance, name = self.acceptances[drafted.proposer], drafted.proposer
-        temperature, log_odds = state.settings.temperature, state.settings.log_odds
-        hits, num_drafted = verdict.num_accepted, len(drafted.tokens)
-        tried = min(hits + 1, num_drafted)
-        fates = [1.0] * hits + [0.0] * (tried - hits)
-        if drafted.confidence:
-            shift = acceptance.shift_of(state.shifts, name, log_odds, step)
-            if hits == num_drafted < len(drafted.confidence):  # drafting stopped before an unlikely token
-                fates.append(acceptance.chance(temperature, drafted.confidence[-1], shift.mean))
-            acceptance.learn(temperature, shift, drafted.confidence, hits, tried, in_general=in_general)
-        if fates:
-            shift = acceptance.shift_of(state.forecast_shifts, name, log_odds, step)
-            acceptance.learn_positions(temperature, shift, fates, num_drafted, in_general=in_general)
-
-    def _learn_time(
-        self,
-        decision: Decision,
-        situation: Situation,
-        outcomes: Sequence[Outcome],
-        stats: StepStats,
-        catch_up_seconds: float,
-        *,
-        is_typical: bool,
-    ) -> None:
-        """Learn the costs of such a step, and book it."""
-        assert self.costs is not None
-        costs, rows, context = self.costs, situation.rows, situation.context
-        num_tokens = rows + sum([outcome.verdict.num_drafted for outcome in outcomes])
-        forward = costs.target.seconds(rows, num_tokens, context)
-        seconds = stats.schedule_seconds + stats.forward_seconds + stats.verify_seconds
-        if stats.num_prefill_tokens:  # its share is not due to decoding
-            seconds *= forward / costs.target.seconds(rows, num_tokens + stats.num_prefill_tokens, context)
-        seconds += stats.draft_seconds - catch_up_seconds
-        kind = PLAIN if decision.plan is None else decision.plan.kind
-        summed = forward + costs.schedule_seconds + costs.token_seconds * stats.num_emitted
-        summed += self._drafting_seconds(outcomes, context)
-        expected = self._times.factor(kind, rows) * summed
-        if kind is PLAIN and self.begins_ahead and not stats.hidden_seconds:
-            seconds = min(seconds, expected)  # a single plain step waits for the host, consecutive ones do not
-        if is_typical and seconds > 0.0:
-            if decision.plan is None and decision.has_drafts:  # of mode `on`: no kind that is planned
-                costs.target.observe(rows, num_tokens, context, stats.forward_seconds + stats.hidden_seconds)
-            else:
-                surprise = self._times.observe(kind, rows, summed, seconds)
-                costs.target.observe(rows, num_tokens, context, forward * exp(surprise))
-            costs.observe_host(
-                schedule_seconds=stats.schedule_seconds,
-                verify_seconds=stats.verify_seconds,
-                num_emitted=stats.num_emitted,
-            )
-        if decision.has_drafts:
-            spent = seconds + catch_up_seconds + stats.speculation_seconds
-            excused = max(0.0, seconds - _DISTURBED * expected)
-            plain_step = self._plain_seconds(rows, context)
-            time = SpentTime(spent, plain_step, excused, catch_up_seconds)
-            self._accounts.book(situation, outcomes, time)
-        elif decision.found and self.budget.balance <= 0.0:
-            # In debt, lookups use at most half of what the budget earns; the other half reduces the debt.
-            lost = stats.deciding_seconds / situation.plain_seconds
-            self._accounts.in_debt.wait(decision.step, self.budget.steps_to_earn(2.0 * lost))
-
-    def _drafting_seconds(self, outcomes: Sequence[Outcome], context: float) -> float:
-        """The measured costs of the drafts that models made, without catching up."""
-        assert self.costs is not None
-        passes: dict[str, list[int]] = {}
-        for outcome in outcomes:
+    def _learn_acceptance(self, decision: Decision, situation: Situation, outcomes: Sequence[Outcome]) -> None:
+        """Learn from all drafts whose tokens can be compared with the emitted ones, used or not."""
+        drafts = [(row, draft) for row, found in decision.found.items() for draft in found if draft.tokens]
+        for row, outcome in enumerate(outcomes):
             if outcome.choice.ask is not None and outcome.choice.draft is not None:
-                passes.setdefault(outcome.choice.method, []).append(len(outcome.choice.draft.tokens))
-        return sum(self.costs.drafts[name].seconds(len(each), max(each), context) for name, each in passes.items())
+                drafts.append((row, outcome.choice.draft))
+        for row, draft in drafts:
+            self._learn_draft(decision.step, situation.states[row], draft, outcomes[row].verdict)
 
-    def _learn_idle_steps(self, rows: int, context: float) -> None:
-        """Learn the time of the idle steps since the last decision."""
-        assert self.costs is not None
-        if self._idle_steps:
-            seconds = self._idle_seconds / self._idle_steps
-            self._times.observe(PLAIN, rows, self.costs.plain_seconds(rows, context), seconds)
-            self._idle_steps, self._idle_seconds = 0, 0.0
+    def _learn_draft(self, step: int, state: RequestState, draft: Draft, verdict: Verdict) -> None:
+        acceptance, temperature = self.acceptances[draft.proposer], state.settings.temperature
+        shift = acceptance.shift_of(state.shifts, draft.proposer, state.settings.log_odds, step)
+        is_lookup = self._proposers[draft.proposer].is_lookup
+        hits = common_length(draft.tokens, verdict.tokens) if is_lookup else verdict.num_accepted
+        fates = [1.0] * hits + [0.0] * (hits < min(len(draft.tokens), len(verdict.tokens)))
+        if is_lookup:
+            acceptance.learn(temperature, shift, draft.confidence, fates)
+            return
+        if draft.confidence:
+            acceptance.learn(temperature, None, draft.confidence, fates)
+        if hits == len(draft.tokens) < len(draft.confidence):  # drafting stopped before an unlikely token
+            fates.append(acceptance.chance(temperature, draft.confidence[-1]))
+        acceptance.learn(temperature, shift, (), fates)
+
+    def _learn_costs(self, decision: Decision) -> None:
+        """Learn from the mean time of the steps for which the decision stood."""
+        seen, situation, costs, plan = decision.seen, decision.situation, self.costs, decision.plan
+        if situation is None or costs is None or not seen.num_steps:
+            return
+        n, rows = seen.num_steps, situation.rows
+        num_tokens = rows + round(seen.num_drafted / n)
+        context = situation.context + seen.num_emitted / (2 * rows)
+        forward = costs.target.seconds(rows, num_tokens, context)
+        if plan is None and num_tokens > rows:  # of mode `on`: no kind that is planned
+            costs.target.observe(rows, num_tokens, context, seen.forward_seconds / n, n)
+        elif seen.seconds > 0.0:
+            summed = forward + costs.schedule_seconds + costs.token_seconds * seen.num_emitted / n
+            if plan is not None and plan.model is not None:
+                drafting = len(plan.depths) - len(plan.lookups)
+                summed += costs.drafts[plan.model].seconds(drafting, round(seen.num_passes / n), context)
+            kind = PLAIN if plan is None else plan.kind
+            surprise = self._times.observe(kind, rows, summed, seen.seconds / n, n)
+            if plan is not None and abs(surprise) > SURPRISE:  # the machine's speed may have changed
+                self._steps_without_plain, self._num_to_measure = TUNABLES.plain_every, _TO_BE_SURE
+            elif plan is None:
+                costs.target.observe(rows, num_tokens, context, forward * exp(surprise), n)
+        costs.observe_host(
+            schedule_seconds=seen.schedule_seconds / n, verify_seconds=seen.verify_seconds, num_emitted=seen.num_emitted
+        )
 
     def release(self, request: Request) -> None:
         """Forget a request that finished, was aborted or was preempted."""
         state = self._states.pop(request.id, None)
         if state is None:
             return
+        self._accounts.settle(request, state)
         if self.costs is not None:
-            self._accounts.settle([request], [state], self._plain_step)
-            self._planner.mean_output += 0.05 * (request.num_output - self._planner.mean_output)
-        for shifts in (state.shifts, state.forecast_shifts):
-            for name, shift in shifts.items():
-                is_forecast = shifts is state.forecast_shifts
-                self.acceptances[name].end(state.settings.temperature, shift, is_forecast=is_forecast)
+            self._planner.mean_output += TUNABLES.smoothing * (request.num_output - self._planner.mean_output)
+        for name, shift in state.shifts.items():
+            by_position = not self._proposers[name].is_lookup
+            self.acceptances[name].end(state.settings.temperature, shift, by_position=by_position)

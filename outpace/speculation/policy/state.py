@@ -86,30 +86,6 @@ class SpeculationSettings:
 
 
 @dataclass(slots=True)
-class Recent:
-    """A fading mean; with few observations it is close to the mean of other requests."""
-
-    total: float = 0.0  # faded sum
-    count: float = 0.0  # faded number of observations
-
-    def add(self, seen: float) -> None:
-        fade = 1.0 - TUNABLES.smoothing / 2.0
-        self.total = fade * self.total + seen
-        self.count = fade * self.count + 1.0
-
-    def mean(self, of_others: float, weight: float = TUNABLES.prior_weight) -> float:
-        return (self.total + weight * of_others) / (self.count + weight)
-
-
-@dataclass(slots=True)
-class Lookup:
-    """The recent value of one proposer's lookups for one request."""
-
-    saved_seconds: Recent = field(default_factory=Recent)  # per lookup
-    backoff: Backoff = field(default_factory=Backoff)
-
-
-@dataclass(slots=True)
 class Mean:
     """A moving average that starts as the arithmetic mean."""
 
@@ -118,16 +94,12 @@ class Mean:
 
     def add(self, seen: float) -> None:
         self.count += 1
-        self.value += max(TUNABLES.smoothing / 4.0, 1.0 / self.count) * (seen - self.value)
+        self.value += max(TUNABLES.smoothing, 1.0 / self.count) * (seen - self.value)
 
-
-@dataclass(frozen=True, slots=True)
-class PlainTime:
-    """Seconds of steps without drafts, since the start."""
-
-    spent: float = 0.0
-    plain: float = 0.0  # without the time of deciding
-    excused: float = 0.0  # of `spent`, that is not charged
+    def shrunk(self, of_others: float) -> float:
+        """With few observations, close to the mean of others."""
+        weight = TUNABLES.prior_trials
+        return (self.count * self.value + weight * of_others) / (self.count + weight)
 
 
 @dataclass(slots=True)
@@ -136,7 +108,8 @@ class RequestState:
 
     settings: SpeculationSettings
     budget: Budget
-    lookups: dict[str, Lookup]
-    plain_time: PlainTime  # when this request was last booked
-    shifts: dict[str, RequestShift] = field(default_factory=dict)  # by proposer, for drafts with confidences
-    forecast_shifts: dict[str, RequestShift] = field(default_factory=dict)  # by proposer, before drafting
+    num_earned: int = 0  # output tokens for which the budget has earned
+    shifts: dict[str, RequestShift] = field(default_factory=dict)  # by proposer
+    saved: Mean = field(default_factory=Mean)  # seconds, by a lookup
+    lookup: Backoff = field(default_factory=Backoff)  # when it is looked up
+    booked: tuple[float, float] = (0.0, 0.0)  # of the seconds of steps without drafts: those known to its counts

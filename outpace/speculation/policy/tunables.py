@@ -13,41 +13,42 @@ class Tunables:
     # ---- budgets: what exploration may cost
     engine_grant: float = 1.5
     """Plain steps the engine may lose at the start: enough for one or two drafts that fail."""
-    request_grant: float = 5.0
-    """The same for a request. With `request_share`, one of 256 tokens may lose 5%, one of 48 tokens 13%."""
-    request_share: float = 1.5
-    """Times `allowed_loss` (2%): the share of its plain time that a request may lose in steps that help the batch."""
-    budget_share: float = 0.3
-    """Share of `allowed_loss` that budgets receive. The rest covers expected gains that do not come."""
+    request_grant: float = 4.0
+    """The same for a request: with `allowed_loss`, one of 256 tokens may lose 4%, one of 48 tokens 10%."""
+    engine_share: float = 0.3
+    """Times `allowed_loss` (2%): the share of plain time that the engine may lose. The rest covers expected gains that
+    do not come. A request may lose all of `allowed_loss`."""
     most_balance: float = 8.0
     """Plain steps a budget can hold, so that old gains do not pay for current losses."""
+    payback_steps: float = 16.0
+    """Plain steps over which catching up is charged and a debt is repaid: half the length of a short request."""
 
     # ---- acceptance: the chance of a draft token
     caution: float = 1.0
     """Standard deviations between the mean and the lower bound. Between 0.6 and 1 the simulator's geometric mean
     differs by 0.2%: budgets bound the loss, this only sets how soon a good proposer is used."""
     model_prior: float = 0.8
-    """Chance of a model's draft token before any trial, at temperature 0: measured model pairs have 0.8 to 0.9."""
-    prior_weight: float = 6.0
+    """Chance of a model's draft token before any trial: measured model pairs have 0.8 to 0.9."""
+    prior_trials: float = 6.0
     """Weight of a prior, in trials: about three drafts outweigh it."""
-    most_evidence: float = 160.0
+    measured_trials: float = 32.0
+    """Weight of what was measured on other prompts, which may differ from these."""
+    most_trials: float = 160.0
     """Upper limit of the weight of past trials, because traffic changes."""
-    shift_variance: float = 0.3
-    """Initial variance of requests' shifts, in log-odds squared; then learned from finished requests."""
-    shift_drift: float = 0.05
-    """Share of that variance by which a request's shift may change from one draft to the next."""
+    spread: float = 0.3
+    """Variance of the differences between requests, in log-odds squared, at the start; then learned."""
 
     # ---- plans: when a draft is worth its cost
     counted_on: float = 0.7
     """Share of a request's expected remaining tokens that may pay for catching up: it can end at any time."""
-    payback_steps: float = 16.0
-    """Plain steps over which catching up is charged: half the length of a short request."""
-    longest_backoff: int = 16
+    longest_wait: int = 16
     """Longest wait between two attempts, in steps. Texts change from prose to copying within about forty tokens."""
+    deciding_share: float = 0.5
+    """Times `allowed_loss`: the share of the time that deciding about a model's plan may take."""
     plain_every: int = 128
-    """Steps with drafts after which one is plain, to keep the baseline up to date."""
-    smoothing: float = 0.15
-    """Rate of moving averages: a mean over about the last twelve values."""
+    """Steps with drafts after which one is plain, to keep the baseline up to date: it costs 1% of a gain of 1.6."""
+    smoothing: float = 0.05
+    """Rate of moving averages: a mean over about the last forty values."""
 
 
 TUNABLES = Tunables()
