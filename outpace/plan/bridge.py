@@ -59,6 +59,6 @@ def with_bridge(costs: DraftCosts, bridge: Bridge | None) -> DraftCosts:
     if bridge is None:
         return costs
     return DraftCosts(
-        costs.passes, costs.catch_up, one_pass=costs.one_pass, lookup_seconds=costs.lookup_seconds,
+        costs.passes, costs.catch_up, first=costs.first, one_pass=costs.one_pass, lookup_seconds=costs.lookup_seconds,
         draw_seconds=costs.draw_seconds + bridge.token_seconds,
     )  # fmt: skip

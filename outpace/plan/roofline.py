@@ -76,11 +76,11 @@ def completed(measured: Costs, modelled: Costs, machine: Machine) -> Costs:
     drafts = {}
     for name, costs in measured.drafts.items():
         by = modelled.drafts.get(name)
-        passes = costs.passes
-        if passes is not None and by is not None and by.passes is not None:
-            passes = extended(passes, by.passes)
+        passes, first = costs.passes, costs.first
+        if by is not None and by.passes is not None:
+            passes, first = (each and extended(each, by.passes) for each in (passes, first))
         drafts[name] = DraftCosts(
-            passes, costs.catch_up, one_pass=costs.one_pass, lookup_seconds=costs.lookup_seconds,
+            passes, costs.catch_up, first=first, one_pass=costs.one_pass, lookup_seconds=costs.lookup_seconds,
             draw_seconds=costs.draw_seconds or (kind.draw_seconds if passes is not None else 0.0),
         )  # fmt: skip
     return Costs(

@@ -41,6 +41,7 @@ _PARALLEL_ROWS = (8, 0.4)  # rows count as parallel from 8 on, if they cost less
 _SEVERAL = 8  # tokens of one row, for measuring the cost per token
 
 _HEAD_ROWS, _HEAD_CONTEXT, _HEAD_DEPTH = 16, 32, 4  # most rows, tokens per row and depth, for timing a draft head
+_HEAD_EMITTED = 3  # tokens that a step with a draft of that depth usually emits; the next draft begins with them
 _HEAD_CATCH_UP = 0.1  # seconds; if a size took longer with its prefill, no larger one is measured
 
 _Observation = tuple[int, int, int, float]  # rows, tokens, context, and the seconds that the context added
@@ -61,29 +62,42 @@ def measure_draft_model(runner: Runner) -> DraftCosts:
 
 
 def measure_head(runner: Runner, head: Head, scratch: Request) -> DraftCosts:
-    """The costs of a draft head: the mean pass of a draft of usual depth, since all passes are one call."""
+    """The costs of a draft head. All passes of a draft are one call, so the first is timed by drafts of one token, with
+    the fewest and the most rows, and the others by drafts of usual depth."""
     room = runner.capacity
     rows = [size for size in SIZES if size <= min(_most_rows(runner), _HEAD_ROWS)]
     length = min(_HEAD_CONTEXT, room.max_context - _HEAD_DEPTH - 1, room.cache_tokens // rows[-1] - _HEAD_DEPTH)
-    points = {size: _timed_drafts(runner, head, scratch, size, length, _HEAD_DEPTH)[0] / _HEAD_DEPTH for size in rows}
-    catch_up = {1: points[1]}
+
+    def timed(size: int, depth: int) -> float:
+        return _timed_drafts(runner, head, scratch, size, length, depth)[0]
+
+    first = StepCosts({size: timed(size, 1) for size in {rows[0], rows[-1]}})
+    points = dict[int, float]()
+    for size in rows:
+        whole = timed(size, _HEAD_DEPTH)
+        later = max(whole - first.seconds(size, size), whole / _HEAD_DEPTH / 2)
+        points[size] = later / (_HEAD_DEPTH - 1)
+    catch_up = {1: first.seconds(1, 1)}
     for size in CATCH_UP_SIZES:
         if size > min(room.max_context - 2, room.cache_tokens - 1):
             break
         catch_up[size], seconds = _timed_drafts(runner, head, scratch, 1, size, 1, is_cached=False)
         if seconds > _HEAD_CATCH_UP:
             break
-    return DraftCosts(StepCosts(points), StepCosts(catch_up) if len(catch_up) > 1 else None)
+    return DraftCosts(StepCosts(points), StepCosts(catch_up) if len(catch_up) > 1 else None, first=first)
 
 
 def _timed_drafts(
     runner: Runner, head: Head, scratch: Request, rows: int, length: int, depth: int, *, is_cached: bool = True
 ) -> tuple[float, float]:
-    """The best time of a few drafts for `rows` sequences of `length` tokens, which the head has cached or not; and
-    the best time of all that a draft needed. The first round may include one-time work, such as a capture."""
+    """The best time of a few drafts for `rows` sequences of `length` tokens, of which the head has cached all but those
+    of the last step, or none; and the best time of all that a draft needed. The first round may include one-time work,
+    such as a capture."""
     tokens, params = _some_tokens(runner, length + 1), SamplingParams(temperature=0.0)
     requests = [replace(scratch, params=params, tokens=tokens, seq=seq, num_computed=length) for seq in range(rows)]
     tasks = [HeadTask(request, depth) for request in requests]
+    last = max(1, length - _HEAD_EMITTED + 1)  # where the last step began
+    plan = StepPlan([Row(seq, last, tokens[last:length], 1) for seq in range(rows)])
     best = best_round = float("inf")
     for _ in range(1 if is_cached else 2):
         begin_round = perf_counter()
@@ -91,8 +105,9 @@ def _timed_drafts(
             for seq in range(rows):
                 _prefill(runner, seq, 0, length, runner.capacity.max_step_tokens)
             for _ in range(1 + _ROUNDS if is_cached else 1):  # the first also catches up
-                plan = StepPlan([Row(seq, length, tokens[:1], 1) for seq in range(rows)])
-                _timed(runner, plan)  # the head leaves the CPU cache
+                for seq in range(rows):
+                    runner.truncate(seq, last)
+                _run(runner, plan)  # the head leaves the CPU cache
                 begin = perf_counter()
                 head.draft(tasks)
                 best = min(best, perf_counter() - begin)
