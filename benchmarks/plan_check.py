@@ -44,18 +44,20 @@ from outpace.bench.targets import EngineTarget
 from outpace.bench.trials import Job, Run
 from outpace.bench.workloads import Prompt, evenly
 from outpace.config import SamplingParams, usable_cores
+from outpace.core import Request
 from outpace.models.embedded import own_head
 from outpace.models.resolve import resolve_model
+from outpace.plan.agreement import Text
 from outpace.plan.drafts import PlannedDraft, open_draft
 from outpace.plan.machines import CPU, Machine, machine
-from outpace.plan.measure import Acceptance, measure_drafts
+from outpace.plan.measure import Acceptance, calibrated, measure_drafts, median_costs
 from outpace.plan.models import open_model
 from outpace.plan.roofline import completed, draft_costs, target_costs
 from outpace.plan.speed import ENDLESS, Answer, Drafting, known_acceptance
 from outpace.speculation.costs.curves import Costs
 
 CONTEXT, SEQUENCES = 4096, 4
-RECORDED = ("gpu_speculation_h200.json", "gpu_speculation_h200_one_block.json")
+RECORDED = "gpu_speculation_h200*.json"
 RECORDED_CONTEXT = 420  # mean tokens of a request in the recorded runs
 CALIBRATIONS = 8
 
@@ -172,7 +174,6 @@ def _touch(runner: Any) -> int:
     """Write every cell of the cache, of target and head; returns their number."""
     from outpace.backends.base import HeadTask
     from outpace.core import Row, StepPlan
-    from outpace.plan.agreement import Text
 
     each = min(
         runner.pool.num_blocks * runner.pool.block_size // runner.capacity.max_sequences, runner.capacity.max_context
@@ -281,7 +282,7 @@ def runs(
     method: Any = "head" if kind == "head" else "draft"
     settings = [PLAIN, *(fixed(method, depth) for depth in options.depths)]
     made: dict[tuple[float, str], list[Run]] = {(t, each.name): [] for t in options.temperature for each in settings}
-    calibrations, lengths, parts = list[dict[str, Any]](), list[tuple[int, int]](), StepParts()
+    calibrations, lengths, parts = list[Costs](), list[tuple[int, int]](), StepParts()
     with LLM(str(model), draft=str(draft), prefix_reuse=False, max_context=2048) as llm:
         target = EngineTarget(llm)
         try:
@@ -304,7 +305,8 @@ def runs(
                     made[key].append(run)
                     lengths.append((len(tokens), run.decode_tokens))
                 if i % max(1, len(prompts) // CALIBRATIONS) == 0:
-                    calibrations.append(calibrated(llm, method))
+                    scratch = Text(tokens, params, frozenset()).request()
+                    calibrations.append(calibrated_now(llm, method, scratch))
         except KeyboardInterrupt:
             if not calibrations:
                 raise
@@ -322,31 +324,20 @@ def runs(
             figures["step_ratio"] = ratio_of_rates(tokens, seconds, tokens, of_plain).as_dict()
             figures["parts"] = parts.medians(cell, depth) | {"plain": parts.medians(plain, 0)["verify"]}
             found[temperature, depth] = figures
-    costs = Costs.from_dict(medians(calibrations))
-    costs.drafts = {method: costs.drafts[method]}
+    costs = median_costs(calibrations)
     num_read, num_decoded = map(statistics.mean, zip(*lengths, strict=True))
     return found, costs, Answer(round(num_read), num_decoded)
 
 
-def calibrated(llm: LLM, method: str) -> dict[str, Any]:
-    """Costs of passes as calibrated now; those of the host, which no calibration measures, as steps have shown them."""
-    assert llm.engine.costs is not None
-    seen = llm.engine.costs.as_dict()
-    llm.engine.calibrate(again=True)
-    found = llm.engine.costs.as_dict()
-    found |= {name: seen[name] for name in ("token_seconds", "schedule_seconds")}
-    found["drafts"][method]["draw_seconds"] = seen["drafts"][method]["draw_seconds"]
+def calibrated_now(llm: LLM, method: str, scratch: Request) -> Costs:
+    """As `outpace plan --measure` calibrates; host times, which no calibration measures, as steps have shown them."""
+    seen, engine = llm.engine.costs, llm.engine
+    assert seen is not None
+    engine.forget()
+    found = calibrated(engine._runner, [engine._proposers[method]], scratch)
+    found.token_seconds, found.schedule_seconds = seen.token_seconds, seen.schedule_seconds
+    found.drafts[method].draw_seconds = seen.drafts[method].draw_seconds
     return found
-
-
-def medians(values: Sequence[Any]) -> Any:
-    """Of every number in nested dictionaries of one form; of sizes that not all have, the median of those that do."""
-    first = values[0]
-    if isinstance(first, dict):
-        keys = dict.fromkeys(key for each in values for key in each)
-        return {key: medians([each[key] for each in values if key in each]) for key in keys}
-    is_number = isinstance(first, int | float) and not isinstance(first, bool)
-    return statistics.median(values) if is_number else first
 
 
 # ---- recorded runs
@@ -358,8 +349,8 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
     modelled = target_costs(target, h200, 1, 1024, 2.0)
     modelled.drafts["head"] = draft_costs(open_draft("head", target), target, h200, 1, 1024, 2.0)
     rows = []
-    for name in RECORDED:
-        results = json.loads((folder / name).read_text())
+    for path in sorted(folder.glob(RECORDED)):
+        name, results = path.name, json.loads(path.read_text())
         costs = completed(Costs.from_dict(results["costs"]), modelled, h200)
         costs.drafts = {"head": costs.drafts["head"]}
         for cell in results["summary"]["cells"]:
