@@ -95,7 +95,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     from outpace.plan.guesses import Conditions
-    from outpace.plan.html import write_html
     from outpace.plan.memory import Deployment
     from outpace.plan.models import open_model
     from outpace.plan.planning import make_plan, open_wanted
@@ -118,9 +117,11 @@ def execute(options: argparse.Namespace) -> int:
         options.output_tokens,
     )  # fmt: skip
     measurement = _measured(options, wanted) if options.measure else None
-    costs, source = (None, "measured here, by the engine's calibration") if measurement else _saved(options, wanted)
+    costs, source = (None, _measured_how(measurement)) if measurement else _saved(options, wanted)
     report = finite(make_plan(wanted, to, conditions, measurement=measurement, costs=costs, costs_from=source))
     if options.html is not None:
+        from outpace.plan.html import write_html
+
         write_html(options.html, report)
     print(json.dumps(report) if options.json else as_text(report))
     return 0
@@ -177,6 +178,15 @@ def _measured(options: argparse.Namespace, wanted: Wanted) -> Measurement:
         wanted.target, wanted.drafts, prompts, options.temperature, max_tokens=options.max_tokens,
         options={"backend": options.backend, "threads": options.threads},
     )  # fmt: skip
+
+
+def _measured_how(measurement: Measurement) -> str:
+    from outpace.plan.machines import BUSY
+
+    how, others = "measured here, by the engine's calibration", measurement.taken_by_others
+    if others > BUSY:
+        how += f", while {others:.0%} of the processor time went to other programs; measure again when they have ended"
+    return how
 
 
 def _saved(options: argparse.Namespace, wanted: Wanted) -> tuple[Costs | None, str | None]:

@@ -28,6 +28,7 @@ from outpace.plan.agreement import BridgedWalk, HeadWalk, Text, Walk, by_lookup,
 from outpace.plan.drafts import PlannedDraft
 from outpace.plan.guesses import Measured
 from outpace.plan.models import PlannedModel
+from outpace.plan.probe import Others
 from outpace.speculation.costs.calibration import TARGET_BUDGET, measure_steps
 from outpace.speculation.costs.curves import Costs, DraftCosts
 from outpace.speculation.proposers.base import Proposer
@@ -89,6 +90,7 @@ class Measurement:
     costs: Costs  # of the target alone
     drafts: dict[str, dict[float, Acceptance]]  # by the draft's name and temperature
     draft_costs: dict[str, Costs]
+    taken_by_others: float = 0.0  # share of the processor time meanwhile
 
     def of(self, draft: PlannedDraft, temperature: float) -> Measured | None:
         """None if this draft was not measured."""
@@ -124,7 +126,7 @@ def measure_drafts(
             and (draft.path is not None or draft.kind == "lookup")]  # fmt: skip
     if not able:
         raise UsageError("--measure has nothing to compare: name a draft by its file or folder, or ngram or suffix")
-    found = Measurement(None, {}, {})  # type: ignore[arg-type]
+    found, others = Measurement(None, {}, {}), Others()  # type: ignore[arg-type]
     texts: dict[float, list[Text]] = {}
     lookups = [draft for draft in able if draft.kind == "lookup"]
     models = [draft for draft in able if draft.kind != "lookup"] or lookups[:1]
@@ -138,6 +140,7 @@ def measure_drafts(
         if not found.draft_costs:
             raise
         print("interrupted: the report has what was measured before", file=sys.stderr)
+    found.taken_by_others = others.share()
     return found
 
 

@@ -174,7 +174,8 @@ def test_int4_is_faster_at_one_token_and_not_at_many():
     bf16, int4 = (
         step_costs(open_model("llama-3.1-8b", fmt), machine("h200"), 1, 4096, 2.0) for fmt in ("bf16", "int4")
     )
-    assert int4.seconds(1, 1) < 0.5 * bf16.seconds(1, 1)
+    assert int4.seconds(1, 1) == pytest.approx(2.08e-3, rel=0.1)  # benchmarks/results/gpu_quantised_h200.txt
+    assert int4.seconds(1, 1) < 0.55 * bf16.seconds(1, 1)
     assert int4.seconds(1, 4096) == pytest.approx(bf16.seconds(1, 4096), rel=0.15)
 
 
