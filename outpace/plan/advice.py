@@ -83,8 +83,8 @@ def advise(
         sure = next((each for each in paying if each.verdict == "use"), None)
         if best.verdict == "maybe" and sure is not None:
             advice.sentences.append(
-                f"{best.draft.name} comes first by its speed, but {best.reason}. {sure.draft.name} is surer: "
-                f"{sure.speed.speedup:.2f}x at depth {sure.speed.depth}."
+                f"This is not certain: {best.reason}. {sure.draft.name} is surer: {sure.speed.speedup:.2f}x at depth "
+                f"{sure.speed.depth}."
             )
     advice.sentences += [_why_not(each) for each in pairings if each.draft.name in named and each is not best]
     if trainable is not None and (best is None or trainable.speed.speedup > 1.05 * best.speed.speedup):

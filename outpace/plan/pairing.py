@@ -22,7 +22,6 @@ from outpace.plan.vocabularies import Compatibility, compare
 from outpace.speculation.costs.curves import Costs
 
 LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-_MUCH_ROOM = 0.1  # share of the sequences that fit
 MOST_ROWS = 512  # requests at once that are compared, however many fit
 
 
@@ -48,7 +47,7 @@ class Pairing:
     full_load: tuple[float, float]  # tokens a second when the cache is full: plain without the draft, and with it
     verdict: Literal["use", "maybe", "no", "cannot"]
     reason: str
-    loses_when_full: bool  # with a full cache, the sequences that it displaces weigh more than its gain
+    has_room: bool  # for the wanted load beside it
 
 
 def judge(
@@ -95,10 +94,7 @@ def judge(
     by_load = tuple(drafting.best(load, context) for load in LOADS)
     at_depth = tuple(drafting.fixed(load, depth, context) for load in LOADS)
     full = _full_load(drafting, plain_memory, memory, context)
-    lost = 1 - memory.sequences / plain_memory.sequences if plain_memory.sequences else 0.0
-    # Beyond the largest load that is compared, room is not what is short.
-    loses_when_full = memory.fits and lost > _MUCH_ROOM and full[1] < full[0] and memory.sequences < LOADS[-1]
-    verdict, reason = _verdict(memory, plain_memory, speed, lost if loses_when_full else 0.0, low, guess)
+    verdict, reason = _verdict(memory, plain_memory, speed, full, low, guess)
     return Pairing(
         draft=draft,
         compatibility=compatibility,
@@ -118,7 +114,7 @@ def judge(
         full_load=full,
         verdict=verdict,
         reason=reason,
-        loses_when_full=loses_when_full,
+        has_room=memory.sequences >= rows,
     )
 
 
@@ -130,7 +126,7 @@ def _full_load(drafting: Drafting, without: MemoryPlan, with_draft: MemoryPlan, 
 
 
 def _verdict(
-    memory: MemoryPlan, plain_memory: MemoryPlan, speed: Speed, lost: float, low: Speed, guess: Guess
+    memory: MemoryPlan, plain_memory: MemoryPlan, speed: Speed, full: tuple[float, float], low: Speed, guess: Guess
 ) -> tuple[Literal["use", "maybe", "no", "cannot"], str]:
     if not memory.fits and not plain_memory.fits:
         return "cannot", "the target does not fit"
@@ -138,7 +134,8 @@ def _verdict(
         return "cannot", "the target fits, but not together with this draft"
     if speed.speedup <= 1.0:
         return "no", "it is not faster than plain decoding at this load"
-    if lost:
+    lost = 1 - memory.sequences / plain_memory.sequences if plain_memory.sequences else 0.0
+    if lost > 0.1 and full[1] < full[0] and memory.sequences < LOADS[-1]:  # beyond that, room is not what is short
         return "maybe", (
             f"it is faster at this load, but takes {lost:.0%} of the concurrency, which outweighs its gain when the "
             "cache is full"
@@ -149,14 +146,13 @@ def _verdict(
 
 
 def ranked(pairings: Sequence[Pairing]) -> list[Pairing]:
-    """The fastest first, also where a guess decides whether it pays: where it does not, `auto` decodes plainly, so
-    trying costs little. A draft that loses with a full cache comes after those that do not: its memory is gone in any
-    case. Of equals, those that are sure and that exist come first."""
+    """The fastest at the wanted load first, also where it is not certain to pay: `auto` decodes plainly where it does
+    not, and the reason is told. A draft beside which that load does not fit comes after those beside which it does. Of
+    equals, those that are certain and those that exist come first."""
     order = {"use": 0, "maybe": 0, "no": 2, "cannot": 3}
 
     def key(each: Pairing) -> tuple[float, ...]:
-        usable = each.verdict in ("use", "maybe")
-        place = order[each.verdict] + (usable and each.loses_when_full)
+        place = order[each.verdict] or not each.has_room
         return place, -round(each.speed.speedup, 2), each.verdict == "maybe", not each.draft.exists
 
     return sorted(pairings, key=key)

@@ -19,12 +19,12 @@ from outpace.backends.base import Head, HeadTask, Runner
 from outpace.config import SamplingParams
 from outpace.core import Request, Row, StepPlan
 from outpace.decoding.verification import executor_of
+from outpace.speculation.costs.curves import SIZES as SIZES
 from outpace.speculation.costs.curves import Costs, DraftCosts, StepCosts
 from outpace.speculation.proposers.base import Proposer
 
 _log = logging.getLogger("outpace.costs")
 
-SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _ROUNDS = 3
 _TURNS = 5  # measurements of two steps that are compared
 _TURNS_SHARE = 0.1  # of a budget, for those

@@ -16,6 +16,7 @@ import numpy as np
 
 from outpace.speculation.costs.timing import DraftTiming, Forward
 
+SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # that are measured
 _DRIFT_RATE = 0.1  # learning rate of the factor common to all sizes
 _POINT_RATE = 0.03  # learning rate of a single size
 _ROW_RATE = 0.4  # learning rate of the cost per row, where that is well above the noise

@@ -21,8 +21,8 @@ from outpace.engine.engine import Engine
 from outpace.kv.entries import HeadEntries
 from outpace.speculation.costs import calibration
 from outpace.speculation.costs import file as kept
-from outpace.speculation.costs.calibration import SIZES, measure, measure_head, measure_steps, warm_up_head
-from outpace.speculation.costs.curves import Costs, DraftCosts, StepCosts
+from outpace.speculation.costs.calibration import measure, measure_head, measure_steps, warm_up_head
+from outpace.speculation.costs.curves import SIZES, Costs, DraftCosts, StepCosts
 from outpace.speculation.costs.file import CostFile
 from outpace.speculation.proposers.base import DraftAsk
 from outpace.speculation.proposers.draft_model import DraftModelProposer
