@@ -47,7 +47,7 @@ class Pairing:
     full_load: tuple[float, float]  # tokens a second when the cache is full: plain without the draft, and with it
     verdict: Literal["use", "maybe", "no", "cannot"]
     reason: str
-    has_room: bool  # for the wanted load beside it
+    kept_when_full: float  # share of the plain throughput, at most 1: what its memory displaces is lost at any load
 
 
 def judge(
@@ -94,7 +94,10 @@ def judge(
     by_load = tuple(drafting.best(load, context) for load in LOADS)
     at_depth = tuple(drafting.fixed(load, depth, context) for load in LOADS)
     full = _full_load(drafting, plain_memory, memory, context)
-    verdict, reason = _verdict(memory, plain_memory, speed, full, low, guess)
+    lost = 1 - memory.sequences / plain_memory.sequences if plain_memory.sequences else 0.0
+    is_short = lost > 0 and memory.sequences < LOADS[-1]  # beyond that, room is not what is short
+    kept = min(1.0, full[1] / full[0]) if is_short and full[0] else 1.0
+    verdict, reason = _verdict(memory, plain_memory, speed, lost if kept < 1.0 else 0.0, low, guess)
     return Pairing(
         draft=draft,
         compatibility=compatibility,
@@ -114,7 +117,7 @@ def judge(
         full_load=full,
         verdict=verdict,
         reason=reason,
-        has_room=memory.sequences >= rows,
+        kept_when_full=kept,
     )
 
 
@@ -126,7 +129,7 @@ def _full_load(drafting: Drafting, without: MemoryPlan, with_draft: MemoryPlan, 
 
 
 def _verdict(
-    memory: MemoryPlan, plain_memory: MemoryPlan, speed: Speed, full: tuple[float, float], low: Speed, guess: Guess
+    memory: MemoryPlan, plain_memory: MemoryPlan, speed: Speed, lost: float, low: Speed, guess: Guess
 ) -> tuple[Literal["use", "maybe", "no", "cannot"], str]:
     if not memory.fits and not plain_memory.fits:
         return "cannot", "the target does not fit"
@@ -134,8 +137,7 @@ def _verdict(
         return "cannot", "the target fits, but not together with this draft"
     if speed.speedup <= 1.0:
         return "no", "it is not faster than plain decoding at this load"
-    lost = 1 - memory.sequences / plain_memory.sequences if plain_memory.sequences else 0.0
-    if lost > 0.1 and full[1] < full[0] and memory.sequences < LOADS[-1]:  # beyond that, room is not what is short
+    if lost > 0.1:
         return "maybe", (
             f"it is faster at this load, but takes {lost:.0%} of the concurrency, which outweighs its gain when the "
             "cache is full"
@@ -146,13 +148,13 @@ def _verdict(
 
 
 def ranked(pairings: Sequence[Pairing]) -> list[Pairing]:
-    """The fastest at the wanted load first, also where it is not certain to pay: `auto` decodes plainly where it does
-    not, and the reason is told. A draft beside which that load does not fit comes after those beside which it does. Of
-    equals, those that are certain and those that exist come first."""
-    order = {"use": 0, "maybe": 0, "no": 2, "cannot": 3}
+    """Usable ones by their speed at the wanted load, times what is kept of the throughput with a full cache: where a
+    draft does not pay, `auto` decodes plainly, but it does not give memory back. So a guess costs a draft no place, and
+    the memory it takes does. Of equals, those that are certain and those that exist come first."""
+    order = {"use": 0, "maybe": 0, "no": 1, "cannot": 2}
 
     def key(each: Pairing) -> tuple[float, ...]:
-        place = order[each.verdict] or not each.has_room
-        return place, -round(each.speed.speedup, 2), each.verdict == "maybe", not each.draft.exists
+        value = round(each.speed.speedup * each.kept_when_full, 2)
+        return order[each.verdict], -value, each.verdict == "maybe", not each.draft.exists
 
     return sorted(pairings, key=key)

@@ -186,13 +186,20 @@ def test_the_fastest_usable_draft_comes_first(llama):
     assert order[0] == "llama-3.2-1b" and order[-1] == "self:int4"
 
 
-def test_the_fastest_at_the_wanted_load_comes_first_if_that_load_fits(llama):
+def test_a_guess_costs_a_draft_no_place_and_the_memory_it_takes_does(llama):
     """`auto` decodes plainly where a draft does not pay, but it does not give memory back."""
     sure = pairing(llama, "ngram")
-    faster, heavy = (replace(sure, verdict="maybe", speed=replace(sure.speed, speedup=1.3)) for _ in range(2))
-    heavy = replace(heavy, has_room=False)
+    guess, heavy = (replace(sure, verdict="maybe", speed=replace(sure.speed, speedup=1.3)) for _ in range(2))
+    heavy = replace(heavy, kept_when_full=0.5)
     no, equal = replace(sure, verdict="no"), replace(sure, verdict="maybe")
-    assert ranked([no, heavy, equal, sure, faster]) == [faster, sure, equal, heavy, no]
+    assert ranked([no, heavy, equal, sure, guess]) == [guess, sure, equal, heavy, no]
+
+
+def test_a_draft_that_takes_most_of_the_room_is_not_advised(llama):
+    """The articles' 8B beside a 70B on two GPUs of 80 GB: faster for one request, less than half with a full cache."""
+    found = pairing(llama, "llama-3.1-8b")
+    assert found.speed.speedup > pairing(llama, "ngram").speed.speedup and found.kept_when_full < 0.5
+    assert advice_for(llama, ["llama-3.1-8b"])["advice"]["decision"] == "another_draft"
 
 
 def test_a_surer_draft_is_named_beside_a_faster_one():
