@@ -19,7 +19,7 @@ from outpace.plan.models import PlannedModel
 from outpace.plan.roofline import completed, draft_costs, target_costs
 from outpace.plan.speed import Answer, Drafting, Speed
 from outpace.plan.vocabularies import Compatibility, compare
-from outpace.speculation.costs.curves import Costs
+from outpace.speculation.costs.curves import Costs, DraftCosts
 
 LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MOST_ROWS = 512  # requests at once that are compared, however many fit
@@ -59,8 +59,10 @@ def judge(
     plain_memory: MemoryPlan,
     target_step: Costs | None = None,
     measured: Measured | None = None,
+    draft_step: DraftCosts | None = None,
 ) -> Pairing:
-    """`target_step`: measured costs of the target's steps; without them, those of the machine's table."""
+    """`target_step`: measured costs of the target's steps; without them, those of the machine's table. `draft_step`:
+    the same for the draft, where `measured` has none."""
     compatibility = compare(target, draft.model) if draft.kind == "draft" and draft.model is not None else None
     ratio = target.parameters / draft.parameters if draft.parameters else None
     if draft.kind == "draft" and ratio is not None and ratio < 1:
@@ -77,7 +79,7 @@ def judge(
     modelled.drafts[draft.kind] = with_bridge(drafting_costs, bridge)
     whole = modelled
     if target_step is not None:
-        drafts = measured.draft_costs if measured is not None else None
+        drafts = (measured.draft_costs if measured is not None else None) or draft_step
         seen = replace(target_step, drafts={draft.kind: drafts or modelled.drafts[draft.kind]})
         whole = completed(seen, modelled, to.machine)
     guess = guessed(target, draft, ratio, conditions, measured)

@@ -170,6 +170,22 @@ def test_costs_that_the_engine_kept_are_found(tmp_path, monkeypatch):
     assert found is not None and found.target.points == pytest.approx(kept.target.points)
 
 
+def test_here_uses_what_the_engine_kept_of_target_and_draft(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("OUTPACE_CACHE_DIR", str(tmp_path / "cache"))
+    target, draft = write_model(tmp_path / "t.gguf", width=128, num_layers=3), write_model(tmp_path / "d.gguf")
+    with LLM(str(target), draft=str(draft), threads=1, backend="native", max_context=256) as llm:
+        llm.engine.calibrate()
+        kept = llm.engine.costs
+        assert kept is not None
+        kept.drafts["draft"].passes = StepCosts({1: 50 * kept.target.seconds(1, 1)})  # to be recognised
+        llm.engine.keep_costs()
+    assert main(["plan", str(target), str(draft), "--here", "--threads", "1", "--depth", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["assumptions"][0].startswith("Costs: the target's steps and the drafts of d as the engine measured")
+    speed = next(each["speed"] for each in found["drafts"] if each["kind"] == "draft")
+    assert speed["step_seconds"] > 50 * kept.target.seconds(1, 1)
+
+
 @pytest.mark.model
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_a_head_agrees_as_in_the_engine(temperature):

@@ -283,6 +283,7 @@ def test_advice_without_a_draft_where_none_pays():
 def test_alternatives_are_added(llama):
     kinds = {draft["kind"] for draft in advice_for(llama, [])["drafts"]}
     assert kinds == {"draft", "head", "self", "lookup"}
+    assert len(open_wanted(llama, ["head", "ngram", "head"], None, None).named) == 2, "a draft named twice counts once"
 
 
 def test_candidates_are_ranked_and_others_named(tmp_path):
