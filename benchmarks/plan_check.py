@@ -6,11 +6,12 @@
 
 The first form loads both models in a process of its own, lets them touch all weights and all of the cache, and compares
 resident memory with the plan's. Then `--measure`'s acceptance and the engine's calibrated costs predict the speedup of
-fixed depths; the engine runs the same prompts with plain decoding and these depths in turns, several rounds, of which
-the fastest counts: the tokens are the same in each, and other programs only make a run slower. Beside the speedup
-stand the parts of a step, predicted and as the median of all steps (`plan_parts.py`). Without --model it is the
-embedded SmolLM2 with its head. The second form predicts the speedups in recorded runs from their costs and
-acceptance. The third builds the 8B and 1B shapes on a GPU and compares what torch allocated.
+fixed depths; the engine runs the same prompts with plain decoding and these depths in turns, several rounds. A step
+does the same work in each round, so the fastest time of each step counts: other programs only make a step slower. The
+ratio by whole runs, the fastest of each, stands beside it, and so do the parts of a step, predicted and as the median
+of all steps (`plan_parts.py`), and the share of processor time that the host of this machine gave to others. Without
+--model it is the embedded SmolLM2 with its head. The second form predicts the speedups in recorded runs from their
+costs and acceptance. The third builds the 8B and 1B shapes on a GPU and compares what torch allocated.
 """
 
 from __future__ import annotations
@@ -30,28 +31,33 @@ from tqdm import tqdm
 
 from benchmarks.gpu_speculation import STEP_TOKENS
 from benchmarks.memory import resident_bytes
-from benchmarks.pair import fastest, row
+from benchmarks.pair import row
 from benchmarks.plan_parts import StepParts, predicted_parts
 from benchmarks.report import provenance, write_json
 from outpace import LLM
+from outpace.bench.loads import Closed
+from outpace.bench.paired import interleaved
 from outpace.bench.prompt_files import load_prompts
 from outpace.bench.settings import PLAIN, fixed
+from outpace.bench.statistics import ratio_of_rates
 from outpace.bench.targets import EngineTarget
 from outpace.bench.trials import Job, Run
 from outpace.bench.workloads import Prompt, evenly
 from outpace.config import SamplingParams, usable_cores
+from outpace.core import Request
 from outpace.models.embedded import own_head
 from outpace.models.resolve import resolve_model
+from outpace.plan.agreement import Text
 from outpace.plan.drafts import PlannedDraft, open_draft
 from outpace.plan.machines import CPU, Machine, machine
-from outpace.plan.measure import Acceptance, measure_drafts
+from outpace.plan.measure import Acceptance, calibrated, measure_drafts, median_costs
 from outpace.plan.models import open_model
 from outpace.plan.roofline import completed, draft_costs, target_costs
 from outpace.plan.speed import ENDLESS, Answer, Drafting, known_acceptance
 from outpace.speculation.costs.curves import Costs
 
 CONTEXT, SEQUENCES = 4096, 4
-RECORDED = ("gpu_speculation_h200.json", "gpu_speculation_h200_one_block.json")
+RECORDED = "gpu_speculation_h200*.json"
 RECORDED_CONTEXT = 420  # mean tokens of a request in the recorded runs
 CALIBRATIONS = 8
 
@@ -96,9 +102,19 @@ def main() -> None:
         if not options.no_speed:
             prompts = evenly(load_prompts(options.prompts, options.max_tokens), options.count)
             found |= {"prompts": options.prompts.name, "count": options.count, "max_tokens": options.max_tokens}
+            before = stolen_and_all()
             found["speed"] = speed(model, draft, prompts, options)
+            stolen, every = (after - before for after, before in zip(stolen_and_all(), before, strict=True))
+            found["stolen"] = stolen / max(every, 1)
+            print(f"the machine's host took {found['stolen']:.1%} of the processor time")
     if options.json:
         write_json(options.json, {"provenance": provenance(models), **found})
+
+
+def stolen_and_all() -> tuple[int, int]:
+    """Processor time so far, in ticks: taken by the host of a virtual machine, and all."""
+    times = list(map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:9]))
+    return times[7], sum(times)
 
 
 # ---- memory
@@ -158,7 +174,6 @@ def _touch(runner: Any) -> int:
     """Write every cell of the cache, of target and head; returns their number."""
     from outpace.backends.base import HeadTask
     from outpace.core import Row, StepPlan
-    from outpace.plan.agreement import Text
 
     each = min(
         runner.pool.num_blocks * runner.pool.block_size // runner.capacity.max_sequences, runner.capacity.max_context
@@ -224,17 +239,18 @@ def speed(model: Path, draft: Path, prompts: Sequence[Prompt], options: argparse
     rows = []
     for (temperature, depth), m in measured.items():
         p = predicted(costs, measurement.drafts[drafting.name][temperature], depth, usual)
-        ratio, real = m["decode_ratio"], m["accepted"] / m["drafted"]
+        ratio, whole, real = m["step_ratio"], m["decode_ratio"], m["accepted"] / m["drafted"]
         error = p["speedup"] / ratio["value"] - 1
         print(
             f"temperature {temperature:g}, {drafting.kind}:{depth}: predicted {p['speedup']:.3f}, measured "
-            f"{ratio['value']:.3f} ({ratio['low']:.2f} to {ratio['high']:.2f}): {error:+.1%}; tokens a step "
+            f"{ratio['value']:.3f} ({ratio['low']:.2f} to {ratio['high']:.2f}): {error:+.1%}; by whole runs "
+            f"{whole['value']:.3f}: {p['speedup'] / whole['value'] - 1:+.1%}; tokens a step "
             f"{p['tokens_per_step']:.3f} and {m['tokens_per_step']:.3f}; accepted {p['acceptance']['value']:.3f} at "
             f"depth {max(options.depths)} by --measure, {real:.3f} by the engine"
         )
         print_parts(p["parts"], m["parts"])
         rows.append({"temperature": temperature, "setting": f"{drafting.kind}:{depth}", "predicted": p, "measured": m,
-                     "error": error})  # fmt: skip
+                     "error": error, "error_of_runs": p["speedup"] / whole["value"] - 1})  # fmt: skip
     return rows
 
 
@@ -266,7 +282,7 @@ def runs(
     method: Any = "head" if kind == "head" else "draft"
     settings = [PLAIN, *(fixed(method, depth) for depth in options.depths)]
     made: dict[tuple[float, str], list[Run]] = {(t, each.name): [] for t in options.temperature for each in settings}
-    calibrations, lengths, parts = list[dict[str, Any]](), list[tuple[int, int]](), StepParts()
+    calibrations, lengths, parts = list[Costs](), list[tuple[int, int]](), StepParts()
     with LLM(str(model), draft=str(draft), prefix_reuse=False, max_context=2048) as llm:
         target = EngineTarget(llm)
         try:
@@ -279,13 +295,18 @@ def runs(
                     if not i:
                         target.warm_up(job, settings)
                     with parts.watching(llm.engine):
-                        best = fastest(target, job, settings, options.rounds, i)
-                    once |= {(temperature, name): run for name, run in best.items()}
+                        for turn in range(options.rounds):
+                            for setting, run in interleaved(target, [job], settings, Closed(1), i + turn):
+                                parts.end_run(i, temperature, setting.name)
+                                known = once.get((temperature, setting.name))
+                                if known is None or run.decode_seconds < known.decode_seconds:
+                                    once[temperature, setting.name] = run
                 for key, run in once.items():
                     made[key].append(run)
                     lengths.append((len(tokens), run.decode_tokens))
                 if i % max(1, len(prompts) // CALIBRATIONS) == 0:
-                    calibrations.append(calibrated(llm, method))
+                    scratch = Text(tokens, params, frozenset()).request()
+                    calibrations.append(calibrated_now(llm, method, scratch))
         except KeyboardInterrupt:
             if not calibrations:
                 raise
@@ -297,33 +318,26 @@ def runs(
             figures["drafted"], figures["accepted"] = (
                 sum(figures[f"{what}_per_position"]) for what in ("drafted", "accepted")
             )
-            figures["parts"] = parts.medians(depth) | {"plain": parts.medians(0)["verify"]}
+            cell, plain = (temperature, f"{method}:{depth}"), (temperature, PLAIN.name)
+            tokens = [run.decode_tokens for run in made[cell]]
+            seconds, of_plain = (parts.seconds(each)[: len(tokens)] for each in (cell, plain))
+            figures["step_ratio"] = ratio_of_rates(tokens, seconds, tokens, of_plain).as_dict()
+            figures["parts"] = parts.medians(cell, depth) | {"plain": parts.medians(plain, 0)["verify"]}
             found[temperature, depth] = figures
-    costs = Costs.from_dict(medians(calibrations))
-    costs.drafts = {method: costs.drafts[method]}
+    costs = median_costs(calibrations)
     num_read, num_decoded = map(statistics.mean, zip(*lengths, strict=True))
     return found, costs, Answer(round(num_read), num_decoded)
 
 
-def calibrated(llm: LLM, method: str) -> dict[str, Any]:
-    """Costs of passes as calibrated now; those of the host, which no calibration measures, as steps have shown them."""
-    assert llm.engine.costs is not None
-    seen = llm.engine.costs.as_dict()
-    llm.engine.calibrate(again=True)
-    found = llm.engine.costs.as_dict()
-    found |= {name: seen[name] for name in ("token_seconds", "schedule_seconds")}
-    found["drafts"][method]["draw_seconds"] = seen["drafts"][method]["draw_seconds"]
+def calibrated_now(llm: LLM, method: str, scratch: Request) -> Costs:
+    """As `outpace plan --measure` calibrates; host times, which no calibration measures, as steps have shown them."""
+    seen, engine = llm.engine.costs, llm.engine
+    assert seen is not None
+    engine.forget()
+    found = calibrated(engine._runner, [engine._proposers[method]], scratch)
+    found.token_seconds, found.schedule_seconds = seen.token_seconds, seen.schedule_seconds
+    found.drafts[method].draw_seconds = seen.drafts[method].draw_seconds
     return found
-
-
-def medians(values: Sequence[Any]) -> Any:
-    """Of every number in nested dictionaries of one form; of sizes that not all have, the median of those that do."""
-    first = values[0]
-    if isinstance(first, dict):
-        keys = dict.fromkeys(key for each in values for key in each)
-        return {key: medians([each[key] for each in values if key in each]) for key in keys}
-    is_number = isinstance(first, int | float) and not isinstance(first, bool)
-    return statistics.median(values) if is_number else first
 
 
 # ---- recorded runs
@@ -335,8 +349,8 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
     modelled = target_costs(target, h200, 1, 1024, 2.0)
     modelled.drafts["head"] = draft_costs(open_draft("head", target), target, h200, 1, 1024, 2.0)
     rows = []
-    for name in RECORDED:
-        results = json.loads((folder / name).read_text())
+    for path in sorted(folder.glob(RECORDED)):
+        name, results = path.name, json.loads(path.read_text())
         costs = completed(Costs.from_dict(results["costs"]), modelled, h200)
         costs.drafts = {"head": costs.drafts["head"]}
         for cell in results["summary"]["cells"]:

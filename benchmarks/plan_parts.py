@@ -19,18 +19,37 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from outpace.core import Delta
 from outpace.engine.engine import Engine
 from outpace.plan.speed import Drafting
 
+Cell = tuple[float, str]  # temperature and setting
+
+
+@dataclass(slots=True)
+class Step:
+    """One decoding step: its seconds, whole and in parts."""
+
+    depth: int
+    seconds: float
+    parts: dict[str, float]
+
+    def fastest(self, other: Step) -> Step:
+        assert self.depth == other.depth and self.parts.keys() == other.parts.keys(), "not the same step"
+        parts = {part: min(seconds, other.parts[part]) for part, seconds in self.parts.items()}
+        return Step(self.depth, min(self.seconds, other.seconds), parts)
+
 
 @dataclass(slots=True)
 class StepParts:
-    """Seconds of the parts of decoding steps, by the depth of their draft; depth 0 is plain decoding."""
+    """Decoding steps of runs with one request each. The runs of a prompt, temperature and setting are repeated; their
+    steps do the same work, so the fastest time of each step counts: other programs only make a step slower."""
 
-    seen: dict[tuple[int, str], list[float]] = field(default_factory=dict)
+    runs: dict[tuple[int, Cell], list[Step]] = field(default_factory=dict)  # by number of the prompt
+    _steps: list[Step] = field(default_factory=list)  # of the present run
     _is_first: bool = False  # the next step is the first one after a prefill, in which a draft begins by reading
 
     @contextmanager
@@ -38,8 +57,9 @@ class StepParts:
         step = engine.step
 
         def watched() -> list[Delta]:
+            begin = perf_counter()
             deltas = step()
-            self._add(engine)
+            self._add(engine, perf_counter() - begin)
             return deltas
 
         _replace_step(engine, watched)
@@ -48,7 +68,7 @@ class StepParts:
         finally:
             _replace_step(engine, step)
 
-    def _add(self, engine: Engine) -> None:
+    def _add(self, engine: Engine, seconds: float) -> None:
         stats, is_first = engine.stats, self._is_first
         self._is_first = stats.num_prefill_tokens > 0
         if not stats.num_decode_rows or self._is_first:
@@ -58,12 +78,27 @@ class StepParts:
         found["host"] = stats.schedule_seconds + stats.policy_seconds + stats.verify_seconds
         if depth:
             found["first_draft" if is_first else "draft_token"] = stats.draft_seconds / (1 if is_first else depth)
-        for part, seconds in found.items():
-            self.seen.setdefault((depth, part), []).append(seconds)
+        self._steps.append(Step(depth, seconds, found))
 
-    def medians(self, depth: int) -> dict[str, float]:
+    def end_run(self, number: int, temperature: float, setting: str) -> None:
+        """The run that has just ended."""
+        key, steps = (number, (temperature, setting)), self._steps
+        self._steps = []
+        known = self.runs.get(key)
+        self.runs[key] = steps if known is None else [a.fastest(b) for a, b in zip(known, steps, strict=True)]
+
+    def seconds(self, cell: Cell) -> list[float]:
+        """Decode time by prompt."""
+        return [sum(step.seconds for step in steps) for (_, of), steps in sorted(self.runs.items()) if of == cell]
+
+    def medians(self, cell: Cell, depth: int) -> dict[str, float]:
         """Of steps with a draft of this depth. Reading is what the first draft of an answer takes more than others."""
-        found = {part: statistics.median(seconds) for (of, part), seconds in self.seen.items() if of == depth}
+        seen: dict[str, list[float]] = {}
+        for (_, of), steps in self.runs.items():
+            for step in steps if of == cell else ():
+                for part, seconds in step.parts.items() if step.depth == depth else ():
+                    seen.setdefault(part, []).append(seconds)
+        found = {part: statistics.median(seconds) for part, seconds in seen.items()}
         if depth:
             found["reading"] = found.pop("first_draft") - depth * found["draft_token"]
         return found

@@ -34,10 +34,11 @@ from outpace.speculation.proposers.draft_model import DraftModelProposer
 from outpace.speculation.proposers.grammar import GrammarProposer
 from outpace.speculation.proposers.head import HeadProposer
 from outpace.speculation.proposers.ngram import NgramProposer
-from outpace.speculation.proposers.other_vocabulary import OtherVocabularyProposer, ways_of
+from outpace.speculation.proposers.other_vocabulary import OtherVocabularyProposer
 from outpace.speculation.proposers.prediction import PredictionProposer
 from outpace.speculation.proposers.prediction_text import Prediction
 from outpace.speculation.proposers.suffix import SuffixProposer
+from outpace.speculation.proposers.text_bridge import ways_of
 
 log = logging.getLogger("outpace.llm")
 Prompt = str | Sequence[int]

@@ -50,6 +50,8 @@ def as_text(costs: Costs) -> str:
     for name, draft in costs.drafts.items():
         if draft.passes is not None:
             lines += ["", f"passes of {name}", *_table(draft.passes)]
+        if draft.first is not None:
+            lines += ["", f"first pass of a draft of {name}", *_table(draft.first)]
     lines.append("")
     for name, draft in costs.drafts.items():
         if draft.passes is None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from outpace.plan.machines import Machine
     from outpace.plan.measure import Measurement
     from outpace.plan.planning import Wanted
-    from outpace.speculation.costs.curves import Costs
+    from outpace.speculation.costs.curves import Costs, DraftCosts
 
 _DESCRIPTION = """\
 Say before a launch what fits and what pays: memory for weights, draft and cache; which draft, at which depth, up to
@@ -95,7 +95,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     from outpace.plan.guesses import Conditions
-    from outpace.plan.html import write_html
     from outpace.plan.memory import Deployment
     from outpace.plan.models import open_model
     from outpace.plan.planning import make_plan, open_wanted
@@ -118,9 +117,15 @@ def execute(options: argparse.Namespace) -> int:
         options.output_tokens,
     )  # fmt: skip
     measurement = _measured(options, wanted) if options.measure else None
-    costs, source = (None, "measured here, by the engine's calibration") if measurement else _saved(options, wanted)
-    report = finite(make_plan(wanted, to, conditions, measurement=measurement, costs=costs, costs_from=source))
+    costs, of_drafts, source = (None, {}, _measured_how(measurement)) if measurement else _saved(options, wanted)
+    report = finite(
+        make_plan(
+            wanted, to, conditions, measurement=measurement, costs=costs, costs_of_drafts=of_drafts, costs_from=source
+        )
+    )
     if options.html is not None:
+        from outpace.plan.html import write_html
+
         write_html(options.html, report)
     print(json.dumps(report) if options.json else as_text(report))
     return 0
@@ -179,14 +184,28 @@ def _measured(options: argparse.Namespace, wanted: Wanted) -> Measurement:
     )  # fmt: skip
 
 
-def _saved(options: argparse.Namespace, wanted: Wanted) -> tuple[Costs | None, str | None]:
-    """With --here, the costs that the engine keeps for this target, where it has run before."""
+def _measured_how(measurement: Measurement) -> str:
+    from outpace.plan.machines import BUSY
+
+    how, others = "measured here, by the engine's calibration", measurement.taken_by_others
+    if others > BUSY:
+        how += f", while {others:.0%} of the processor time went to other programs; measure again when they have ended"
+    return how
+
+
+def _saved(options: argparse.Namespace, wanted: Wanted) -> tuple[Costs | None, dict[str, DraftCosts], str | None]:
+    """With --here, what the engine keeps: the costs of this target, and by name those of drafts that it ran with."""
     if not options.here or wanted.target.path is None:
-        return None, None
+        return None, {}, None
     from outpace.plan.measure import saved_costs
 
-    for path in [draft.path for draft in wanted.drafts if draft.path is not None] + [None]:
-        found = saved_costs(wanted.target.path, path, options.threads)
-        if found is not None:
-            return found, "the target's steps as the engine measured them on this machine; drafts by bandwidth"
-    return None, None
+    drafts: dict[str, DraftCosts] = {}
+    costs = saved_costs(wanted.target.path, None, options.threads)
+    for draft in wanted.drafts:
+        found = saved_costs(wanted.target.path, draft.path, options.threads) if draft.path is not None else None
+        if found is not None and draft.kind in found.drafts:
+            costs, drafts[draft.name] = costs or found, found.drafts[draft.kind]
+    if costs is None:
+        return None, {}, None
+    which = "the target's steps" + (f" and the drafts of {', '.join(drafts)}" if drafts else "")
+    return costs, drafts, f"{which} as the engine measured them on this machine; other drafts by bandwidth"

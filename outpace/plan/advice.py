@@ -80,6 +80,12 @@ def advise(
         chosen: Decision = "this_draft" if not named or best.draft.name in named else "another_draft"
         advice = Advice(chosen, _headline(best, named, chosen))
         advice.sentences += _about(best, plain, to, conditions)
+        sure = next((each for each in paying if each.verdict == "use"), None)
+        if best.verdict == "maybe" and sure is not None:
+            advice.sentences.append(
+                f"This is not certain: {best.reason}. {sure.draft.name} is surer: {sure.speed.speedup:.2f}x at depth "
+                f"{sure.speed.depth}."
+            )
     advice.sentences += [_why_not(each) for each in pairings if each.draft.name in named and each is not best]
     if trainable is not None and (best is None or trainable.speed.speedup > 1.05 * best.speed.speedup):
         advice.sentences.append(

@@ -13,7 +13,7 @@ from typing import Literal
 from outpace.plan.machines import Machine
 from outpace.plan.vocabularies import Compatibility
 from outpace.speculation.costs.curves import DraftCosts, StepCosts
-from outpace.speculation.proposers.other_vocabulary import ENOUGH_SHARED, ways_of
+from outpace.speculation.proposers.text_bridge import ENOUGH_SHARED, ways_of
 
 Way = Literal["text", "tokens"]
 # Measured with SmolLM2-135M drafting for Qwen2.5-Coder 1.5B (benchmarks/bridge_time.py, results/bridge_time.json).
@@ -59,6 +59,6 @@ def with_bridge(costs: DraftCosts, bridge: Bridge | None) -> DraftCosts:
     if bridge is None:
         return costs
     return DraftCosts(
-        costs.passes, costs.catch_up, one_pass=costs.one_pass, lookup_seconds=costs.lookup_seconds,
+        costs.passes, costs.catch_up, first=costs.first, one_pass=costs.one_pass, lookup_seconds=costs.lookup_seconds,
         draw_seconds=costs.draw_seconds + bridge.token_seconds,
     )  # fmt: skip

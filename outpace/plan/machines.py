@@ -20,6 +20,7 @@ from outpace.errors import UsageError, suggestion
 from outpace.plan.precision import Arithmetic
 
 _GIB, _GB, _TERA = 1 << 30, 1e9, 1e12
+BUSY = 0.1  # share of the processor time; if others took more, what was measured is too low
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Kind:
     """What steps reach on machines of one kind."""
 
     bandwidth_share: float  # of the data sheet, by products of one token
+    packed_share: float  # the same for weights of fewer than 8 bits, which have to be unpacked
     arithmetic_share: float  # of the data sheet, by products of many tokens
     layer_seconds: float  # fixed time of a layer: launches, norms, attention over a short context
     overlap: float
@@ -37,8 +39,8 @@ class Kind:
     reserved_bytes: float  # by driver and libraries
 
 
-GPU = Kind(0.90, 0.80, 13e-6, 1.3, 4e-5, 6e-6, 4.5e-6, 0.5e9)
-CPU = Kind(0.80, 1.0, 1e-5, 3.0, 5e-5, 2e-5, 0.0, 0.1e9)
+GPU = Kind(0.90, 0.60, 0.80, 13e-6, 1.3, 4e-5, 6e-6, 4.5e-6, 0.5e9)
+CPU = Kind(0.80, 0.80, 1.0, 1e-5, 3.0, 5e-5, 2e-5, 0.0, 0.1e9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class Machine:
     has_nvlink: bool = False  # or another link over which a GPU reads the others' memory
     kind: Kind = GPU
     is_measured: bool = False
+    taken_by_others: float = 0.0  # share of the processor time while it was measured
 
     def arithmetic(self, wanted: Arithmetic) -> float:
         found = {"bf16": self.bf16, "fp8": self.fp8, "int8": self.int8}[wanted]
@@ -185,15 +188,15 @@ def _listed(name: str, memory: float) -> Machine:
 
 def _own_cpu(threads: int) -> Machine:
     from outpace.backends.memory import available_bytes
-    from outpace.plan.probe import float_operations, read_bandwidth
+    from outpace.plan.probe import probe
 
     memory = float(available_bytes() or 0)
     if not memory:
         raise UsageError("this system does not report its memory; give --memory, --bandwidth and --tflops")
-    operations = float_operations()
+    found, kind = probe(threads), replace(CPU, bandwidth_share=1.0, packed_share=1.0)
     return Machine(
-        f"this machine ({_processor()}, {threads} threads)", memory, memory, read_bandwidth(threads), operations, 0.0,
-        operations, kind=replace(CPU, bandwidth_share=1.0), is_measured=True,
+        f"this machine ({_processor()}, {threads} threads)", memory, memory, found.bandwidth, found.operations, 0.0,
+        found.operations, kind=kind, is_measured=True, taken_by_others=found.others,
     )  # fmt: skip
 
 

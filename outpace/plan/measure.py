@@ -1,13 +1,15 @@
 """`--measure`: the acceptance of drafts on sample prompts, and the costs of steps, on this machine.
 
 The target answers every prompt at every temperature once. Then each draft is loaded in turn and compared with the
-answers (`agreement.py`); costs come from the calibration that the engine itself uses.
+answers (`agreement.py`). Costs come from the calibration that the engine itself uses, made three times: the median
+counts, because the machine may be busy during one of them.
 """
 
 from __future__ import annotations
 
+import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,17 +17,19 @@ from typing import Any
 
 from outpace import backends
 from outpace.backends import Loaded
-from outpace.backends.base import LoadedModel, Tokenizer
+from outpace.backends.base import LoadedModel, Runner, Tokenizer
 from outpace.bench.statistics import Estimate, ratio_of_rates
 from outpace.bench.workloads import Prompt
 from outpace.config import BackendName, EngineConfig, SamplingParams
+from outpace.core import Request
 from outpace.errors import ModelError, UsageError
 from outpace.models.prompts import ChatPrompt, encode, render
 from outpace.plan.agreement import BridgedWalk, HeadWalk, Text, Walk, by_lookup, by_model, chances, walk, write_answers
 from outpace.plan.drafts import PlannedDraft
 from outpace.plan.guesses import Measured
 from outpace.plan.models import PlannedModel
-from outpace.speculation.costs.calibration import measure
+from outpace.plan.probe import Others
+from outpace.speculation.costs.calibration import TARGET_BUDGET, measure_steps
 from outpace.speculation.costs.curves import Costs, DraftCosts
 from outpace.speculation.proposers.base import Proposer
 from outpace.speculation.proposers.draft_model import DraftModelProposer
@@ -36,6 +40,8 @@ from outpace.speculation.proposers.suffix import SuffixProposer
 
 DEPTH = 8
 MAX_CONTEXT = 2048
+_CALIBRATIONS = 3
+PATIENCE = 2.0  # times the seconds that an engine takes at its start: a large model's cost of context needs more
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +90,7 @@ class Measurement:
     costs: Costs  # of the target alone
     drafts: dict[str, dict[float, Acceptance]]  # by the draft's name and temperature
     draft_costs: dict[str, Costs]
+    taken_by_others: float = 0.0  # share of the processor time meanwhile
 
     def of(self, draft: PlannedDraft, temperature: float) -> Measured | None:
         """None if this draft was not measured."""
@@ -119,7 +126,7 @@ def measure_drafts(
             and (draft.path is not None or draft.kind == "lookup")]  # fmt: skip
     if not able:
         raise UsageError("--measure has nothing to compare: name a draft by its file or folder, or ngram or suffix")
-    found = Measurement(None, {}, {})  # type: ignore[arg-type]
+    found, others = Measurement(None, {}, {}), Others()  # type: ignore[arg-type]
     texts: dict[float, list[Text]] = {}
     lookups = [draft for draft in able if draft.kind == "lookup"]
     models = [draft for draft in able if draft.kind != "lookup"] or lookups[:1]
@@ -133,6 +140,7 @@ def measure_drafts(
         if not found.draft_costs:
             raise
         print("interrupted: the report has what was measured before", file=sys.stderr)
+    found.taken_by_others = others.share()
     return found
 
 
@@ -141,24 +149,50 @@ def _measure(
 ) -> None:
     """Add the acceptance and the costs of drafts that one loading of the target serves."""
     proposers = {draft.name: _proposer(loaded, draft) for draft in drafts}
-    drafted = _Drafted()
-    accepted = {
-        draft.name: {
-            temperature: Acceptance(
-                tuple(_along(loaded, draft, proposers[draft.name], each, depth, drafted)), draft.kind == "lookup"
-            )
-            for temperature, each in texts.items()
-        }
-        for draft in drafts
-    }
-    costs = measure(loaded.target.runner, proposers.values(), next(iter(texts.values()))[0].request())
-    found.costs = costs
+    drafted, scratch, calibrations = _Drafted(), next(iter(texts.values()))[0].request(), list[Costs]()
+    accepted: dict[str, dict[float, Acceptance]] = {draft.name: {} for draft in drafts}
+    walks = [(draft, temperature) for draft in drafts for temperature in texts]
+    for i, (draft, temperature) in enumerate(walks):
+        if i in (0, len(walks) // 2):
+            calibrations.append(calibrated(loaded.target.runner, proposers.values(), scratch))
+        along = _along(loaded, draft, proposers[draft.name], texts[temperature], depth, drafted)
+        accepted[draft.name][temperature] = Acceptance(tuple(along), draft.kind == "lookup")
+    while len(calibrations) < _CALIBRATIONS:
+        calibrations.append(calibrated(loaded.target.runner, proposers.values(), scratch))
+    found.costs = costs = median_costs(calibrations)
     found.drafts |= accepted
     for name, proposer in proposers.items():
         theirs = costs.drafts[proposer.name]
         if isinstance(proposer, OtherVocabularyProposer):
             theirs.draw_seconds = drafted.beside_passes(theirs)
         found.draft_costs[name] = replace(costs, drafts={proposer.name: theirs})
+
+
+def calibrated(runner: Runner, proposers: Iterable[Proposer], scratch: Request) -> Costs:
+    """As the engine calibrates at its start, with more time for models. It uses the runner's sequences."""
+    costs = Costs(measure_steps(runner, PATIENCE * TARGET_BUDGET))
+    for proposer in proposers:
+        if isinstance(proposer, DraftModelProposer):
+            costs.drafts[proposer.name] = proposer.measure_costs(scratch, PATIENCE)
+        else:
+            costs.drafts[proposer.name] = proposer.measure_costs(scratch)
+    return costs
+
+
+def median_costs(calibrations: Sequence[Costs]) -> Costs:
+    """Of every figure: a calibration takes seconds, in which another program can make it several times too slow."""
+    return Costs.from_dict(_medians([each.as_dict() for each in calibrations]))
+
+
+def _medians(values: Sequence[Any]) -> Any:
+    """Of nested dictionaries; of figures that not all have, the median of those that do."""
+    known = [each for each in values if each is not None]
+    if not known or isinstance(known[0], bool):
+        return known[0] if known else None
+    if not isinstance(known[0], dict):
+        return statistics.median(known)
+    keys = dict.fromkeys(key for each in known for key in each)
+    return {key: _medians([each[key] for each in known if key in each]) for key in keys}
 
 
 @dataclass(slots=True)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from outpace.errors import ModelError, UsageError
-from outpace.models import hub
 from outpace.plan.known_models import KNOWN, KnownModel, find_known, similar_names
 from outpace.plan.precision import Precision, precision
 from outpace.plan.shapes import Shape
@@ -84,6 +83,8 @@ def open_model(reference: str, wanted: str | None = None) -> PlannedModel:
     known = find_known(reference)
     if known is not None:
         return _of_table(known, reference, wanted)
+    from outpace.models import hub
+
     if hub.is_name(reference) and ":" not in reference and not path.parent.is_dir():
         return _of_folder(_fetched_config(reference), reference, wanted)
     raise ModelError(_unknown(reference))

@@ -19,7 +19,7 @@ from outpace.plan.models import PlannedModel
 from outpace.plan.roofline import completed, draft_costs, target_costs
 from outpace.plan.speed import Answer, Drafting, Speed
 from outpace.plan.vocabularies import Compatibility, compare
-from outpace.speculation.costs.curves import Costs
+from outpace.speculation.costs.curves import Costs, DraftCosts
 
 LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MOST_ROWS = 512  # requests at once that are compared, however many fit
@@ -47,6 +47,7 @@ class Pairing:
     full_load: tuple[float, float]  # tokens a second when the cache is full: plain without the draft, and with it
     verdict: Literal["use", "maybe", "no", "cannot"]
     reason: str
+    kept_when_full: float  # share of the plain throughput, at most 1: what its memory displaces is lost at any load
 
 
 def judge(
@@ -58,8 +59,10 @@ def judge(
     plain_memory: MemoryPlan,
     target_step: Costs | None = None,
     measured: Measured | None = None,
+    draft_step: DraftCosts | None = None,
 ) -> Pairing:
-    """`target_step`: measured costs of the target's steps; without them, those of the machine's table."""
+    """`target_step`: measured costs of the target's steps; without them, those of the machine's table. `draft_step`:
+    the same for the draft, where `measured` has none."""
     compatibility = compare(target, draft.model) if draft.kind == "draft" and draft.model is not None else None
     ratio = target.parameters / draft.parameters if draft.parameters else None
     if draft.kind == "draft" and ratio is not None and ratio < 1:
@@ -76,7 +79,7 @@ def judge(
     modelled.drafts[draft.kind] = with_bridge(drafting_costs, bridge)
     whole = modelled
     if target_step is not None:
-        drafts = measured.draft_costs if measured is not None else None
+        drafts = (measured.draft_costs if measured is not None else None) or draft_step
         seen = replace(target_step, drafts={draft.kind: drafts or modelled.drafts[draft.kind]})
         whole = completed(seen, modelled, to.machine)
     guess = guessed(target, draft, ratio, conditions, measured)
@@ -93,7 +96,10 @@ def judge(
     by_load = tuple(drafting.best(load, context) for load in LOADS)
     at_depth = tuple(drafting.fixed(load, depth, context) for load in LOADS)
     full = _full_load(drafting, plain_memory, memory, context)
-    verdict, reason = _verdict(memory, plain_memory, speed, full, low, guess)
+    lost = 1 - memory.sequences / plain_memory.sequences if plain_memory.sequences else 0.0
+    is_short = lost > 0 and memory.sequences < LOADS[-1]  # beyond that, room is not what is short
+    kept = min(1.0, full[1] / full[0]) if is_short and full[0] else 1.0
+    verdict, reason = _verdict(memory, plain_memory, speed, lost if kept < 1.0 else 0.0, low, guess)
     return Pairing(
         draft=draft,
         compatibility=compatibility,
@@ -113,6 +119,7 @@ def judge(
         full_load=full,
         verdict=verdict,
         reason=reason,
+        kept_when_full=kept,
     )
 
 
@@ -124,7 +131,7 @@ def _full_load(drafting: Drafting, without: MemoryPlan, with_draft: MemoryPlan, 
 
 
 def _verdict(
-    memory: MemoryPlan, plain_memory: MemoryPlan, speed: Speed, full: tuple[float, float], low: Speed, guess: Guess
+    memory: MemoryPlan, plain_memory: MemoryPlan, speed: Speed, lost: float, low: Speed, guess: Guess
 ) -> tuple[Literal["use", "maybe", "no", "cannot"], str]:
     if not memory.fits and not plain_memory.fits:
         return "cannot", "the target does not fit"
@@ -132,8 +139,7 @@ def _verdict(
         return "cannot", "the target fits, but not together with this draft"
     if speed.speedup <= 1.0:
         return "no", "it is not faster than plain decoding at this load"
-    lost = 1 - memory.sequences / plain_memory.sequences if plain_memory.sequences else 0.0
-    if lost > 0.1 and full[1] < full[0] and memory.sequences < LOADS[-1]:  # beyond that, room is not what is short
+    if lost > 0.1:
         return "maybe", (
             f"it is faster at this load, but takes {lost:.0%} of the concurrency, which outweighs its gain when the "
             "cache is full"
@@ -144,8 +150,13 @@ def _verdict(
 
 
 def ranked(pairings: Sequence[Pairing]) -> list[Pairing]:
-    """The fastest usable one first. A head that is still to be trained comes after equals that exist."""
-    order = {"use": 0, "maybe": 1, "no": 2, "cannot": 3}
-    return sorted(
-        pairings, key=lambda each: (order[each.verdict], -round(each.speed.speedup, 2), not each.draft.exists)
-    )
+    """Usable ones by their speed at the wanted load, times what is kept of the throughput with a full cache: where a
+    draft does not pay, `auto` decodes plainly, but it does not give memory back. So a guess costs a draft no place, and
+    the memory it takes does. Of equals, those that are certain and those that exist come first."""
+    order = {"use": 0, "maybe": 0, "no": 1, "cannot": 2}
+
+    def key(each: Pairing) -> tuple[float, ...]:
+        value = round(each.speed.speedup * each.kept_when_full, 2)
+        return order[each.verdict], -value, each.verdict == "maybe", not each.draft.exists
+
+    return sorted(pairings, key=key)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from outpace.errors import ModelError, UsageError
@@ -19,7 +20,7 @@ from outpace.plan.report import as_report
 
 if TYPE_CHECKING:
     from outpace.plan.measure import Measurement
-    from outpace.speculation.costs.curves import Costs
+    from outpace.speculation.costs.curves import Costs, DraftCosts
 
 _MOST_SIBLINGS = 3
 _LARGE = 1 << 20
@@ -43,7 +44,7 @@ class Wanted:
 def open_wanted(
     target: PlannedModel, drafts: Sequence[str], draft_precision: str | None, candidates: Path | None
 ) -> Wanted:
-    named = tuple(open_draft(reference, target, draft_precision) for reference in drafts)
+    named = tuple(open_draft(reference, target, draft_precision) for reference in dict.fromkeys(drafts))
     found, skipped = _candidates(candidates, target) if candidates is not None else ([], {})
     others = [*found, *_alternatives(target, [*named, *found], draft_precision)]
     names = {draft.name for draft in named}
@@ -97,9 +98,11 @@ def make_plan(
     *,
     measurement: Measurement | None = None,
     costs: Costs | None = None,
+    costs_of_drafts: Mapping[str, DraftCosts] = MappingProxyType({}),
     costs_from: str | None = None,
 ) -> dict[str, Any]:
-    """`costs`: measured ones of the target's steps. Returns the report."""
+    """`costs`: measured ones of the target's steps; `costs_of_drafts`: likewise, by a draft's name. Returns the
+    report."""
     target = wanted.target
     plain = divide(target, None, to)
     steps = measurement.costs if measurement is not None else costs
@@ -108,6 +111,7 @@ def make_plan(
         judge(
             target, draft, to, conditions if draft in wanted.named else without, plain_memory=plain, target_step=steps,
             measured=measurement.of(draft, conditions.temperature) if measurement is not None else None,
+            draft_step=costs_of_drafts.get(draft.name),
         )
         for draft in wanted.drafts
     ]  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 import outpace
 from outpace.plan.advice import Advice, PrecisionRow
 from outpace.plan.guesses import Conditions
+from outpace.plan.machines import BUSY
 from outpace.plan.memory import Deployment, GpuMemory, MemoryPlan
 from outpace.plan.models import PlannedModel
 from outpace.plan.pairing import Pairing
@@ -93,6 +94,7 @@ def _machine(to: Deployment) -> dict[str, Any]:
         "operations": machine.bf16,
         "is_gpu": machine.is_gpu,
         "is_measured": machine.is_measured,
+        "taken_by_others": machine.taken_by_others,
     }
 
 
@@ -176,6 +178,11 @@ def _pairing(pairing: Pairing) -> dict[str, Any]:
 
 def _assumptions(to: Deployment, pairings: Sequence[Pairing], conditions: Conditions, costs_from: str) -> list[str]:
     found = [f"Costs: {costs_from}."]
+    if to.machine.taken_by_others > BUSY:
+        found.append(
+            f"While this machine was measured, {to.machine.taken_by_others:.0%} of its processor time went to other "
+            "programs, so its bandwidth and arithmetic are too low here. Plan again when it is idle."
+        )
     if to.nominal:
         found.append(
             "Nominal arithmetic: round parameter counts, 2, 1 or 0.5 bytes a weight, the maker's memory, weights only."

@@ -13,9 +13,8 @@ from outpace.plan.drafts import PlannedDraft
 from outpace.plan.machines import Machine
 from outpace.plan.models import PlannedModel
 from outpace.plan.shapes import Shape
-from outpace.speculation.costs.calibration import SIZES
 from outpace.speculation.costs.communication import all_reduce_seconds
-from outpace.speculation.costs.curves import Costs, DraftCosts, StepCosts
+from outpace.speculation.costs.curves import SIZES, Costs, DraftCosts, StepCosts
 
 _MANY = (768, 1024, 1536, 2048, 4096)
 _LOOKUP_SECONDS = 2e-5
@@ -54,7 +53,7 @@ def draft_costs(draft: PlannedDraft, target: PlannedModel, machine: Machine, gpu
     points = {}
     for size in (*SIZES, *_MANY):
         arithmetic = size * operations / _operations(target, machine)
-        points[size] = _joined(read, arithmetic, machine) + machine.kind.layer_seconds
+        points[size] = _joined(read, arithmetic, machine, machine.kind.bandwidth_share) + machine.kind.layer_seconds
     return DraftCosts(StepCosts(points), draw_seconds=draw)
 
 
@@ -76,11 +75,11 @@ def completed(measured: Costs, modelled: Costs, machine: Machine) -> Costs:
     drafts = {}
     for name, costs in measured.drafts.items():
         by = modelled.drafts.get(name)
-        passes = costs.passes
-        if passes is not None and by is not None and by.passes is not None:
-            passes = extended(passes, by.passes)
+        passes, first = costs.passes, costs.first
+        if by is not None and by.passes is not None:
+            passes, first = (each and extended(each, by.passes) for each in (passes, first))
         drafts[name] = DraftCosts(
-            passes, costs.catch_up, one_pass=costs.one_pass, lookup_seconds=costs.lookup_seconds,
+            passes, costs.catch_up, first=first, one_pass=costs.one_pass, lookup_seconds=costs.lookup_seconds,
             draw_seconds=costs.draw_seconds or (kind.draw_seconds if passes is not None else 0.0),
         )  # fmt: skip
     return Costs(
@@ -96,11 +95,13 @@ def _seconds(model: PlannedModel, machine: Machine, gpus: int, tokens: int) -> f
     if gpus > 1:
         num_bytes = tokens * shape.width * _ACTIVATION_BYTES
         fixed += 2 * shape.layers * all_reduce_seconds(gpus, num_bytes, machine.link, is_nvlink=machine.has_nvlink)
-    return _joined(model.bytes_read(tokens) / gpus, arithmetic, machine) + fixed
+    share = kind.packed_share if model.precision.nominal_bytes < 1 else kind.bandwidth_share
+    return _joined(model.bytes_read(tokens) / gpus, arithmetic, machine, share) + fixed
 
 
-def _joined(num_bytes: float, arithmetic: float, machine: Machine) -> float:
-    memory, p = num_bytes / (machine.bandwidth * machine.kind.bandwidth_share), machine.kind.overlap
+def _joined(num_bytes: float, arithmetic: float, machine: Machine, share: float) -> float:
+    """`share` is what is reached of the bandwidth."""
+    memory, p = num_bytes / (machine.bandwidth * share), machine.kind.overlap
     return math.pow(memory**p + arithmetic**p, 1 / p)
 
 

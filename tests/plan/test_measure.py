@@ -20,9 +20,9 @@ from outpace.models.resolve import resolve_model
 from outpace.plan import measure as measure_module
 from outpace.plan.agreement import HeadWalk, Text, Walk, by_lookup, by_model, chances, walk, write_answers
 from outpace.plan.drafts import open_draft
-from outpace.plan.measure import measure_drafts, saved_costs
+from outpace.plan.measure import calibrated, measure_drafts, median_costs, saved_costs
 from outpace.plan.models import open_model
-from outpace.speculation.costs.calibration import measure
+from outpace.speculation.costs.curves import Costs, DraftCosts, StepCosts
 from outpace.speculation.proposers.ngram import NgramProposer
 from tests.tiny_gguf import write_model
 
@@ -146,11 +146,11 @@ def test_an_interrupted_measurement_keeps_what_it_has(tmp_path, monkeypatch, cap
     calls = count()
 
     def interrupted(*arguments):
-        if next(calls):
+        if next(calls) == 3:  # of the second draft
             raise KeyboardInterrupt
-        return measure(*arguments)
+        return calibrated(*arguments)
 
-    monkeypatch.setattr(measure_module, "measure", interrupted)
+    monkeypatch.setattr(measure_module, "calibrated", interrupted)
     options = {"threads": 1, "backend": "native"}
     found = measure_drafts(target, drafts, [Prompt(({"role": "user", "content": "a b"},), "x", 8)], [0.0], max_tokens=8,
                            options=options)  # fmt: skip
@@ -168,6 +168,22 @@ def test_costs_that_the_engine_kept_are_found(tmp_path, monkeypatch):
     assert kept is not None
     found = saved_costs(path, None, 1)
     assert found is not None and found.target.points == pytest.approx(kept.target.points)
+
+
+def test_here_uses_what_the_engine_kept_of_target_and_draft(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("OUTPACE_CACHE_DIR", str(tmp_path / "cache"))
+    target, draft = write_model(tmp_path / "t.gguf", width=128, num_layers=3), write_model(tmp_path / "d.gguf")
+    with LLM(str(target), draft=str(draft), threads=1, backend="native", max_context=256) as llm:
+        llm.engine.calibrate()
+        kept = llm.engine.costs
+        assert kept is not None
+        kept.drafts["draft"].passes = StepCosts({1: 50 * kept.target.seconds(1, 1)})  # to be recognised
+        llm.engine.keep_costs()
+    assert main(["plan", str(target), str(draft), "--here", "--threads", "1", "--depth", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["assumptions"][0].startswith("Costs: the target's steps and the drafts of d as the engine measured")
+    speed = next(each["speed"] for each in found["drafts"] if each["kind"] == "draft")
+    assert speed["step_seconds"] > 50 * kept.target.seconds(1, 1)
 
 
 @pytest.mark.model
@@ -195,3 +211,19 @@ def test_a_head_agrees_as_in_the_engine(temperature):
         assert ours.accepted == output.speculation.accepted_per_position
         assert ours.drafted == output.speculation.drafted_per_position
     assert sum(sum(each.accepted) for each in walks) > 0
+
+
+def test_one_disturbed_calibration_of_three_has_no_say():
+    """Figures that not all calibrations reached count as well; what none has stays none."""
+    quiet = Costs(
+        StepCosts({1: 1.0, 4: 2.0}, row_seconds=0.1), {"draft": DraftCosts(StepCosts({1: 0.2}), one_pass=True)}
+    )
+    longer = Costs(StepCosts({1: 1.1, 4: 2.2, 8: 4.0}, row_seconds=0.1), {"draft": DraftCosts(StepCosts({1: 0.22}))})
+    longer.drafts["draft"].catch_up = StepCosts({1: 0.2, 16: 0.5})
+    busy = Costs(StepCosts({1: 9.0, 4: 9.0}, row_seconds=0.0), {"draft": DraftCosts(StepCosts({1: 7.0}))})
+    found = median_costs([quiet, busy, longer])
+    draft = found.drafts["draft"]
+    assert found.target.points == {1: 1.1, 4: 2.2, 8: 4.0} and found.target.row_seconds == 0.1
+    assert draft.passes is not None and draft.passes.points == {1: 0.22} and draft.one_pass
+    assert draft.catch_up is not None and draft.catch_up.points == {1: 0.2, 16: 0.5}
+    assert median_costs([quiet, busy]).drafts["draft"].catch_up is None

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from time import process_time
+
 import pytest
 
 from outpace.errors import UsageError
+from outpace.plan import probe as probe_module
 from outpace.plan.drafts import open_draft
+from outpace.plan.guesses import Conditions
 from outpace.plan.machines import MACHINES, custom, here, machine
 from outpace.plan.memory import CAPTURED_ROWS, Deployment, divide, kept_rows
 from outpace.plan.models import open_model
+from outpace.plan.planning import make_plan, open_wanted
+from outpace.plan.probe import Others, Probed
 
 GB = 1e9
 
@@ -143,6 +149,37 @@ def test_this_machines_processor_is_measured(monkeypatch):
     found = here(1)
     assert not found.is_gpu and found.is_measured and found.memory_bytes > 1e8
     assert found.bandwidth > 1e8 and found.bf16 > 1e8
+
+
+@pytest.mark.parametrize(
+    ("shares", "num_tries", "is_told"), [([0.0], 1, False), ([0.6, 0.02], 2, False), ([0.6] * 3, 3, True)]
+)
+def test_a_busy_machine_is_measured_again_and_told(monkeypatch, shares, num_tries, is_told):
+    """The fastest try counts; only if others took time in all of them is the figure in doubt."""
+    tries = [Probed(1e9 * (i + 1), 1e9, share) for i, share in enumerate(shares)]
+    left = iter(tries)
+    monkeypatch.setattr("outpace.plan.machines.shutil.which", lambda _: None)
+    monkeypatch.setattr(probe_module, "_tried", lambda threads: next(left))
+    monkeypatch.setattr(probe_module, "sleep", lambda seconds: None)
+    found = here(1)
+    assert found.bandwidth == num_tries * 1e9 and next(left, None) is None
+    target = open_model("smollm2-135m")
+    told = make_plan(open_wanted(target, [], None, None), Deployment(found), Conditions())["assumptions"]
+    assert any("60% of its processor time went to other programs" in each for each in told) is is_told
+
+
+def test_the_time_of_others_leaves_out_our_own():
+    others, begin = Others(), process_time()
+    while process_time() - begin < 0.2:
+        pass
+    assert 0.0 <= others.share() <= 1.0
+    ticks = iter([(100, 400), (200, 600)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probe_module, "_busy_and_all", lambda: next(ticks))
+        patch.setattr(probe_module, "process_time", lambda: 0.0)
+        assert Others().share() == pytest.approx(0.5)
+        patch.setattr(probe_module, "_busy_and_all", lambda: (0, 0))
+        assert Others().share() == 0.0
 
 
 def test_the_h200_has_the_memory_that_its_driver_reports():

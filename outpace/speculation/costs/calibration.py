@@ -19,16 +19,16 @@ from outpace.backends.base import Head, HeadTask, Runner
 from outpace.config import SamplingParams
 from outpace.core import Request, Row, StepPlan
 from outpace.decoding.verification import executor_of
+from outpace.speculation.costs.curves import SIZES as SIZES
 from outpace.speculation.costs.curves import Costs, DraftCosts, StepCosts
 from outpace.speculation.proposers.base import Proposer
 
 _log = logging.getLogger("outpace.costs")
 
-SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _ROUNDS = 3
 _TURNS = 5  # measurements of two steps that are compared
-_TURNS_BUDGET = 0.1  # seconds for those
-_TARGET_BUDGET = 1.4  # seconds
+_TURNS_SHARE = 0.1  # of a budget, for those
+TARGET_BUDGET = 1.4  # seconds
 _DRAFT_BUDGET = 0.6  # seconds; less, because a draft model is smaller
 _CATCH_UP_BUDGET = 0.4  # seconds
 CATCH_UP_SIZES = (16, 64, 128, 256, 512, 1024)
@@ -41,6 +41,7 @@ _PARALLEL_ROWS = (8, 0.4)  # rows count as parallel from 8 on, if they cost less
 _SEVERAL = 8  # tokens of one row, for measuring the cost per token
 
 _HEAD_ROWS, _HEAD_CONTEXT, _HEAD_DEPTH = 16, 32, 4  # most rows, tokens per row and depth, for timing a draft head
+_HEAD_EMITTED = 3  # tokens that a step with a draft of that depth usually emits; the next draft begins with them
 _HEAD_CATCH_UP = 0.1  # seconds; if a size took longer with its prefill, no larger one is measured
 
 _Observation = tuple[int, int, int, float]  # rows, tokens, context, and the seconds that the context added
@@ -48,42 +49,55 @@ _Observation = tuple[int, int, int, float]  # rows, tokens, context, and the sec
 
 def measure(target: Runner, proposers: Iterable[Proposer], scratch: Request) -> Costs:
     """Measure all costs. Call only while nothing runs: it uses the runner's sequences and leaves them empty."""
-    costs = Costs(target=measure_steps(target, _TARGET_BUDGET))
+    costs = Costs(target=measure_steps(target, TARGET_BUDGET))
     for proposer in proposers:
         costs.drafts[proposer.name] = proposer.measure_costs(scratch)
     return costs
 
 
-def measure_draft_model(runner: Runner) -> DraftCosts:
-    """The costs of a model that drafts one token per pass."""
-    passes = measure_steps(runner, _DRAFT_BUDGET)
-    return DraftCosts(passes, _measure_catch_up(runner, passes.seconds(1, 1)))
+def measure_draft_model(runner: Runner, patience: float = 1.0) -> DraftCosts:
+    """The costs of a model that drafts one token per pass. `patience` multiplies the time that is spent on it."""
+    passes = measure_steps(runner, patience * _DRAFT_BUDGET)
+    return DraftCosts(passes, _measure_catch_up(runner, passes.seconds(1, 1), patience * _CATCH_UP_BUDGET))
 
 
 def measure_head(runner: Runner, head: Head, scratch: Request) -> DraftCosts:
-    """The costs of a draft head: the mean pass of a draft of usual depth, since all passes are one call."""
+    """The costs of a draft head. All passes of a draft are one call, so the first is timed by drafts of one token, with
+    the fewest and the most rows, and the others by drafts of usual depth."""
     room = runner.capacity
     rows = [size for size in SIZES if size <= min(_most_rows(runner), _HEAD_ROWS)]
     length = min(_HEAD_CONTEXT, room.max_context - _HEAD_DEPTH - 1, room.cache_tokens // rows[-1] - _HEAD_DEPTH)
-    points = {size: _timed_drafts(runner, head, scratch, size, length, _HEAD_DEPTH)[0] / _HEAD_DEPTH for size in rows}
-    catch_up = {1: points[1]}
+
+    def timed(size: int, depth: int) -> float:
+        return _timed_drafts(runner, head, scratch, size, length, depth)[0]
+
+    first = StepCosts({size: timed(size, 1) for size in {rows[0], rows[-1]}})
+    points = dict[int, float]()
+    for size in rows:
+        whole = timed(size, _HEAD_DEPTH)
+        later = max(whole - first.seconds(size, size), whole / _HEAD_DEPTH / 2)
+        points[size] = later / (_HEAD_DEPTH - 1)
+    catch_up = {1: first.seconds(1, 1)}
     for size in CATCH_UP_SIZES:
         if size > min(room.max_context - 2, room.cache_tokens - 1):
             break
         catch_up[size], seconds = _timed_drafts(runner, head, scratch, 1, size, 1, is_cached=False)
         if seconds > _HEAD_CATCH_UP:
             break
-    return DraftCosts(StepCosts(points), StepCosts(catch_up) if len(catch_up) > 1 else None)
+    return DraftCosts(StepCosts(points), StepCosts(catch_up) if len(catch_up) > 1 else None, first=first)
 
 
 def _timed_drafts(
     runner: Runner, head: Head, scratch: Request, rows: int, length: int, depth: int, *, is_cached: bool = True
 ) -> tuple[float, float]:
-    """The best time of a few drafts for `rows` sequences of `length` tokens, which the head has cached or not; and
-    the best time of all that a draft needed. The first round may include one-time work, such as a capture."""
+    """The best time of a few drafts for `rows` sequences of `length` tokens, of which the head has cached all but those
+    of the last step, or none; and the best time of all that a draft needed. The first round may include one-time work,
+    such as a capture."""
     tokens, params = _some_tokens(runner, length + 1), SamplingParams(temperature=0.0)
     requests = [replace(scratch, params=params, tokens=tokens, seq=seq, num_computed=length) for seq in range(rows)]
     tasks = [HeadTask(request, depth) for request in requests]
+    last = max(1, length - _HEAD_EMITTED + 1)  # where the last step began
+    plan = StepPlan([Row(seq, last, tokens[last:length], 1) for seq in range(rows)])
     best = best_round = float("inf")
     for _ in range(1 if is_cached else 2):
         begin_round = perf_counter()
@@ -91,8 +105,9 @@ def _timed_drafts(
             for seq in range(rows):
                 _prefill(runner, seq, 0, length, runner.capacity.max_step_tokens)
             for _ in range(1 + _ROUNDS if is_cached else 1):  # the first also catches up
-                plan = StepPlan([Row(seq, length, tokens[:1], 1) for seq in range(rows)])
-                _timed(runner, plan)  # the head leaves the CPU cache
+                for seq in range(rows):
+                    runner.truncate(seq, last)
+                _run(runner, plan)  # the head leaves the CPU cache
                 begin = perf_counter()
                 head.draft(tasks)
                 best = min(best, perf_counter() - begin)
@@ -141,18 +156,18 @@ def measure_steps(runner: Runner, budget: float) -> StepCosts:
         for _ in range(_ROUNDS - 1):
             for size in points:
                 points[size] = min(points[size], _timed(runner, plans[size]))
-    costs = _with_rows(runner, points)
-    extras = _measure_context(runner, costs, budget * _CONTEXT_BUDGET)
+    costs = _with_rows(runner, points, budget)
+    extras = _measure_context(runner, costs, budget)
     costs.context_seconds, costs.row_context_seconds, costs.token_context_seconds = extras
     _log.debug("measured %d sizes in %.2f s", len(points), perf_counter() - begin)
     return costs
 
 
-def _measure_catch_up(runner: Runner, step_seconds: float) -> StepCosts | None:
+def _measure_catch_up(runner: Runner, step_seconds: float, budget: float) -> StepCosts | None:
     """Time passes over one sequence with only the last logits, the better of two, within the budget."""
     room = runner.capacity
     largest = min(room.max_step_tokens, room.max_context - 1, room.cache_tokens)
-    points, left = {1: step_seconds}, _CATCH_UP_BUDGET
+    points, left = {1: step_seconds}, budget
     for size in CATCH_UP_SIZES:
         last = max(points)
         if size > largest or (last > 1 and 2 * points[last] * size / last > left):
@@ -170,14 +185,14 @@ def _row_lengths(runner: Runner, size: int) -> list[int]:
     return [longest] * whole + [rest] * (rest > 0)
 
 
-def _with_rows(runner: Runner, points: Mapping[int, float]) -> StepCosts:
+def _with_rows(runner: Runner, points: Mapping[int, float], budget: float) -> StepCosts:
     """The curve over tokens in one row, and the cost of each further row, measured on the largest batch."""
     rows, start = min(_most_rows(runner), max(points)), _start(runner)
     if rows == 1:
         return StepCosts(points)
     in_fewer = _row_lengths(runner, rows)
     with _holding(runner, rows, start):
-        added = _added(runner, _plan(runner, in_fewer, start), _plan(runner, [1] * rows, start))
+        added = _added(runner, _plan(runner, in_fewer, start), _plan(runner, [1] * rows, start), budget)
     row_seconds = added * StepCosts(points).seconds(1, rows) / (rows - len(in_fewer))
     further = {size: len(_row_lengths(runner, size)) - 1 for size in points}
     alone = {size: max(seconds - further[size] * row_seconds, seconds / 2) for size, seconds in points.items()}
@@ -197,7 +212,8 @@ def _measure_context(runner: Runner, costs: StepCosts, budget: float) -> tuple[f
     attention, as on a GPU, many rows cost far less than the same rows one by one.
     """
     chunk, several = max(costs.points), max(size for size in costs.points if size <= _SEVERAL)
-    alone, rows, shared = _contexts(runner, int(budget * chunk / costs.seconds(1, chunk)))
+    affordable = int(_CONTEXT_BUDGET * budget * chunk / costs.seconds(1, chunk))
+    alone, rows, shared = _contexts(runner, affordable)
     start = _start(runner)
     if alone < _MIN_CONTEXT or several == 1 or not start:
         return 0.0, 0.0, 0.0
@@ -206,7 +222,7 @@ def _measure_context(runner: Runner, costs: StepCosts, budget: float) -> tuple[f
     def see(row_lengths: list[int], context: int) -> None:
         num_rows, num_tokens = len(row_lengths), sum(row_lengths)
         short = _plan(runner, row_lengths, start, first=rows)
-        added = _added(runner, short, _plan(runner, row_lengths, context))
+        added = _added(runner, short, _plan(runner, row_lengths, context), budget)
         seen.append((num_rows, num_tokens, context - start, added * costs.seconds(num_rows, num_tokens)))
 
     with _holding(runner, 2 * rows, start):  # the first half get a context, the others stay short
@@ -310,13 +326,13 @@ def _timed(runner: Runner, plan: StepPlan) -> float:
     return seconds
 
 
-def _added(runner: Runner, plan: StepPlan, larger: StepPlan) -> float:
+def _added(runner: Runner, plan: StepPlan, larger: StepPlan, budget: float) -> float:
     """The extra time of `larger`, relative to `plan`. They take turns, because the machine's speed varies."""
     if runner.capabilities.captured is not None:
         _timed(runner, plan)
         _timed(runner, larger)
     seconds, begin = list[tuple[float, float]](), perf_counter()
-    while not seconds or (len(seconds) < _TURNS and perf_counter() - begin < _TURNS_BUDGET):
+    while not seconds or (len(seconds) < _TURNS and perf_counter() - begin < _TURNS_SHARE * budget):
         seconds.append((_timed(runner, plan), _timed(runner, larger)))
     smaller_seconds, larger_seconds = map(min, zip(*seconds, strict=True))
     return max(0.0, float(larger_seconds / smaller_seconds) - 1.0)

@@ -8,14 +8,15 @@ for each proposer; the policy and the reports to users read the same figures.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from outpace.speculation.costs.timing import DraftTiming
+from outpace.speculation.costs.timing import DraftTiming, Forward
 
+SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # that are measured
 _DRIFT_RATE = 0.1  # learning rate of the factor common to all sizes
 _POINT_RATE = 0.03  # learning rate of a single size
 _ROW_RATE = 0.4  # learning rate of the cost per row, where that is well above the noise
@@ -147,7 +148,8 @@ class DraftCosts:
     """The cost of one proposer's drafts, by rows and depth, and of catching up.
 
     A lookup costs a fixed time per request. A model costs one pass per draft token, or one pass per draft (`one_pass`).
-    Drawing on the host costs a fixed time per token.
+    The first pass of a head's draft takes longer than the others (`first`): it also takes in what the last step
+    emitted. Drawing on the host costs a fixed time per token.
     """
 
     def __init__(
@@ -155,12 +157,14 @@ class DraftCosts:
         passes: StepCosts | None = None,
         catch_up: StepCosts | None = None,
         *,
+        first: StepCosts | None = None,
         one_pass: bool = False,
         lookup_seconds: float = 0.0,
         draw_seconds: float = 0.0,
     ) -> None:
         self.passes = passes
         self.catch_up = catch_up  # passes over uncached tokens that need only the last logits
+        self.first = first  # the first pass of a draft; None: it takes as long as the others
         self.one_pass = one_pass
         self.lookup_seconds = lookup_seconds  # per request
         self.draw_seconds = draw_seconds  # per token drafted by a model
@@ -172,8 +176,13 @@ class DraftCosts:
         if self.one_pass:
             forward = self.passes.seconds(rows, rows * depth, context)
         else:
-            forward = depth * self.passes.seconds(rows, rows, context)
+            forward = self._first_seconds(rows, context) + (depth - 1) * self.passes.seconds(rows, rows, context)
         return forward + rows * depth * self.draw_seconds
+
+    def _first_seconds(self, rows: int, context: float) -> float:
+        first = self.first or self.passes
+        assert first is not None
+        return first.seconds(rows, rows, context)
 
     def catch_up_seconds(self, num_tokens: int, rows: int = 1) -> float:
         """The time that `num_tokens` uncached tokens add to a pass of `rows` tokens."""
@@ -189,17 +198,29 @@ class DraftCosts:
         """Learn from the timing of a model's drafts."""
         if self.passes is None:
             return
-        first_seconds = timing.divide(self.passes.seconds)
-        for rows, tokens, context, seconds in timing.forwards:
+        usual_seconds = timing.divide(self.passes.seconds)
+        for rows, tokens, context, seconds in self._divided(timing.forwards):
             self.passes.observe(rows, tokens, context, seconds)
         if timing.num_caught_up and self.catch_up is not None:
-            self.catch_up.observe(1, timing.num_caught_up, 0.0, timing.catch_up_seconds + first_seconds)
+            self.catch_up.observe(1, timing.num_caught_up, 0.0, timing.catch_up_seconds + usual_seconds)
         if timing.num_drawn:
             self.draw_seconds = _smoothed(self.draw_seconds, timing.draw_seconds / timing.num_drawn)
+
+    def _divided(self, forwards: Sequence[Forward]) -> Sequence[Forward]:
+        """The passes after the first, if that has a curve of its own; the curve learns here. Only the time of the whole
+        draft is known, so all of its passes are taken to be slower or faster alike."""
+        if self.first is None or self.passes is None or not forwards:
+            return forwards
+        rows, tokens, context, _ = forwards[0]
+        expected = self._first_seconds(rows, context), self.passes.seconds(rows, rows, context)
+        ratio = sum([each[-1] for each in forwards]) / (expected[0] + (len(forwards) - 1) * expected[1])
+        self.first.observe(rows, tokens, context, ratio * expected[0])
+        return [(rows, tokens, context, ratio * expected[1])] * (len(forwards) - 1)
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "passes": None if self.passes is None else self.passes.as_dict(),
+            "first": None if self.first is None else self.first.as_dict(),
             "catch_up": None if self.catch_up is None else self.catch_up.as_dict(),
             "one_pass": self.one_pass,
             "lookup_seconds": self.lookup_seconds,
@@ -211,6 +232,7 @@ class DraftCosts:
         return cls(
             None if saved["passes"] is None else StepCosts.from_dict(saved["passes"]),
             None if saved["catch_up"] is None else StepCosts.from_dict(saved["catch_up"]),
+            first=None if saved.get("first") is None else StepCosts.from_dict(saved["first"]),
             one_pass=bool(saved["one_pass"]),
             lookup_seconds=_seconds(saved["lookup_seconds"]),
             draw_seconds=_seconds(saved["draw_seconds"]),

@@ -23,7 +23,7 @@ from outpace.speculation.costs.curves import Costs
 
 _log = logging.getLogger("outpace.costs")
 
-_FORMAT = 8
+_FORMAT = 9
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+Forward = tuple[int, int, float, float]  # rows, tokens, mean context, seconds
+
 
 @dataclass(slots=True)
 class DraftTiming:
     """The time of one call to a proposer that runs a model, measured by the proposer."""
 
-    forwards: list[tuple[int, int, float, float]] = field(default_factory=list)  # rows, tokens, mean context, seconds
+    forwards: list[Forward] = field(default_factory=list)
     catch_up_seconds: float = 0.0  # of passes over tokens that the model had not processed
     num_caught_up: int = 0  # tokens of those passes
     draw_seconds: float = 0.0  # on the host: shaping distributions and drawing from them

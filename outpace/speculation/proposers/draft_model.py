@@ -110,8 +110,8 @@ class DraftModelProposer:
     def prepare(self, request: Request) -> None:
         pass  # it catches up when it drafts: the policy decides whether that is worth its cost
 
-    def measure_costs(self, scratch: Request) -> DraftCosts:
-        return measure_draft_model(self._runner)
+    def measure_costs(self, scratch: Request, patience: float = 1.0) -> DraftCosts:
+        return measure_draft_model(self._runner, patience)
 
     def warm_up(self, scratch: Request) -> None:
         warm_up(self._runner)

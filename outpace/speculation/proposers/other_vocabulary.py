@@ -25,21 +25,7 @@ from outpace.core import Draft, Request, Verdict
 from outpace.kv.prefix import common_prefix_length
 from outpace.speculation.proposers.base import DraftAsk
 from outpace.speculation.proposers.draft_model import Drafting, DraftModelProposer, FloatRow
-from outpace.speculation.proposers.text_bridge import Bridged, TextBridge
-
-ENOUGH_SHARED = 0.5  # of the draft model's tokens; with fewer, restricting its distribution changes it too much
-
-
-def ways_of(shared: float | None) -> str:
-    """In words, which way which requests take; `shared` is the share of the draft's tokens that the target has too."""
-    text = "its text is split by the target's tokenizer and offered as it is (string-level exact match)"
-    if shared is not None and shared < ENOUGH_SHARED:
-        return f"the draft speaks text: {text}, since only {shared:.0%} of its tokens exist in the target"
-    which = "the tokens" if shared is None else f"the {shared:.0%} of its tokens"
-    return (
-        f"for greedy requests, {text}; for sampled ones, the draft draws among {which} that the target has too "
-        "(token-level intersection)"
-    )
+from outpace.speculation.proposers.text_bridge import ENOUGH_SHARED, Bridged, TextBridge
 
 
 class SharedTokens:

@@ -23,6 +23,19 @@ from outpace.decoding.exact_tokenizer import ExactTokenizer
 # no tokenizer of words joins these.
 _CUT = re.compile(rb"(?<=[A-Za-z.,;:!?)])(?=[ \n][A-Za-z])")
 _LONGEST = 256  # bytes of a segment; texts in some scripts have no spaces
+ENOUGH_SHARED = 0.5  # of the draft model's tokens; with fewer, restricting its distribution changes it too much
+
+
+def ways_of(shared: float | None) -> str:
+    """In words, which way which requests take; `shared` is the share of the draft's tokens that the target has too."""
+    text = "its text is split by the target's tokenizer and offered as it is (string-level exact match)"
+    if shared is not None and shared < ENOUGH_SHARED:
+        return f"the draft speaks text: {text}, since only {shared:.0%} of its tokens exist in the target"
+    which = "the tokens" if shared is None else f"the {shared:.0%} of its tokens"
+    return (
+        f"for greedy requests, {text}; for sampled ones, the draft draws among {which} that the target has too "
+        "(token-level intersection)"
+    )
 
 
 @dataclass(slots=True)

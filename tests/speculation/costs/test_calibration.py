@@ -18,10 +18,11 @@ from outpace.backends.base import Capacity, DraftedTokens, HeadTask, LoadedModel
 from outpace.config import SamplingParams, SpeculationParams
 from outpace.core import MeasuredAcceptance, Row, StepPlan
 from outpace.engine.engine import Engine
+from outpace.kv.entries import HeadEntries
 from outpace.speculation.costs import calibration
 from outpace.speculation.costs import file as kept
-from outpace.speculation.costs.calibration import SIZES, measure, measure_head, measure_steps, warm_up_head
-from outpace.speculation.costs.curves import Costs, DraftCosts, StepCosts
+from outpace.speculation.costs.calibration import measure, measure_head, measure_steps, warm_up_head
+from outpace.speculation.costs.curves import SIZES, Costs, DraftCosts, StepCosts
 from outpace.speculation.costs.file import CostFile
 from outpace.speculation.proposers.base import DraftAsk
 from outpace.speculation.proposers.draft_model import DraftModelProposer
@@ -48,6 +49,7 @@ class TimedRunner(FakeRunner):
         super().__init__(FakeModel(), capacity, can_rewind=can_rewind)
         self.now = 0.0
         self.peak_cells = 0
+        self.entries = HeadEntries(capacity.max_sequences)  # of a head, which loses what the target loses
         self._law, self._disturbed = law, disturbed or {}
         monkeypatch.setattr(calibration, "perf_counter", lambda: self.now)
 
@@ -57,6 +59,14 @@ class TimedRunner(FakeRunner):
         logits = super().forward(plan)
         self.peak_cells = max(self.peak_cells, self.num_cells)
         return logits
+
+    def truncate(self, seq: int, num_tokens: int) -> None:
+        super().truncate(seq, num_tokens)
+        self.entries.truncate(seq, num_tokens)
+
+    def free(self, seq: int) -> None:
+        super().free(seq)
+        self.entries.free(seq)
 
 
 def fast(rows: int, tokens: int, context: float) -> float:
@@ -281,17 +291,18 @@ class TimedHead:
     def __init__(self, runner: TimedRunner, pass_seconds: float, token_seconds: float, capture: float) -> None:
         self._runner, self._seconds, self._token, self._capture = runner, pass_seconds, token_seconds, capture
         self._captured: set[tuple[int, int]] = set()
-        self._lengths: dict[int, int] = {}
 
     def num_uncached(self, seq: int, num_tokens: int) -> int:
-        return num_tokens - self._lengths.get(seq, 0)
+        return self._runner.entries.num_uncached(seq, num_tokens)
 
     def draft(self, tasks: Sequence[HeadTask]) -> list[DraftedTokens]:
         shape = len(tasks), tasks[0].depth
         self._runner.now += 0.0 if shape in self._captured else self._capture
         self._captured.add(shape)
         for task in tasks:
-            self._runner.now += self._token * len(task.request.tokens) * (tasks[0].depth == 1)  # nothing is cached
+            seq, length = task.request.seq, len(task.request.tokens)
+            assert seq is not None and task.request.num_computed == len(self._runner.sequences[seq]) == length - 1
+            self._runner.now += self._token * (length - self._runner.entries.take(seq, length))
         self._runner.now += tasks[0].depth * self._seconds
         return [DraftedTokens([0] * task.depth, [0.5] * task.depth) for task in tasks]
 
@@ -303,9 +314,18 @@ def test_a_heads_catching_up_is_measured_as_far_as_it_is_quick(monkeypatch, seco
     """One-time work of the first draft of a kind must not look like slow catching up."""
     runner = TimedRunner(monkeypatch, lambda rows, tokens, context: seconds_per_token * tokens)
     costs = measure_head(runner, TimedHead(runner, 1e-4, 1e-6, capture=2.0), make_request([0]))
-    assert costs.passes is not None and costs.passes.seconds(4, 4) == pytest.approx(1e-4)
     assert costs.catch_up is not None and set(costs.catch_up.points) == sizes
     assert costs.catch_up_seconds(200) == pytest.approx(2e-4, rel=0.1)
+
+
+def test_the_first_pass_of_a_head_also_takes_in_what_the_last_step_emitted(monkeypatch):
+    """Three tokens, in every row; the price of a shallow draft contains that as well."""
+    runner = TimedRunner(monkeypatch, fast)
+    costs = measure_head(runner, TimedHead(runner, 1e-4, 1e-5, capture=2.0), make_request([0]))
+    assert costs.passes is not None and costs.passes.seconds(4, 4) == pytest.approx(1e-4)
+    for rows in (1, 4, 16):
+        for depth in (1, 2, 4, 8):
+            assert costs.seconds(rows, depth, 0.0) == pytest.approx(depth * 1e-4 + 3 * rows * 1e-5)
 
 
 def test_a_head_is_warmed_up_by_one_draft_that_leaves_nothing(monkeypatch):

@@ -185,6 +185,7 @@ def whole() -> Costs:
         target=StepCosts({1: 1.0, 16: 4.0}, row_seconds=0.1),
         drafts={
             "draft": DraftCosts(passes, StepCosts({1: 0.2, 64: 0.6}), draw_seconds=0.003),
+            "head": DraftCosts(passes, first=StepCosts({1: 0.3})),
             "other": DraftCosts(StepCosts({1: 0.3, 16: 0.4}), one_pass=True),
             "suffix": DraftCosts(lookup_seconds=2e-5),
             "ngram": DraftCosts(lookup_seconds=1e-5),
@@ -262,6 +263,16 @@ def test_passes_and_catching_up_are_learned_apart():
         draft.observe(DraftTiming(catch_up_seconds=4.0, num_caught_up=100))
     assert draft.catch_up_seconds(99) > 1.5
     assert draft.seconds(1, 4, 0.0) == pytest.approx(4 * 1.5, rel=0.02)
+
+
+def test_a_first_pass_of_its_own_is_priced_once_and_learned_with_the_others():
+    """The time of such a draft is known as a whole: first pass and others keep their ratio."""
+    draft = DraftCosts(StepCosts({1: 1.0}), first=StepCosts({1: 3.0}))
+    assert [draft.seconds(1, depth, 0.0) for depth in (1, 2, 4)] == [3.0, 4.0, 6.0]
+    for _ in range(60):
+        for depth in (1, 4):
+            draft.observe(DraftTiming(forwards=[(1, 1, 0.0, 2 * (2.0 + depth) / depth)] * depth))
+    assert [draft.seconds(1, depth, 0.0) for depth in (1, 2, 4)] == pytest.approx([6.0, 8.0, 12.0], rel=0.02)
 
 
 def test_a_lookup_has_no_passes_to_learn_of():
@@ -350,6 +361,7 @@ def damaged(path: str, value: Any) -> dict[str, Any]:
         ("drafts.draft", None),
         ("drafts.draft.passes", KeyError),
         ("drafts.draft.passes.points.1", -1.0),
+        ("drafts.head.first.points.1", math.nan),
         ("drafts.draft.catch_up", KeyError),
         ("drafts.draft.catch_up.points.1", math.nan),
         ("drafts.draft.one_pass", KeyError),
