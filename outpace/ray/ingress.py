@@ -21,6 +21,7 @@ from outpace import __version__
 from outpace.ray.asgi import read_body, send_text
 from outpace.ray.environment import WAIT_SECONDS, has_haproxy
 from outpace.ray.prefixes import routed_text
+from outpace.ray.priority import run_at_once
 
 ENGINE, ROUTER = "Engine", "Router"
 _AGAIN_SECONDS = 0.2
@@ -55,6 +56,7 @@ class RouterApp:
         if scope["type"] != "http":
             return
         if self._handle is None:
+            run_at_once()
             self._handle = serve.get_deployment_handle(ENGINE, serve.get_replica_context().app_name)
         body = await read_body(receive)
         if body is None:
