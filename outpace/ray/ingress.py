@@ -34,7 +34,8 @@ def is_supported() -> bool:
 
 def routed_application(engine: serve.Application) -> serve.Application:
     """`engine` as an application whose replicas HAProxy serves as a router says."""
-    router = serve.deployment(_Router).options(
+    deployment: Any = serve.deployment  # Ray declares it without `options`
+    router = deployment(_Router).options(
         name=ROUTER,
         max_ongoing_requests=1000,
         graceful_shutdown_timeout_s=WAIT_SECONDS,
