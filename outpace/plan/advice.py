@@ -280,7 +280,7 @@ def _commands(target: PlannedModel, best: Pairing | None, to: Deployment, condit
         own += ["--draft", name]
         config |= {"model": name.removesuffix(".gguf")} | ({"method": "eagle3"} if draft.kind == "head" else {})
         if to.gpus > 1:
-            own += ["--speculative-draft-tensor-parallel-size", str(to.draft_gpus)]
+            own += ["--speculative-draft-tensor-parallel-size", "1"]  # Outpace does not shard drafts
             config["draft_tensor_parallel_size"] = to.draft_gpus
     found = {"outpace": shlex.join([*own, "--speculation", "auto"])}
     if config and is_gpu and best.bridge is None:

@@ -202,7 +202,9 @@ def _assumptions(to: Deployment, pairings: Sequence[Pairing], conditions: Condit
             f"more: {reads.prompt_tokens:,} tokens for an answer of {reads.tokens:,.0f} (--context, --output-tokens)."
         )
     if to.gpus > 1:
-        place = "on the first GPU" if to.draft_gpus == 1 else "sharded like the target"
+        place = "on the first GPU"
+        if to.draft_gpus > 1:
+            place = "sharded like the target, as other engines can do it (Outpace runs it whole on the first GPU)"
         found.append(f"The draft is {place}; two all-reduces follow every layer of a sharded model.")
     if any(each.guess.source == "guessed" for each in pairings):
         found.append(

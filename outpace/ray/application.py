@@ -86,7 +86,9 @@ def application(
         name=f"{BOARD}:{name}", namespace=NAMESPACE, get_if_exists=True, num_cpus=0, lifetime="detached"
     )
     is_direct = ingress.is_supported()
-    replica = serve.deployment(serve.ingress()(EngineReplica) if is_direct else EngineReplica).options(
+    deployment: Any = serve.deployment  # Ray declares it without `options`
+    router: Any = DirectPrefixRouter if is_direct else PrefixRouter
+    replica = deployment(serve.ingress()(EngineReplica) if is_direct else EngineReplica).options(
         name=ingress.ENGINE,
         ray_actor_options={"num_cpus": wanted.num_cpus, "num_gpus": wanted.num_gpus},
         max_ongoing_requests=num_at_once + config.max_queued,
@@ -95,8 +97,7 @@ def application(
         health_check_timeout_s=30.0,
         logging_config=ingress.QUIET,
         request_router_config=RequestRouterConfig(
-            request_router_class=DirectPrefixRouter if is_direct else PrefixRouter,
-            request_router_kwargs={"at_once": num_at_once},
+            request_router_class=router, request_router_kwargs={"at_once": num_at_once}
         ),
         **wanted.scaling(num_at_once),
     )
@@ -105,13 +106,14 @@ def application(
     )
     if is_direct:
         return ingress.routed_application(bound)
-    front = serve.deployment(_Front).options(
+    front = deployment(_Front).options(
         name="Front",
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=config.max_connections,
         graceful_shutdown_timeout_s=config.shutdown_timeout,
     )
-    return front.bind(bound)
+    fronted: serve.Application = front.bind(bound)
+    return fronted
 
 
 @serve.ingress(FrontApp())

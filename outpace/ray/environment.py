@@ -18,6 +18,8 @@ _ALWAYS = {
     # Ray's own metrics and its list of tasks cost each of its processes up to 1% of a core; `/metrics` has the engines'
     "RAY_enable_metrics_collection": "0",
     "RAY_task_events_report_interval_ms": "0",
+    "RAY_event_stats": "0",  # of each event of each process, for Ray's own logs
+    "RAY_raylet_report_resources_period_milliseconds": "1000",  # Ray's are ten times a second
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",  # Serve's, ten times a second in each replica
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",  # Ray's 0.1 s take 3% of a core
     # New log files are looked for every two seconds, as Ray does with many files, instead of ten times a second

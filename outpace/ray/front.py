@@ -20,6 +20,7 @@ from outpace.ray.asgi import plain_scope, read_body, send_text
 from outpace.ray.board import METRICS_TYPE
 from outpace.ray.ingress import ENGINE
 from outpace.ray.prefixes import routed_text
+from outpace.ray.priority import run_at_once
 
 _TRIES = 3
 _LOST = "the replica that answered this request was lost; send the request again"
@@ -37,6 +38,7 @@ class FrontApp:
         if scope["type"] != "http":
             return
         if self._handle is None:
+            run_at_once()
             self._handle = _engine_handle()
         if scope["path"] == "/metrics":
             await send_text(send, 200, await _metrics(), METRICS_TYPE)

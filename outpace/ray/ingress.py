@@ -21,6 +21,7 @@ from outpace import __version__
 from outpace.ray.asgi import read_body, send_text
 from outpace.ray.environment import WAIT_SECONDS, has_haproxy
 from outpace.ray.prefixes import routed_text
+from outpace.ray.priority import run_at_once
 
 ENGINE, ROUTER = "Engine", "Router"
 _AGAIN_SECONDS = 0.2
@@ -33,7 +34,8 @@ def is_supported() -> bool:
 
 def routed_application(engine: serve.Application) -> serve.Application:
     """`engine` as an application whose replicas HAProxy serves as a router says."""
-    router = serve.deployment(_Router).options(
+    deployment: Any = serve.deployment  # Ray declares it without `options`
+    router = deployment(_Router).options(
         name=ROUTER,
         max_ongoing_requests=1000,
         graceful_shutdown_timeout_s=WAIT_SECONDS,
@@ -55,6 +57,7 @@ class RouterApp:
         if scope["type"] != "http":
             return
         if self._handle is None:
+            run_at_once()
             self._handle = serve.get_deployment_handle(ENGINE, serve.get_replica_context().app_name)
         body = await read_body(receive)
         if body is None:

@@ -17,6 +17,7 @@ from outpace.engine.learned import learned_by, setting_of, take
 from outpace.llm import LLM
 from outpace.ray.asgi import messages, send_text
 from outpace.ray.board import METRICS_TYPE
+from outpace.ray.priority import run_at_once
 from outpace.server import logs
 from outpace.server.app import create_app
 from outpace.server.config import ServerConfig
@@ -34,6 +35,7 @@ class EngineReplica:
 
     def __init__(self, engine: dict[str, Any], config: ServerConfig, generation: GenerationChoice, board: Any) -> None:
         logs.configure(config.log_level, config.log_format)
+        run_at_once()
         self._board = board
         self.name = serve.get_replica_context().replica_id.unique_id
         self._llm = LLM(**engine)
@@ -54,6 +56,7 @@ class EngineReplica:
         """Start the engine's thread; needs the event loop that requests run in."""
         async with self._starting:
             if self._lifespan is None:
+                run_at_once()
                 self._lifespan = self._app.router.lifespan_context(self._app)
                 await self._lifespan.__aenter__()
                 self._tasks = [asyncio.create_task(each) for each in (self._report(), keep_responsive(self._engine))]

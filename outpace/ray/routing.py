@@ -23,7 +23,7 @@ _WAY_SECONDS = 0.01  # in which a request that was sent to a replica is counted 
 _REPLY_SECONDS = 2.0
 
 
-class PrefixRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]
+class PrefixRouter(FIFOMixin, RequestRouter):
     def initialize_state(self, at_once: int = 8, **_: Any) -> None:
         """`at_once`: requests that a replica runs at once."""
         self._at_once = at_once

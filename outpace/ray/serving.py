@@ -18,6 +18,7 @@ from ray import serve
 from outpace.errors import OutpaceError, UsageError
 from outpace.models.generation_config import GenerationChoice
 from outpace.ray.application import Replicas, application
+from outpace.ray.priority import yield_to_engines
 from outpace.server.config import ServerConfig
 
 log = logging.getLogger("outpace.server")
@@ -50,6 +51,8 @@ def serve_replicas(read: Callable[[], Service], address: str | None = None) -> i
     `read` reads the settings, again after SIGHUP. `address`: of a cluster to join; None starts one.
     """
     service = read()
+    if address is None:
+        yield_to_engines()  # Ray's processes inherit it; engines and the router give it up
     try:
         ray.init(
             address=address,

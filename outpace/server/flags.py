@@ -123,7 +123,7 @@ LACKING = {
     ),
     "speculative_draft_tensor_parallel_size": Lacking(
         ("1",),
-        "a draft model or head runs whole, beside the first part of the model; leave out "
+        "a draft model or head runs whole on the first rank, which sends its tokens to the others; leave out "
         "--speculative-draft-tensor-parallel-size or set it to 1",
     ),
     "load_format": Lacking(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import sys
+from pathlib import Path
 
 import pytest
 
+import outpace
 from benchmarks import policy_versus
 from benchmarks.policy_versus import check_apart, check_block, figures, groups, print_table, run_block
 from tests.bench_helper import engine_target
@@ -100,7 +103,11 @@ def test_the_same_folder_twice_is_refused(tmp_path, monkeypatch):
     check_apart(tmp_path / "one", tmp_path / "two")
     with pytest.raises(SystemExit, match="both versions are the same folder"):
         check_apart(tmp_path / "one", tmp_path / "two" / ".." / "one")
-    monkeypatch.setattr(sys, "argv", ["policy_versus.py", "--other", sys.executable, "--json", str(tmp_path / "file")])
+    # Whatever this interpreter has installed, `other` imports the package that is tested here.
+    package, other = Path(outpace.__file__).resolve().parents[1], tmp_path / "python"
+    other.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(package))} exec {shlex.quote(sys.executable)} "$@"\n')
+    other.chmod(0o755)
+    monkeypatch.setattr(sys, "argv", ["policy_versus.py", "--other", str(other), "--json", str(tmp_path / "file")])
     with pytest.raises(SystemExit, match="both versions are the same folder"):
         policy_versus.main()
 

@@ -247,6 +247,14 @@ def test_advice_names_a_draft_a_depth_and_flags(llama):
     assert any("accepted over tried" in each for each in advice["watch"]) and report["assumptions"]
 
 
+def test_a_sharded_draft_is_said_to_be_for_other_engines(llama):
+    report = advice_for(llama, ["llama-3.2-1b"], replace(H100, draft_gpus=2))
+    commands = report["advice"]["commands"]
+    assert "--speculative-draft-tensor-parallel-size 1" in commands["outpace"]
+    assert '"draft_tensor_parallel_size": 2' in commands["vllm"]
+    assert any("Outpace runs it whole on the first GPU" in each for each in report["assumptions"])
+
+
 def test_advice_flags_are_known_to_serve(llama):
     import argparse
     import shlex

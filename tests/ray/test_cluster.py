@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -102,6 +103,13 @@ def test_errors_and_metrics_pass_through_the_front(cluster):
         return sum("replica=" in line for line in lines)
 
     wait_until(lambda: num_replicas() == NUM_REPLICAS, 60)
+
+
+def test_only_engines_and_what_serves_requests_interrupt_other_threads(cluster):
+    for replica in cluster.replicas():
+        policies = {os.sched_getscheduler(int(thread.name)) for thread in Path(f"/proc/{replica}/task").iterdir()}
+        assert policies == {os.SCHED_OTHER, os.SCHED_BATCH}  # the engine and its event loop; Ray's threads
+    assert os.sched_getscheduler(cluster.process.pid) == os.SCHED_BATCH
 
 
 def test_a_batch_on_the_cluster_gives_the_answers_of_one_without(tmp_path):

@@ -63,7 +63,8 @@ def test_the_answer_names_the_replica_that_was_chosen_for_the_prompt():
 
 def test_a_request_waits_while_new_settings_fail_and_the_old_are_restored(monkeypatch):
     monkeypatch.setattr(ingress, "_AGAIN_SECONDS", 0.001)
-    handle = Handle(*[DeploymentUnavailableError("Engine")] * 3)
+    unavailable: Any = DeploymentUnavailableError  # Ray declares its argument as a private class
+    handle = Handle(*[unavailable("Engine")] * 3)
     status, text = ask(handle)
     assert status == 200 and json.loads(text) == {"replica_id": "one"} and len(handle.routed) == 4
 

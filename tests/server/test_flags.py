@@ -176,7 +176,7 @@ def test_vllms_object_for_speculation_means_the_flags(tmp_path, values, expected
     ("words", "says"),
     [
         (["--tensor-parallel-size", "0"], "tensor_parallel_size must be a whole number between 1 and 64"),
-        (["--speculative-draft-tensor-parallel-size", "4"], "runs whole, beside the first part of the model"),
+        (["--speculative-draft-tensor-parallel-size", "4"], "runs whole on the first rank, which sends its tokens"),
         (["--pipeline-parallel-size", "2"], "splits a model by --tensor-parallel-size only"),
         (["--dtype", "int8"], "invalid choice: 'int8'"),
         (["--quantization", "bitsandbytes"], "invalid choice: 'bitsandbytes' (choose from"),
