@@ -8,6 +8,7 @@ for each proposer; the policy and the reports to users read the same figures.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -199,8 +200,8 @@ class DraftCosts:
         if self.passes is None:
             return
         usual_seconds = timing.divide(self.passes.seconds)
-        for rows, tokens, context, seconds in self._divided(timing.forwards):
-            self.passes.observe(rows, tokens, context, seconds)
+        for (rows, tokens, context, seconds), count in Counter(self._divided(timing.forwards)).items():
+            self.passes.observe(rows, tokens, context, seconds, count)
         if timing.num_caught_up and self.catch_up is not None:
             self.catch_up.observe(1, timing.num_caught_up, 0.0, timing.catch_up_seconds + usual_seconds)
         if timing.num_drawn:

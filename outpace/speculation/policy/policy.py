@@ -419,7 +419,7 @@ class Policy:
             summed = forward + costs.schedule_seconds + costs.token_seconds * seen.num_emitted / n
             if plan is not None and plan.model is not None:
                 drafting = len(plan.depths) - len(plan.lookups)
-                summed += costs.drafts[plan.model].seconds(drafting, round(seen.num_passes / n), context)
+                summed += costs.drafts[plan.model].seconds(drafting, max(1, round(seen.num_passes / n)), context)
             kind = PLAIN if plan is None else plan.kind
             surprise = self._times.observe(kind, rows, summed, seen.seconds / n, n)
             if plan is not None and abs(surprise) > SURPRISE:  # the machine's speed may have changed
