@@ -41,6 +41,7 @@ class LoopModel(Protocol):
     """What a loop runs: a draft model, or a draft head."""
 
     device: torch.device
+    columns: Tensor | None  # the only tokens that it drafts; None: all
 
     def begin(self, step: StepInputs) -> Tensor:
         """Logits of the requested tokens, [rows, vocab], after the tokens that the cache lacks."""
@@ -55,6 +56,7 @@ class DraftModel:
     def __init__(self, model: Model, caches: list[Cache]) -> None:
         self._model, self._caches = model, caches
         self.device = model.weights.embedding.device
+        self.columns = None
 
     def begin(self, step: StepInputs) -> Tensor:
         return self._model.forward(step, self._caches)
@@ -269,4 +271,4 @@ class DraftLoop:
     def _draw(self, i: int, logits: Tensor) -> None:
         advance = Advance(self._step, self._device_left)
         probs = None if self._probs is None else self._probs[:, i]
-        draw_rows(logits, self._draw_words, self._mode, advance, self.drawn[i], probs)
+        draw_rows(logits, self._draw_words, self._mode, advance, self.drawn[i], probs, self.model.columns)

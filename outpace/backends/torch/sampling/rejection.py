@@ -67,8 +67,13 @@ class RejectionPass:
         drafts = Drafts(
             self._tokens, self._lengths, self._lines, uniform[:, : self.depth], uniform[:, self.depth :]
         )  # fmt: skip
-        draft_probs = self._kept.index_select(0, self._sources)
         target_probs, exact = self._draws.distributions()
+        if self._kept.is_cuda and not self._mixes_rules:
+            from outpace.backends.torch.kernels import rejecting
+
+            rejecting.verify_block(drafts, self._kept, self._sources, target_probs, exact, self.found)
+            return
+        draft_probs = self._kept.index_select(0, self._sources)
         verdicts = acceptance.verify_block(drafts, draft_probs, target_probs)
         if self._mixes_rules:
             verdicts = acceptance.reject(drafts, draft_probs, target_probs).where(self._by_token != 0, verdicts)
