@@ -155,7 +155,7 @@ class TorchHead:
         # As many tokens as this verification and the next one can append.
         num_tokens = 2 * (depth + 1)
         has_room = max(starts) - 1 + num_tokens <= runner.capacity.max_context
-        if is_wanted and has_room and all([runner.try_reserve(seq, num_tokens) for seq in seqs]):
+        if is_wanted and has_room and all(runner.try_reserve(seq, num_tokens) for seq in seqs):
             loop = self._loops.find(requests, depth + 1, depth)
             loop.fill_following(drafts, runner.tables, ahead.verified)
             run = loop.launch(ahead.verified)

@@ -77,7 +77,9 @@ def test_drawing_without_filters(family: str, vocab: int) -> None:
 
 @needs_interpreter
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("features", [FEATURES, [{"temperature": 0.0}, {}, {"temperature": 2.0}]], ids=["filters", "none"])
+@pytest.mark.parametrize(
+    "features", [FEATURES, [{"temperature": 0.0}, {}, {"temperature": 2.0}]], ids=["filters", "none"]
+)
 @pytest.mark.parametrize("num_columns", [40, 2100])
 def test_drawing_only_from_some_columns(features: list[dict[str, Any]], num_columns: int) -> None:
     """As from all of them, where the others have no probability."""

@@ -103,7 +103,7 @@ class Ahead:
 def begin(runner: TorchRunner, verifying: Sequence[Verifying], run: LoopRun) -> Ahead | None:
     """Start to verify the drafts of a loop that still runs; None if that is not possible."""
     ends = [each.start + each.num_tokens for each in verifying]
-    if max(ends) > runner.capacity.max_context or not all([needs_only_tokens(each.request) for each in verifying]):
+    if max(ends) > runner.capacity.max_context or not all(needs_only_tokens(each.request) for each in verifying):
         return None
     rows = [
         Row(each.seq, each.start, [each.token] + [DRAFTED] * each.depth, each.num_tokens) for each in verifying
@@ -112,7 +112,7 @@ def begin(runner: TorchRunner, verifying: Sequence[Verifying], run: LoopRun) -> 
     plan, mode = StepPlan(rows), drawing_mode(requests, runner.model)
     if not runner.is_prepared(plan, mode):
         return None
-    if not all([runner.try_reserve_until(row.seq, end) for row, end in zip(rows, ends, strict=True)]):
+    if not all(runner.try_reserve_until(row.seq, end) for row, end in zip(rows, ends, strict=True)):
         return None
     drafted = run.tokens()
     launched = runner.launch(plan, drafted, gives_peaks=mode == "peaks")

@@ -59,10 +59,10 @@ class Foreseen:
 
     def follows(self, verdicts: Sequence[Verdict]) -> bool:
         """Not if the host had to verify again."""
-        return all([
+        return all(
             verdict.num_accepted == accepted and verdict.tokens[-1] == last
             for verdict, accepted, last in zip(verdicts, self.accepted, self.last, strict=True)
-        ])  # fmt: skip
+        )
 
 
 @dataclass(slots=True)
@@ -125,11 +125,11 @@ class DeviceExecutor:
         """Start to verify a draft that still runs; not if the plan will have more rows, which need a second step."""
         self._drop_ahead()
         # Each row must be one token and a draft.
-        can_wait = all([
+        can_wait = all(
             len(task.request.tokens) == task.request.num_computed + 1
             and self._runner.holds(task.request.seq, task.request.num_computed)
             for task in tasks
-        ])  # fmt: skip
+        )
         if len(tasks) == self._num_rows and can_wait:
             self._ahead = begin_ahead(self._runner, [Verifying.of(task) for task in tasks], run)
         return self._ahead

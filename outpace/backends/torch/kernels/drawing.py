@@ -175,8 +175,8 @@ def _distribution_kernel(
 
 @triton.jit
 def _contest_kernel(
-    logits_ptr, columns_ptr, NUM_COLUMNS: tl.constexpr, sharpness_ptr, seed_ptr, position_ptr, max_ptr, border_ptr, border_id_ptr, norm_ptr,
-    score_ptr, winner_ptr, mass_ptr, probs_ptr, probs_stride, num_rows,
+    logits_ptr, columns_ptr, NUM_COLUMNS: tl.constexpr, sharpness_ptr, seed_ptr, position_ptr,
+    max_ptr, border_ptr, border_id_ptr, norm_ptr, score_ptr, winner_ptr, mass_ptr, probs_ptr, probs_stride, num_rows,
     VOCAB: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, HAS_FILTERS: tl.constexpr, NUM_NORMS: tl.constexpr,
     KEEPS_PROBS: tl.constexpr,
 ):  # fmt: skip
@@ -358,10 +358,9 @@ def draw(
 ) -> Tensor:
     """int32 [2, rows]: tokens, and whether each is exact. `logits` [rows, vocab], contiguous.
 
-    `columns`: the only tokens that can be drawn, int64; the logits of all others are -inf, and `probs` holds zeros there.
-
     Without `samples` every row is greedy; without `has_filters` no row has top-k, top-p or min-p. `probs` [rows, vocab]
-    receives what the tokens of sampled rows are drawn from.
+    receives what the tokens of sampled rows are drawn from. `columns`, int64: the only tokens that can be drawn; the
+    logits of all others are -inf, and `probs` holds zeros there.
     """
     num_rows, vocab_size = logits.shape
     assert logits.is_contiguous()
@@ -381,8 +380,8 @@ def draw(
         kept = probs if probs is not None else logits  # written only with `probs`
         _contest_kernel[(num_rows, num_chunks)](
             logits, *_given(columns, places), rows.sharpness, rows.seed, rows.position, maxima, shapes.borders,
-            shapes.border_ids, shapes.norms, scores, winners, masses, kept, kept.stride(0), num_rows, vocab_size, _CHUNK, chunks, has_filters,
-            2 if has_filters else 1, probs is not None,
+            shapes.border_ids, shapes.norms, scores, winners, masses, kept, kept.stride(0), num_rows, vocab_size,
+            _CHUNK, chunks, has_filters, 2 if has_filters else 1, probs is not None,
             num_warps=8, **UNFUSED,
         )  # fmt: skip
     found = out if out is not None else places.new_empty(2, num_rows)

@@ -135,7 +135,7 @@ class Rejection:
 
     @property
     def is_exact(self) -> bool:
-        return all([is_exact for _, _, is_exact in self.wait()])
+        return all(is_exact for _, _, is_exact in self.wait())
 
     def verdicts(self, drafted: Sequence[Sequence[int]]) -> dict[int, Verdict]:
         """By case, for those that it decides; waits for the device. `drafted`: the tokens of all cases."""
