@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from outpace.backends.base import USUAL_UNCACHED, DraftedTokens, DraftTask, HeadTask
 from outpace.backends.torch.execution.ahead import Ahead, Verifying
 from outpace.backends.torch.execution.drafting import LoopRun
-from outpace.backends.torch.execution.executor import Foreseen
+from outpace.backends.torch.execution.executor import FollowingDraft
 from outpace.backends.torch.execution.graphs import Graphs
 from outpace.backends.torch.execution.head_passes import HeadPasses
 from outpace.backends.torch.execution.pages import PAGE_TOKENS
@@ -99,16 +99,17 @@ class TorchHead:
             start = self.entries.take(seq, length)
             self._runner.reserve(seq, length - 1, task.depth)
             drafts.append(DraftTask(Row(seq, start, request.tokens[start:], 1), request, task.depth))
-        executor, run = self._runner.executor, self._take_next(drafts)
-        ahead = executor.verifies(drafts) if run is not None else None
-        if run is None:
-            run = self._launch(drafts)
+        executor, taken = self._runner.executor, self._take_next(drafts)
+        ahead = executor.verifies(drafts) if taken is not None else None
+        run = taken or self._launch(drafts)
         if ahead is None:
             run.loop.keep()
             ahead = executor.begin_verifying(drafts, run)
         if ahead is not None and self.drafts_ahead:
             self._begin_next(drafts, ahead)
         drafted = run.fetch(drafts)
+        if taken is not None:
+            executor.foresight.learn_drafted(taken.seconds_behind())
         if ahead is not None:
             ahead.expect([each.tokens for each in drafted])
         return drafted
@@ -162,7 +163,7 @@ class TorchHead:
         tables = runner.tables[seqs]
         self._next = _NextDraft(run, rows, requests, starts, tables, depth, runner.executor.num_steps)
 
-    def _foresee(self, cases: Sequence[Case]) -> Foreseen | None:
+    def _foresee(self, cases: Sequence[Case]) -> FollowingDraft | None:
         """The draft that began behind the verification of these cases, for all requests that do not end there."""
         before = self._next
         if before is None or before.run is None or self._runner.executor.num_steps != before.num_steps + 1:
@@ -184,7 +185,7 @@ class TorchHead:
             assert request.seq is not None
             verifying.append(Verifying(request, request.seq, start, token, depth))
             going_on.append(row)
-        return Foreseen(before.run.only(going_on), verifying, accepted, last) if verifying else None
+        return FollowingDraft(before.run.only(going_on), verifying, accepted, last) if verifying else None
 
     def truncate(self, seq: int, num_tokens: int) -> None:
         """Tokens of a sequence were removed."""

@@ -84,8 +84,8 @@ class _HostWords:
         self.clear()
         self.drawn = torch.zeros((depth, 2, rows), dtype=torch.int32, pin_memory=pinned)
         self.fed = torch.zeros((2, rows), dtype=torch.int32, pin_memory=pinned)
-        self.drawn_arrived: Any = torch.cuda.Event() if pinned else None
-        self.fed_arrived: Any = torch.cuda.Event() if pinned else None
+        self.drawn_arrived: Any = torch.cuda.Event(enable_timing=True) if pinned else None
+        self.fed_arrived: Any = torch.cuda.Event(enable_timing=True) if pinned else None
 
     def clear(self) -> None:
         """Mark all rows as unused after the first step."""
@@ -137,6 +137,12 @@ class LoopRun:
             self._host.fed_arrived.synchronize()
         found: NDArray[np.int32] = self._host.fed.numpy()
         return found[:, self.rows]
+
+    def seconds_behind(self) -> float:
+        """How long the device drafted, once that is done, for a loop that followed a verification."""
+        if self._host.drawn_arrived is None:
+            return 0.0
+        return 1e-3 * float(self._host.fed_arrived.elapsed_time(self._host.drawn_arrived))
 
     def fetch(self, tasks: Sequence[DraftTask]) -> list[DraftedTokens]:
         """The drafts of the tasks; waits for them."""

@@ -23,6 +23,7 @@ from outpace.backends.torch.execution.ahead import Ahead, Verifying, drawing_mod
 from outpace.backends.torch.execution.ahead import begin as begin_ahead
 from outpace.backends.torch.execution.drafting import LoopRun
 from outpace.backends.torch.execution.early_start import EarlyStart
+from outpace.backends.torch.execution.foresight import Foresight, rows_of
 from outpace.backends.torch.execution.graphs import Bucket
 from outpace.backends.torch.execution.launched import DiscardedLogits, Launched
 from outpace.backends.torch.model.model import Model
@@ -39,17 +40,13 @@ if TYPE_CHECKING:
     from outpace.backends.torch.runner import TorchRunner
 
 _WAITED = 20e-6  # seconds; after a shorter wait, the step was already done
-_RATE = 1 / 16  # of the moving average of plans that were foreseen
-# A verification that is not wanted costs a step. One that begins early saves at most the host's time between two steps,
-# about a tenth of one.
-_LEAST_FORESEEN = 0.9
 
 # The draft that runs behind the verification of these cases; waits until the device has verified them. Or None.
-NextDraft = Callable[[Sequence[Case]], "Foreseen | None"]
+NextDraft = Callable[[Sequence[Case]], "FollowingDraft | None"]
 
 
 @dataclass(frozen=True, slots=True)
-class Foreseen:
+class FollowingDraft:
     """A draft that runs behind a verification."""
 
     run: LoopRun
@@ -104,8 +101,7 @@ class DeviceExecutor:
         self._is_never_drafted = False  # whether those sequences never use drafts
         self._ahead: Ahead | None = None
         self.next_draft: NextDraft | None = None
-        self._foreseen: list[tuple[int, int, int]] | None = None  # sequence, start and tokens of the next plan's rows
-        self._share_foreseen = 1.0  # of the plans that could be foreseen
+        self.foresight = Foresight()
         self._num_rows = 0  # of the latest plan
         self.num_steps = 0
 
@@ -131,34 +127,38 @@ class DeviceExecutor:
             for task in tasks
         )
         if len(tasks) == self._num_rows and can_wait:
-            self._ahead = begin_ahead(self._runner, [Verifying.of(task) for task in tasks], run)
+            self._launch_ahead([Verifying.of(task) for task in tasks], run)
         return self._ahead
 
+    def _launch_ahead(self, verifying: list[Verifying], run: LoopRun) -> None:
+        begin = perf_counter()
+        self._ahead = begin_ahead(self._runner, verifying, run)
+        if self._ahead is not None:
+            self.foresight.learn_launched(perf_counter() - begin)
+
     def verifies(self, tasks: Sequence[DraftTask]) -> Ahead | None:
-        """The verification of these drafts, if it began early."""
+        """The verification of these drafts, if it began early. The drafts began behind the last verification."""
+        self.foresight.learn_asked(perf_counter())
         if self._ahead is None:
             return None
-        begun = [(row.seq, row.start, len(row.tokens)) for row in self._ahead.rows]
+        begun = rows_of(self._ahead.rows)
         asked = [(task.request.seq, task.request.num_computed, 1 + task.depth) for task in tasks]
         return self._ahead if begun == asked else None
 
-    def _begin_next(self, cases: Sequence[Case]) -> Foreseen | None:
+    def _begin_next(self, cases: Sequence[Case]) -> FollowingDraft | None:
         """Start the next verification before this one's verdicts are made and committed, if its plan can be foreseen.
 
         It overwrites the logits of this one."""
+        begin = perf_counter()
+        self.foresight.learn_verified(self.num_steps, begin)
         found = None if self.next_draft is None else self.next_draft(cases)
         if found is not None:
-            self._foreseen = [(each.seq, each.start, each.num_tokens) for each in found.verifying]
-            if self._share_foreseen >= _LEAST_FORESEEN:
+            self.foresight.expect([(each.seq, each.start, each.num_tokens) for each in found.verifying])
+            if self.foresight.is_worth():
                 found.run.loop.keep()
-                self._ahead = begin_ahead(self._runner, found.verifying, found.run)
+                self._launch_ahead(found.verifying, found.run)
+            self.foresight.learn_begun(perf_counter() - begin)
         return found
-
-    def _learn_foreseen(self, plan: StepPlan) -> None:
-        if self._foreseen is not None:
-            was_right = self._foreseen == [(row.seq, row.start, len(row.tokens)) for row in plan.rows]
-            self._share_foreseen += _RATE * (was_right - self._share_foreseen)
-            self._foreseen = None
 
     def _drop_ahead(self) -> None:
         if self._ahead is not None:
@@ -176,7 +176,7 @@ class DeviceExecutor:
         is_plain = len(cases) == plan.num_tokens == len(plan.rows) and all(map(_is_plain, cases))
         self._num_rows = len(plan.rows)
         self.num_steps += 1
-        self._learn_foreseen(plan)
+        self.foresight.learn_plan(plan.rows)
         self._update_early_start(plan, cases, is_plain, begin)
         can_use = bool(cases) and not plan.num_scored  # steps that were started early have no logits of prompts
         answered = self._expected_rows(begun, plan, cases) if begun is not None and can_use else {}
