@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu_cells import speculation_params
@@ -55,6 +55,8 @@ def start(engine: Engine, prompts: Sequence[Sequence[int]], temperature: float, 
 
 def kernels_of(found: profile) -> list[tuple[str, float, float]]:
     """(name, begin, end) of everything that ran on the device, in milliseconds."""
+    assert found.profiler is not None
+    assert found.profiler.kineto_results is not None
     events = [event for event in found.profiler.kineto_results.events() if event.device_type() == DeviceType.CUDA]
     found_at = [(event.name(), 1e-6 * event.start_ns(), 1e-6 * event.duration_ns()) for event in events]
     return sorted(((name, begin, begin + length) for name, begin, length in found_at), key=itemgetter(1))

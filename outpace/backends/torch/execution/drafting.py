@@ -41,7 +41,11 @@ class LoopModel(Protocol):
     """What a loop runs: a draft model, or a draft head."""
 
     device: torch.device
-    columns: Tensor | None  # the only tokens that it drafts; None: all
+
+    @property
+    def columns(self) -> Tensor | None:
+        """The only tokens that it drafts; None: all."""
+        ...
 
     def begin(self, step: StepInputs) -> Tensor:
         """Logits of the requested tokens, [rows, vocab], after the tokens that the cache lacks."""
