@@ -99,7 +99,7 @@ def auto_on_cpu() -> list[str]:
 
 
 # The latest first.
-GPU_SPECULATION = ("gpu_speculation_h200_repaid", "gpu_speculation_h200_step_times", "gpu_speculation_h200")
+GPU_SPECULATION = ("gpu_speculation_h200_early", "gpu_speculation_h200", "gpu_speculation_h200_step_times")
 GPU_PEERS = "gpu_peers_h200"
 QWEN_HEAD = "humaneval_qwen_head"
 SPEC_BENCH = {f"spec_bench_smollm2_{cell}": shown for cell, shown in (
@@ -148,8 +148,8 @@ def gpu_speculation() -> list[str]:
     lines += [
         "A real 135M model inside the shape of an 8B, with its own head, padded to the size of an 8B's. Spec-Bench "
         "prompts, medians of blocks, over plain decoding. [What this shows and what not](gpu.md). The second table is "
-        "the same before a request's debt had to be repaid; the third is older: before drafts began behind the "
-        "verification, and before `auto` learned the time of steps by their kind.",
+        "the same before a verification began early and before rejection had kernels of its own; the third is older: "
+        "before a request's debt had to be repaid.",
         "",
     ]
     for name in GPU_SPECULATION:

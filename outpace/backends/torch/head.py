@@ -3,7 +3,8 @@
 A first pass takes the few tokens that the last step emitted. A row that lacks more is caught up by ordinary passes
 first, and the loop starts from their logits and states. Tokens are drawn as those of a draft model are
 (`execution/drafting.py`). Behind each verification the next draft begins, while the host decides whether it is wanted
-(`execution/following.py`).
+(`execution/following.py`). Its verification begins as soon as the host knows how many tokens were accepted, before it
+commits them.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import torch
 from numpy.typing import NDArray
 
 from outpace.backends.base import USUAL_UNCACHED, DraftedTokens, DraftTask, HeadTask
-from outpace.backends.torch.execution.ahead import Ahead
+from outpace.backends.torch.execution.ahead import Ahead, Verifying
 from outpace.backends.torch.execution.drafting import LoopRun
+from outpace.backends.torch.execution.executor import FollowingDraft
 from outpace.backends.torch.execution.graphs import Graphs
 from outpace.backends.torch.execution.head_passes import HeadPasses
 from outpace.backends.torch.execution.pages import PAGE_TOKENS
 from outpace.backends.torch.model.head import HeadLoop, HeadModel
-from outpace.core import MeasuredAcceptance, Request, Row
+from outpace.core import Case, MeasuredAcceptance, Request, Row
 from outpace.kv.entries import HeadEntries
 
 if TYPE_CHECKING:
@@ -76,6 +78,7 @@ class TorchHead:
         self.drafts_ahead = runner.device.type == "cuda"  # else nothing runs beside the host
         self._next: _NextDraft | None = None
         self._share_wanted = 1.0  # of drafts that began or could have begun behind a verification
+        runner.executor.next_draft = self._foresee
 
     def _loop_model(self, num_rows: int) -> HeadLoop:
         if len(self._logits) < num_rows:
@@ -96,12 +99,17 @@ class TorchHead:
             start = self.entries.take(seq, length)
             self._runner.reserve(seq, length - 1, task.depth)
             drafts.append(DraftTask(Row(seq, start, request.tokens[start:], 1), request, task.depth))
-        run = self._take_next(drafts) or self._launch(drafts)
-        run.loop.keep()
-        ahead = self._runner.executor.begin_verifying(drafts, run)
+        executor, taken = self._runner.executor, self._take_next(drafts)
+        ahead = executor.verifies(drafts) if taken is not None else None
+        run = taken or self._launch(drafts)
+        if ahead is None:
+            run.loop.keep()
+            ahead = executor.begin_verifying(drafts, run)
         if ahead is not None and self.drafts_ahead:
             self._begin_next(drafts, ahead)
         drafted = run.fetch(drafts)
+        if taken is not None:
+            executor.foresight.learn_drafted(taken.seconds_behind())
         if ahead is not None:
             ahead.expect([each.tokens for each in drafted])
         return drafted
@@ -145,19 +153,46 @@ class TorchHead:
         rows = {seq: row for row, seq in enumerate(seqs)}
         run = None
         is_wanted = self._share_wanted >= _LEAST_WANTED and self._loops.is_prepared(requests, depth + 1, depth)
-        has_room = max(starts) + 2 * depth + 1 <= runner.capacity.max_context
-        if is_wanted and has_room and all(runner.try_reserve(seq, 2 * depth + 1) for seq in seqs):
+        # As many tokens as this verification and the next one can append.
+        num_tokens = 2 * (depth + 1)
+        has_room = max(starts) - 1 + num_tokens <= runner.capacity.max_context
+        if is_wanted and has_room and all(runner.try_reserve(seq, num_tokens) for seq in seqs):
             loop = self._loops.find(requests, depth + 1, depth)
             loop.fill_following(drafts, runner.tables, ahead.verified)
             run = loop.launch(ahead.verified)
         tables = runner.tables[seqs]
         self._next = _NextDraft(run, rows, requests, starts, tables, depth, runner.executor.num_steps)
 
+    def _foresee(self, cases: Sequence[Case]) -> FollowingDraft | None:
+        """The draft that began behind the verification of these cases, for all requests that do not end there."""
+        before = self._next
+        if before is None or before.run is None or self._runner.executor.num_steps != before.num_steps + 1:
+            return None
+        rows = [before.rows.get(case.request.seq, -1) for case in cases if case.request.seq is not None]
+        if sorted(rows) != list(range(len(before.rows))):
+            return None
+        accepted, last = before.run.only(rows).fed().tolist()
+        verifying, going_on = list[Verifying](), list[int]()
+        for case, row, num_accepted, token in zip(cases, rows, accepted, last, strict=True):
+            request, start = case.request, before.starts[row] + num_accepted
+            if request is not before.requests[row]:
+                return None
+            if _ends(request, start + 1, [*case.tokens[:num_accepted], token]):
+                continue
+            depth = min(before.depth, request.max_length - start - 2)  # at least one token is not drafted
+            if depth < 1:
+                return None  # its row will be plain
+            assert request.seq is not None
+            verifying.append(Verifying(request, request.seq, start, token, depth))
+            going_on.append(row)
+        return FollowingDraft(before.run.only(going_on), verifying, accepted, last) if verifying else None
+
     def truncate(self, seq: int, num_tokens: int) -> None:
         """Tokens of a sequence were removed."""
         self.entries.truncate(seq, num_tokens)
         if self._next is not None and self._next.run is not None and seq in self._next.rows:
-            # The draft writes to the pages after these tokens: they are the next ones to be taken again.
+            # The draft and its verification write to the pages after these tokens: they are the next ones to be taken
+            # again.
             self._runner.try_reserve(seq, 1 + self._next.depth)
 
     def _catch_up(self, rows: Sequence[Row], loop: HeadLoop) -> None:
@@ -174,6 +209,12 @@ class TorchHead:
 
     def _pass(self, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
         return self._passes.find(rows).run(rows, self._runner.tables)
+
+
+def _ends(request: Request, length: int, new: Sequence[int]) -> bool:
+    """Whether a request ends with its `new` tokens, which make it `length` long, as far as they tell."""
+    stop_ids = request.shaper.stop_ids
+    return length >= request.max_length or bool(stop_ids.size and np.isin(new, stop_ids).any())
 
 
 def passes(rows: Sequence[Row], limit: int) -> list[list[tuple[int, Row]]]:

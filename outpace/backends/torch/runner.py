@@ -384,6 +384,10 @@ class TorchRunner:
         """Reserve pages for `count` more tokens of a sequence; False, with nothing reserved, if too few are free."""
         return self._take_pages(seq, self.pool.length(seq), count)
 
+    def try_reserve_until(self, seq: int, length: int) -> bool:
+        """The same for as many tokens as make its length `length`."""
+        return self.try_reserve(seq, length - self.pool.length(seq))
+
     def _take_pages(self, seq: int, length: int, count: int) -> bool:
         copies = self.pool.reserve(seq, count)
         for source, target in copies or ():
@@ -401,7 +405,7 @@ class TorchRunner:
         self.tables[seq, : len(blocks)] = blocks
 
     def truncate(self, seq: int, num_tokens: int) -> None:
-        self.executor.forget(seq)
+        self.executor.forget(seq, num_tokens)
         self.pool.rewind(seq, num_tokens)
         if self._head is not None:
             self._head.truncate(seq, num_tokens)

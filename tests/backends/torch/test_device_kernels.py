@@ -14,9 +14,11 @@ pytest.importorskip("triton", reason="triton is not installed, so its kernels ca
 
 import torch
 
-from outpace.backends.torch.kernels import drawing
+from outpace.backends.torch.kernels import drawing, rejecting
 from outpace.backends.torch.kernels.drawing import Rows, draw
 from outpace.backends.torch.kernels.filters import NUM_CANDIDATES, candidates
+from outpace.backends.torch.sampling import acceptance
+from tests.backends.torch.test_device_acceptance import Batch as Drafted
 from tests.backends.torch.test_device_sampling import FAMILIES, FEATURES, Batch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -71,6 +73,50 @@ def test_drawing_without_filters(family: str, vocab: int) -> None:
     assert is_exact.all()
     assert tokens.tolist() == batch.host_tokens()
     assert torch.equal(draw(logits, rows, samples=False, has_filters=False)[0], logits.argmax(dim=-1).int())
+
+
+@needs_interpreter
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    "features", [FEATURES, [{"temperature": 0.0}, {}, {"temperature": 2.0}]], ids=["filters", "none"]
+)
+@pytest.mark.parametrize("num_columns", [40, 2100])
+def test_drawing_only_from_some_columns(features: list[dict[str, Any]], num_columns: int) -> None:
+    """As from all of them, where the others have no probability."""
+    batch = Batch("peaked_rows", 2 * len(features), 3001, features, seed=num_columns)
+    columns = torch.randperm(3001, generator=torch.manual_seed(num_columns))[:num_columns].sort().values
+    logits = torch.full(batch.rows.shape, -torch.inf)
+    logits[:, columns] = torch.from_numpy(batch.rows)[:, columns]
+    has_filters = features is FEATURES
+    probs, some_probs = torch.zeros_like(logits), torch.zeros_like(logits)
+    expected = draw(logits, rows_of(batch), samples=True, has_filters=has_filters, probs=probs)
+    found = draw(logits, rows_of(batch), samples=True, has_filters=has_filters, probs=some_probs, columns=columns)
+    assert torch.equal(found, expected) and torch.equal(some_probs, probs)
+    assert set(found[0].tolist()) <= set(columns.tolist())
+    greedy = draw(logits, rows_of(batch), samples=False, has_filters=False, columns=columns)
+    assert torch.equal(greedy[0], logits.argmax(dim=-1).int())
+
+
+@needs_interpreter
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("closeness", [0.05, 1.0])
+@pytest.mark.parametrize(("depth", "vocab"), [(1, 300), (3, 300), (4, 5001), (7, 2048)])
+def test_verifying_by_block(depth: int, vocab: int, closeness: float) -> None:
+    """Drafts lie at other places than their rows, and some rows of the target are not exact."""
+    num_rows = 12
+    batch = Drafted("block", num_rows, depth, vocab, closeness=closeness, seeded=False, seed=depth)
+    drafts, target, draft = batch.device_drafts(), batch.target(), batch.draft()
+    expected = acceptance.verify_block(drafts, draft, target)
+    sources = torch.randperm(num_rows, generator=torch.manual_seed(depth))
+    kept = torch.empty_like(draft)
+    kept[sources] = draft
+    exact = (torch.arange(len(target)) % 7 != 0).int()
+    found = torch.full((num_rows, 3), -1)
+    rejecting.verify_block(drafts, kept, sources, target, exact, found)
+    assert found[:, 0].tolist() == expected.num_accepted.tolist()
+    assert found[:, 1].tolist() == expected.final_token.tolist()
+    assert found[:, 2].tolist() == (exact[drafts.row_of] != 0).all(dim=1).long().tolist()
+    assert len(set(found[:, 0].tolist())) > 1 and 0 < int(found[:, 2].sum()) < num_rows
 
 
 @needs_interpreter

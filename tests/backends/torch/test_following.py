@@ -1,4 +1,5 @@
-"""Drafts of a head that begin behind a verification: on the CPU, where the device is as fast as the host.
+"""Drafts of a head that begin behind a verification, and their own verification, which begins before that one's tokens
+are committed: on the CPU, where the device is as fast as the host.
 
 They must be the drafts that are made without it, and they must be used.
 """
@@ -18,6 +19,7 @@ import torch
 
 from outpace import LLM, SamplingParams
 from outpace.backends.torch.execution import following
+from outpace.backends.torch.execution.executor import DeviceExecutor
 from outpace.backends.torch.execution.following import UNUSED, Verified
 from outpace.backends.torch.execution.step import PADDING, HostStep, StepShape, views
 from outpace.backends.torch.head import TorchHead
@@ -92,20 +94,27 @@ LENGTHS = (20, 70, 41, 33, 90, 12, 55, 64)
 def answers(
     paths: tuple[str, str], features: dict[str, Any], *, ahead: bool, num_requests: int = len(LENGTHS), **options: Any
 ) -> tuple[list[list[int]], list[Any], Counter[str]]:
-    """Tokens and drafts of requests of different lengths, more than run at once; and how many drafts were taken."""
+    """Tokens and drafts of requests of different lengths, more than run at once; and how many drafts were taken, and
+    had begun to be verified early."""
     seen = Counter[str]()
-    original = TorchHead._take_next
+    original, verifies = TorchHead._take_next, DeviceExecutor.verifies
 
     def counted(head: TorchHead, drafts: Any) -> Any:
         run = original(head, drafts)
         seen["taken" if run is not None else "new"] += 1
         return run
 
+    def noted(executor: DeviceExecutor, tasks: Any) -> Any:
+        found = verifies(executor, tasks)
+        seen["verified early"] += found is not None
+        return found
+
     target, drafting = paths
     with pytest.MonkeyPatch.context() as patch, LLM(
         target, drafting, speculation="on", method="head", depth=3, **OPTIONS, **options
     ) as llm:  # fmt: skip
         patch.setattr(TorchHead, "_take_next", counted)
+        patch.setattr(DeviceExecutor, "verifies", noted)
         head = llm.engine._runner.capabilities.head
         assert isinstance(head, TorchHead)
         head.drafts_ahead = ahead
@@ -147,6 +156,7 @@ def test_the_drafts_are_those_without_it(
     assert tokens == plain_tokens
     assert drafts == plain_drafts
     assert not plain_seen["taken"] and seen["taken"] > seen["new"]
+    assert not plain_seen["verified early"] and seen["verified early"] > seen["taken"] / 3
     assert any(draft.num_accepted for each in drafts for draft in each) or not features["temperature"]
 
 
@@ -154,7 +164,33 @@ def test_it_survives_a_cache_that_is_nearly_full(paths: tuple[str, str]) -> None
     """Pages run out and requests are preempted."""
     crowded = answers(paths, {"temperature": 0.0}, ahead=True, max_sequences=6, cache_tokens=320)
     assert crowded[0] == answers(paths, {"temperature": 0.0}, ahead=False, max_sequences=6, cache_tokens=4096)[0]
-    assert crowded[2]["taken"]
+    assert crowded[2]["taken"] and crowded[2]["verified early"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 4.0])
+def test_plans_that_differ_from_the_foreseen_ones_change_no_answer(paths: tuple[str, str], temperature: float) -> None:
+    """Now and then a step is plain, a request is aborted, or another one arrives."""
+    found = []
+    for ahead in (False, True):
+        with LLM(*paths, speculation="on", method="head", depth=2, max_sequences=3, **OPTIONS) as llm:
+            head = llm.engine._runner.capabilities.head
+            assert isinstance(head, TorchHead)
+            head.drafts_ahead = ahead
+            llm.engine._runner._graphs._captures = True  # type: ignore[attr-defined]
+            params = SamplingParams(max_tokens=60, ignore_eos=True, temperature=temperature, seed=3)
+            requests = [llm.engine.submit(IDS[i : i + 6], params) for i in range(2)]
+            for step in range(80):
+                if step == 30:
+                    llm.engine.abort(requests[0])
+                if step in (10, 20, 40):
+                    requests.append(llm.engine.submit(IDS[step % 7 : 9], params))
+                requests[1].may_speculate = step % 17 != 5
+                llm.engine.step()
+            while llm.engine.has_requests:
+                llm.engine.step()
+            llm.engine._cache.check_integrity()
+            found.append([request.tokens for request in requests[1:]])
+    assert found[0] == found[1]
 
 
 def test_drafts_that_nobody_wants_are_no_longer_begun(paths: tuple[str, str]) -> None:
@@ -171,3 +207,20 @@ def test_drafts_that_nobody_wants_are_no_longer_begun(paths: tuple[str, str]) ->
             llm.engine.step()
             begun.append(head._next is not None and head._next.run is not None)
         assert any(begun[:8]) and not any(begun[-8:])
+
+
+def test_verifications_that_nobody_wants_are_no_longer_begun(paths: tuple[str, str]) -> None:
+    """From a step on, every fourth is plain."""
+    with LLM(*paths, speculation="on", method="head", depth=2, **OPTIONS) as llm:
+        runner = llm.engine._runner
+        head = runner.capabilities.head
+        assert isinstance(head, TorchHead)
+        head.drafts_ahead = True
+        request = llm.engine.submit(IDS[:6], SamplingParams(max_tokens=120, ignore_eos=True), seed=1)
+        begun, steps = [], 0
+        while llm.engine.has_requests:
+            steps += 1
+            request.may_speculate = steps <= 24 or steps % 4 != 0
+            llm.engine.step()
+            begun.append(runner.executor._ahead is not None)  # type: ignore[attr-defined]
+        assert any(begun[:24]) and not any(begun[-16:])

@@ -14,6 +14,9 @@ from itertools import accumulate
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from outpace.backends.base import DraftTask
 from outpace.backends.torch.execution.drafting import LoopRun
 from outpace.backends.torch.execution.following import Verified
@@ -28,16 +31,44 @@ if TYPE_CHECKING:
     from outpace.backends.torch.runner import TorchRunner
 
 
+@dataclass(frozen=True, slots=True)
+class Verifying:
+    """A row of a verification: the token that the cache lacks, and the draft after it."""
+
+    request: Request
+    seq: int
+    start: int  # position of that token
+    token: int
+    depth: int
+
+    @classmethod
+    def of(cls, task: DraftTask) -> Verifying:
+        request = task.request
+        assert request.seq is not None
+        return cls(request, request.seq, request.num_computed, request.tokens[-1], task.depth)
+
+    @property
+    def num_tokens(self) -> int:
+        return 1 + self.depth
+
+    @property
+    def positions(self) -> range:
+        """Of the tokens that are drawn."""
+        return range(self.start + 1, self.start + 1 + self.num_tokens)
+
+
 @dataclass(slots=True)
 class Ahead:
     """A verification step that runs before its plan arrives."""
 
     rows: list[Row]  # as in the expected plan; `expect` supplies the drafted tokens
+    starts: dict[int, int]  # of the rows, by sequence
     launched: Launched
     draws: Draws
     fetch: Fetch
     rejection: Rejection
     verified: Verified  # what it verifies, for a draft that follows it
+    draws_tokens: bool  # the target's own; else rejection decides all rows
     since: float = 0.0  # when the draft was done and the device started this step
     _drafted: list[list[int]] = field(default_factory=list)
 
@@ -45,8 +76,14 @@ class Ahead:
         """The host has received the drafted tokens."""
         self._drafted, self.since = drafted, perf_counter()
 
+    def needs_logits(self, exact: NDArray[np.int32]) -> bool:
+        """Whether the host must verify some of its rows again. `exact`: whether each of its tokens is; waits for it."""
+        return not self.rejection.is_exact or (self.draws_tokens and not exact.all())
+
     def is_in(self, plan: StepPlan, cases: Sequence[Case]) -> dict[int, Case] | None:
         """Its rows' indexes in the plan, with their cases; None if a row is missing or differs."""
+        if not self._drafted:
+            return None
         waiting = iter(cases)
         planned = {row.seq: (i, row, next(waiting)) for i, row in enumerate(plan.rows) if row.num_logits}
         found = {}
@@ -63,50 +100,50 @@ class Ahead:
         return found
 
 
-def begin(runner: TorchRunner, tasks: Sequence[DraftTask], run: LoopRun) -> Ahead | None:
+def begin(runner: TorchRunner, verifying: Sequence[Verifying], run: LoopRun) -> Ahead | None:
     """Start to verify the drafts of a loop that still runs; None if that is not possible."""
-    rows = []
-    for task in tasks:
-        request, count = task.request, 1 + task.depth
-        if not _can_wait(request) or not runner.holds(request.seq, request.num_computed):
-            return None
-        assert request.seq is not None
-        if request.num_computed + count > runner.capacity.max_context:
-            return None
-        rows.append(Row(request.seq, request.num_computed, [request.tokens[-1]] + [DRAFTED] * task.depth, count))
-    plan, mode = StepPlan(rows), drawing_mode([task.request for task in tasks], runner.model)
-    if not runner.is_prepared(plan, mode) or not all(runner.try_reserve(row.seq, len(row.tokens)) for row in rows):
+    ends = [each.start + each.num_tokens for each in verifying]
+    if max(ends) > runner.capacity.max_context or not all(needs_only_tokens(each.request) for each in verifying):
+        return None
+    rows = [
+        Row(each.seq, each.start, [each.token] + [DRAFTED] * each.depth, each.num_tokens) for each in verifying
+    ]  # fmt: skip
+    requests = [each.request for each in verifying]
+    plan, mode = StepPlan(rows), drawing_mode(requests, runner.model)
+    if not runner.is_prepared(plan, mode):
+        return None
+    if not all(runner.try_reserve_until(row.seq, end) for row, end in zip(rows, ends, strict=True)):
         return None
     drafted = run.tokens()
     launched = runner.launch(plan, drafted, gives_peaks=mode == "peaks")
-    requests = [task.request for task in tasks for _ in range(1 + task.depth)]
-    positions = [len(task.request.tokens) + i for task in tasks for i in range(1 + task.depth)]
     # Rejection decides every sampled request, by distributions: their own tokens are drawn only where it is not used.
-    needs_tokens = run.loop.kept is None or any(task.request.params.is_greedy for task in tasks)
-    draws = launched.drawn(mode, requests, positions, needs_tokens=needs_tokens)
+    needs_tokens = run.loop.kept is None or any(request.params.is_greedy for request in requests)
+    draws = launched.drawn(
+        mode,
+        [each.request for each in verifying for _ in range(each.num_tokens)],
+        [position for each in verifying for position in each.positions],
+        needs_tokens=needs_tokens,
+    )
     fetch = draws.fetch()
-    begins = list(accumulate([1 + task.depth for task in tasks], initial=0))
+    begins = list(accumulate([each.num_tokens for each in verifying], initial=0))
     rejecting = None
     if run.loop.kept is not None:
         kept = [
-            KeptDraft(task.request, launched.lines[begin : begin + 1 + task.depth], row)
-            for task, begin, row in zip(tasks, begins, run.rows, strict=False)
+            KeptDraft(each.request, each.start + 1, launched.lines[begin : begin + each.num_tokens], row)
+            for each, begin, row in zip(verifying, begins, run.rows, strict=False)
         ]
         rejecting = launched.rejection(draws, run.loop.kept, kept, drafted)
     verified = Verified(
         launched.lines[begins[:-1]].tolist(),
-        [task.depth for task in tasks],
+        [each.depth for each in verifying],
         drafted,
         draws.on_device,
         rejecting.found if rejecting is not None else None,
         runner.vocab_size,
     )
-    return Ahead(rows, launched, draws, fetch, Rejection(list(range(len(tasks))), rejecting), verified)
-
-
-def _can_wait(request: Request) -> bool:
-    """Whether its row is one token and a draft, and only the drawn tokens are needed."""
-    return len(request.tokens) == request.num_computed + 1 and needs_only_tokens(request)
+    starts = {row.seq: row.start for row in rows}
+    rejection = Rejection(list(range(len(rows))), rejecting)
+    return Ahead(rows, starts, launched, draws, fetch, rejection, verified, needs_tokens)
 
 
 def drawing_mode(requests: Sequence[Request], model: Model) -> Mode:

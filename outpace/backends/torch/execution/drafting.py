@@ -42,6 +42,11 @@ class LoopModel(Protocol):
 
     device: torch.device
 
+    @property
+    def columns(self) -> Tensor | None:
+        """The only tokens that it drafts; None: all."""
+        ...
+
     def begin(self, step: StepInputs) -> Tensor:
         """Logits of the requested tokens, [rows, vocab], after the tokens that the cache lacks."""
         ...
@@ -55,6 +60,7 @@ class DraftModel:
     def __init__(self, model: Model, caches: list[Cache]) -> None:
         self._model, self._caches = model, caches
         self.device = model.weights.embedding.device
+        self.columns = None
 
     def begin(self, step: StepInputs) -> Tensor:
         return self._model.forward(step, self._caches)
@@ -82,8 +88,8 @@ class _HostWords:
         self.clear()
         self.drawn = torch.zeros((depth, 2, rows), dtype=torch.int32, pin_memory=pinned)
         self.fed = torch.zeros((2, rows), dtype=torch.int32, pin_memory=pinned)
-        self.drawn_arrived: Any = torch.cuda.Event() if pinned else None
-        self.fed_arrived: Any = torch.cuda.Event() if pinned else None
+        self.drawn_arrived: Any = torch.cuda.Event(enable_timing=True) if pinned else None
+        self.fed_arrived: Any = torch.cuda.Event(enable_timing=True) if pinned else None
 
     def clear(self) -> None:
         """Mark all rows as unused after the first step."""
@@ -135,6 +141,12 @@ class LoopRun:
             self._host.fed_arrived.synchronize()
         found: NDArray[np.int32] = self._host.fed.numpy()
         return found[:, self.rows]
+
+    def seconds_behind(self) -> float:
+        """How long the device drafted, once that is done, for a loop that followed a verification."""
+        if self._host.drawn_arrived is None:
+            return 0.0
+        return 1e-3 * float(self._host.fed_arrived.elapsed_time(self._host.drawn_arrived))
 
     def fetch(self, tasks: Sequence[DraftTask]) -> list[DraftedTokens]:
         """The drafts of the tasks; waits for them."""
@@ -269,4 +281,4 @@ class DraftLoop:
     def _draw(self, i: int, logits: Tensor) -> None:
         advance = Advance(self._step, self._device_left)
         probs = None if self._probs is None else self._probs[:, i]
-        draw_rows(logits, self._draw_words, self._mode, advance, self.drawn[i], probs)
+        draw_rows(logits, self._draw_words, self._mode, advance, self.drawn[i], probs, self.model.columns)

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from outpace.backends.base import DraftTask, Logits, StepResult
-from outpace.backends.torch.execution.ahead import Ahead, drawing_mode, needs_only_tokens
+from outpace.backends.torch.execution.ahead import Ahead, Verifying, drawing_mode, needs_only_tokens
 from outpace.backends.torch.execution.ahead import begin as begin_ahead
 from outpace.backends.torch.execution.drafting import LoopRun
 from outpace.backends.torch.execution.early_start import EarlyStart
+from outpace.backends.torch.execution.foresight import Foresight, rows_of
 from outpace.backends.torch.execution.graphs import Bucket
 from outpace.backends.torch.execution.launched import DiscardedLogits, Launched
 from outpace.backends.torch.model.model import Model
@@ -39,6 +40,26 @@ if TYPE_CHECKING:
     from outpace.backends.torch.runner import TorchRunner
 
 _WAITED = 20e-6  # seconds; after a shorter wait, the step was already done
+
+# The draft that runs behind the verification of these cases; waits until the device has verified them. Or None.
+NextDraft = Callable[[Sequence[Case]], "FollowingDraft | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class FollowingDraft:
+    """A draft that runs behind a verification."""
+
+    run: LoopRun
+    verifying: list[Verifying]  # how it will be verified
+    accepted: list[int]  # of each case that is verified now: the tokens that the device has accepted
+    last: list[int]  # and the token after them
+
+    def follows(self, verdicts: Sequence[Verdict]) -> bool:
+        """Not if the host had to verify again."""
+        return all(
+            verdict.num_accepted == accepted and verdict.tokens[-1] == last
+            for verdict, accepted, last in zip(verdicts, self.accepted, self.last, strict=True)
+        )
 
 
 @dataclass(slots=True)
@@ -79,6 +100,8 @@ class DeviceExecutor:
         self._expected: dict[int, int] = {}  # after a plain step: by sequence, the position of its next token
         self._is_never_drafted = False  # whether those sequences never use drafts
         self._ahead: Ahead | None = None
+        self.next_draft: NextDraft | None = None
+        self.foresight = Foresight()
         self._num_rows = 0  # of the latest plan
         self.num_steps = 0
 
@@ -86,20 +109,56 @@ class DeviceExecutor:
         """Drop the steps that were started early."""
         self._begun = self._ahead = None
 
-    def forget(self, seq: int) -> None:
-        """The cache of a sequence changes: drop what was started early for it."""
+    def forget(self, seq: int, num_kept: int | None = None) -> None:
+        """The cache of a sequence changes: drop what was started early for it, unless it continues the kept tokens."""
         self._expected.pop(seq, None)
         if self._begun is not None:
             self._begun.lines.pop(seq, None)
-        if self._ahead is not None and any(row.seq == seq for row in self._ahead.rows):
+        if self._ahead is not None and self._ahead.starts.get(seq, num_kept) != num_kept:
             self._drop_ahead()
 
     def begin_verifying(self, tasks: Sequence[DraftTask], run: LoopRun) -> Ahead | None:
         """Start to verify a draft that still runs; not if the plan will have more rows, which need a second step."""
         self._drop_ahead()
-        if len(tasks) == self._num_rows:
-            self._ahead = begin_ahead(self._runner, tasks, run)
+        # Each row must be one token and a draft.
+        can_wait = all(
+            len(task.request.tokens) == task.request.num_computed + 1
+            and self._runner.holds(task.request.seq, task.request.num_computed)
+            for task in tasks
+        )
+        if len(tasks) == self._num_rows and can_wait:
+            self._launch_ahead([Verifying.of(task) for task in tasks], run)
         return self._ahead
+
+    def _launch_ahead(self, verifying: list[Verifying], run: LoopRun) -> None:
+        begin = perf_counter()
+        self._ahead = begin_ahead(self._runner, verifying, run)
+        if self._ahead is not None:
+            self.foresight.learn_launched(perf_counter() - begin)
+
+    def verifies(self, tasks: Sequence[DraftTask]) -> Ahead | None:
+        """The verification of these drafts, if it began early. The drafts began behind the last verification."""
+        self.foresight.learn_asked(perf_counter())
+        if self._ahead is None:
+            return None
+        begun = rows_of(self._ahead.rows)
+        asked = [(task.request.seq, task.request.num_computed, 1 + task.depth) for task in tasks]
+        return self._ahead if begun == asked else None
+
+    def _begin_next(self, cases: Sequence[Case]) -> FollowingDraft | None:
+        """Start the next verification before this one's verdicts are made and committed, if its plan can be foreseen.
+
+        It overwrites the logits of this one."""
+        begin = perf_counter()
+        self.foresight.learn_verified(self.num_steps, begin)
+        found = None if self.next_draft is None else self.next_draft(cases)
+        if found is not None:
+            self.foresight.expect([(each.seq, each.start, each.num_tokens) for each in found.verifying])
+            if self.foresight.is_worth():
+                found.run.loop.keep()
+                self._launch_ahead(found.verifying, found.run)
+            self.foresight.learn_begun(perf_counter() - begin)
+        return found
 
     def _drop_ahead(self) -> None:
         if self._ahead is not None:
@@ -117,6 +176,7 @@ class DeviceExecutor:
         is_plain = len(cases) == plan.num_tokens == len(plan.rows) and all(map(_is_plain, cases))
         self._num_rows = len(plan.rows)
         self.num_steps += 1
+        self.foresight.learn_plan(plan.rows)
         self._update_early_start(plan, cases, is_plain, begin)
         can_use = bool(cases) and not plan.num_scored  # steps that were started early have no logits of prompts
         answered = self._expected_rows(begun, plan, cases) if begun is not None and can_use else {}
@@ -257,9 +317,14 @@ class DeviceExecutor:
         expected = list(verified.values())
         if meanwhile is not None:
             meanwhile()
-        tokens, exact = (found[ahead.launched.lines].tolist() for found in ahead.fetch.wait())
+        tokens, exact = (found[ahead.launched.lines] for found in ahead.fetch.wait())
+        foreseen = None
+        if len(verified) == len(plan.rows) and not ahead.needs_logits(exact):
+            foreseen = self._begin_next(expected)
         seconds, hidden = perf_counter() - begin, begin - ahead.since
-        verdicts = _verdicts(expected, tokens, exact, ahead.launched, ahead.rejection)
+        verdicts = _verdicts(expected, tokens.tolist(), exact.tolist(), ahead.launched, ahead.rejection)
+        if foreseen is not None and not foreseen.follows(verdicts):
+            self._drop_ahead()
         known = dict(zip(verified, verdicts, strict=True))
         if len(verified) == len(plan.rows):
             return StepResult(ahead.launched, list(known.values()), seconds, hidden)
@@ -348,7 +413,7 @@ def _launch_rejection(cases: Sequence[Case], launched: Launched, draws: Draws) -
         probs = case.draft.probs if case.draft is not None else None
         if isinstance(probs, DeviceProbs) and len(probs):
             lines = launched.lines[begin : begin + len(case.tokens) + 1]
-            kept.append(KeptDraft(case.request, lines, probs.row))
+            kept.append(KeptDraft(case.request, len(case.request.tokens), lines, probs.row))
             indexes.append(i)
             buffer = probs.buffer
     if buffer is None:

@@ -42,7 +42,7 @@ class Launched:
     ) -> Draws:
         """Draw a token from each line, for the request and the position of that line."""
         draws = self.draws(mode)
-        draws.words.fill(self.lines, requests, positions)
+        draws.fill(self.lines, requests, positions)
         draws.launch(needs_tokens=needs_tokens)
         return draws
 

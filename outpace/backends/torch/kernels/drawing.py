@@ -55,9 +55,20 @@ def _top(max_ptr, row, num_chunks, CHUNKS: tl.constexpr):
 
 
 @triton.jit
-def _maxima_kernel(logits_ptr, max_ptr, place_ptr, VOCAB: tl.constexpr, CHUNK: tl.constexpr):
+def _columns(columns_ptr, chunk, VOCAB: tl.constexpr, CHUNK: tl.constexpr, NUM_COLUMNS: tl.constexpr):
+    """Token ids of a chunk, VOCAB where there are no more. NUM_COLUMNS 0: of the whole vocabulary."""
+    i = chunk * CHUNK + tl.arange(0, CHUNK)
+    if NUM_COLUMNS > 0:
+        i = tl.load(columns_ptr + i, i < NUM_COLUMNS, VOCAB).to(tl.int32)
+    return i
+
+
+@triton.jit
+def _maxima_kernel(
+    logits_ptr, columns_ptr, NUM_COLUMNS: tl.constexpr, max_ptr, place_ptr, VOCAB: tl.constexpr, CHUNK: tl.constexpr
+):  # fmt: skip
     row, chunk, num_chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
-    column = chunk * CHUNK + tl.arange(0, CHUNK)
+    column = _columns(columns_ptr, chunk, VOCAB, CHUNK, NUM_COLUMNS)
     x = tl.load(logits_ptr + row * VOCAB + column, column < VOCAB, -float("inf"))
     largest = tl.max(x, axis=0)
     tl.store(max_ptr + row * num_chunks + chunk, largest)
@@ -164,14 +175,14 @@ def _distribution_kernel(
 
 @triton.jit
 def _contest_kernel(
-    logits_ptr, sharpness_ptr, seed_ptr, position_ptr, max_ptr, border_ptr, border_id_ptr, norm_ptr,
-    score_ptr, winner_ptr, mass_ptr, probs_ptr, probs_stride, num_rows,
+    logits_ptr, columns_ptr, NUM_COLUMNS: tl.constexpr, sharpness_ptr, seed_ptr, position_ptr,
+    max_ptr, border_ptr, border_id_ptr, norm_ptr, score_ptr, winner_ptr, mass_ptr, probs_ptr, probs_stride, num_rows,
     VOCAB: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, HAS_FILTERS: tl.constexpr, NUM_NORMS: tl.constexpr,
     KEEPS_PROBS: tl.constexpr,
 ):  # fmt: skip
     """Scores and winners are [rows, chunks, 2]: of likely tokens, and of unlikely ones."""
     row, chunk, num_chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
-    column = chunk * CHUNK + tl.arange(0, CHUNK)
+    column = _columns(columns_ptr, chunk, VOCAB, CHUNK, NUM_COLUMNS)
     x = tl.load(logits_ptr + row * VOCAB + column, column < VOCAB, -float("inf"))
     p = _probs(
         x, column, _top(max_ptr, row, num_chunks, CHUNKS), tl.load(sharpness_ptr + row).to(tl.float32),
@@ -269,18 +280,25 @@ class _Shapes:
     exact: Tensor  # [rows]: whether the borders are certain
 
 
-def _maxima(logits: Tensor) -> tuple[Tensor, Tensor]:
+def _maxima(logits: Tensor, columns: Tensor | None = None) -> tuple[Tensor, Tensor]:
     num_rows, vocab_size = logits.shape
-    num_chunks = triton.cdiv(vocab_size, _CHUNK)
+    num_chunks = triton.cdiv(vocab_size if columns is None else len(columns), _CHUNK)
     maxima = logits.new_empty(num_rows, num_chunks)
     places = logits.new_empty(num_rows, num_chunks, dtype=torch.int32)
-    _maxima_kernel[(num_rows, num_chunks)](logits, maxima, places, vocab_size, _CHUNK, num_warps=4)
+    _maxima_kernel[(num_rows, num_chunks)](
+        logits, *_given(columns, places), maxima, places, vocab_size, _CHUNK, num_warps=4
+    )
     return maxima, places
 
 
-def _shapes(logits: Tensor, rows: Rows, *, has_filters: bool) -> _Shapes:
+def _given(columns: Tensor | None, other: Tensor) -> tuple[Tensor, int]:
+    """The columns that a kernel considers, and how many; 0 for all."""
+    return (other, 0) if columns is None else (columns, len(columns))
+
+
+def _shapes(logits: Tensor, rows: Rows, *, has_filters: bool, columns: Tensor | None = None) -> _Shapes:
     num_rows, vocab_size = logits.shape
-    maxima, places = _maxima(logits)
+    maxima, places = _maxima(logits, columns)
     num_chunks = maxima.shape[1]
     chunks = triton.next_power_of_2(num_chunks)
     borders, norms = logits.new_empty(2, num_rows), logits.new_empty(2, num_rows)
@@ -336,19 +354,21 @@ def draw(
     advance: Advance | None = None,
     out: Tensor | None = None,
     probs: Tensor | None = None,
+    columns: Tensor | None = None,
 ) -> Tensor:
     """int32 [2, rows]: tokens, and whether each is exact. `logits` [rows, vocab], contiguous.
 
     Without `samples` every row is greedy; without `has_filters` no row has top-k, top-p or min-p. `probs` [rows, vocab]
-    receives what the tokens of sampled rows are drawn from.
+    receives what the tokens of sampled rows are drawn from. `columns`, int64: the only tokens that can be drawn; the
+    logits of all others are -inf, and `probs` holds zeros there.
     """
     num_rows, vocab_size = logits.shape
     assert logits.is_contiguous()
     if samples:
-        shapes = _shapes(logits, rows, has_filters=has_filters)
+        shapes = _shapes(logits, rows, has_filters=has_filters, columns=columns)
         maxima, places, exact = shapes.maxima, shapes.places, shapes.exact
     else:
-        maxima, places = _maxima(logits)
+        maxima, places = _maxima(logits, columns)
         exact = maxima
     num_chunks = maxima.shape[1]
     chunks = triton.next_power_of_2(num_chunks)
@@ -359,9 +379,9 @@ def draw(
         masses = logits.new_empty(num_rows, num_chunks, dtype=torch.float64)
         kept = probs if probs is not None else logits  # written only with `probs`
         _contest_kernel[(num_rows, num_chunks)](
-            logits, rows.sharpness, rows.seed, rows.position, maxima, shapes.borders, shapes.border_ids, shapes.norms,
-            scores, winners, masses, kept, kept.stride(0), num_rows, vocab_size, _CHUNK, chunks, has_filters,
-            2 if has_filters else 1, probs is not None,
+            logits, *_given(columns, places), rows.sharpness, rows.seed, rows.position, maxima, shapes.borders,
+            shapes.border_ids, shapes.norms, scores, winners, masses, kept, kept.stride(0), num_rows, vocab_size,
+            _CHUNK, chunks, has_filters, 2 if has_filters else 1, probs is not None,
             num_warps=8, **UNFUSED,
         )  # fmt: skip
     found = out if out is not None else places.new_empty(2, num_rows)

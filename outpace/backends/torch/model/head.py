@@ -81,6 +81,7 @@ class HeadLoop:
     def __init__(self, model: HeadModel, num_rows: int, logits: Tensor) -> None:
         """`logits` [rows, target's vocabulary]: -inf where the head knows no token; loops share it."""
         self.device = logits.device
+        self.columns = model.weights.ids
         self._model = model
         self._logits = logits[:num_rows]
         self.states = logits.new_zeros((num_rows, model.config.width), dtype=model.weights.token_norm.dtype)

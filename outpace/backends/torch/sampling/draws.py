@@ -25,6 +25,7 @@ from outpace.core import Request
 
 Mode = Literal["greedy", "sampled", "filtered", "peaks"]  # peaks: greedy, from the largest logit of each rank
 NUM_FIELDS = 7
+_WORDLESS: tuple[Mode, ...] = ("greedy", "peaks")  # these modes draw from logits alone
 
 
 def mode_for(requests: Iterable[Request]) -> Mode:
@@ -86,10 +87,12 @@ def draw_rows(
     advance: Advance | None = None,
     out: Tensor | None = None,
     kept_probs: Tensor | None = None,
+    columns: Tensor | None = None,
 ) -> Tensor:
     """int32 [2, rows]: tokens, and whether each is exact. With `advance`, positions in `words` increase by 1.
 
-    `kept_probs` [rows, vocab] receives the distributions of sampled rows.
+    `kept_probs` [rows, vocab] receives the distributions of sampled rows. `columns`: the only tokens that can be drawn;
+    the logits of all others are -inf, and `kept_probs` holds zeros there.
     """
     seed, position, sharpness, is_greedy, top_k, top_p, min_p = words
     sharpness, top_p, min_p = (part.view(torch.float64) for part in (sharpness, top_p, min_p))
@@ -99,7 +102,7 @@ def draw_rows(
         rows = drawing.Rows(sharpness, is_greedy, top_k, top_p, min_p, seed, position)
         return drawing.draw(
             logits, rows, samples=mode != "greedy", has_filters=mode == "filtered", advance=advance, out=out,
-            probs=kept_probs,
+            probs=kept_probs, columns=columns,
         )  # fmt: skip
     if mode == "peaks":
         tokens = tokens_of(logits).int()
@@ -174,13 +177,19 @@ class Draws:
     def _draw(self) -> None:
         self.on_device = draw_rows(self._logits, self._device_words, self.mode, self._advance)
 
+    def fill(self, lines: NDArray[np.integer], requests: Sequence[Request], positions: Sequence[int]) -> None:
+        """Say for which request and position each line draws."""
+        if self.mode not in _WORDLESS:
+            self.words.fill(lines, requests, positions)
+
     def distributions(self) -> tuple[Tensor, Tensor]:
         """What the launched draws of sampled rows draw from, [rows, vocab], and whether each is exact, [rows]."""
         return distributions(self._logits, self._device_words, self.mode)
 
     def launch(self, *, needs_tokens: bool = True) -> None:
         """Start to draw. If nobody needs the tokens, only `distributions` is valid afterwards: a draw takes longer."""
-        self._device_words.copy_(self.words.buffer, non_blocking=True)
+        if self.mode not in _WORDLESS:
+            self._device_words.copy_(self.words.buffer, non_blocking=True)
         if needs_tokens:
             self.replay()
 

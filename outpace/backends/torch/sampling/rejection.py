@@ -27,6 +27,7 @@ class KeptDraft:
     """One draft whose distributions are kept."""
 
     request: Request
+    anchor: int  # position of its first token
     lines: NDArray[np.integer]  # of the target's logits: one per drafted token, and one more
     source: int  # its row in the kept distributions
 
@@ -67,8 +68,13 @@ class RejectionPass:
         drafts = Drafts(
             self._tokens, self._lengths, self._lines, uniform[:, : self.depth], uniform[:, self.depth :]
         )  # fmt: skip
-        draft_probs = self._kept.index_select(0, self._sources)
         target_probs, exact = self._draws.distributions()
+        if self._kept.is_cuda and not self._mixes_rules:
+            from outpace.backends.torch.kernels import rejecting
+
+            rejecting.verify_block(drafts, self._kept, self._sources, target_probs, exact, self.found)
+            return
+        draft_probs = self._kept.index_select(0, self._sources)
         verdicts = acceptance.verify_block(drafts, draft_probs, target_probs)
         if self._mixes_rules:
             verdicts = acceptance.reject(drafts, draft_probs, target_probs).where(self._by_token != 0, verdicts)
@@ -87,7 +93,7 @@ class RejectionPass:
         lengths[used] = [draft.length for draft in drafts]
         sources[used] = [draft.source for draft in drafts]
         requests = [draft.request for draft in drafts]
-        anchors = [len(request.tokens) for request in requests]
+        anchors = [draft.anchor for draft in drafts]
         noise[used] = acceptance.noise_of([request.seed for request in requests], anchors, self.depth).view(np.int64)
         by_token[used] = [request.params.speculation.acceptance == "rejection" for request in requests]
         if not isinstance(tokens, Tensor):
@@ -113,24 +119,29 @@ class RejectionPass:
         return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rejection:
     """The launched verification of a step's independent drafts."""
 
     indexes: list[int]  # of its cases, in the order of its rows
     running: RejectionPass | None
+    _found: list[list[int]] | None = None
 
-    def wait(self) -> None:
-        if self.running is not None:
-            self.running.wait()
+    def wait(self) -> list[list[int]]:
+        """What was found, by row; once this was called, the pass may run again."""
+        if self._found is None:
+            self._found = [] if self.running is None else self.running.wait()[: len(self.indexes)]
+        return self._found
+
+    @property
+    def is_exact(self) -> bool:
+        return all(is_exact for _, _, is_exact in self.wait())
 
     def verdicts(self, drafted: Sequence[Sequence[int]]) -> dict[int, Verdict]:
         """By case, for those that it decides; waits for the device. `drafted`: the tokens of all cases."""
-        if self.running is None:
-            return {}
         return {
             i: Verdict([*drafted[i][:accepted], final], len(drafted[i]), accepted)
-            for i, (accepted, final, is_exact) in zip(self.indexes, self.running.wait(), strict=False)
+            for i, (accepted, final, is_exact) in zip(self.indexes, self.wait(), strict=False)
             if is_exact
         }
 
