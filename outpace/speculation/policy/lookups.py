@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from outpace.core import Draft
 from outpace.decoding.acceptance import common_length
 from outpace.speculation.costs.curves import Costs
+from outpace.speculation.policy.budget import Budget
 from outpace.speculation.policy.decision import Decision
 from outpace.speculation.policy.planner import Situation
 from outpace.speculation.policy.state import Mean, Outcome, RequestState
@@ -23,24 +24,29 @@ class Lookups:
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
         self._usual = Mean()  # seconds saved per looked-up request
+        self._resumed = 0  # in debt, attempts wait until this step
 
-    def due(self, situation: Situation, balance: float) -> dict[str, list[DraftAsk]]:
-        """The lookups of this step, by proposer. Attempts that `balance` plain steps do not cover wait."""
+    def due(self, situation: Situation, budget: Budget) -> dict[str, list[DraftAsk]]:
+        """The lookups of this step, by proposer. Attempts that `budget` does not cover wait. In debt, they take half of
+        what it earns; the other half repays the debt."""
         asks: dict[str, list[DraftAsk]] = {}
-        left, step = balance, situation.step
+        step, plain, left, spent = situation.step, situation.plain_seconds, budget.balance, 0.0
+        if left <= 0.0 and step >= self._resumed:
+            left = TUNABLES.most_balance
         for row in situation.auto:
             state, request = situation.states[row], situation.requests[row]
             if state.lookup.due > step:
                 continue
             if state.lookup.due:
-                price = self._price(state) / situation.plain_seconds
-                if price > left:
+                spent += self._price(state) / plain
+                if spent > left:
                     state.lookup.due = (step // TUNABLES.longest_wait + 1) * TUNABLES.longest_wait  # all together
                     continue
-                left -= price
             depth = min(state.settings.max_depth, request.max_useful_depth)
             for name in state.settings.lookups:
                 asks.setdefault(name, []).append(DraftAsk(request, depth))
+        if asks and budget.balance <= 0.0:
+            self._resumed = step + budget.steps_to_earn(2.0 * (spent + situation.own_seconds / plain))
         return asks
 
     def _price(self, state: RequestState) -> float:

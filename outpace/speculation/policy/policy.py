@@ -240,7 +240,7 @@ class Policy:
             self._stands_until = self._step + self._num_to_measure
             self._num_to_measure = 1
             return
-        asks = self._lookups.due(situation, self.budget.balance)
+        asks = self._lookups.due(situation, self.budget)
         if asks:
             by_id = look_up(asks)
             decision.found = {row: by_id[r.id] for row, r in enumerate(situation.requests) if r.id in by_id}
