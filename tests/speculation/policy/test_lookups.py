@@ -166,6 +166,17 @@ def test_in_debt_lookups_are_used_where_they_should_gain_and_go_on_if_they_do(ri
     assert sum(drafted) <= 8 or right
 
 
+def test_lookups_that_are_right_again_are_found_although_a_debt_is_left():
+    """They cost next to nothing, and a single draft would repay the debt that earlier ones have made."""
+    driver, who = SessionDriver(USUAL, suffix=always()), request_of()
+    driver.run([who], 30)
+    driver.proposers["suffix"].script = always(False)
+    driver.run([who], 60)
+    assert driver.policy.budget.balance < -1.0
+    driver.proposers["suffix"].script = always()
+    assert any(depth for [depth] in driver.run([who], 8 * TUNABLES.longest_wait))
+
+
 def test_what_a_lookup_takes_is_learned_from_every_one():
     driver, who = SessionDriver(USUAL, suffix=always(), lookup_seconds=0.01), request_of()
     driver.truth.drafts["suffix"].lookup_seconds = 0.03
