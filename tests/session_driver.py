@@ -208,16 +208,21 @@ class SessionDriver:
         return found
 
     def settle(self, request: Request) -> None:
-        """Record the plain steps that have passed."""
-        self.policy._accounts.settle([request], [self.policy._state(request)], 1.0)
+        """Count the plain steps that have passed."""
+        self.policy._accounts.settle(request, self.policy._state(request))
 
     def gain(self, steps: float) -> None:
         """Add the time of this many plain steps to what speculation saved."""
-        self.policy.budget.book(0.0, steps, 1.0)
+        self.policy.budget.book(-steps)
 
     def lose(self, steps: float) -> None:
         """Add the time of this many plain steps to what speculation lost."""
-        self.policy.budget.book(steps, 0.0, 1.0)
+        self.policy.budget.book(steps)
+
+    @property
+    def lost(self) -> float:
+        """Seconds that decoding took so far, more than plain decoding would have."""
+        return self.policy.spent_seconds - self.policy.plain_seconds
 
     def decision(self, requests: Sequence[Request], *, num_prefill: int = 0) -> Decision:
         return self.session.choose(requests, StepStats(num_prefill_tokens=num_prefill))
@@ -233,16 +238,19 @@ class SessionDriver:
         requests: Sequence[Request],
         *,
         policy_seconds: float = 0.0,
+        deciding_seconds: float = 0.0,
         num_prefill: int = 0,
         forward_seconds: float | None = None,
         hidden_seconds: float = 0.0,
         had_one_time_work: bool = False,
     ) -> list[Outcome]:
-        """Run one step. `forward_seconds` replaces the time that the true costs give for the target's pass."""
+        """Run one step. `policy_seconds` are spent in every step, `deciding_seconds` only if no decision stands;
+        `forward_seconds` replaces the time that the true costs give for the target's pass."""
         rows = len(requests)
         stats = StepStats(num_decode_rows=rows, num_prefill_tokens=num_prefill, had_one_time_work=had_one_time_work)
         context = sum(len(request.tokens) for request in requests) / rows
         decision = self.session.choose(requests, stats)
+        policy_seconds += 0.0 if decision.is_repeated else deciding_seconds
         stats.policy_seconds += policy_seconds
         for choice in decision.choices:
             if choice.depth:
@@ -265,10 +273,10 @@ class SessionDriver:
         self.session.learn(decision, outcomes, stats, catch_up_seconds)
         return outcomes
 
-    def run(self, requests: Sequence[Request], steps: int, *, policy_seconds: float = 0.0) -> list[list[int]]:
+    def run(self, requests: Sequence[Request], steps: int, **seconds: float) -> list[list[int]]:
         """Run steps; returns the depths verified, step by step."""
         return [
-            [outcome.verdict.num_drafted for outcome in self.step(requests, policy_seconds=policy_seconds)]
+            [outcome.verdict.num_drafted for outcome in self.step(requests, **seconds)]  # type: ignore[arg-type]
             for _ in range(steps)
         ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -98,8 +99,7 @@ def test_the_depth_and_the_speed_are_the_policys_own(rows, chance):
     acceptance = Acceptance(is_lookup=False, measured=MeasuredAcceptance((chance,), (chance,)))
     same = Costs(costs.target, {"model": costs.drafts["draft"]}, costs.token_seconds, costs.schedule_seconds)
     planner = Planner(same, StepTimes(), {"model": acceptance}, {"model": NoDraft()})
-    planner._last_depth["model"] = max(best.depth, 2)
-    plans = list(planner.with_model(ours._situation(ours.costs, rows, 2048), "model", Plan()))
+    plans = planner.with_model(ours._situation(ours.costs, rows, 2048), "model", Plan(), math.inf)
     if not best.depth:
         assert not plans
         return

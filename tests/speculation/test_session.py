@@ -63,7 +63,7 @@ def test_nobody_decides_where_nobody_may_speculate():
     driver, batch = SessionDriver(FLAT, suffix=always()), [plain_request() for _ in range(2)]
     driver.policy.decide = None  # type: ignore[method-assign, assignment]
     assert driver.run(batch, 3) == [[0, 0]] * 3
-    assert driver.policy._states == {} and driver.policy.budget.estimated_speedup is None
+    assert driver.policy._states == {} and driver.policy.estimated_speedup is None
 
 
 def test_every_proposer_that_was_chosen_drafts_for_its_own():
@@ -114,6 +114,8 @@ def test_costs_of_steps_are_learned_from_pure_decoding(options, is_learned):
     stats.forward_seconds, stats.num_emitted, stats.verify_seconds = 1.5, 1, 0.1
     outcomes = [driver._verify(who, decision.choices[0])]
     driver.session.learn(decision, outcomes, stats, is_typical=options.get("is_typical", True))
+    assert driver.costs.as_dict() == before, "they are learned when the decision is no longer in force"
+    driver.session.choose([who], StepStats())
     assert (driver.costs.as_dict() != before) == is_learned
 
 

@@ -423,7 +423,7 @@ def test_what_is_learned_late_is_what_would_be_learned_at_once(tiny, damaged, mo
 
     def idle(policy: Policy, requests: Sequence[Request], look_up: LookUp, num_prefill: int = 0) -> Decision:
         decided[0] += 1
-        return Decision(decided[0], requests, [Choice.plain()] * len(requests), "idle", is_idle=True)
+        return Decision(decided[0], requests, [Choice.plain()] * len(requests), "idle", is_repeated=True)
 
     monkeypatch.setattr(Policy, "decide", idle)
     for postpones in seen:

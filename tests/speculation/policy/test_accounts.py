@@ -15,6 +15,8 @@ from outpace.speculation.policy.tunables import TUNABLES
 from tests.session_driver import FLAT, SessionDriver, nothing, request_of
 
 MOST = TUNABLES.most_balance
+DEBT = 5.0
+REPAID = DEBT / TUNABLES.payback_steps  # of the debt, by each step
 
 
 @dataclass
@@ -30,7 +32,6 @@ class Case:
     is_proven: bool = True
     catch_up_seconds: float = 0.0
     steps_left: float = 1.0
-    wait: int = 0  # steps until the back-off of a debt ends
 
     def is_covered(self) -> bool:
         wishes: list[dict[str, Any]] = [{}] * (len(self.balances) - 1) + [self.wishes]
@@ -41,7 +42,6 @@ class Case:
         accounts.budget.balance = self.balance
         for state, balance in zip(situation.states, self.balances, strict=True):
             state.budget.balance = balance
-        accounts.in_debt.wait(situation.step, self.wait)
         plan = Plan(
             depths=dict.fromkeys(range(len(self.gains)), 4),
             gains=dict(enumerate(self.gains)),
@@ -69,14 +69,9 @@ def test_the_engine_may_lose_its_budget_at_the_lower_bound_and_no_more(lower_gai
     assert Case(balance=0.3, lower_gain=lower_gain).is_covered() == is_covered
 
 
-@pytest.mark.parametrize(("lower_gain", "is_covered"), [(0.49, False), (0.51, True)])
-def test_in_debt_a_plan_must_gain_at_the_lower_bound_but_need_not_make_the_debt_good(lower_gain, is_covered):
-    assert Case(balance=-5.0, lower_gain=lower_gain).is_covered() == is_covered
-
-
-@pytest.mark.parametrize(("balance", "wait", "is_covered"), [(-5.0, 3, False), (-5.0, 0, True), (1.0, 3, True)])
-def test_in_debt_a_plan_that_gains_runs_only_when_the_back_off_has_ended(balance, wait, is_covered):
-    assert Case(balance=balance, lower_gain=9.0, wait=wait).is_covered() == is_covered
+@pytest.mark.parametrize(("more", "is_covered"), [(-0.01, False), (0.01, True)])
+def test_in_debt_a_plan_must_gain_at_the_lower_bound_and_repay_a_part_of_the_debt(more, is_covered):
+    assert Case(balance=-DEBT, lower_gain=0.5 + REPAID + more).is_covered() == is_covered
 
 
 # ---- requests
@@ -93,13 +88,10 @@ def test_a_request_assumes_what_is_expected_of_its_own_draft(gain, is_covered):
     assert Case(gains=(9.0, gain), lower_gain=4.5, balances=(1.0, 0.3)).is_covered() == is_covered
 
 
-@pytest.mark.parametrize(("gain", "is_covered"), [(0.49, False), (0.51, True)])
-def test_a_request_in_debt_must_gain_by_its_own_draft_but_need_not_make_the_debt_good(gain, is_covered):
-    assert Case(gains=(9.0, gain), lower_gain=4.5, balances=(1.0, -5.0)).is_covered() == is_covered
-
-
-def test_a_request_in_debt_lets_pass_what_costs_it_nothing():
-    assert Case(seconds=1.0, gains=(9.0,), lower_gain=4.5, balances=(1.0, -5.0)).is_covered()
+@pytest.mark.parametrize(("more", "is_covered"), [(-0.01, False), (0.01, True)])
+def test_a_request_in_debt_must_gain_by_its_own_draft_and_repay_a_part_of_the_debt(more, is_covered):
+    case = Case(gains=(9.0, 0.5 + REPAID + more), lower_gain=4.5, balances=(1.0, -DEBT))
+    assert case.is_covered() == is_covered
 
 
 @pytest.mark.parametrize("wishes", [{"mode": "on", "max_depth": 1}, {"mode": "off"}], ids=["on", "off"])
@@ -142,3 +134,12 @@ def test_one_of_several_requests_may_be_the_first_trial_if_the_others_budgets_co
 def test_in_debt_there_is_no_first_trial():
     assert not catching_up(0.1, (9.0,), balance=-1.0).is_covered()
     assert catching_up(0.1, (9.0,), balance=-1.0, is_proven=True).is_covered()
+
+
+@pytest.mark.parametrize(("more", "is_covered"), [(-0.01, False), (0.01, True)])
+@pytest.mark.parametrize("steps_left", [1.0, 100.0])
+def test_the_steps_that_pay_for_catching_up_do_not_put_off_a_debt(more, is_covered, steps_left):
+    """Each of them has to repay as much of it as any other step."""
+    needed = 0.5 + REPAID + 2.0 / steps_left
+    case = Case(1.5, (9.0, 9.0), needed + more, balance=-DEBT, catch_up_seconds=2.0, steps_left=steps_left)
+    assert case.is_covered() == is_covered

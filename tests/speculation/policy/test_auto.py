@@ -33,7 +33,7 @@ ODD: dict[str, dict[int, float]] = {
 class Unchanging(StepCosts):
     """The time of the fake runner does not matter here."""
 
-    def observe(self, rows: int, tokens: int, context: float, seconds: float) -> None:
+    def observe(self, rows: int, tokens: int, context: float, seconds: float, num_passes: int = 1) -> None:
         pass
 
 
@@ -265,7 +265,7 @@ def test_what_is_done_once_is_nobodys_loss_and_teaches_no_costs(captures):
     while engine.has_requests:
         engine.step()
         assert engine.stats.had_one_time_work == captures
-    assert (engine.budget.spent_seconds == 0.0) == captures
+    assert (engine.policy.spent_seconds == 0.0) == captures
     assert (costs.target.as_dict() == before["target"]) == captures
 
 
@@ -288,9 +288,9 @@ def test_what_learning_from_a_step_takes_is_counted_with_the_next():
 
 def test_the_budget_has_an_estimate_after_decoding():
     engine = fake_engine(speculation="auto")
-    assert engine.budget.estimated_speedup is None
+    assert engine.policy.estimated_speedup is None
     run(engine, [engine.submit(prompt_of(random.Random(3), 20), SamplingParams(temperature=0.0, max_tokens=20))])
-    assert engine.budget.estimated_speedup is not None and engine.budget.estimated_speedup > 0
+    assert engine.policy.estimated_speedup is not None and engine.policy.estimated_speedup > 0
 
 
 def test_lookups_take_a_prompt_in_once_while_a_device_computes_it(monkeypatch):

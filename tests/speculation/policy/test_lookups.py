@@ -45,18 +45,17 @@ def test_lookups_that_save_more_than_they_cost_are_made_in_every_step():
 
 
 def test_lookups_that_cost_nothing_are_made_in_every_step():
-    driver, who = SessionDriver(USUAL, suffix=always(False), lookup_seconds=0.0), request_of()
-    driver.run([who], 100)
-    assert asked_in(driver, [who], 5) == [1] * 5
+    driver, who = SessionDriver(USUAL, suffix=nothing, lookup_seconds=0.0), request_of()
+    assert asked_in(driver, [who], 100) == [1] * 100
 
 
 @pytest.mark.parametrize("script", [nothing, always(False)], ids=["nothing found", "always wrong"])
 def test_lookups_that_bring_nothing_are_made_less_and_less(script):
     driver, who = SessionDriver(USUAL, suffix=script, lookup_seconds=0.01), request_of()
     asked = asked_in(driver, [who], 400)
-    assert sum(asked[:20]) > sum(asked[-20:])
+    assert 2 <= sum(asked[:20]) >= sum(asked[-20:])
     assert sum(asked[200:]) * 0.01 < SHARE * 200, "within the allowed loss"
-    assert sum(asked[200:]) >= 200 / (4 * TUNABLES.longest_backoff), "but it never stops looking"
+    assert sum(asked[200:]) >= 200 / (4 * TUNABLES.longest_wait), "but it never stops looking"
 
 
 @pytest.mark.parametrize("num_requests", [1, 8, 64])
@@ -109,15 +108,15 @@ def test_a_request_alone_that_soon_copies_is_noticed_although_those_before_it_di
     driver.proposers["suffix"].script = lambda request: (
         always()(request) if request.num_output > first + 6 else ([], 0.0)
     )
-    assert any(depth for [depth] in driver.run([who], 7 + 2 * TUNABLES.longest_backoff))
+    assert any(depth for [depth] in driver.run([who], 7 + 2 * TUNABLES.longest_wait))
 
 
 def test_what_was_given_up_is_found_again_when_it_would_be_right():
     driver, who = SessionDriver(USUAL, suffix=nothing, lookup_seconds=0.01), request_of()
     driver.run([who], 200)
     driver.proposers["suffix"].script = always()
-    taken = [depth for [depth] in driver.run([who], 8 * TUNABLES.longest_backoff)]
-    assert sum(depth > 0 for depth in taken[-TUNABLES.longest_backoff :]) > TUNABLES.longest_backoff / 2
+    taken = [depth for [depth] in driver.run([who], 8 * TUNABLES.longest_wait)]
+    assert sum(depth > 0 for depth in taken[-TUNABLES.longest_wait :]) > TUNABLES.longest_wait / 2
 
 
 def test_a_request_nothing_is_known_of_is_judged_by_what_lookups_saved_others():
@@ -154,17 +153,28 @@ def test_lookups_are_few_where_the_budget_is_in_debt_by_them():
     driver.run([who], 20)
     driver.proposers["suffix"].script = always(False, sure=0.95)
     driver.run([who], 20)
-    driver.lose(1000.0)
+    driver.lose(10.0)
     assert sum(asked_in(driver, [who], 300)) * PRICE <= 1.0 + SHARE * 300
 
 
 @pytest.mark.parametrize("right", [True, False])
 def test_in_debt_lookups_are_used_where_they_should_gain_and_go_on_if_they_do(right):
     driver, who = SessionDriver(USUAL, suffix=always(right, sure=0.9)), request_of()
-    driver.lose(1000.0)
+    driver.lose(driver.policy.budget.balance + 1.0)
     drafted = [depth > 0 for [depth] in driver.run([who], 100)]
     assert any(drafted[-20:]) == right
     assert sum(drafted) <= 8 or right
+
+
+def test_lookups_that_are_right_again_are_found_although_a_debt_is_left():
+    """They cost next to nothing, and a single draft would repay the debt that earlier ones have made."""
+    driver, who = SessionDriver(USUAL, suffix=always()), request_of()
+    driver.run([who], 30)
+    driver.proposers["suffix"].script = always(False)
+    driver.run([who], 60)
+    assert driver.policy.budget.balance < -1.0
+    driver.proposers["suffix"].script = always()
+    assert any(depth for [depth] in driver.run([who], 8 * TUNABLES.longest_wait))
 
 
 def test_what_a_lookup_takes_is_learned_from_every_one():
@@ -177,34 +187,35 @@ def test_what_a_lookup_takes_is_learned_from_every_one():
 # ---- two proposers
 
 
+def asked_of(driver: SessionDriver, who: Request, steps: int) -> dict[str, int]:
+    """How often each proposer was asked."""
+    before = {name: proposer.num_asked for name, proposer in driver.proposers.items()}
+    driver.run([who], steps)
+    return {name: proposer.num_asked - before[name] for name, proposer in driver.proposers.items()}
+
+
 @pytest.mark.parametrize("lookup_seconds", [0.001, PRICE])
-def test_the_proposer_that_is_right_is_asked_and_the_other_now_and_then(lookup_seconds):
+def test_a_request_is_looked_up_by_all_of_its_proposers_while_one_of_them_is_right(lookup_seconds):
     driver = SessionDriver(FLAT, suffix=always(False), ngram=always(True), lookup_seconds=lookup_seconds)
     who = request_of()
     driver.run([who], 60)
-    asked = {name: driver.proposers[name].num_asked for name in ("suffix", "ngram")}
-    driver.run([who], 60)
-    asked = {name: driver.proposers[name].num_asked - before for name, before in asked.items()}
-    assert asked["ngram"] > 50
-    assert 60 / (4 * TUNABLES.longest_backoff) <= asked["suffix"] < 20
-    driver.proposers["suffix"].script, driver.proposers["ngram"].script = always(True), always(False)
-    driver.run([who], 200)
-    asked = {name: driver.proposers[name].num_asked for name in ("suffix", "ngram")}
-    driver.run([who], 60)
-    asked = {name: driver.proposers[name].num_asked - before for name, before in asked.items()}
-    assert asked["suffix"] > 50 and asked["ngram"] < 20, "comparing shows when that has changed"
+    for name, other in (("ngram", "suffix"), ("suffix", "ngram")):
+        asked = asked_of(driver, who, 60)
+        assert asked["suffix"] == asked["ngram"] > 55
+        methods = [row.method for step in list(driver.policy.trace)[-60:] for row in step.rows if row.depth]
+        assert methods.count(name) > 50
+        driver.proposers[other].script, driver.proposers[name].script = always(True), always(False)
+        driver.run([who], 60)  # and what has changed is noticed
 
 
-def test_of_two_that_find_the_same_the_second_saves_nothing():
-    driver, who = (
-        SessionDriver(FLAT, suffix=always(sure=0.9), ngram=always(sure=0.9), lookup_seconds=PRICE),
-        request_of(),
-    )
-    driver.run([who], 60)
-    before = {name: driver.proposers[name].num_asked for name in ("suffix", "ngram")}
-    driver.run([who], 100)
-    more, less = sorted((driver.proposers[name].num_asked - num for name, num in before.items()), reverse=True)
-    assert more > 80 and less < 30
+def test_what_all_lookups_of_a_request_save_must_be_worth_all_of_their_cost():
+    """One right token saves most of a step: one lookup for 0.4 is worth that, and two are not."""
+    script, asked = always(sure=0.95, length=1), []
+    for other in (None, nothing):
+        driver, who = SessionDriver(USUAL, suffix=script, ngram=other, lookup_seconds=0.4), request_of()
+        driver.run([who], 60)
+        asked.append(asked_of(driver, who, 100)["suffix"])
+    assert asked[0] > 80 and asked[1] < 30
 
 
 def test_of_two_that_find_different_things_both_are_asked():
@@ -283,11 +294,8 @@ def test_deciding_that_saves_nothing_is_limited_to_a_small_share_of_the_time():
     rng = random.Random(7)
     driver = SessionDriver(USUAL, suffix=lambda request: ([rng.random() < 0.3] * 1, 0.5), lookup_seconds=0.0)
     who = request_of()
-    for _ in range(600):
-        stands = driver.policy._standing is not None and driver.policy._step + 1 < driver.policy._stands_until
-        driver.step([who], policy_seconds=0.0 if stands else 0.04)
-    lost = driver.policy.budget.spent_seconds - driver.policy.budget.plain_seconds
-    assert lost <= TUNABLES.engine_grant + 2.0 + SHARE * 600
+    driver.run([who], 600, deciding_seconds=0.04)
+    assert driver.lost <= TUNABLES.engine_grant + 2.0 + SHARE * 600
     assert sum(step.reason == "idle" for step in driver.policy.trace) > 200
 
 

@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from outpace.core import Request
+from outpace.speculation.costs.curves import DraftCosts, StepCosts
 from outpace.speculation.policy.decision import Decision
 from outpace.speculation.policy.planner import _LEAST_SURVIVAL, Plan, Stop
 from tests.session_driver import FLAT, USUAL, SessionDriver, always, model_costs, request_of
@@ -183,10 +184,12 @@ def test_of_two_lookups_for_a_request_the_one_that_promises_more_is_taken():
 # ---- models
 
 
-def model_plans(driver: SessionDriver, requests: Sequence[Request], name: str = "draft") -> list[Plan]:
+def model_plans(
+    driver: SessionDriver, requests: Sequence[Request], name: str = "draft", *, balance: float = 1000.0
+) -> list[Plan]:
     decision = driver.decision(requests)
     assert decision.situation is not None
-    return list(driver.policy._planner.with_model(decision.situation, name, Plan()))
+    return driver.policy._planner.with_model(decision.situation, name, Plan(), balance)
 
 
 def test_plans_of_a_model_come_the_fastest_first():
@@ -199,8 +202,19 @@ def test_plans_of_a_model_come_the_fastest_first():
 
 def test_a_slots_price_is_what_the_last_tokens_cost():
     driver = SessionDriver({1: 1.0, 6: 1.5, 18: 5.1}, draft=always(sure=0.9), draft_seconds=0.02)
-    prices = {plan.depth: plan.slot_seconds for plan in model_plans(driver, [request_of(length=2) for _ in range(2)])}
-    assert prices[1] == prices[2] == pytest.approx(0.1) and prices[3] == pytest.approx(0.3)
+    requests = [request_of(length=2) for _ in range(2)]
+    situation, planner, prices = driver.decision(requests).situation, driver.policy._planner, {}
+    assert situation is not None
+    for plan in model_plans(driver, requests):
+        stops = planner.stops(situation, plan)
+        assert stops is not None
+        acceptance, at_least, to_go_on = stops
+        assert acceptance is driver.policy.acceptances["draft"]
+        assert (to_go_on - at_least) / plan.speed == pytest.approx(0.02 / 2, rel=0.01), (
+            "a pass, by each of two requests"
+        )
+        prices[plan.depth] = at_least / plan.speed
+    assert prices[1] == pytest.approx(0.1) and prices[2] == pytest.approx(0.1) and prices[3] == pytest.approx(0.3)
 
 
 def test_every_depth_of_a_model_is_weighed():
@@ -234,11 +248,19 @@ def test_a_models_plan_counts_its_passes_and_the_targets(one_pass):
 
 
 def test_a_model_drafts_first_for_those_it_has_least_to_catch_up_with():
-    driver = SessionDriver(USUAL, draft=always(sure=0.9), draft_seconds=0.02)
-    requests = [request_of(length=60), request_of(length=2), request_of(length=200), request_of(length=60)]
-    for plan in model_plans(driver, requests):
-        left_out = {0, 1, 2, 3} - plan.depths.keys()
-        assert not left_out or (2 in left_out and 1 not in left_out)
+    """For all of them, or for those whose texts the budget can pay."""
+    catch_up = StepCosts({1: 0.02, 2: 0.02, 502: 5.02})
+    costs = DraftCosts(StepCosts({1: 0.02, 256: 0.03}), catch_up)
+    driver = SessionDriver(FLAT, models={"draft": (always(sure=0.9), costs)})
+    requests = [request_of(length=60), request_of(length=2), request_of(length=200), request_of(length=70)]
+    for balance, paid in ((-1.0, {1}), (0.3, {1}), (0.8, {0, 1}), (1.6, {0, 1, 3}), (9.0, {0, 1, 2, 3})):
+        groups = {frozenset(plan.depths) for plan in model_plans(driver, requests, balance=balance)}
+        assert groups == {frozenset(paid), frozenset(range(4))}
+        for plan in model_plans(driver, requests, balance=balance):
+            assert plan.is_mixed == (len(plan.depths) < 4)
+            caught_up = sum(len(requests[row].tokens) for row in plan.depths if row != 1)
+            expected = costs.catch_up_seconds(caught_up, len(plan.depths)) if caught_up else 0.0
+            assert plan.catch_up_seconds == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("max_depth", [1, 2, 3])
@@ -254,9 +276,9 @@ def test_a_request_that_allows_few_tokens_is_drafted_for_after_one_that_allowed_
 def test_plans_of_a_model_fit_into_the_step(room):
     """Eight requests, and a step that can verify few draft tokens."""
     driver = SessionDriver(USUAL, draft=always(sure=0.9), draft_seconds=0.02, max_step_tokens=8 + room)
-    batch = [request_of(length=2 + 30 * (i > 0)) for i in range(8)]  # so that smaller groups are weighed, too
-    sizes = [sum(plan.depths.values()) for plan in model_plans(driver, batch)]
-    assert sizes and all(0 < size <= room for size in sizes)
+    sizes = [sum(plan.depths.values()) for plan in model_plans(driver, [request_of(length=2) for _ in range(8)])]
+    assert all(0 < size <= room for size in sizes)
+    assert bool(sizes) == (room >= 8), "all have drafts or none: there is nothing to catch up on"
 
 
 def mixed_plans(driver: SessionDriver, requests: Sequence[Request]) -> tuple[list[Plan], Plan]:
@@ -265,7 +287,7 @@ def mixed_plans(driver: SessionDriver, requests: Sequence[Request]) -> tuple[lis
     assert decision.situation is not None
     planner = driver.policy._planner
     base = planner.with_lookups(decision.situation, decision.found)
-    return list(planner.with_model(decision.situation, "draft", base)), base
+    return planner.with_model(decision.situation, "draft", base, 1000.0), base
 
 
 def test_a_model_is_weighed_beside_better_lookups_and_for_all_requests_alike():
@@ -291,7 +313,7 @@ def test_a_model_is_weighed_beside_better_lookups_and_for_all_requests_alike():
 
 
 def stop(at_least: float, to_go_on: float) -> Stop:
-    return Stop(SessionDriver(FLAT, draft=always()).policy.acceptances["draft"], 0, 0.0, at_least, to_go_on)
+    return Stop(SessionDriver(FLAT, draft=always()).policy.acceptances["draft"], at_least, to_go_on, 0)
 
 
 def test_a_draft_goes_on_while_its_tokens_are_likely_enough():

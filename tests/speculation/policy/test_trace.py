@@ -8,6 +8,7 @@ import pytest
 
 from outpace.core import Request
 from outpace.speculation.costs.curves import DraftCosts, StepCosts
+from outpace.speculation.policy.tunables import TUNABLES
 from tests.session_driver import FLAT, PROPORTIONAL, USUAL, SessionDriver, always, nothing, request_of
 
 
@@ -44,9 +45,9 @@ def test_the_expected_gain_is_named():
 @pytest.mark.parametrize(
     ("driver", "reason"),
     [
-        (SessionDriver(FLAT, suffix=nothing), "nothing found"),
+        (SessionDriver(FLAT, suffix=nothing), "nothing beats plain decoding"),
         (SessionDriver(PROPORTIONAL, suffix=always()), "nothing beats plain decoding"),
-        (SessionDriver(PROPORTIONAL, draft=always()), "nothing looked up"),
+        (SessionDriver(PROPORTIONAL, draft=always()), "nothing beats plain decoding"),
         (SessionDriver(FLAT, suffix=always(), speculation="on"), "nothing to weigh"),
     ],
     ids=["nothing found", "too dear", "a model that is too dear", "on"],
@@ -65,7 +66,7 @@ def test_a_full_batch_has_its_reason_too():
 def test_an_idle_step_and_one_that_measures_are_named():
     idle, measured = SessionDriver(USUAL, suffix=nothing, lookup_seconds=0.1), SessionDriver(USUAL, suffix=always())
     for driver, reason in ((idle, "idle"), (measured, "a plain step, to measure it")):
-        driver.run([request_of()], 100)
+        driver.run([request_of()], 2 * TUNABLES.plain_every)
         steps = [step for step in driver.policy.trace if step.reason == reason]
         assert steps and all(row.depth == 0 for step in steps for row in step.rows)
 
@@ -78,7 +79,7 @@ def behind() -> tuple[SessionDriver, list[Request]]:
 
 def test_a_plan_that_no_budget_covers_is_named():
     driver, batch = behind()
-    driver.lose(100.0)
+    driver.lose(driver.policy.budget.balance + 5.0)
     driver.run(batch, 40)
     assert any(step.reason == "no budget covers the best plan" for step in driver.policy.trace)
 
