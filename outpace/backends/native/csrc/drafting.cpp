@@ -107,11 +107,7 @@ void Drafting::keep_last_states() {
 void Drafting::pick_all(const float* logits, int64_t nth) {
     const int64_t num_ids = int64_t(ids_.size());
     const auto pick_one = [&](size_t i, Scratch& scratch) { pick(open_[i], logits + int64_t(i) * num_ids, likeliest_[i], nth, scratch); };
-    const auto samples = [](const Drafted& drafted) { return drafted.row->pick != Pick::kLikeliest; };
-    if (std::count_if(open_.begin(), open_.end(), samples) < 2) {
-        for (size_t i = 0; i < open_.size(); i++) pick_one(i, *scratch_[0]);
-        return;
-    }
+    if (open_.size() == 1) return pick_one(0, *scratch_[0]);  // of several, even the confidence alone is worth sharing
     pool_->run([&](int thread) {
         for (size_t i = size_t(thread); i < open_.size(); i += size_t(pool_->size())) pick_one(i, *scratch_[size_t(thread)]);
     });
