@@ -80,6 +80,14 @@ class NativeHead:
         self._runner = runner
         self._stops, self._never = _Stops(), Decide()
         self._rooms: list[FloatRows] = []  # by row of a draft; valid until the next draft
+        # The library reads and writes these arrays in place; every draft reuses them.
+        num_rows, num_tokens = runner.capacity.max_sequences, runner.capacity.max_step_tokens
+        self._rows = np.zeros((num_rows, 4), np.int32)
+        self._tokens = np.zeros(num_tokens, np.int32)
+        self._cases, self._counts = (Case * num_rows)(), (c.c_int32 * num_rows)()
+        self._places = (c.c_void_p * num_rows)()  # of the rows' distributions
+        self._drafted, self._confidence = (c.c_int32 * num_tokens)(), (c.c_float * num_tokens)()
+        self._addresses = self._rows.ctypes.data, runner.tables.ctypes.data  # asking numpy takes microseconds
         self._lib.check(self._lib.start(self._handle, num_pages, runner.capacity.max_step_tokens))
         self.entries = HeadEntries(runner.capacity.max_sequences)
 
@@ -89,8 +97,6 @@ class NativeHead:
     def draft(self, tasks: Sequence[HeadTask]) -> list[DraftedTokens]:
         if self._handle is None:
             raise BackendError("the model is closed; load it again to use it")
-        rows = np.zeros((len(tasks), 4), np.int32)
-        cases: list[Case] = []
         tokens: list[int] = []
         probs: list[FloatRows | None] = [None] * len(tasks)
         for i, task in enumerate(tasks):
@@ -99,20 +105,23 @@ class NativeHead:
             assert seq is not None and request.num_computed == length - 1, "only a decoding request has drafts"
             start = self.entries.take(seq, length)
             self._runner.reserve(seq, length - 1, task.depth)
-            rows[i] = (seq, start, length - start, task.depth)
+            self._rows[i] = (seq, start, length - start, task.depth)
             tokens += request.tokens[start:]
             pick = _LIKELIEST if request.params.is_greedy else _NOISE if matches_own_tokens(request.params) else _DRAW
             if pick == _DRAW:
-                probs[i] = self._room(i, task.depth)
-            cases.append(native_case(request, pick, num_emitted=0, num_drafted=0))
+                room = probs[i] = self._room(i, task.depth)
+                self._places[i] = room.ctypes.data
+            self._cases[i] = native_case(request, pick, num_emitted=0, num_drafted=0)
         self._stops.rules = [task.stop for task in tasks]
-        drafted, confidence, counts = self._draft(rows, tokens, cases, probs)
+        self._draft(len(tasks), tokens, sum([task.depth for task in tasks]))
+        counts, confidence = self._counts, self._confidence
         found, at = [], 0
-        for task, count, distributions in zip(tasks, counts, probs, strict=True):
+        for i, task in enumerate(tasks):
+            count, distributions = counts[i], probs[i]
             # A stopped draft also has the confidence of the token before which it stopped; none is 0.
             num_known = count + (count < task.depth and confidence[at + count] > 0.0)
             kept = None if distributions is None else list(distributions[:count])
-            found.append(DraftedTokens(drafted[at : at + count], confidence[at : at + num_known], kept))
+            found.append(DraftedTokens(self._drafted[at : at + count], confidence[at : at + num_known], kept))
             at += task.depth
         return found
 
@@ -124,27 +133,22 @@ class NativeHead:
             self._rooms[row] = np.zeros((depth, self._runner.vocab_size), np.float32)
         return self._rooms[row][:depth]
 
-    def _draft(
-        self, rows: NDArray[np.int32], tokens: list[int], cases: list[Case], probs: Sequence[FloatRows | None]
-    ) -> tuple[list[int], list[float], list[int]]:
-        num_drafted = int(rows[:, 3].sum())
-        fed = np.array(tokens, np.int32)
-        places = (c.c_void_p * len(probs))(*[None if each is None else each.ctypes.data for each in probs])
-        drafted, confidence, counts = (
-            (c.c_int32 * num_drafted)(),
-            (c.c_float * num_drafted)(),
-            (c.c_int32 * len(rows))(),
-        )
+    def _draft(self, num_rows: int, tokens: list[int], num_drafted: int) -> None:
+        if len(self._tokens) < len(tokens):
+            self._tokens = np.zeros(len(tokens), np.int32)
+        if len(self._drafted) < num_drafted:
+            self._drafted, self._confidence = (c.c_int32 * num_drafted)(), (c.c_float * num_drafted)()
+        self._tokens[: len(tokens)] = tokens
+        c.memset(self._confidence, 0, num_drafted * c.sizeof(c.c_float))  # unknown where the library writes none
         decide = self._never if all(rule is None for rule in self._stops.rules) else self._stops.decide
-        tables = self._runner.tables
+        rows, tables = self._addresses
         self._lib.check(
             self._lib.draft(
-                self._handle, rows.ctypes.data, len(rows), fed.ctypes.data, tables.ctypes.data, tables.shape[1],
-                (Case * len(cases))(*cases), places, drafted, confidence, counts, decide,
+                self._handle, rows, num_rows, self._tokens.ctypes.data, tables, self._runner.tables.shape[1],
+                self._cases, self._places, self._drafted, self._confidence, self._counts, decide,
             )
         )  # fmt: skip
         self._stops.raise_error()
-        return drafted[:], confidence[:], counts[:]
 
     def copy_page(self, source: int, target: int) -> None:
         self._lib.check(self._lib.copy_page(self._handle, source, target))

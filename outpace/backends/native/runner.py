@@ -127,8 +127,6 @@ class NativeRunner:
             floor_seconds=lambda: self._floor_seconds(threads),
         )
         self._head = head
-        if head is not None:
-            head.start(self, num_pages)
         self.bytes_per_step: int = library.bytes_per_step(handle)  # weights that any step must read
         page_tokens = library.page_tokens()
         self.pool = BlockPool(num_pages, page_tokens)
@@ -144,6 +142,8 @@ class NativeRunner:
             self._rows.ctypes.data, self._tokens.ctypes.data, self.tables.ctypes.data, self.tables.shape[1],
             c.addressof(self._logits), c.addressof(self._likeliest),
         )  # fmt: skip
+        if head is not None:
+            head.start(self, num_pages)
 
     def _floor_seconds(self, threads: int) -> float | None:
         bytes_per_second = self._lib.read_bandwidth(threads, BANDWIDTH_BYTES)

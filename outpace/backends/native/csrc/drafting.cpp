@@ -8,6 +8,9 @@ namespace outpace {
 namespace {
 
 constexpr float kLog2E = 1.44269504f;
+// With so many tokens to take in before the last ones of the rows, a pass of their own pays: it computes a third of what a
+// draft's pass does for each token, and has a part of the weights to read again.
+constexpr int64_t kWorthAPass = 8;
 
 }  // namespace
 
@@ -48,8 +51,8 @@ void Drafting::draft(const std::vector<DraftRow>& rows, int32_t* tokens, float* 
     }
 }
 
-// Takes in tokens without logits until the rest fits one pass; every row keeps at least its last token. Leaves the rest
-// in rows_.
+// Takes in tokens without logits until few are left and fit one pass; every row keeps at least its last token. Leaves the
+// rest in rows_.
 void Drafting::catch_up(const std::vector<DraftRow>& rows) {
     rows_.clear();
     int64_t num_left = 0;
@@ -58,7 +61,8 @@ void Drafting::catch_up(const std::vector<DraftRow>& rows) {
         num_left += row.count;
     }
     const int64_t room = head_.max_step_tokens();
-    for (std::vector<Row> part; num_left > room; part.clear()) {
+    const auto is_worth_a_pass = [&] { return num_left > room || num_left - int64_t(rows.size()) >= kWorthAPass; };
+    for (std::vector<Row> part; is_worth_a_pass(); part.clear()) {
         int64_t left = room;
         for (Row& row : rows_) {
             const int64_t count = std::min(row.count - 1, left);
@@ -103,11 +107,7 @@ void Drafting::keep_last_states() {
 void Drafting::pick_all(const float* logits, int64_t nth) {
     const int64_t num_ids = int64_t(ids_.size());
     const auto pick_one = [&](size_t i, Scratch& scratch) { pick(open_[i], logits + int64_t(i) * num_ids, likeliest_[i], nth, scratch); };
-    const auto samples = [](const Drafted& drafted) { return drafted.row->pick != Pick::kLikeliest; };
-    if (std::count_if(open_.begin(), open_.end(), samples) < 2) {
-        for (size_t i = 0; i < open_.size(); i++) pick_one(i, *scratch_[0]);
-        return;
-    }
+    if (open_.size() == 1) return pick_one(0, *scratch_[0]);  // of several, even the confidence alone is worth sharing
     pool_->run([&](int thread) {
         for (size_t i = size_t(thread); i < open_.size(); i += size_t(pool_->size())) pick_one(i, *scratch_[size_t(thread)]);
     });

@@ -115,7 +115,7 @@ struct Avx512 {
     __attribute__((noinline)) static void multiply(const uint8_t* super, bool fetch, const ActBlock* act, int64_t block_stride, int64_t blocks,
                                                    float* out, int64_t out_stride) {
         constexpr Form f = form_of(Q);
-        constexpr int kBlocks = blocks_per_super(f), kTogether = T % 4 == 0 ? 4 : T % 3 == 0 ? 3 : T;
+        constexpr int kBlocks = blocks_per_super(f), kTogether = T <= 8 ? T : 4;
         __m512 acc[T];
         for (int t = 0; t < T; ++t) acc[t] = _mm512_setzero_ps();
         for (int64_t block = 0; block < blocks; block += kBlocks, super += super_bytes(f)) {

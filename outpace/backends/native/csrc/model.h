@@ -119,7 +119,8 @@ class Model {
 
     // Logits in row order, [number requested][vocab_size]; valid until the next call. The caller has checked the rows.
     // `likeliest` receives the argmax of each. A draft head begins with the target's taps or, if they are given, with
-    // `states`, [number of tokens][width].
+    // `states`, [number of tokens][width]. A head's pass without logits only adds entries to its cache: they depend on
+    // nothing after the keys and values of its one layer.
     const float* forward(const std::vector<Row>& rows, int32_t* likeliest, const float* states = nullptr);
     // The residual stream of the latest step after its last layer, [number of tokens][width].
     const float* residual() const { return x_.as<float>(); }
@@ -201,6 +202,7 @@ class Model {
     Activations activations(int64_t cols, const Memory& floats, const Memory& quantised) const {
         return {int64_t(tokens_.size()), cols, quantised.as<uint8_t>(), floats.as<float>()};
     }
+    bool only_adds_entries() const { return shape_.is_head() && wanted_.empty(); }
     bool has_whole_blocks_per_head() const { return shape_.head_dim % kBlock == 0; }
 
     Shape shape_;

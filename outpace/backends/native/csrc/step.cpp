@@ -46,7 +46,8 @@ void Model::plan(const std::vector<Row>& rows) {
     const size_t logit_bytes = wanted_.size() * size_t(shape_.vocab_size) * sizeof(float);
     if (logits_.size() < logit_bytes) logits_ = Memory(logit_bytes);
     for (Memory& peaks : peaks_) std::fill_n(peaks.as<Peak>(), wanted_.size(), Peak());
-    plan_attention();
+    items_.clear();
+    if (!only_adds_entries()) plan_attention();
     plan_cuts();
 }
 
@@ -61,7 +62,6 @@ void Model::plan_attention() {
         return count;
     };
     const auto is_even = [&](int64_t count) { return count % threads == 0 || count >= kItemsPerThread * threads; };
-    items_.clear();
     if (threads > 1 && num_coarse(kChunkTokens) < kItemsPerThread * threads && share_segments()) return;
     int64_t chunk = kChunkTokens;
     if (!is_even(num_coarse(chunk)) && rows_.size() == 1) chunk = std::min(chunk, (rows_[0].count + threads - 1) / threads);
@@ -123,6 +123,10 @@ void Model::plan_cuts() {
     cuts_[kGated] = shared(num_tiles(shape_.hidden), kBlock / kTileRows);
     cuts_[kNormLast] = by_token(wanted, is_alone || wanted <= kFoldedTokens);
     cuts_[kLogits] = wanted ? shared(num_tiles(shape_.vocab_size)) : Cut{};
+    if (only_adds_entries()) {
+        cuts_[kProjectQkv] = shared(2 * num_tiles(kv_width));
+        std::fill(cuts_ + kAttend, cuts_ + kKinds, Cut{});
+    }
     for (int64_t phase = 0; phase < num_phases(); phase++) units_[size_t(phase)] = cuts_[kind_of(phase)].num_units();
 }
 
@@ -191,6 +195,10 @@ void Model::work_on(int64_t phase, Range things, int thread) {
     const Layer& weights = layer(index);
     switch (kind) {
         case kProjectQkv:
+            if (only_adds_entries()) {
+                const int64_t skipped = num_tiles(weights[MatrixName::kQuery].rows);
+                return multiply_qkv(weights, from_input(), {skipped + things.begin, skipped + things.end});
+            }
             // The pages of one sequence are few and stay in the CPU cache.
             if (rows_.size() == 1) return multiply_qkv(weights, from_input(), things);
             for (int64_t tile = things.begin; tile < things.end; tile++) {
@@ -365,7 +373,7 @@ void Model::rotate_and_store(const Layer& weights, int64_t index, Range items) {
             const float* vector = weights[name];
             return vector ? vector + head * dim : nullptr;
         };
-        for (int64_t h = kv_head * group; h < (kv_head + 1) * group; h++) {
+        for (int64_t h = kv_head * group; h < (kv_head + 1) * group && !only_adds_entries(); h++) {
             float* q = q_.as<float>() + (t * shape_.num_heads + h) * dim;
             prepare(q, part(VectorName::kQueryBias, h), weights[VectorName::kQueryNorm]);
             for (int64_t d = 0; d < dim; d++) q[d] *= scale;
