@@ -352,27 +352,12 @@ def test_a_draft_that_would_slow_others_down_is_made_shallower():
         assert lost <= TUNABLES.request_grant + 1.0 + 0.05 * request.spec.plain_seconds
 
 
-def test_a_request_whose_drafts_are_always_wrong_is_not_slowed_beyond_its_budget_by_a_batch_that_gains():
-    wrong, *others = batch = [request_of(length=2) for _ in range(4)]
-    driver = SessionDriver(FLAT, draft=always(sure=0.9), draft_seconds=0.02)
-    driver.run(batch, 40)
-    driver.model().script = lambda request: ([request is not wrong] * 16, 0.9)
-    driver.settle(wrong)
-    before = wrong.spec.decode_seconds - wrong.spec.plain_seconds
-    driver.run(batch, 300)
-    driver.settle(wrong)
-    lost = wrong.spec.decode_seconds - wrong.spec.plain_seconds - before
-    assert lost < TUNABLES.most_balance + TUNABLES.request_grant + 0.02 * 300
-    assert all(other.spec.decode_seconds < other.spec.plain_seconds for other in others)
-
-
-# ---- the budget, and plain steps that measure the baseline
-
-
 def test_a_budget_in_debt_means_that_nothing_is_risked_until_that_is_made_good():
     driver, who = SessionDriver(USUAL, suffix=always(False, sure=0.95)), request_of()
     driver.lose(10.0)
-    assert sum(depth for [depth] in driver.run([who], 100)) <= 12
+    assert sum(depth for [depth] in driver.run([who], 100)) <= 16, (
+        "lookups go on as attempts, at half of what is earned"
+    )
     driver.proposers["suffix"].script = always(sure=0.95)
     driver.gain(20.0)
     assert sum(depth == 8 for [depth] in driver.run([who], 300)) > 100

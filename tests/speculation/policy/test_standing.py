@@ -194,10 +194,9 @@ def test_idle_steps_earn_though_they_take_more_time_than_that_and_decisions_are_
     assert is_idle(driver) and policy.budget.balance == pytest.approx(before + earned)
     assert driver.lost == pytest.approx(lost + 0.01), "reported all the same"
     while is_idle(driver):
-        before, num_asked = policy.budget.balance, driver.proposers["suffix"].num_asked
+        before = policy.budget.balance
         driver.step(batch, deciding_seconds=0.01)
-    assert driver.proposers["suffix"].num_asked == num_asked, "in debt"
-    assert policy.budget.balance == pytest.approx(before + earned - 0.01 / plain_step)
+    assert policy.budget.balance < before + earned - 0.009 / plain_step, "the time of looking up is charged, too"
 
 
 def test_in_debt_less_is_spent_on_attempts_than_is_earned():
