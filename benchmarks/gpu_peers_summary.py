@@ -120,7 +120,7 @@ def _verdicts(place: tuple[int, float], speeds: Mapping[tuple[str, str], float])
 def _agreement(rows: Sequence[Row]) -> Iterator[str]:
     """Whether the engines run the same model: greedy texts that begin as those of Outpace's plain decoding.
 
-    In bfloat16 a few differ, where two tokens are about equally likely. A saved file has no texts: nothing is said then.
+    In bfloat16 a few differ, where two tokens are about equally likely. A saved file has no texts, so nothing is said.
     """
     rows = [row for row in rows if "first_tokens" in row]
     own = {_place(row): row["first_tokens"] for row in rows if (row["engine"], row["setting"]) == ("outpace", "plain")}
