@@ -206,7 +206,7 @@ def test_the_summary_takes_medians_and_says_what_was_asked():
 class Unchanging(StepCosts):
     """Costs that ignore the measured times of this CPU."""
 
-    def observe(self, rows: int, tokens: int, context: float, seconds: float) -> None:
+    def observe(self, rows: int, tokens: int, context: float, seconds: float, num_passes: int = 1) -> None:
         pass
 
 
