@@ -22,7 +22,7 @@ README = ROOT / "README.md"
 BEGIN, END = "<!-- figures: python -m benchmarks.results_page -->", "<!-- end of figures -->"
 WORKLOADS = {"code_edit": "code edit", "summarise": "summarise", "json": "JSON", "chat": "chat", "story": "story"}
 VERSUS = {
-    "head": "SmolLM2-135M with its head, three blocks a cell, beside commit 492911d",
+    "head": "SmolLM2-135M with its head, four blocks a cell, on two cores of an Intel Xeon, beside commit 548960b",
     "smollm2": "SmolLM2-135M",
     "qwen": "Qwen2.5-Coder 1.5B with its 0.5B as draft",
 }
@@ -232,7 +232,7 @@ def gpu_steps() -> list[str]:
 
 def simulator() -> list[str]:
     found = load("simulate")
-    sample = load("simulate_oracle")  # the oracle takes too long for all of them
+    sample = load("simulate_quick")  # with the present policy; the oracle takes too long for all of them
     rows = [
         [f"{name}, {len(each['scenarios'])} scenarios", f"{f['geometric_mean']:.3f}", f"{f['lowest']:.3f}",
          "-" if f["of_oracle_stationary"] is None else f"{f['of_oracle_stationary']:.3f}",
@@ -242,17 +242,17 @@ def simulator() -> list[str]:
     lines = title("The simulator")
     lines += [
         f"{len(found['scenarios'])} scenarios of {found['seeds']} seeds; a promise is missed in "
-        f"{len(found['below_promise'])} scenarios. [What is simulated](speculation.md#the-simulator).",
+        f"{len(found['below_promise'])} scenarios. They are of the policy before the present one; the sample of "
+        f"{len(sample['scenarios'])} is of the present one, and misses a promise in {len(sample['below_promise'])}. "
+        "[What is simulated](speculation.md#the-simulator).",
         "",
     ]
     head = ["policy", "geometric mean", "lowest run", "of the oracle, stationary", "worst P99, long / short"]
-    commit = (RESULTS / "simulate.txt").read_text(encoding="utf-8").splitlines()
-    return [
-        *lines,
-        *table(head, rows),
-        f"`benchmarks/results/simulate.txt`, {commit[1].strip('()')}: `{commit[0]}`.",
-        "",
-    ]
+    lines += table(head, rows)
+    for name in ("simulate", "simulate_quick"):
+        command, commit = (RESULTS / f"{name}.txt").read_text(encoding="utf-8").splitlines()[:2]
+        lines.append(f"`benchmarks/results/{name}.txt`, {commit.strip('()')}: `{command}`.")
+    return [*lines, ""]
 
 
 def exactness() -> list[str]:
@@ -303,7 +303,7 @@ def headline() -> str:
     gpu = load(GPU_SPECULATION[0])["summary"]["cells"]
     auto = {(c["concurrency"], c["temperature"]): c for c in gpu if c["setting"] == "auto"}
     code = load(QWEN_HEAD)["classes"]["HumanEval"]["auto"]["decode_ratio"]
-    simulated = load("simulate")
+    simulated = load("simulate_quick")
     ours = simulated["policies"]["ours"]
     against = sorted(row[-1] for row in peer_cells(load(GPU_PEERS)["rows"]))
     spec = {name.removeprefix("spec_bench_smollm2_"): load(name) for name in SPEC_BENCH}
@@ -318,7 +318,8 @@ def headline() -> str:
          f"{spec['c1_t1']['means']['auto']:.2f} alone at temperature 1"],
         ["CPU, Qwen2.5-Coder 1.5B with a head trained in 15 minutes, HumanEval, one request",
          f"{code['value']:.2f}", f"{code['low']:.2f} to {code['high']:.2f} (95% interval)"],
-        ["CPU, SmolLM2 with its head, `auto` over plain, 1 / 8 requests, mean of ten workloads, three blocks",
+        ["Another CPU (Intel Xeon), SmolLM2 with its head, `auto` over plain, 1 / 8 requests, mean of "
+         f"{len(cells) // 2} workloads",
          " / ".join(f"{group['value']:.2f}" for group in groups),
          f"{cells[worst]:.2f} in {shown(worst)}; best {cells[best]:.2f} in {shown(best)}"],
         *(
