@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +41,8 @@ def take(engine: Engine, learned: Learned) -> None:
     """Begin with what another engine has learned. Called before calibration and the first request."""
     file = engine.cost_file
     if file is not None and learned.costs is not None and learned.fingerprint == file.fingerprint:
-        file.save(Costs.from_dict(learned.costs))
+        with suppress(ValueError):  # costs that cannot be are measured anew
+            file.save(Costs.from_dict(learned.costs))
     for name, acceptance in learned.acceptances.items():
         if name in engine.policy.acceptances:
             engine.policy.acceptances[name] = deepcopy(acceptance)

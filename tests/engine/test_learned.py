@@ -8,6 +8,8 @@ from dataclasses import replace
 from outpace.config import SamplingParams, SpeculationParams
 from outpace.engine.engine import Engine
 from outpace.engine.learned import learned_by, setting_of, take
+from outpace.speculation.costs.curves import Costs, StepCosts
+from outpace.speculation.costs.file import CostFile
 from outpace.speculation.policy.acceptance import temperature_class
 from tests.fakes import fake_engine
 
@@ -37,3 +39,17 @@ def test_a_proposer_that_the_new_engine_lacks_is_left_out():
     learned = learned_by(old)
     take(new, replace(learned, acceptances={**learned.acceptances, "other": learned.acceptances["draft"]}))
     assert "other" not in new.policy.acceptances
+
+
+def test_costs_that_cannot_be_are_not_taken_over(tmp_path):
+    old, new = fake_engine(), fake_engine()
+    for engine in (old, new):
+        engine.cost_file = CostFile(tmp_path / "costs.json", {"machine": "this"})
+    costs = Costs(StepCosts({1: 0.01}))
+    old.policy.use_costs(costs)
+    take(new, learned_by(old))
+    assert new.cost_file is not None and new.cost_file.load() is not None
+    (tmp_path / "costs.json").unlink()
+    damaged = {**costs.as_dict(), "schedule_seconds": -1.0}
+    take(new, replace(learned_by(old), costs=damaged))
+    assert new.cost_file.load() is None, "they are measured anew"
