@@ -112,7 +112,8 @@ class Session:
         as capturing a graph, teaches no costs and is charged to no budget.
         """
         begin = self._clock()
-        self.policy.learn(decision, outcomes, stats, catch_up_seconds, is_typical=is_typical)
+        if decision.situation is not None or decision.is_idle:
+            self.policy.learn(decision, outcomes, stats, catch_up_seconds, is_typical=is_typical)
         if stats.num_finished:
             for outcome in outcomes:
                 if outcome.request.finish_reason is not None:
