@@ -72,15 +72,21 @@ def serving(answer: str | None = None, seconds: float = 0.0, **options: Any) -> 
         yield server
 
 
+_SET = """
+const [name, value] = arguments;
+for (const each of document.querySelectorAll(`[data-setting=${name}]`)) {
+  if (each.type === 'radio') { if (each.value === value) each.click(); }
+  else { each.value = value; each.dispatchEvent(new Event('input', {bubbles: true})); }
+}
+return name === 'mode' ? document.querySelector(`[data-setting=mode][value=${value}]`)?.checked
+  : JSON.parse(sessionStorage.getItem('outpace-settings') ?? '{}')[name] === value;
+"""
+
+
 def settings(page: Browser, **values: object) -> None:
+    """Set controls until the page has taken the values: its scripts, or the methods to choose from, may come late."""
     for name, value in values.items():
-        page.js(
-            "for (const each of document.querySelectorAll(`[data-setting=${arguments[0]}]`)) {"
-            "  if (each.type === 'radio') { if (each.value === arguments[1]) each.click(); }"
-            "  else { each.value = arguments[1]; each.dispatchEvent(new Event('input', {bubbles: true})); } }",
-            name,
-            str(value),
-        )
+        page.wait(lambda name=name, value=str(value): page.js(_SET, name, value), f"the page did not take {name}")
 
 
 def ask(page: Browser, text: str = "hello hello hello", **values: object) -> None:
