@@ -212,8 +212,9 @@ class SessionDriver:
         self.policy._accounts.settle(request, self.policy._state(request))
 
     def gain(self, steps: float) -> None:
-        """Add the time of this many plain steps to what speculation saved."""
-        self.policy.budget.book(-steps)
+        """Add the time of this many plain steps to what speculation saved, for the engine and for each request."""
+        for budget in (self.policy.budget, *[state.budget for state in self.policy._states.values()]):
+            budget.book(-steps)
 
     def lose(self, steps: float) -> None:
         """Add the time of this many plain steps to what speculation lost."""

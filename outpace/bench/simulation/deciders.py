@@ -63,9 +63,7 @@ def make_drafts(choices: Sequence[Choice], proposers: Mapping[str, NoDraft]) -> 
 def measured_costs(scenario: Scenario, rng: np.random.Generator) -> Costs:
     """Costs as a calibration would measure them: each size has its own random error."""
 
-    def measured(
-        law: StepLaw, most: int, sizes: Sequence[int] = (*SIZES, 384, 512, 768, 1024, 1536, 2048)
-    ) -> StepCosts:
+    def measured(law: StepLaw, most: int, sizes: Sequence[int] = (*SIZES, 1536, 2048)) -> StepCosts:
         sizes = [size for size in sizes if size <= most]
         return StepCosts(
             {size: law.of(1, size) * jitter(rng, scenario.noise / 2) for size in sizes},

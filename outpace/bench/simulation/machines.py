@@ -1,8 +1,8 @@
 """The machines of the simulator: seconds of a forward pass by rows, tokens and context.
 
 Three are measured: two cores of an AMD EPYC with AVX-512 (`outpace costs --measure --json`, native backend;
-SmolLM2-135M with its head, and the pair Qwen2.5-Coder 1.5B and 0.5B) and one H200 (an 8B with a 1B as draft, the costs
-in `benchmarks/results/gpu_speculation_h200.json`). The others have cost curves that could mislead a policy.
+SmolLM2-135M with its head, and the pair Qwen2.5-Coder 1.5B and 0.5B) and one H200 (an 8B with a 1B as draft, by
+`benchmarks.gpu_speculation`). The others have cost curves that could mislead a policy.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ DRAFTS: dict[str, StepLaw] = {
     ),
 }  # fmt: skip
 
-# The head of SmolLM2 on the CPU, and padded to that of an 8B on the H200 (`gpu_speculation_h200_step_times.json`).
+# The head of SmolLM2 on the CPU, and padded to that of an 8B on the H200 (measured at commit 969c206).
 HEADS: dict[str, StepLaw] = {
     "cpu-native": _law({1: 0.22, 2: 0.25, 4: 0.30, 8: 0.60, 16: 1.00, 64: 3.00, 256: 12.0}),
     "h200": _law({1: 0.30, 16: 0.31, 64: 0.76, 256: 0.91, 512: 1.08, 1024: 1.73}),

@@ -1,6 +1,6 @@
 """The time that our policy takes in the simulator: constants, so that a seed gives the same figures everywhere.
 
-They were measured with `python -m benchmarks.policy_time`.
+They were measured with `python -m benchmarks.policy_time --rounds 3`, twice, on two quiet cores of an EPYC.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 # `decided`: it examined some, and the step is plain; `drafted`: drafts were chosen, and their verdicts learned;
 # `repeated`: an earlier plan was run again.
 _COLD = {  # the CPU runs the model, so the weights displace the policy's data from the CPU caches between two steps
-    "idle": (19e-6, 0.06e-6, 0.0),
-    "decided": (119e-6, 3.1e-6, 19e-6),
-    "drafted": (257e-6, 11e-6, 0.0),
-    "repeated": (85e-6, 5.3e-6, 0.0),
+    "idle": (12e-6, 0.02e-6, 0.0),
+    "decided": (105e-6, 1.4e-6, 8.4e-6),
+    "drafted": (209e-6, 0.0, 19e-6),
+    "repeated": (46e-6, 4.0e-6, 0.0),
 }
 _WARM = {  # a GPU runs the model, and learning from drafts overlaps with its work
-    "idle": (4e-6, 0.09e-6, 0.0),
-    "decided": (43e-6, 1.6e-6, 13e-6),
-    "drafted": (80e-6, 5.9e-6, 0.0),
-    "repeated": (8e-6, 1.3e-6, 0.0),
+    "idle": (2.4e-6, 0.04e-6, 0.0),
+    "decided": (27e-6, 1.0e-6, 6.9e-6),
+    "drafted": (55e-6, 6.5e-6, 8.6e-6),
+    "repeated": (3.5e-6, 0.38e-6, 0.0),
 }
 
 

@@ -17,7 +17,8 @@ import numpy as np
 
 from outpace.speculation.costs.timing import DraftTiming, Forward
 
-SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # that are measured
+# That are measured, as far as time allows.
+SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 _DRIFT_RATE = 0.1  # learning rate of the factor common to all sizes
 _POINT_RATE = 0.03  # learning rate of a single size
 _ROW_RATE = 0.4  # learning rate of the cost per row, where that is well above the noise
@@ -33,8 +34,9 @@ class StepCosts:
     """Seconds of a forward pass: a curve over its number of tokens, plus the costs of further rows and of context.
 
     The curve keeps every measured size, so jumps between sizes are preserved. Between sizes it is linear; beyond the
-    last it continues with the last slope. A common factor follows the speed of the machine, which other load or a warm
-    processor changes for all sizes alike; single sizes are corrected more slowly.
+    last it continues with the mean slope of its upper half, since the last two sizes may take equally long. A common
+    factor follows the speed of the machine, which other load or a warm processor changes for all sizes alike; single
+    sizes are corrected more slowly.
     """
 
     def __init__(
@@ -138,7 +140,7 @@ class StepCosts:
             length = max(most, sizes[-1], len(self._dense) - 1) + 1
             dense = np.interp(np.arange(length), sizes, seconds)
             if len(sizes) > 1:
-                slope = max(0.0, (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2]))
+                slope = max(0.0, seconds[-1] - dense[sizes[-1] // 2]) / (sizes[-1] - sizes[-1] // 2)
                 dense += slope * np.maximum(np.arange(length) - sizes[-1], 0)
             self._dense, self._dense_array = dense.tolist(), dense
             self._num_changed = 0

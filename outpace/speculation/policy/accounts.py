@@ -2,8 +2,7 @@
 budgets cover.
 
 A step with drafts is booked at its time against that of plain decoding for the same tokens. A step without drafts loses
-the time of deciding, which the engine's budget pays. Nothing would spare the few microseconds that an idle step takes,
-so they are no loss.
+the time of deciding. Nothing would spare the few microseconds that an idle step takes, so they are no loss.
 """
 
 from __future__ import annotations
@@ -35,7 +34,8 @@ class Accounts:
         """Whether neither the engine nor a request may lose more than its budget allows.
 
         The engine assumes `lower_gain`: the accepted draft tokens at the lower bound of acceptance, per token emitted
-        without drafts. A request assumes what is expected of its own draft. Later steps pay for catching up if the
+        without drafts. A request assumes what is expected of its own draft. Who is in debt also asks that a part of it
+        is repaid: where expectations are wrong again and again, that ends it. Later steps pay for catching up if the
         model `is_proven` by trials. Otherwise the budget does; the first trial of a single request may cost as much as
         a budget can hold.
         """
@@ -44,8 +44,8 @@ class Accounts:
             most = TUNABLES.most_balance if balance and len(plan.depths) == 1 else balance
             if plan.catch_up_seconds > most * plain:
                 return False
-        return plan.needed_gain(plain, self.budget.allowance) <= lower_gain and all(
-            plan.needed_gain(plain, situation.states[row].budget.allowance) <= plan.gains.get(row, 0.0)
+        return plan.needed_gain(plain, self.budget.balance) <= lower_gain and all(
+            plan.needed_gain(plain, situation.states[row].budget.balance) <= plan.gains.get(row, 0.0)
             for row in situation.auto
         )
 
@@ -67,7 +67,9 @@ class Accounts:
         self.plain_seconds += plain
         self.budget.earn(1.0)
         if not is_repeated:
-            self.budget.book(deciding / situation.plain_seconds)
+            lost = deciding / situation.plain_seconds
+            for budget in (self.budget, *[state.budget for state in situation.states]):
+                budget.book(lost)
 
     def book(
         self,
@@ -81,7 +83,8 @@ class Accounts:
         to decide again: the engine's budget lost what it does not have, or a request's is spent now."""
         plain_step, num_emitted, has_forced, is_spent = situation.baseline_seconds, 0, False, False
         charged = seconds if plan is None else min(seconds, _DISTURBED * plan.seconds)
-        spent, invested = seconds + catch_up_seconds, catch_up_seconds / plain_step
+        spent = seconds + catch_up_seconds
+        charged += catch_up_seconds
         for state, outcome in zip(situation.states, outcomes, strict=True):
             spec, count = outcome.request.spec, len(outcome.verdict.tokens)
             num_emitted += count
@@ -92,11 +95,11 @@ class Accounts:
                 has_forced = has_forced or outcome.choice.depth > 0
             else:
                 had_some = state.budget.balance > 0.0
-                is_spent = (state.budget.book(charged / plain_step - count, invested) and had_some) or is_spent
+                is_spent = (state.budget.book(charged / plain_step - count) and had_some) or is_spent
         if not has_forced:
             plain_steps = num_emitted / situation.rows
             self.budget.earn(plain_steps)
-            is_spent = self.budget.book(charged / plain_step - plain_steps, invested) or is_spent
+            is_spent = self.budget.book(charged / plain_step - plain_steps) or is_spent
             self.spent_seconds += spent
             self.plain_seconds += plain_step * plain_steps
         return is_spent

@@ -12,35 +12,24 @@ from outpace.speculation.policy.tunables import TUNABLES
 class Budget:
     """A starting grant, plus a share of the plain steps so far, plus gains, minus losses; limited to `most_balance`."""
 
-    __slots__ = ("_deferred", "_share", "balance")
+    __slots__ = ("_share", "balance")
 
     def __init__(self, grant: float, share: float) -> None:
         """`share` of the plain steps may be lost; with 0 nothing may."""
         self._share = share
         self.balance = grant if share else 0.0
         """Plain steps that may still be lost; below zero, more was lost than is allowed."""
-        self._deferred = 0.0  # plain steps of catching up that are not charged yet
-
-    @property
-    def allowance(self) -> float:
-        """What the next step may lose. Below zero: what it must gain, for a debt is to be repaid."""
-        return self.balance if self.balance > 0.0 else self.balance / TUNABLES.payback_steps
 
     def earn(self, plain_steps: float) -> None:
         """So many plain steps have passed, or the time in which plain decoding would have made them."""
         balance, most = self.balance + self._share * plain_steps, TUNABLES.most_balance
         self.balance = balance if balance < most else most
-        if self._deferred:
-            charged = self._deferred * min(1.0, plain_steps / TUNABLES.payback_steps)
-            self._deferred -= charged
-            self.balance -= charged
 
-    def book(self, lost: float, invested: float = 0.0) -> bool:
-        """`lost` plain steps; a gain is a negative loss. `invested` ones serve later steps: they are charged slowly.
-        Returns whether it lost something, and nothing is left to lose."""
+    def book(self, lost: float) -> bool:
+        """`lost` plain steps; a gain is a negative loss. Returns whether it lost something, and nothing is left to
+        lose."""
         balance, most = self.balance - lost, TUNABLES.most_balance
         self.balance = balance if balance < most else most
-        self._deferred += invested
         return lost > 0.0 and balance <= 0.0
 
     def steps_to_earn(self, plain_steps: float) -> int:

@@ -91,11 +91,11 @@ class Plan:
         """Whether the next step can run it again: lookups would have to be made anew."""
         return self.model is not None and not self.lookups
 
-    def needed_gain(self, plain_seconds: float, allowance: float) -> float:
-        """Accepted draft tokens, per token emitted without drafts, that are needed to lose at most `allowance` plain
-        steps or, if it is negative, to gain as many. What it does not cover of catching up, later steps pay."""
-        longer, repaid = self.seconds / plain_seconds - 1.0, max(0.0, -allowance)
-        behind = self.catch_up_seconds / plain_seconds - max(0.0, allowance)
+    def needed_gain(self, plain_seconds: float, balance: float) -> float:
+        """Accepted draft tokens, per token emitted without drafts, that are needed to lose at most `balance` plain
+        steps or, in debt, to repay a part of it. What it does not cover of catching up, later steps pay."""
+        longer, repaid = self.seconds / plain_seconds - 1.0, max(0.0, -balance) / TUNABLES.payback_steps
+        behind = self.catch_up_seconds / plain_seconds - max(0.0, balance)
         return longer + repaid + (behind / self.steps_left if behind > 0.0 else behind)
 
 

@@ -13,15 +13,16 @@ class Tunables:
     # ---- budgets: what exploration may cost
     engine_grant: float = 1.5
     """Plain steps the engine may lose at the start: enough for one or two drafts that fail."""
-    request_grant: float = 4.0
-    """The same for a request: with `allowed_loss`, one of 256 tokens may lose 4%, one of 48 tokens 10%."""
+    request_grant: float = 3.0
+    """The same for a request: with `allowed_loss`, one of 256 tokens may lose 3%, one of 48 tokens 8%."""
     engine_share: float = 0.3
     """Times `allowed_loss` (2%): the share of plain time that the engine may lose. The rest covers expected gains that
     do not come. A request may lose all of `allowed_loss`."""
     most_balance: float = 8.0
     """Plain steps a budget can hold, so that old gains do not pay for current losses."""
-    payback_steps: float = 16.0
-    """Plain steps over which catching up is charged and a debt is repaid: half the length of a short request."""
+    payback_steps: float = 32.0
+    """Plain steps in which a draft is to repay a debt: a request that is always expected to gain 0.2 of a step, and
+    never does, may owe 6 steps. Fewer let one unlucky request keep a whole batch from drafts that pay."""
 
     # ---- acceptance: the chance of a draft token
     caution: float = 1.0
@@ -35,14 +36,15 @@ class Tunables:
     """Weight of what was measured on other prompts, which may differ from these."""
     most_trials: float = 160.0
     """Upper limit of the weight of past trials, because traffic changes."""
-    spread: float = 0.3
+    spread: float = 0.45
     """Variance of the differences between requests, in log-odds squared, at the start; then learned."""
 
     # ---- plans: when a draft is worth its cost
     counted_on: float = 0.7
     """Share of a request's expected remaining tokens that may pay for catching up: it can end at any time."""
-    longest_wait: int = 16
-    """Longest wait between two attempts, in steps. Texts change from prose to copying within about forty tokens."""
+    longest_wait: int = 32
+    """Longest wait between two attempts, in steps. Texts change from prose to copying within about forty tokens; on a
+    CPU an attempt for eight requests takes an eighth of a plain step."""
     deciding_share: float = 0.5
     """Times `allowed_loss`: the share of the time that deciding about a model's plan may take."""
     plain_every: int = 128

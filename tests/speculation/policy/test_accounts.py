@@ -94,6 +94,11 @@ def test_a_request_in_debt_must_gain_by_its_own_draft_and_repay_a_part_of_the_de
     assert case.is_covered() == is_covered
 
 
+def test_a_request_in_debt_without_a_draft_refuses_what_makes_the_step_longer():
+    assert not Case(gains=(9.0,), lower_gain=4.5, balances=(1.0, -0.1)).is_covered()
+    assert Case(gains=(9.0,), lower_gain=4.5, balances=(1.0, 0.51)).is_covered()
+
+
 @pytest.mark.parametrize("wishes", [{"mode": "on", "max_depth": 1}, {"mode": "off"}], ids=["on", "off"])
 def test_requests_for_which_the_policy_does_not_choose_have_no_say(wishes):
     refused = Case(gains=(9.0,), lower_gain=4.5, balances=(1.0, -5.0))
@@ -138,8 +143,7 @@ def test_in_debt_there_is_no_first_trial():
 
 @pytest.mark.parametrize(("more", "is_covered"), [(-0.01, False), (0.01, True)])
 @pytest.mark.parametrize("steps_left", [1.0, 100.0])
-def test_the_steps_that_pay_for_catching_up_do_not_put_off_a_debt(more, is_covered, steps_left):
-    """Each of them has to repay as much of it as any other step."""
+def test_in_debt_later_steps_pay_for_all_of_the_catching_up(more, is_covered, steps_left):
     needed = 0.5 + REPAID + 2.0 / steps_left
     case = Case(1.5, (9.0, 9.0), needed + more, balance=-DEBT, catch_up_seconds=2.0, steps_left=steps_left)
     assert case.is_covered() == is_covered

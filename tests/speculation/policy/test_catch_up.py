@@ -114,7 +114,7 @@ def test_catching_up_for_drafts_that_are_wrong_loses_no_more_than_the_grants(sec
     assert driver.lost <= allowed + 0.02 * driver.policy.plain_seconds
 
 
-def test_texts_are_caught_up_with_no_more_often_than_at_first_where_drafts_are_always_wrong():
+def test_texts_are_seldom_caught_up_with_where_drafts_are_always_wrong():
     """The model is no better for the next request than for the last; it is tried again now and then."""
     driver, caught_up = catching_up(1.0, always(False, sure=0.9)), list[bool]()
     for _ in range(60):
@@ -122,7 +122,7 @@ def test_texts_are_caught_up_with_no_more_often_than_at_first_where_drafts_are_a
         while who.finish_reason is None:
             driver.step([who])
         caught_up.append(who.id in driver.model().num_cached)
-    assert sum(caught_up[-20:]) <= sum(caught_up[:20])
+    assert sum(caught_up[-20:]) < 20 / 2
     allowed = TUNABLES.engine_grant + TUNABLES.request_grant + 60 * 0.5 + 0.02 * driver.policy.plain_seconds
     assert driver.lost <= allowed
 

@@ -229,9 +229,7 @@ def test_the_only_depth_that_budgets_cover_is_taken(covered, monkeypatch):
         SessionDriver(FLAT, draft=always(sure=0.9), draft_seconds=0.02),
         [request_of(length=2) for _ in range(3)],
     )
-    monkeypatch.setattr(
-        driver.policy._accounts, "covers", lambda situation, plan, lower_gain, *, is_proven: plan.depth == covered
-    )
+    monkeypatch.setattr(driver.policy._accounts, "covers", lambda situation, plan, *_, is_proven: plan.depth == covered)
     decision = driver.decision(batch)
     assert decision.plan is not None and decision.plan.depth == covered
 

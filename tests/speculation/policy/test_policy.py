@@ -372,18 +372,6 @@ def test_in_debt_a_draft_that_should_gain_is_tried_and_goes_on_if_it_does(debt):
     assert driver.policy.budget.balance > 0.0
 
 
-def test_a_debt_that_no_draft_can_repay_in_time_is_repaid_by_plain_steps_first():
-    driver, who = SessionDriver(USUAL, draft=always(sure=0.9), draft_seconds=0.3), request_of(length=2)
-    driver.run([who], 60)
-    plan = driver.policy._standing.plan if driver.policy._standing is not None else None
-    assert plan is not None
-    most = TUNABLES.payback_steps * sum(plan.gains.values())
-    driver.lose(driver.policy.budget.balance + 1.1 * most)
-    assert not any(depth for [depth] in driver.run([who], 20))
-    driver.gain(0.9 * most)
-    assert sum(depth > 0 for [depth] in driver.run([who], 8 * TUNABLES.longest_wait)) > TUNABLES.longest_wait
-
-
 def test_in_debt_by_drafts_that_were_wrong_there_are_few_more_of_them():
     driver, who = SessionDriver(USUAL, draft=always(sure=0.9), draft_seconds=0.01), request_of(length=2)
     driver.run([who], 40)
