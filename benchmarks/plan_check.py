@@ -29,7 +29,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.gpu_speculation import STEP_TOKENS
 from benchmarks.memory import resident_bytes
 from benchmarks.pair import row
 from benchmarks.plan_parts import StepParts, predicted_parts
@@ -52,7 +51,7 @@ from outpace.plan.drafts import PlannedDraft, open_draft
 from outpace.plan.machines import CPU, Machine, machine
 from outpace.plan.measure import Acceptance, calibrated, measure_drafts, median_costs
 from outpace.plan.models import open_model
-from outpace.plan.roofline import completed, draft_costs, target_costs
+from outpace.plan.roofline import completed, draft_costs, sampled, target_costs
 from outpace.plan.speed import ENDLESS, Answer, Drafting, known_acceptance
 from outpace.speculation.costs.curves import Costs
 
@@ -344,7 +343,8 @@ def calibrated_now(llm: LLM, method: str, scratch: Request) -> Costs:
 
 
 def recorded(folder: Path) -> list[dict[str, Any]]:
-    """Speedups of the H200's runs, predicted from the costs and the acceptance in the same file."""
+    """Speedups of the H200's runs, predicted from the costs and the acceptance in the same file. Drafts read the
+    prompts while the target still prefills others, in time that these runs leave out; so the prediction does, too."""
     target, h200 = open_model("llama-3.1-8b"), machine("h200")
     modelled = target_costs(target, h200, 1, 1024, 2.0)
     modelled.drafts["head"] = draft_costs(open_draft("head", target), target, h200, 1, 1024, 2.0)
@@ -358,9 +358,8 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
                 continue
             depth, accepted = int(cell["setting"][5:]), cell["acceptance_per_position"]
             chances = [accepted[0], *(b / a if a else 0.0 for a, b in pairwise(accepted))]
-            answer = recorded_answer(results["new_tokens"], cell["concurrency"])
             predicted, by_table = (
-                Drafting(each, known_acceptance(chances), answer=answer)
+                Drafting(sampled(each, target.shape, h200) if cell["temperature"] else each, known_acceptance(chances))
                 .fixed(cell["concurrency"], depth, RECORDED_CONTEXT)
                 for each in (costs, modelled)
             )  # fmt: skip
@@ -376,13 +375,6 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
                 f"{by_table.speedup:.2f}"
             )
     return rows
-
-
-def recorded_answer(new_tokens: int, concurrency: int) -> Answer:
-    """All requests of a recorded run begin at once, so prompts that fit one step are read together, as one."""
-    alone = Answer.within(RECORDED_CONTEXT, new_tokens)
-    together = min(concurrency, STEP_TOKENS // alone.prompt_tokens)
-    return Answer(together * alone.prompt_tokens, together * alone.tokens)
 
 
 if __name__ == "__main__":

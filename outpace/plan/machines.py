@@ -35,11 +35,14 @@ class Kind:
     """A step takes (memory^p + arithmetic^p)^(1/p) seconds with this p: 1 adds both, infinity takes the larger."""
     step_seconds: float  # of the host, for each step
     token_seconds: float  # of the host, for each emitted token
-    draw_seconds: float  # of the host, for each token that a model drafts
+    sample_seconds: float
+    """Of drawing from the distribution of a token and, if it was drafted, of rejecting it: for each entry of the
+    vocabulary. Greedy decoding does not need it."""
     reserved_bytes: float  # by driver and libraries
 
 
-GPU = Kind(0.90, 0.60, 0.80, 13e-6, 1.3, 4e-5, 6e-6, 4.5e-6, 0.5e9)
+# On a GPU the host works while the device runs.
+GPU = Kind(0.90, 0.60, 0.80, 13e-6, 1.3, 0.0, 0.0, 1.6e-11, 0.5e9)
 CPU = Kind(0.80, 0.80, 1.0, 1e-5, 3.0, 5e-5, 2e-5, 0.0, 0.1e9)
 
 

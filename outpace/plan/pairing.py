@@ -16,7 +16,7 @@ from outpace.plan.drafts import PlannedDraft
 from outpace.plan.guesses import SPREAD, Conditions, Guess, Measured, drafting_of, guessed
 from outpace.plan.memory import Deployment, MemoryPlan, divide
 from outpace.plan.models import PlannedModel
-from outpace.plan.roofline import completed, draft_costs, target_costs
+from outpace.plan.roofline import completed, draft_costs, sampled, target_costs
 from outpace.plan.speed import Answer, Drafting, Speed
 from outpace.plan.vocabularies import Compatibility, compare
 from outpace.speculation.costs.curves import Costs, DraftCosts
@@ -82,6 +82,8 @@ def judge(
         drafts = (measured.draft_costs if measured is not None else None) or draft_step
         seen = replace(target_step, drafts={draft.kind: drafts or modelled.drafts[draft.kind]})
         whole = completed(seen, modelled, to.machine)
+    if conditions.temperature > 0.0:
+        whole = sampled(whole, target.shape, to.machine)
     guess = guessed(target, draft, ratio, conditions, measured)
     answer = Answer.within(context, conditions.output_tokens)
     drafting = drafting_of(whole, guess, conditions, answer)

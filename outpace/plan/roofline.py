@@ -16,7 +16,7 @@ from outpace.plan.shapes import Shape
 from outpace.speculation.costs.communication import all_reduce_seconds
 from outpace.speculation.costs.curves import SIZES, Costs, DraftCosts, StepCosts
 
-_MANY = (768, 1024, 1536, 2048, 4096)
+_MANY = (1536, 2048, 4096)
 _LOOKUP_SECONDS = 2e-5
 _ACTIVATION_BYTES = 2.0
 
@@ -43,9 +43,8 @@ def step_costs(model: PlannedModel, machine: Machine, gpus: int, context: int, c
 def draft_costs(draft: PlannedDraft, target: PlannedModel, machine: Machine, gpus: int, context: int,
                 cache_bytes: float) -> DraftCosts:  # fmt: skip
     """`gpus`: those that the draft is sharded over."""
-    draw = machine.kind.draw_seconds
     if draft.model is not None:
-        return DraftCosts(step_costs(draft.model, machine, gpus, context, cache_bytes), draw_seconds=draw)
+        return DraftCosts(step_costs(draft.model, machine, gpus, context, cache_bytes))
     if draft.head is None:
         return DraftCosts(lookup_seconds=_LOOKUP_SECONDS)
     share = draft.head.parameters_read / draft.head.parameters
@@ -54,7 +53,7 @@ def draft_costs(draft: PlannedDraft, target: PlannedModel, machine: Machine, gpu
     for size in (*SIZES, *_MANY):
         arithmetic = size * operations / _operations(target, machine)
         points[size] = _joined(read, arithmetic, machine, machine.kind.bandwidth_share) + machine.kind.layer_seconds
-    return DraftCosts(StepCosts(points), draw_seconds=draw)
+    return DraftCosts(StepCosts(points))
 
 
 def extended(measured: StepCosts, modelled: StepCosts) -> StepCosts:
@@ -80,12 +79,19 @@ def completed(measured: Costs, modelled: Costs, machine: Machine) -> Costs:
             passes, first = (each and extended(each, by.passes) for each in (passes, first))
         drafts[name] = DraftCosts(
             passes, costs.catch_up, first=first, one_pass=costs.one_pass, lookup_seconds=costs.lookup_seconds,
-            draw_seconds=costs.draw_seconds or (kind.draw_seconds if passes is not None else 0.0),
+            draw_seconds=costs.draw_seconds,
         )  # fmt: skip
     return Costs(
         extended(measured.target, modelled.target), drafts, measured.token_seconds or kind.token_seconds,
         measured.schedule_seconds or kind.step_seconds,
     )  # fmt: skip
+
+
+def sampled(costs: Costs, shape: Shape, machine: Machine) -> Costs:
+    """The costs above temperature 0: calibrations are greedy."""
+    seconds, saved = machine.kind.sample_seconds * shape.vocab_size, costs.target.as_dict()
+    saved["points"] = {size: each + size * seconds for size, each in costs.target.points.items()}
+    return Costs(StepCosts.from_dict(saved), costs.drafts, costs.token_seconds, costs.schedule_seconds)
 
 
 def _seconds(model: PlannedModel, machine: Machine, gpus: int, tokens: int) -> float:

@@ -137,9 +137,8 @@ def test_another_tokenizer_is_bridged_at_a_price(llama):
     assert "string-level exact match" in found.bridge.sentence and "intersection" in found.bridge.sentence
     assert pairing(llama, "qwen2.5-0.5b", conditions=Conditions(temperature=1.0)).bridge.way == "tokens"
     own = pairing(llama, "llama-3.2-1b")
-    assert own.bridge is None and own.drafting.costs.drafts["draft"].draw_seconds < found.bridge.token_seconds
-    per_token = found.drafting.costs.drafts["draft"].draw_seconds
-    assert per_token == pytest.approx(found.bridge.token_seconds + machine("h100").kind.draw_seconds)
+    assert own.bridge is None and own.drafting.costs.drafts["draft"].draw_seconds == 0.0
+    assert found.drafting.costs.drafts["draft"].draw_seconds == found.bridge.token_seconds > 0.0
 
 
 @pytest.mark.parametrize(
