@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from outpace.errors import BackendError, OutpaceError, UsageError
-from outpace.models.head_file import Kind
 from outpace.models.resolve import resolve_model
 
 if TYPE_CHECKING:
@@ -73,13 +72,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     time.add_argument("--resume", nargs="?", type=Path, const=Path(), metavar="DIR",
                       help="go on from the checkpoint in DIR (default: --out)")  # fmt: skip
     head = parser.add_argument_group("the head")
-    head.add_argument("--kind", choices=get_args(Kind), default="eagle3",
-                      help="eagle3: one layer, once per drafted token; onepass: two layers, once per draft "
-                           "(default: %(default)s)")  # fmt: skip
     head.add_argument("--vocab", type=int, default=16384, metavar="N",
                       help="most frequent tokens that it can draft (default: %(default)s)")  # fmt: skip
     head.add_argument("--hidden", type=int, metavar="N", help="width of its MLP (default: the target's)")
-    head.add_argument("--steps", type=int, metavar="N", help="drafted tokens trained at once (default: 4; onepass: 7)")
+    head.add_argument("--steps", type=int, default=4, metavar="N",
+                      help="drafted tokens trained at once (default: %(default)s)")  # fmt: skip
     head.add_argument("--learning-rate", type=float, default=1.5e-3, metavar="R", help="(default: %(default)g)")
     head.add_argument("--batch-tokens", type=int, metavar="N",
                       help="tokens of a training step, a multiple of 32 (default: 23040; on a CPU 1920)")  # fmt: skip
@@ -155,7 +152,7 @@ def _settings(options: argparse.Namespace) -> DistillSettings:
     from outpace.training.settings import DistillSettings
 
     return DistillSettings(
-        kind=options.kind, minutes=options.minutes, call_minutes=options.call_minutes,
+        minutes=options.minutes, call_minutes=options.call_minutes,
         answer_minutes=options.answer_minutes, num_own_prompts=options.own_prompts,
         document_share=options.documents, max_answer=options.max_answer,
         draft_vocab_size=options.vocab, hidden=options.hidden, num_steps=options.steps,

@@ -1,7 +1,7 @@
 """The description of a draft head, and its config.json in the format of the `speculators` project.
 
-A head folder holds config.json and safetensors. What that format cannot say (the one-pass kind, the target's
-fingerprint) is under the key `outpace`, which other programs ignore.
+A head folder holds config.json and safetensors. What that format cannot say (the target's fingerprint) is under the
+key `outpace`, which other programs ignore.
 """
 
 from __future__ import annotations
@@ -10,35 +10,32 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from outpace.errors import ModelError
 from outpace.models.rope import Rope
 
 FORMAT = 1  # of the values under `outpace`; readers refuse a higher one
-Kind = Literal["eagle3", "onepass"]
+_KIND = "eagle3"  # the one that is trained and run, as `speculators` names it
 TapNorm = Literal["each", "joint", "none"]  # one norm per tap, one norm over all of them, or no norm before fusing
-_SIZES = ("width", "hidden", "num_heads", "num_kv_heads", "head_dim", "num_layers", "vocab_size", "draft_vocab_size")
+_SIZES = ("width", "hidden", "num_heads", "num_kv_heads", "head_dim", "vocab_size", "draft_vocab_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadConfig:
     """What a head computes, whatever file it is in. The defaults are those of heads that `outpace distill` trains."""
 
-    kind: Kind
     width: int  # of the head
     hidden: int  # of the head's MLP
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    num_layers: int
     vocab_size: int  # the target's
     draft_vocab_size: int
     taps: tuple[int, ...]  # the target's residual after this many layers
     epsilon: float
     rope_theta: float | None = None  # written for other programs; drafting uses `rope`
     num_steps: int = 1  # tokens per draft that it was trained for
-    markov_rank: int = 0  # onepass only
     target: Mapping[str, Any] = field(default_factory=dict)  # name, fingerprint, architectures
     target_width: int | None = None  # None: the head's
     rope: Rope | None = None  # None: the target's
@@ -52,8 +49,6 @@ class HeadConfig:
     has_qk_norm: bool = False
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise ModelError(f"the head is of kind {self.kind!r}; known kinds are {', '.join(get_args(Kind))}")
         for name in (*_SIZES, "num_steps", "tap_width"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
@@ -89,10 +84,10 @@ def write_config(config: HeadConfig, folder: Path) -> None:
 def as_json(c: HeadConfig) -> dict[str, Any]:
     proposal = {"proposal_type": "greedy", "speculative_tokens": c.num_steps}
     return {
-        "architectures": ["Eagle3Speculator" if c.kind == "eagle3" else "OutpaceOnePassSpeculator"],
-        "speculators_model_type": c.kind,
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": _KIND,
         "speculators_config": {
-            "algorithm": c.kind,
+            "algorithm": _KIND,
             "default_proposal_method": "greedy",
             "proposal_methods": [proposal],
             "verifier": {
@@ -105,7 +100,7 @@ def as_json(c: HeadConfig) -> dict[str, Any]:
             "hidden_act": "silu",
             "hidden_size": c.width,
             "intermediate_size": c.hidden,
-            "num_hidden_layers": c.num_layers,
+            "num_hidden_layers": 1,
             "num_attention_heads": c.num_heads,
             "num_key_value_heads": c.num_kv_heads,
             "head_dim": c.head_dim,
@@ -126,8 +121,6 @@ def as_json(c: HeadConfig) -> dict[str, Any]:
         "torch_dtype": "bfloat16",
         "outpace": {
             "format": FORMAT,
-            "kind": c.kind,
-            "markov_rank": c.markov_rank,
             "target": dict(c.target),
         },
     }
@@ -141,21 +134,23 @@ def read_head_config(folder: Path) -> HeadConfig:
         own, layer = values["outpace"], values["transformer_layer_config"]
         if own["format"] > FORMAT:
             raise ModelError(f"{path} has format {own['format']}, newer than this version's {FORMAT}; update Outpace")
+        if (kind := values["speculators_model_type"]) != _KIND:
+            raise ModelError(
+                f"{path} describes a head of kind {kind!r}, which Outpace neither runs nor trains; train a new head "
+                "into another folder"
+            )
         return HeadConfig(
-            kind=own["kind"],
             width=layer["hidden_size"],
             hidden=layer["intermediate_size"],
             num_heads=layer["num_attention_heads"],
             num_kv_heads=layer["num_key_value_heads"],
             head_dim=layer["head_dim"],
-            num_layers=layer["num_hidden_layers"],
             vocab_size=layer["vocab_size"],
             draft_vocab_size=values["draft_vocab_size"],
             taps=tuple(values["eagle_aux_hidden_state_layer_ids"]),
             epsilon=layer["rms_norm_eps"],
             rope_theta=layer["rope_theta"],
             num_steps=values["speculators_config"]["proposal_methods"][0]["speculative_tokens"],
-            markov_rank=own["markov_rank"],
             target=own["target"],
         )
     except OSError as error:

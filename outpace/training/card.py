@@ -31,9 +31,8 @@ def card(facts: Facts) -> str:
     lines = [
         f"# A draft head for {c.target.get('name')}",
         "",
-        f"Kind `{c.kind}`, {facts.num_parameters / 1e6:.1f}M parameters, {c.num_layers} layer"
-        f"{'s' if c.num_layers > 1 else ''}, draft vocabulary of {c.draft_vocab_size:,} of {c.vocab_size:,} tokens, "
-        f"taps after layers {', '.join(map(str, c.taps))}.",
+        f"{facts.num_parameters / 1e6:.1f}M parameters, one layer, draft vocabulary of {c.draft_vocab_size:,} of "
+        f"{c.vocab_size:,} tokens, taps after layers {', '.join(map(str, c.taps))}.",
         f"Trained by `outpace distill` for the target with fingerprint `{c.target.get('fingerprint')}` ({p.target}).",
         "",
         "## Training",

@@ -18,8 +18,7 @@ from outpace.training.card import Facts, card
 from outpace.training.data import Answers, AnswerSettings, draft_vocabulary, find_or_write, spread
 from outpace.training.display import Display
 from outpace.training.evaluate import Evaluation, evaluate
-from outpace.training.heads import Head, default_taps, rope_theta
-from outpace.training.kinds import KINDS
+from outpace.training.head import Head, default_taps, rope_theta, start_values
 from outpace.training.prepared import Prepared
 from outpace.training.settings import DistillSettings
 from outpace.training.target import Target
@@ -83,7 +82,7 @@ def _batch_shape(settings: DistillSettings, *, on_gpu: bool) -> BatchShape:
     return BatchShape(
         num_tokens=settings.batch_tokens or (32 * 720 if on_gpu else 32 * 60),
         chunk=2048 if on_gpu else 256,
-        num_steps=settings.num_steps or KINDS[settings.kind].num_steps,
+        num_steps=settings.num_steps,
     )
 
 
@@ -116,10 +115,9 @@ class _Call:
             checkpoint = self._fresh()
         else:  # what it was trained for
             self._shape = replace(self._shape, num_steps=checkpoint.config.num_steps)
-        kind = KINDS[checkpoint.config.kind]
         kept = checkpoint.kept.to(target.device)
         parameters = {name: p.to(target.device) for name, p in checkpoint.parameters.items()}
-        head: Head = kind.make(checkpoint.config, target, parameters, compile=self._compile)
+        head = Head(checkpoint.config, target, parameters, compile=self._compile)
         train_settings = TrainSettings(
             seconds=60 * settings.minutes, learning_rate=settings.learning_rate, seed=settings.seed, shape=self._shape
         )
@@ -143,27 +141,24 @@ class _Call:
 
     def _fresh(self) -> Checkpoint:
         s, target = self._settings, self._target
-        c, kind = target.config, KINDS[s.kind]
+        c = target.config
         kept = draft_vocabulary(self._answers.train, s.draft_vocab_size, c.vocab_size)
         config = HeadConfig(
-            kind=s.kind,
             width=c.width,
             hidden=s.hidden or c.hidden,
             num_heads=c.num_heads,
             num_kv_heads=c.num_kv_heads,
             head_dim=c.head_dim,
-            num_layers=kind.num_layers,
             vocab_size=c.vocab_size,
             draft_vocab_size=len(kept),
             taps=default_taps(c.num_layers),
             epsilon=c.epsilon,
             rope_theta=rope_theta(c),
             num_steps=self._shape.num_steps,
-            markov_rank=kind.markov_rank,
             target={"name": target.name, "fingerprint": target.fingerprint, "architectures": [target.class_name]},
         )
         torch.manual_seed(s.seed)
-        return Checkpoint(config, kind.start_values(config, target, kept), kept, Progress())
+        return Checkpoint(config, start_values(config, target, kept), kept, Progress())
 
     def _warm_up(self, trainer: Trainer) -> None:
         """Compile before the clock starts, and say what to expect of a CPU."""

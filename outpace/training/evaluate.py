@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from outpace.training.batches import Batch, BatchShape, Texts, make_batch, plan_batches
-from outpace.training.heads import Head
+from outpace.training.head import Head
 from outpace.training.target import Features, Target
 
 MAX_DEPTH = 8

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from outpace.training.compiling import compiled
 
-ChunkLoss = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor, Tensor]]
+ChunkLoss = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 class DraftLoss:
@@ -35,12 +35,12 @@ class DraftLoss:
             probs[here] = self._probs(last[rows[here]], output)
         return probs
 
-    def __call__(self, x: Tensor, output: Tensor, probs: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """The weighted sum of cross-entropies, and each row's overlap of the two distributions (without gradient).
+    def __call__(self, x: Tensor, output: Tensor, probs: Tensor, weights: Tensor) -> Tensor:
+        """The weighted sum of cross-entropies.
 
         x [rows, width] and output [draft vocabulary, width] of the head; probs [rows, draft vocabulary].
         """
-        found: tuple[Tensor, Tensor] = _Loss.apply(x, output, probs, weights, self.chunk, self._loss)  # type: ignore[no-untyped-call]
+        found: Tensor = _Loss.apply(x, output, probs, weights, self.chunk, self._loss)  # type: ignore[no-untyped-call]
         return found
 
 
@@ -48,38 +48,33 @@ def _restricted_probs(last: Tensor, output: Tensor) -> Tensor:
     return torch.softmax((last @ output.T).float(), dim=-1).to(last.dtype)
 
 
-def _chunk_loss(x: Tensor, output: Tensor, probs: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Loss, overlaps, and the gradients of x and output."""
+def _chunk_loss(x: Tensor, output: Tensor, probs: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss and the gradients of x and output."""
     logits = (x @ output.T).float()
     shifted = logits - logits.amax(-1, keepdim=True)
     exponentials = torch.exp(shifted)
     sums = exponentials.sum(-1, keepdim=True)
     wide = probs.float()
     cross_entropies = torch.log(sums).squeeze(-1) * wide.sum(-1) - (wide * shifted).sum(-1)
-    draft_probs = exponentials / sums
-    overlaps = torch.minimum(draft_probs, wide).sum(-1)
-    d_logits = ((draft_probs - wide) * weights[:, None]).to(x.dtype)
-    return (cross_entropies * weights).sum(), overlaps, d_logits @ output, d_logits.T @ x
+    d_logits = ((exponentials / sums - wide) * weights[:, None]).to(x.dtype)
+    return (cross_entropies * weights).sum(), d_logits @ output, d_logits.T @ x
 
 
 class _Loss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, output: Tensor, probs: Tensor, weights: Tensor, chunk: int, chunk_loss: ChunkLoss
-    ) -> tuple[Tensor, Tensor]:
-        loss, overlaps, d_x = torch.zeros((), device=x.device), [], []
+    ) -> Tensor:
+        loss, d_x = torch.zeros((), device=x.device), []
         d_output = torch.zeros(output.shape, dtype=torch.float32, device=x.device)
         for at in range(0, len(x), chunk):
             here = slice(at, at + chunk)
-            part, overlap, d_rows, d_matrix = chunk_loss(x[here], output, probs[here], weights[here])
+            part, d_rows, d_matrix = chunk_loss(x[here], output, probs[here], weights[here])
             loss += part
-            overlaps.append(overlap)
             d_x.append(d_rows)
             d_output += d_matrix
         ctx.save_for_backward(torch.cat(d_x), d_output.to(output.dtype))
-        joined = torch.cat(overlaps)
-        ctx.mark_non_differentiable(joined)
-        return loss, joined
+        return loss
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

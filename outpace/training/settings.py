@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outpace.errors import UsageError
-from outpace.models.head_file import Kind
 
 _MULTIPLE = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistillSettings:
-    kind: Kind = "eagle3"
     minutes: float = 15.0
     call_minutes: float | None = None
     answer_minutes: float | None = None  # None: a quarter of `minutes`
@@ -21,7 +19,7 @@ class DistillSettings:
     max_answer: int = 256
     draft_vocab_size: int = 16384
     hidden: int | None = None  # None: the target's
-    num_steps: int | None = None  # None: the kind's
+    num_steps: int = 4
     learning_rate: float = 1.5e-3
     batch_tokens: int | None = None  # None: by device
     seed: int = 0

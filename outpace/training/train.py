@@ -17,11 +17,10 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from outpace.training.batches import Batch, BatchShape, Texts, epochs
 from outpace.training.evaluate import num_hits, tokens_a_step
-from outpace.training.heads import Head
+from outpace.training.head import Head
 from outpace.training.loss import DraftLoss
 from outpace.training.target import Target
 
@@ -102,11 +101,8 @@ class Trainer:
         for step in range(num_steps):
             drafted = chains.step(batch.shifted(1 + step), batch.entries)
             weights = batch.weights[step] / max(batch.num_drafted[step], 1)
-            loss, overlaps = self.loss(drafted, chains.output, probs[step : step + len(drafted)], weights)
+            loss = self.loss(drafted, chains.output, probs[step : step + len(drafted)], weights)
             total = total + self.settings.step_decay**step * loss
-            if chains.confidence is not None:  # should say how likely a sampled token is accepted: the overlap
-                total = total + functional.binary_cross_entropy_with_logits(chains.confidence, overlaps, weights,
-                                                                            reduction="sum")  # fmt: skip
         return total
 
     @property

@@ -73,12 +73,12 @@ def load_checkpoint(folder: Path) -> Checkpoint:
 
 
 def pack(folder: Path, quantisation: str = "Q4_0") -> list[Path]:
-    """Write model.safetensors from the checkpoint and, for a kind that the native backend runs, head.gguf."""
+    """Write model.safetensors and head.gguf from the checkpoint."""
     checkpoint = load_checkpoint(folder)
-    written = [_write_safetensors(checkpoint, folder)]
-    if checkpoint.config.kind == "eagle3":
-        written.append(_write_gguf(checkpoint, measured_in(folder), folder / head_gguf.FILE, quantisation))
-    return written
+    return [
+        _write_safetensors(checkpoint, folder),
+        _write_gguf(checkpoint, measured_in(folder), folder / head_gguf.FILE, quantisation),
+    ]
 
 
 def _write_safetensors(checkpoint: Checkpoint, folder: Path) -> Path:

@@ -16,13 +16,14 @@ import torch
 
 from outpace.cli import main
 from outpace.commands import distill
+from outpace.models.head_file import as_json
 from outpace.training.prepared import load_prepared, save_prepared
 from outpace.training.target import Target
-from outpace.training.train import Trainer
-from outpace.training.write import load_checkpoint
+from outpace.training.train import Progress, Trainer
+from outpace.training.write import Checkpoint, load_checkpoint, save_checkpoint
 from tests.fakes import ByteTokenizer
 from tests.tiny_gguf import write_model
-from tests.tiny_training import CPU, tiny_prepared
+from tests.tiny_training import CPU, tiny_head, tiny_prepared
 
 SMALL = ["--device", "cpu", "--minutes", "0.02", "--answer-minutes", "0.01", "--max-answer", "16", "--vocab", "64",
          "--steps", "2", "--batch-tokens", "384"]  # fmt: skip
@@ -81,6 +82,21 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(target, prompts, tmp_path
     assert main([*command, "--resume"]) == 0
     assert load_checkpoint(out).progress.steps > 2
     assert (out / "head.gguf").is_file()
+
+
+def test_a_checkpoint_of_a_kind_that_is_no_longer_trained_is_refused_in_one_sentence(target, tmp_path, capsys):
+    loaded, prepared, out = Target.load(target, CPU, torch.float32), tmp_path / "prepared.npz", tmp_path / "head"
+    save_prepared(tiny_prepared(loaded), prepared)
+    head, kept = tiny_head(loaded)
+    save_checkpoint(Checkpoint(head.config, head.parameters, kept, Progress()), out)
+    (out / "config.json").write_text(json.dumps(as_json(head.config) | {"speculators_model_type": "onepass"}))
+    resume = ["distill", "train", str(target), "--prepared", str(prepared), "--out", str(out), *SMALL, "--resume"]
+    for command in (resume, ["distill", "pack", str(out)]):
+        assert main(command) == 1
+        assert capsys.readouterr().err == (
+            f"outpace: {out / 'config.json'} describes a head of kind 'onepass', which Outpace neither runs nor "
+            "trains; train a new head into another folder\n"
+        )
 
 
 def test_training_needs_the_weights_and_the_prepared_file_only(target, tmp_path):

@@ -146,13 +146,6 @@ def test_the_native_file_holds_every_tensor_under_its_name(checkpoint, kind, tmp
     )
 
 
-def test_a_one_pass_head_is_packed_for_speculators_only(tmp_path):
-    head, kept = tiny_head(tiny_target(tmp_path), "onepass")
-    save_checkpoint(Checkpoint(head.config, head.parameters, kept, Progress()), tmp_path)
-    assert [path.name for path in pack(tmp_path)] == ["model.safetensors"]
-    assert read_head_config(tmp_path).markov_rank == 8
-
-
 def test_a_config_of_a_newer_format_or_of_something_else_is_refused(checkpoint, tmp_path):
     write_config(checkpoint.config, tmp_path)
     values = as_json(checkpoint.config)

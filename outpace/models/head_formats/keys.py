@@ -77,7 +77,7 @@ def describe(
             "out_bias": bool(layer.attention_bias),
             "mlp_bias": bool(layer.mlp_bias),
         }
-        return HeadConfig(kind="eagle3", num_layers=1, **(values | more))
+        return HeadConfig(**(values | more))
     except ModelError as error:
         raise ModelError(f"{source} cannot be used: {error}") from error
 

@@ -62,9 +62,8 @@ class GGUFHead:
         self._description = d
         self.measured = None if d.measured is None else MeasuredAcceptance(*d.measured)
         self.config = HeadConfig(
-            kind="eagle3", num_layers=1, width=d.width, hidden=d.hidden, num_heads=d.num_heads,
-            num_kv_heads=d.num_kv_heads, head_dim=d.head_dim, vocab_size=target.vocab_size,
-            draft_vocab_size=d.vocab_size, taps=d.taps, epsilon=d.epsilon,
+            width=d.width, hidden=d.hidden, num_heads=d.num_heads, num_kv_heads=d.num_kv_heads, head_dim=d.head_dim,
+            vocab_size=target.vocab_size, draft_vocab_size=d.vocab_size, taps=d.taps, epsilon=d.epsilon,
         )  # fmt: skip
 
     def load(self, dtype: torch.dtype, device: torch.device, formats: FormatOf = all_dense) -> HeadWeights:

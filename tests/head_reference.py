@@ -1,25 +1,23 @@
-"""The unrolled training pass of a head equals drafting token by token, computed by a dull reference."""
+"""Drafting with a head token by token, in dull code, and the comparison of an unrolled training pass with it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
-
-pytest.importorskip("torch", reason="torch is not installed; pip install outpace[distill]")
-
 import torch
 from torch import Tensor
 
 from outpace.models.head_file import HeadConfig
-from outpace.training.batches import Texts, make_batch
-from outpace.training.heads import default_taps
+from outpace.training.batches import BatchShape, Texts, make_batch
+from outpace.training.head import Head, default_taps
 from outpace.training.target import Target
-from tests.tiny_gguf import FAMILIES
-from tests.tiny_training import CPU, SHAPE, random_texts, tiny_head, tiny_target
+from outpace.training.train import Trainer
+from tests.tiny_gguf import write_model
+from tests.tiny_training import CPU, SHAPE, random_texts
 
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def target(request, tmp_path_factory) -> Target:
-    return tiny_target(tmp_path_factory.mktemp("target"), request.param)
+GPU_SHAPE = BatchShape(num_tokens=32 * 12, chunk=64, num_steps=3)
 
 
 def rms(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -52,7 +50,7 @@ def finished(h: Tensor, mixed: Tensor, p: dict[str, Tensor], c: HeadConfig) -> T
     return out
 
 
-class Eagle3Reference:
+class HeadReference:
     """One text and one draft at a time, entry after entry, as a server would run it."""
 
     def __init__(self, head, target: Target, taps: Tensor) -> None:
@@ -82,37 +80,6 @@ class Eagle3Reference:
         return finished(h, attended(rotated(q, position, self.target), cache, c), p, c)
 
 
-class OnePassReference(Eagle3Reference):
-    """One block at a time, slot after slot."""
-
-    def draft_logits(self, tokens: list[int], drafted: list[int]) -> Tensor:
-        c, p, known = self.c, self.p, len(tokens) - 1
-        features = rms(self.features[:known], p["hidden_norm.weight"], c.epsilon)
-        layers = [
-            {name.removeprefix(f"layers.{i}."): value for name, value in p.items() if name.startswith(f"layers.{i}.")}
-            for i in range(c.num_layers)
-        ]
-        caches = []
-        for layer in layers:
-            keys = [(layer["self_attn.k_proj.weight"] @ each).view(-1, c.head_dim) for each in features]
-            values = [(layer["self_attn.v_proj.weight"] @ each).view(-1, c.head_dim) for each in features]
-            turned = [rotated(each, position, self.target) for position, each in enumerate(keys)]
-            caches.append(list(zip(turned, values, strict=True)))
-        for slot in range(len(drafted) + 1):
-            h = p["mask_embedding"] if slot else self.target.weights.embedding[tokens[-1]]
-            for layer, cache in zip(layers, caches, strict=True):
-                x = rms(h, layer["input_layernorm.weight"], c.epsilon)
-                q, k, v = ((layer[f"self_attn.{name}_proj.weight"] @ x).view(-1, c.head_dim) for name in "qkv")
-                cache.append((rotated(k, known + slot, self.target), v))
-                h = finished(h, attended(rotated(q, known + slot, self.target), cache, c), layer, c)
-        before = p["markov_w1.weight"][[*tokens, *drafted][-1]]
-        logits: Tensor = p["lm_head.weight"] @ rms(h, p["norm.weight"], c.epsilon) + p["markov_w2.weight"] @ before
-        return logits
-
-
-REFERENCES = {"eagle3": Eagle3Reference, "onepass": OnePassReference}
-
-
 def alone(target: Target, tokens: list[int]) -> Tensor:
     """Taps of one text by itself."""
     texts = random_texts([len(tokens)])
@@ -121,10 +88,9 @@ def alone(target: Target, tokens: list[int]) -> Tensor:
     return target.features(batch, default_taps(target.config.num_layers)).taps[: len(tokens)]
 
 
-@pytest.mark.parametrize("kind", REFERENCES)
 @torch.no_grad()
-def test_unrolled_training_equals_drafting_step_by_step(target, kind):
-    head, _ = tiny_head(target, kind)
+def assert_drafts_step_by_step(make, head: Head, target: Target) -> None:
+    """The logits of the unrolled pass are those of the reference `make`."""
     texts = random_texts([17, 30, 9])
     batch = make_batch(texts, 32, [2, 0, 1], SHAPE, CPU)
     chains = head.begin(target.features(batch, head.config.taps), batch)
@@ -132,7 +98,7 @@ def test_unrolled_training_equals_drafting_step_by_step(target, kind):
     at = 0
     for text, count in zip(batch.texts, batch.counts, strict=True):
         tokens = texts.tokens[texts.offsets[text] : texts.offsets[text + 1]].tolist()
-        reference = REFERENCES[kind](head, target, alone(target, tokens))
+        reference = make(head, target, alone(target, tokens))
         for entry in (0, count // 2, count - 3):
             known = 5 + entry + 1  # the prompt has 5 tokens, and entry 0 follows the answer's first
             for k in range(3):
@@ -141,9 +107,8 @@ def test_unrolled_training_equals_drafting_step_by_step(target, kind):
         at += count
 
 
-@pytest.mark.parametrize("kind", REFERENCES)
-def test_gradients_of_the_unrolled_pass_equal_those_of_the_reference(target, kind):
-    head, _ = tiny_head(target, kind)
+def assert_gradients(make, head: Head, target: Target) -> None:
+    """And so are its gradients."""
     for parameter in head.parameters.values():
         parameter.requires_grad_()
     texts = random_texts([12])
@@ -151,11 +116,31 @@ def test_gradients_of_the_unrolled_pass_equal_those_of_the_reference(target, kin
     chains = head.begin(target.features(batch, head.config.taps), batch)
     found = [chains.step(batch.shifted(1 + k), batch.entries) @ chains.output.T for k in range(3)]
     tokens = texts.tokens.tolist()
-    reference = REFERENCES[kind](head, target, alone(target, tokens))
+    reference = make(head, target, alone(target, tokens))
     expected = [reference.draft_logits(tokens[: 6 + entry], tokens[6 + entry : 6 + entry + 2]) for entry in (0, 2)]
-    names = [name for name in head.parameters if "confidence" not in name]  # which no logits depend on
+    names = [name for name in head.parameters if "confidence" not in name]  # on which no logits depend
     mix = torch.randn(2, len(expected[0]), generator=torch.Generator().manual_seed(0))
     ours = torch.autograd.grad((found[2][[0, 2]] * mix).sum(), [head.parameters[n] for n in names])
     theirs = torch.autograd.grad((torch.stack(expected) * mix).sum(), [head.parameters[n] for n in names])
     for name, a, b in zip(names, ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3, msg=name)
+
+
+def assert_gpu_agrees(folder: Path, make: Callable[[Target, Target, bool], Trainer]) -> None:
+    """A compiled step on the GPU has the loss and gradients of the CPU. `make`: of a target, the same target on the
+    CPU, and whether to compile; its batches have GPU_SHAPE."""
+    path = write_model(folder / "tiny.gguf", num_layers=3)
+    found = []
+    for device, dtype, compile in ((CPU, torch.float32, False), (torch.device("cuda"), torch.bfloat16, True)):
+        target = Target.load(path, device, dtype, compile=compile)
+        trainer = make(target, Target.load(path, CPU, torch.float32), compile)
+        total = trainer.batch_loss(make_batch(random_texts([90, 40, 64]), 96, [0, 1, 2], GPU_SHAPE, device))
+        total.backward()
+        gradients = {n: p.grad.float().cpu() for n, p in trainer.head.parameters.items() if p.grad is not None}
+        found.append((float(total.detach()), gradients))
+    (loss, gradients), (gpu_loss, gpu_gradients) = found
+    assert gpu_loss == pytest.approx(loss, rel=0.03)
+    assert gradients.keys() == gpu_gradients.keys()
+    for name, expected in gradients.items():
+        cosine = torch.nn.functional.cosine_similarity(gpu_gradients[name].flatten(), expected.flatten(), dim=0)
+        assert cosine > 0.95, name

@@ -1,9 +1,9 @@
-"""Draft heads as torch functions: what every kind has, and the autoregressive kind, `eagle3`.
+"""A draft head as torch functions: one layer that runs once per drafted token, as EAGLE-3's.
 
 A head drafts from all entries of a batch at once. `begin` reads the target's features; each `step` takes one token per
 entry (the true one in training, the drafted one in evaluation) and gives rows that, times the output matrix, are the
-logits of the token after it. Parameters are float32 under the names of the `speculators` format; a pass uses copies
-in the target's dtype, rounded to the served format if asked.
+logits of the token after it. The layer's output is the next step's feature. Parameters are float32 under the names of
+the `speculators` format; a pass uses copies in the target's dtype, rounded to the served format if asked.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -30,25 +29,6 @@ from outpace.training.target import Features, Target, causal
 Parameters = dict[str, Tensor]
 LAYER_MATRICES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj",
                   "mlp.up_proj", "mlp.down_proj")  # fmt: skip
-
-
-class Chains(Protocol):
-    """Drafts in progress, one per entry of a batch."""
-
-    output: Tensor  # [draft vocabulary, .]
-    confidence: Tensor | None
-    """Of the last step: the logit of the chance that a token drafted from these rows is accepted; None without one."""
-
-    def step(self, tokens: Tensor, rows: Tensor) -> Tensor:
-        """Feed one token per place of the batch; rows for the output matrix at the chosen places."""
-        ...
-
-
-class Head(Protocol):
-    config: HeadConfig
-    parameters: Parameters
-
-    def begin(self, features: Features, batch: Batch, *, rounded: bool = False) -> Chains: ...
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
@@ -74,7 +54,7 @@ def random_matrix(rows: int, cols: int, scale: float = 1.0) -> Tensor:
 
 
 def first_parameters(config: HeadConfig, target: Target, kept: Tensor) -> Parameters:
-    """Start values that every kind shares: the fused feature is the target's last state, logits are its own rows."""
+    """Start values outside of layers: the fused feature is the target's last state, logits are its own rows."""
     c, width = config, config.width
     fc = random_matrix(width, len(c.taps) * width, 0.05)
     fc[:, -width:] += torch.eye(width)
@@ -107,6 +87,12 @@ def layer_parameters(config: HeadConfig, target: Target, inputs: int) -> Paramet
         found |= {"mlp.gate_proj.weight": gate.clone(), "mlp.up_proj.weight": up.clone()}
         found["mlp.down_proj.weight"] = 0.3 * dense(last.down, torch.float32).float().cpu()
     return found
+
+
+def start_values(config: HeadConfig, target: Target, kept: Tensor) -> Parameters:
+    """`kept`: the target's tokens that the head can draft."""
+    layer = layer_parameters(config, target, 2 * config.width) | {"hidden_norm.weight": torch.ones(config.width)}
+    return first_parameters(config, target, kept) | {f"layers.0.{name}": p for name, p in layer.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +137,7 @@ def _enter(
     return project(x, qkv, rope, num_heads, num_kv_heads)
 
 
-class Eagle3Head:
-    """One layer that runs once per drafted token: its output is the next pass's feature."""
-
+class Head:
     def __init__(self, config: HeadConfig, target: Target, parameters: Parameters, *, compile: bool = False) -> None:
         self.config, self.target, self.parameters = config, target, parameters
         self.attention = ChainAttention(target.device, compile=compile)
@@ -161,33 +145,30 @@ class Eagle3Head:
         self.enter: Callable[..., tuple[Tensor, Tensor, Tensor]] = compiled_for_training(_enter, enabled=compile)
         self.finish: Callable[..., Tensor] = compiled_for_training(finish_layer, enabled=compile)
 
-    @staticmethod
-    def start_values(config: HeadConfig, target: Target, kept: Tensor) -> Parameters:
-        layer = layer_parameters(config, target, 2 * config.width) | {"hidden_norm.weight": torch.ones(config.width)}
-        return first_parameters(config, target, kept) | {f"layers.0.{name}": p for name, p in layer.items()}
-
     def begin(self, features: Features, batch: Batch, *, rounded: bool = False) -> Chains:
         working = working_copies(self.parameters, self.target.dtype, rounded=rounded)
         norms = torch.stack([working[f"fc_norm.{i}.weight"] for i in range(len(self.config.taps))])
         h = self.fuse(features.taps, norms, working["fc.weight"], self.config.epsilon)
-        return _Eagle3Chains(self, batch, working, LayerWeights.of(working, "layers.0."), working["lm_head.weight"], h)
+        return Chains(self, batch, working, LayerWeights.of(working, "layers.0."), working["lm_head.weight"], h)
 
 
 @dataclass(slots=True)
-class _Eagle3Chains:
-    head: Eagle3Head
+class Chains:
+    """Drafts in progress, one per entry of a batch."""
+
+    head: Head
     batch: Batch
     working: Parameters
     layer: LayerWeights
-    output: Tensor
-    h: Tensor  # [tokens, width]: the fused features, later the output of the previous pass
+    output: Tensor  # [draft vocabulary, width]
+    h: Tensor  # [tokens, width]: the fused features, later the output of the previous step
     keys: Tensor | None = None  # of the entries
     values: Tensor | None = None
     own: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # keys and values of the drafted tokens
     num_fed: int = 0
-    confidence: Tensor | None = None
 
     def step(self, tokens: Tensor, rows: Tensor) -> Tensor:
+        """Feed one token per place of the batch; rows for the output matrix at the chosen places."""
         head, c, layer, batch = self.head, self.head.config, self.layer, self.batch
         e = functional.embedding(tokens, head.target.weights.embedding)
         rope = head.target.rope(batch.positions() + self.num_fed, batch.length + self.num_fed)
