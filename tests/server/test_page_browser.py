@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
@@ -86,7 +87,7 @@ return name === 'mode' ? document.querySelector(`[data-setting=mode][value=${val
 def settings(page: Browser, **values: object) -> None:
     """Set controls until the page has taken the values: its scripts, or the methods to choose from, may come late."""
     for name, value in values.items():
-        page.wait(lambda name=name, value=str(value): page.js(_SET, name, value), f"the page did not take {name}")
+        page.wait(partial(page.js, _SET, name, str(value)), f"the page did not take {name}")
 
 
 def ask(page: Browser, text: str = "hello hello hello", **values: object) -> None:
