@@ -130,7 +130,7 @@ class Acceptance:
         This updates the request's shift, if given, and the shared cells.
         """
         odds_of, factor = self._odds[temperature], 1.0 if shift is None else exp(shift.mean)
-        surprise = information = moved = 0.0
+        surprise = information = 0.0
         for at, fate in enumerate(fates):
             if confidence:
                 if confidence[at] >= 1.0:
@@ -142,16 +142,10 @@ class Acceptance:
             chance = odds / (1.0 + odds)
             surprise += fate - chance
             information += chance * (1.0 - chance)
-            moved = self._try(temperature, cell, fate, chance)
+            self._try(temperature, cell, fate, chance)
         if shift is not None:
             shift.variance = 1.0 / (1.0 / shift.variance + information)
             shift.mean += shift.variance * surprise
-        if not confidence and fates and fates[-1] > 0.0:
-            # Positions beyond the draft follow its last one, the less the more trials they have.
-            for cell in _POSITIONS[len(fates) :]:
-                known = self._information[temperature][cell]
-                self._move(temperature, cell, moved * _TRIAL * TUNABLES.prior_trials / known)
-        if shift is not None:
             self._num_tried[temperature] = min(self._num_tried[temperature] + len(fates), TUNABLES.most_trials)
 
     def forget(self) -> None:
@@ -172,13 +166,11 @@ class Acceptance:
             self._move(temperature, cell, shift.mean * told / (known + told))
         self._spread += TUNABLES.smoothing * (shift.mean**2 + shift.variance - self._spread)
 
-    def _try(self, temperature: int, cell: int, fate: float, chance: float) -> float:
-        """A token with this chance was accepted (1) or not (0). Returns the change of the log-odds."""
+    def _try(self, temperature: int, cell: int, fate: float, chance: float) -> None:
+        """A token with this chance was accepted (1) or not (0)."""
         information = self._information[temperature]
         information[cell] = min(information[cell] + chance * (1.0 - chance), _TRIAL * TUNABLES.most_trials)
-        moved = (fate - chance) / information[cell]
-        self._move(temperature, cell, moved)
-        return moved
+        self._move(temperature, cell, (fate - chance) / information[cell])
 
     def _move(self, temperature: int, cell: int, by: float) -> None:
         log_odds = min(max(self._log_odds[temperature][cell] + by, -_MAX_LOG_ODDS), _MAX_LOG_ODDS)

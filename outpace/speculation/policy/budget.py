@@ -32,10 +32,6 @@ class Budget:
         self.balance = balance if balance < most else most
         return lost > 0.0 and balance <= 0.0
 
-    def steps_to_earn(self, plain_steps: float) -> int:
-        """The number of plain steps in which the budget earns `plain_steps`."""
-        return 1 + int(plain_steps / self._share) if self._share else 1 << 60
-
 
 class Backoff:
     """After failures, waits 1, 2, 4, ... steps; a success ends the waiting.

@@ -24,29 +24,23 @@ class Lookups:
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
         self._usual = Mean()  # seconds saved per looked-up request
-        self._resumed = 0  # in debt, attempts wait until this step
 
     def due(self, situation: Situation, budget: Budget) -> dict[str, list[DraftAsk]]:
-        """The lookups of this step, by proposer. Attempts that `budget` does not cover wait. In debt, they take half of
-        what it earns; the other half repays the debt."""
+        """The lookups of this step, by proposer. Attempts that `budget` does not cover wait."""
         asks: dict[str, list[DraftAsk]] = {}
-        step, plain, left, spent = situation.step, situation.plain_seconds, budget.balance, 0.0
-        if left <= 0.0 and step >= self._resumed:
-            left = TUNABLES.most_balance
+        step, plain, spent = situation.step, situation.plain_seconds, 0.0
         for row in situation.auto:
             state, request = situation.states[row], situation.requests[row]
             if state.lookup.due > step:
                 continue
             if state.lookup.due:
                 spent += self._price(state) / plain
-                if spent > left:
+                if spent > budget.balance:
                     state.lookup.due = (step // TUNABLES.longest_wait + 1) * TUNABLES.longest_wait  # all together
                     continue
             depth = min(state.settings.max_depth, request.max_useful_depth)
             for name in state.settings.lookups:
                 asks.setdefault(name, []).append(DraftAsk(request, depth))
-        if asks and budget.balance <= 0.0:
-            self._resumed = step + budget.steps_to_earn(2.0 * (spent + situation.own_seconds / plain))
         return asks
 
     def _price(self, state: RequestState) -> float:
@@ -61,11 +55,10 @@ class Lookups:
             for row in decision.found:
                 states[row].lookup.fail(step)
             return
-        token_seconds = situation.plain_seconds / situation.emitted - situation.token_seconds
-        slot_seconds = situation.slot_seconds
+        hit_seconds = situation.plain_seconds / situation.emitted - situation.token_seconds - situation.slot_seconds
         usual = self._usual.value
         for row, drafts in decision.found.items():
-            saved = max([_saved(draft, outcomes[row], token_seconds, slot_seconds) for draft in drafts])
+            saved = max(0.0, hit_seconds) * max([_hits(draft, outcomes[row]) for draft in drafts])
             state = states[row]
             state.saved.add(saved)
             self._usual.add(saved)
@@ -77,11 +70,9 @@ class Lookups:
                 state.lookup.fail(step)
 
 
-def _saved(draft: Draft, outcome: Outcome, token_seconds: float, slot_seconds: float) -> float:
-    """The time that this draft saved or, if no draft was verified, would have saved."""
+def _hits(draft: Draft, outcome: Outcome) -> int:
+    """The tokens of this draft that were accepted or, if no draft was verified, would have been."""
     used = outcome.choice.draft
-    if not draft.tokens or (used is not None and used.proposer != draft.proposer):
-        return 0.0
-    hits = common_length(draft.tokens, outcome.verdict.tokens)
-    num_wasted = outcome.verdict.num_drafted - hits if used is not None else 0
-    return max(0.0, hits * (token_seconds - slot_seconds) - num_wasted * slot_seconds)
+    if used is not None and used.proposer != draft.proposer:
+        return 0
+    return common_length(draft.tokens, outcome.verdict.tokens)

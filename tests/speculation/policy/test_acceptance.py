@@ -285,19 +285,6 @@ def test_no_trial_is_no_evidence():
     assert (who.chance(0.7), who.low_chance(0.7), who.forecast(3)) == before
 
 
-def test_drafts_of_one_token_speak_for_deeper_ones_until_those_speak_for_themselves():
-    acceptance = model()
-    before = Who(acceptance).forecast(3)
-    for _ in range(60):
-        Who(acceptance).see(1, 1)
-    first, second, third = Who(acceptance).forecast(3)
-    assert first > before[0] and second / first > before[1] / before[0] and third / second > before[2] / before[1]
-    for _ in range(60):
-        Who(acceptance).see(1, 2)
-    first, second, third = Who(acceptance).forecast(3)
-    assert second < 0.5 * first, "the second token was refused every time"
-
-
 def test_a_token_before_which_a_draft_stopped_counts_as_what_its_confidence_is_worth():
     """Otherwise only confident tokens would count, and drafts would seem better than they are."""
     driver, who = SessionDriver(FLAT, draft=always(sure=0.02), draft_seconds=0.02), request_of(length=2)
