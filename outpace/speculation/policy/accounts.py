@@ -49,15 +49,6 @@ class Accounts:
             for row in situation.auto
         )
 
-    def num_covered(self, situation: Situation, plan: Plan) -> int:
-        """For how many steps the requests' budgets cover the plan, as each expects."""
-        longer, found = plan.seconds / situation.plain_seconds - 1.0, TUNABLES.longest_wait
-        for row in situation.auto:
-            lost = longer - plan.gains.get(row, 0.0)
-            if lost > 0.0:
-                found = min(found, 1 + int(max(0.0, situation.states[row].budget.balance) / lost))
-        return found
-
     def book_plain(self, situation: Situation, seconds: float, stats: StepStats, *, is_repeated: bool) -> None:
         """Book a step without drafts. Prefill is left out: speculation does not cause it."""
         deciding, plain = stats.deciding_seconds, 0.0 if stats.num_prefill_tokens else seconds
@@ -78,10 +69,9 @@ class Accounts:
         outcomes: Sequence[Outcome],
         seconds: float,
         catch_up_seconds: float,
-    ) -> bool:
-        """Book a step with drafts. Those of mode `on` do not count for or against the engine's budget. Returns whether
-        to decide again: the engine's budget lost what it does not have, or a request's is spent now."""
-        plain_step, num_emitted, has_forced, is_spent = situation.baseline_seconds, 0, False, False
+    ) -> None:
+        """Book a step with drafts. Those of mode `on` do not count for or against the engine's budget."""
+        plain_step, num_emitted, has_forced = situation.baseline_seconds, 0, False
         charged = seconds if plan is None else min(seconds, _DISTURBED * plan.seconds)
         spent = seconds + catch_up_seconds
         charged += catch_up_seconds
@@ -94,15 +84,13 @@ class Accounts:
             if state.settings.mode == "on":
                 has_forced = has_forced or outcome.choice.depth > 0
             else:
-                had_some = state.budget.balance > 0.0
-                is_spent = (state.budget.book(charged / plain_step - count) and had_some) or is_spent
+                state.budget.book(charged / plain_step - count)
         if not has_forced:
             plain_steps = num_emitted / situation.rows
             self.budget.earn(plain_steps)
-            is_spent = self.budget.book(charged / plain_step - plain_steps) or is_spent
+            self.budget.book(charged / plain_step - plain_steps)
             self.spent_seconds += spent
             self.plain_seconds += plain_step * plain_steps
-        return is_spent
 
     def settle(self, request: Request, state: RequestState) -> None:
         """Add the steps without drafts to a request's counts."""

@@ -25,12 +25,10 @@ class Budget:
         balance, most = self.balance + self._share * plain_steps, TUNABLES.most_balance
         self.balance = balance if balance < most else most
 
-    def book(self, lost: float) -> bool:
-        """`lost` plain steps; a gain is a negative loss. Returns whether it lost something, and nothing is left to
-        lose."""
+    def book(self, lost: float) -> None:
+        """`lost` plain steps; a gain is a negative loss."""
         balance, most = self.balance - lost, TUNABLES.most_balance
         self.balance = balance if balance < most else most
-        return lost > 0.0 and balance <= 0.0
 
 
 class Backoff:

@@ -166,9 +166,6 @@ class Policy:
         if state is None:
             settings = SpeculationSettings.of(request, self._config, self._proposers, self._can_speculate)
             state = self._states[request.id] = self._accounts.open(request, settings)
-            if self.budget.balance > 0.0:
-                for backoff in self._models.values():
-                    backoff.due = 0  # drafts may work better on the new text
         return state
 
     def _forced(self, requests: Sequence[Request], states: Sequence[RequestState]) -> list[Choice]:
@@ -286,20 +283,16 @@ class Policy:
         return self._accounts.covers(situation, plan, lower_gain, is_proven=is_proven)
 
     def _let_stand(self, decision: Decision, situation: Situation, plan: Plan) -> None:
-        """Let a model's plan stand for as many steps as keep deciding at its share of the time, but no longer than the
-        requests' budgets cover. A plain decision is let stand when the step's outcome is known."""
+        """Let a model's plan stand for as many steps as keep deciding at its share of the time. A plain decision is let
+        stand when the step's outcome is known."""
         share = TUNABLES.deciding_share * self._config.allowed_loss
         if not plan.is_repeatable or not share:
             return
         deciding = self._own_seconds.value
         for drafts in decision.found.values():
             deciding += sum([self._planner.costs.drafts[draft.proposer].lookup_seconds for draft in drafts])
-        num_steps = min(
-            ceil(deciding / (share * plan.seconds)),
-            self._accounts.num_covered(situation, plan),
-            1 + TUNABLES.plain_every - self._steps_without_plain,
-        )
-        self._stands_until = self._step + num_steps
+        until_plain = 1 + TUNABLES.plain_every - self._steps_without_plain
+        self._stands_until = self._step + min(ceil(deciding / (share * plan.seconds)), until_plain)
 
     def _let_stand_plain(self, decision: Decision, situation: Situation) -> None:
         """Let a plain decision stand until a back-off ends."""
@@ -369,10 +362,9 @@ class Policy:
                     decision.seen.num_passes += max(asked, default=0)
             if not has_drafts:
                 self._accounts.book_plain(situation, seconds, stats, is_repeated=decision.is_repeated)
-            elif self._accounts.book(
-                situation, decision.plan, outcomes, seconds + stats.speculation_seconds, catch_up_seconds
-            ):
-                self._stands_until = 0
+            else:
+                spent = seconds + stats.speculation_seconds
+                self._accounts.book(situation, decision.plan, outcomes, spent, catch_up_seconds)
         if not decision.is_idle:
             self._learn_acceptance(decision, situation, outcomes)
             if decision.found:

@@ -241,12 +241,3 @@ def test_trials_that_fare_badly_lose_no_more_than_the_grants():
     taken = driver.run(batch, 400)
     assert driver.lost <= TUNABLES.engine_grant + TUNABLES.request_grant + 0.02 * driver.policy.plain_seconds
     assert sum(map(any, taken[-100:])) <= 10
-
-
-def test_a_new_request_makes_a_refused_model_worth_a_look():
-    """A new request's text may be different and short."""
-    driver, who = catching_up(300.0), request_of(length=LENGTH)
-    driver.run([who], 100)
-    short = request_of(length=2)
-    taken = [depths[1] for depths in driver.run([who, short], 3)]
-    assert any(taken)

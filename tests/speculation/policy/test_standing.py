@@ -65,36 +65,6 @@ def test_a_new_request_or_a_prompt_ends_the_repeating():
     assert not repeated(driver)[-1]
 
 
-def test_a_budget_that_is_spent_ends_the_repeating_and_a_single_step_that_loses_does_not():
-    driver, batch = driver_of(), [request_of() for _ in range(4)]
-    driver.run(batch, 60, policy_seconds=SLOW)
-    while driver.policy._stands_until <= driver.policy._step + 4 or not repeated(driver)[-1]:
-        driver.step(batch, policy_seconds=SLOW)
-    driver.accepts = lambda drafted: 0
-    driver.step(batch, policy_seconds=SLOW)
-    assert repeated(driver)[-1] and driver.policy.budget.balance > 0.0
-    driver.lose(driver.policy.budget.balance - 0.01)
-    driver.step(batch, policy_seconds=SLOW)
-    assert repeated(driver)[-1] and driver.policy.budget.balance < 0.0
-    driver.step(batch, policy_seconds=SLOW)
-    assert not repeated(driver)[-1]
-
-
-def test_a_spent_budget_of_one_request_ends_the_repeating_for_all():
-    """Its drafts turn wrong, and those of the others are right: the engine gains."""
-    driver, batch = driver_of(), [request_of() for _ in range(4)]
-    driver.run(batch, 60, policy_seconds=SLOW)
-    while driver.policy._stands_until <= driver.policy._step + 4 or not repeated(driver)[-1]:
-        driver.step(batch, policy_seconds=SLOW)
-    driver.model().script = lambda request: ([request is not batch[0]] * 16, 0.9)
-    budget = driver.policy._state(batch[0]).budget
-    budget.balance = 0.01
-    driver.step(batch, policy_seconds=SLOW)
-    assert repeated(driver)[-1] and budget.balance < 0.0 < driver.policy.budget.balance
-    driver.step(batch, policy_seconds=SLOW)
-    assert not repeated(driver)[-1]
-
-
 def test_a_plan_that_turns_bad_stands_for_no_longer_than_the_budget_lasts():
     """What is lost is what was in the budget, and the step that overdraws it."""
     driver, batch = driver_of(), [request_of() for _ in range(4)]
