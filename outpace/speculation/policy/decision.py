@@ -5,33 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from outpace.core import Draft, Request, StepStats
+from outpace.core import Draft, Request
 from outpace.speculation.policy.planner import Plan, Situation
 from outpace.speculation.policy.state import Choice
+from outpace.speculation.policy.times import Seen
 from outpace.speculation.policy.trace import StepTrace
-
-
-@dataclass(slots=True)
-class Seen:
-    """Sums over the steps of pure decoding for which a decision stood: their costs are learned at its end."""
-
-    num_steps: int = 0
-    seconds: float = 0.0  # of the steps, without deciding and catching up
-    forward_seconds: float = 0.0
-    schedule_seconds: float = 0.0
-    verify_seconds: float = 0.0
-    num_drafted: int = 0
-    num_emitted: int = 0
-    num_passes: int = 0  # the longest draft of a model, step by step
-
-    def add(self, stats: StepStats, seconds: float, num_drafted: int) -> None:
-        self.num_steps += 1
-        self.seconds += seconds
-        self.forward_seconds += stats.forward_seconds + stats.hidden_seconds
-        self.schedule_seconds += stats.schedule_seconds
-        self.verify_seconds += stats.verify_seconds
-        self.num_drafted += num_drafted
-        self.num_emitted += stats.num_emitted
 
 
 @dataclass(slots=True)

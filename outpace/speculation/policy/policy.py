@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from math import ceil, exp
+from math import ceil
 
 from outpace.config import ResolvedConfig
 from outpace.core import Draft, Request, StepStats, Verdict
@@ -124,8 +124,10 @@ class Policy:
         ):
             decision = self._again(standing)
         else:
-            if standing is not None:
-                self._learn_costs(standing)
+            if standing is not None and standing.situation is not None and self.costs is not None:
+                surprise = self._times.learn(standing.seen, standing.situation, standing.plan, self.costs)
+                if standing.plan is not None and abs(surprise) > SURPRISE:  # the machine's speed may have changed
+                    self._steps_without_plain, self._num_to_measure = TUNABLES.plain_every, _TO_BE_SURE
             decision = self._decide_anew(requests, look_up, num_prefill)
         if self.trace.maxlen:
             decision.trace = StepTrace.of(decision, self._trace_rows)
@@ -395,32 +397,6 @@ class Policy:
         if hits == len(draft.tokens) < len(draft.confidence):  # drafting stopped before an unlikely token
             fates.append(acceptance.chance(temperature, draft.confidence[-1]))
         acceptance.learn(temperature, shift, (), fates)
-
-    def _learn_costs(self, decision: Decision) -> None:
-        """Learn from the mean time of the steps for which the decision stood."""
-        seen, situation, costs, plan = decision.seen, decision.situation, self.costs, decision.plan
-        if situation is None or costs is None or not seen.num_steps:
-            return
-        n, rows = seen.num_steps, situation.rows
-        num_tokens = rows + round(seen.num_drafted / n)
-        context = situation.context + seen.num_emitted / (2 * rows)
-        forward = costs.target.seconds(rows, num_tokens, context)
-        if plan is None and num_tokens > rows:  # of mode `on`: no kind that is planned
-            costs.target.observe(rows, num_tokens, context, seen.forward_seconds / n, n)
-        elif seen.seconds > 0.0:
-            summed = forward + costs.schedule_seconds + costs.token_seconds * seen.num_emitted / n
-            if plan is not None and plan.model is not None:
-                drafting = len(plan.depths) - len(plan.lookups)
-                summed += costs.drafts[plan.model].seconds(drafting, max(1, round(seen.num_passes / n)), context)
-            kind = PLAIN if plan is None else plan.kind
-            surprise = self._times.observe(kind, rows, summed, seen.seconds / n, n)
-            if plan is not None and abs(surprise) > SURPRISE:  # the machine's speed may have changed
-                self._steps_without_plain, self._num_to_measure = TUNABLES.plain_every, _TO_BE_SURE
-            elif plan is None:
-                costs.target.observe(rows, num_tokens, context, forward * exp(surprise), n)
-        costs.observe_host(
-            schedule_seconds=seen.schedule_seconds / n, verify_seconds=seen.verify_seconds, num_emitted=seen.num_emitted
-        )
 
     def release(self, request: Request) -> None:
         """Forget a request that finished, was aborted or was preempted."""

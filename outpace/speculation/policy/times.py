@@ -9,10 +9,16 @@ it, so that no draft can make itself look good.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import exp, log
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from outpace.core import StepStats
+from outpace.speculation.costs.curves import Costs
 from outpace.speculation.policy.tunables import TUNABLES
+
+if TYPE_CHECKING:
+    from outpace.speculation.policy.planner import Plan, Situation
 
 _PRIOR_STEPS = 2  # the sum of costs counts as this many observed steps
 SURPRISE = log(1.2)  # more than steps of a kind differ by chance; limits the effect of a single disturbed step
@@ -31,6 +37,29 @@ class Kind(NamedTuple):
 PLAIN = Kind()
 
 
+@dataclass(slots=True)
+class Seen:
+    """Sums over the steps of pure decoding for which a decision stood: their costs are learned at its end."""
+
+    num_steps: int = 0
+    seconds: float = 0.0  # of the steps, without deciding and catching up
+    forward_seconds: float = 0.0
+    schedule_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    num_drafted: int = 0
+    num_emitted: int = 0
+    num_passes: int = 0  # the longest draft of a model, step by step
+
+    def add(self, stats: StepStats, seconds: float, num_drafted: int) -> None:
+        self.num_steps += 1
+        self.seconds += seconds
+        self.forward_seconds += stats.forward_seconds + stats.hidden_seconds
+        self.schedule_seconds += stats.schedule_seconds
+        self.verify_seconds += stats.verify_seconds
+        self.num_drafted += num_drafted
+        self.num_emitted += stats.num_emitted
+
+
 class StepTimes:
     def __init__(self) -> None:
         # By kind and size: log-factor, number of steps, and the number of plain steps until then.
@@ -45,6 +74,30 @@ class StepTimes:
         if factor is None:
             factor = self._factors[key] = exp(self._log_factor(*key))
         return factor
+
+    def learn(self, seen: Seen, situation: Situation, plan: Plan | None, costs: Costs) -> float:
+        """Learn from the mean time of the steps in which `plan` stood; only a plain step also teaches what the target's
+        pass costs. Returns the log of what the kind's factor does not explain."""
+        if not seen.num_steps:
+            return 0.0
+        n, rows, surprise = seen.num_steps, situation.rows, 0.0
+        num_tokens = rows + round(seen.num_drafted / n)
+        context = situation.context + seen.num_emitted / (2 * rows)
+        forward = costs.target.seconds(rows, num_tokens, context)
+        if plan is None and num_tokens > rows:  # of mode `on`: no kind that is planned
+            costs.target.observe(rows, num_tokens, context, seen.forward_seconds / n, n)
+        elif seen.seconds > 0.0:
+            summed = forward + costs.schedule_seconds + costs.token_seconds * seen.num_emitted / n
+            if plan is not None and plan.model is not None:
+                drafting = len(plan.depths) - len(plan.lookups)
+                summed += costs.drafts[plan.model].seconds(drafting, max(1, round(seen.num_passes / n)), context)
+            surprise = self.observe(PLAIN if plan is None else plan.kind, rows, summed, seen.seconds / n, n)
+            if plan is None:
+                costs.target.observe(rows, num_tokens, context, forward * exp(surprise), n)
+        costs.observe_host(
+            schedule_seconds=seen.schedule_seconds / n, verify_seconds=seen.verify_seconds, num_emitted=seen.num_emitted
+        )
+        return surprise
 
     def observe(self, kind: Kind, rows: int, summed: float, seconds: float, num_steps: int = 1) -> float:
         """Learn from steps that took `seconds` on average, where their costs sum up to `summed`. Returns the log of
