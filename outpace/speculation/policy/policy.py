@@ -294,7 +294,8 @@ class Policy:
         for drafts in decision.found.values():
             deciding += sum([self._planner.costs.drafts[draft.proposer].lookup_seconds for draft in drafts])
         until_plain = 1 + TUNABLES.plain_every - self._steps_without_plain
-        self._stands_until = self._step + min(ceil(deciding / (share * plan.seconds)), until_plain)
+        num_steps = min(ceil(deciding / (share * plan.seconds)), TUNABLES.longest_wait, until_plain)
+        self._stands_until = self._step + num_steps
 
     def _let_stand_plain(self, decision: Decision, situation: Situation) -> None:
         """Let a plain decision stand until a back-off ends."""
