@@ -4,7 +4,7 @@
 
 A chain drafts one token after each token. A tree drafts several, so that a step goes on where the first guess is wrong.
 The target verifies all nodes in one pass, which needs a mask that the Triton kernels do not have; so this decides
-whether they should have one. Needs no GPU: about 15 s a prompt on one core. OUT.txt and OUT.json are written.
+whether they should have one. Needs no GPU: about 12 s a prompt on one core. OUT.txt and OUT.json are written.
 
 Accepted tokens are real. The model answers Spec-Bench's prompts greedily, then the head drafts from every position of
 each answer, in float32. Decoding is played over the answer: a step keeps the longest path of its draft that the answer
