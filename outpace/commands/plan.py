@@ -35,12 +35,15 @@ examples:
 """
 _DEFAULT_UTILIZATION = 0.9
 _MOST_AT_ONCE = 4096
+_USUAL_OUTPUT = 256
+_OF_MEASURE = {"prompts": None, "num_prompts": 12, "max_tokens": 64, "backend": "auto"}  # options and their defaults
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = _DESCRIPTION
     parser.add_argument("target", metavar="TARGET", help="the model to serve")
-    parser.add_argument("drafts", metavar="DRAFT", nargs="*", help="ways to draft for it (default: what is known)")
+    parser.add_argument("drafts", metavar="DRAFT", nargs="*", default=[],
+                        help="ways to draft for it (default: what is known)")  # fmt: skip
     parser.add_argument("--candidates", type=Path, metavar="DIR", help="rank every model and head in this folder")
     machine = parser.add_argument_group("machine")
     machine.add_argument("--gpu", "--cpu", dest="gpu", metavar="NAME",
@@ -66,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("load")
     load.add_argument("--context", type=int, default=8192, metavar="N",
                       help="tokens of a sequence, prompt and output (default: %(default)s)")  # fmt: skip
-    load.add_argument("--output-tokens", type=int, default=256, metavar="N",
+    load.add_argument("--output-tokens", type=int, default=_USUAL_OUTPUT, metavar="N",
                       help="of an answer, over which the draft's reading of the prompt is spread "
                       "(default: %(default)s)")  # fmt: skip
     load.add_argument("--concurrency", type=int, default=1, metavar="N",
@@ -80,14 +83,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--depth", type=int, metavar="K", help="draft tokens a step (default: the best)")
     measuring = parser.add_argument_group("measuring")
     measuring.add_argument("--measure", action="store_true",
-                           help="run target and drafts on sample prompts here: acceptance and costs")  # fmt: skip
+                           help="run target and drafts on sample prompts here: acceptance and costs; with --gpu, "
+                           "acceptance only")  # fmt: skip
     measuring.add_argument("--prompts", type=Path, metavar="FILE", help="of --measure, in the formats of outpace bench "
                            "(default: two of each built-in workload)")  # fmt: skip
-    measuring.add_argument("--num-prompts", type=int, default=12, metavar="N", help="(default: %(default)s)")
-    measuring.add_argument(
-        "--max-tokens", type=int, default=64, metavar="N", help="of an answer (default: %(default)s)"
-    )
-    measuring.add_argument("--backend", default="auto", help="that runs the models (default: auto)")
+    measuring.add_argument("--num-prompts", type=int, metavar="N", help="(default: %(default)s)")
+    measuring.add_argument("--max-tokens", type=int, metavar="N", help="of an answer (default: %(default)s)")
+    measuring.add_argument("--backend", help="that runs the models (default: %(default)s)")
+    measuring.set_defaults(**_OF_MEASURE)
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     output.add_argument("--html", type=Path, metavar="FILE", help="also write a page with charts")
@@ -117,7 +120,9 @@ def execute(options: argparse.Namespace) -> int:
         options.output_tokens,
     )  # fmt: skip
     measurement = _measured(options, wanted) if options.measure else None
-    costs, of_drafts, source = (None, {}, _measured_how(measurement)) if measurement else _saved(options, wanted)
+    costs, of_drafts, source = (
+        (None, {}, _measured_how(measurement, to.machine)) if measurement else _saved(options, wanted)
+    )
     report = finite(
         make_plan(
             wanted, to, conditions, measurement=measurement, costs=costs, costs_of_drafts=of_drafts, costs_from=source
@@ -138,15 +143,37 @@ def _check(options: argparse.Namespace) -> None:
     for name in ("memory", "bandwidth", "tflops"):
         value = getattr(options, name)
         if value is not None and not 0 < value < 1e9:
-            raise UsageError(f"--{name} must be above 0; got {value:g}")
+            raise UsageError(f"--{name} must be a number above 0, below a billion; got {value:g}")
     if options.concurrency > _MOST_AT_ONCE:
         raise UsageError(f"--concurrency must be at most {_MOST_AT_ONCE}; got {options.concurrency}")
     if options.depth is not None and not 1 <= options.depth <= 64:
         raise UsageError(f"--depth must be between 1 and 64; got {options.depth}")
-    if any(temperature < 0 for temperature in options.temperature):
-        raise UsageError(f"a temperature must be at least 0; got {min(options.temperature):g}")
-    if options.here and options.gpu:
+    for temperature in options.temperature:
+        if not 0 <= temperature <= 100:
+            raise UsageError(f"a temperature must be between 0 and 100; got {temperature:g}")
+    if options.threads is not None and not 1 <= options.threads <= usable_cores():
+        raise UsageError(
+            f"--threads must be between 1 and {usable_cores()}, the cores of this machine; got {options.threads}"
+        )
+    _check_together(options)
+
+
+def _check_together(options: argparse.Namespace) -> None:
+    """Options that contradict each other, or that would have no effect."""
+    if options.here and options.gpu is not None:
         raise UsageError("--here is this machine and --gpu another one; leave out one of them")
+    if options.measure and options.acceptance:
+        raise UsageError("--measure finds the acceptance and --acceptance gives it; leave out one of them")
+    if options.threads is not None and not (options.here or options.measure):
+        raise UsageError("--threads is for what runs on this machine; add --here or --measure, or leave it out")
+    if options.output_tokens > options.context and options.output_tokens != _USUAL_OUTPUT:
+        raise UsageError(
+            f"an answer of {options.output_tokens} tokens (--output-tokens) is longer than its sequence of "
+            f"{options.context} (--context); raise the one or lower the other"
+        )
+    for name, default in _OF_MEASURE.items():
+        if not options.measure and getattr(options, name) != default:
+            raise UsageError(f"--{name.replace('_', '-')} is for --measure; add --measure, or leave it out")
 
 
 def _machine(options: argparse.Namespace) -> Machine:
@@ -156,8 +183,10 @@ def _machine(options: argparse.Namespace) -> Machine:
     given = {name: value for name, value in figures.items() if value is not None}
     if len(given) == len(figures):
         return custom(options.gpu or "this GPU", **figures)
-    is_here = options.here or (options.measure and not options.gpu)
-    found = here(options.threads or usable_cores()) if is_here else machine(options.gpu or "h100")
+    is_here = options.here or (options.measure and options.gpu is None)
+    found = (
+        here(options.threads or usable_cores()) if is_here else machine("h100" if options.gpu is None else options.gpu)
+    )
     changes: dict[str, Any] = {}
     if "memory" in given:
         changes |= {"memory_bytes": given["memory"] * 1e9, "nominal_bytes": given["memory"] * 1e9}
@@ -178,14 +207,19 @@ def _measured(options: argparse.Namespace, wanted: Wanted) -> Measurement:
     else:
         each = -(-options.num_prompts // len(BUILT_IN))
         prompts = evenly([prompt for name in BUILT_IN for prompt in built_in(name, each)], options.num_prompts)
-    return measure_drafts(
+    found = measure_drafts(
         wanted.target, wanted.drafts, prompts, options.temperature, max_tokens=options.max_tokens,
         options={"backend": options.backend, "threads": options.threads},
     )  # fmt: skip
+    found.is_of_machine = options.gpu is None
+    return found
 
 
-def _measured_how(measurement: Measurement) -> str:
+def _measured_how(measurement: Measurement, to: Machine) -> str:
     from outpace.plan.machines import BUSY
+
+    if not measurement.is_of_machine:
+        return f"bandwidth and arithmetic of {to.name}; only the acceptance was measured here"
 
     how, others = "measured here, by the engine's calibration", measurement.taken_by_others
     if others > BUSY:

@@ -75,5 +75,6 @@ _FAMILIES = (
         names={"block_sparse_moe.": "mlp.", ".w1.": ".gate_proj.", ".w3.": ".up_proj.", ".w2.": ".down_proj."},
     ),
 )  # fmt: skip
+FAMILY_NAMES = frozenset(family.name for family in _FAMILIES)
 BY_CLASS_NAME = {family.class_name: family for family in _FAMILIES}
 BY_GGUF_NAME = {family.name: family for family in _FAMILIES if family.gguf_name == family.name}

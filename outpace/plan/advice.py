@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
-from outpace.config import MAX_SEQUENCES
 from outpace.plan.drafts import PlannedDraft
 from outpace.plan.guesses import Conditions, ratio_evidence
+from outpace.plan.launch import launch
 from outpace.plan.memory import Deployment, MemoryPlan, divide
 from outpace.plan.models import PlannedModel
 from outpace.plan.pairing import MOST_ROWS, Pairing
-from outpace.plan.precision import PRECISIONS, Precision
+from outpace.plan.precision import PRECISIONS
 
 Decision = Literal["this_draft", "another_draft", "no_draft", "does_not_fit"]
 _QUANTISED = ("fp8", "int8", "int4")
-_DEFAULT_DEPTH = 4
 _BASIS = {
     "measured": "measured acceptance",
     "given": "the given acceptance",
@@ -92,9 +88,16 @@ def advise(
             f"A head, trained by `outpace distill` in about half an hour on a GPU, would predict "
             f"{trainable.speed.speedup:.2f}x and takes {_gb(trainable.draft.weight_bytes)}."
         )
+    if plain.sequences < conditions.rows:
+        advice.sentences.append(
+            f"Only {plain.sequences:,} sequences of {plain.context:,} tokens fit at once; of {conditions.rows:,} "
+            "requests (--concurrency) the others wait."
+        )
     advice.sentences += _about_precision(target, to)
     advice.watch = _watch(best, conditions)
-    advice.commands = _commands(target, best, to, conditions)
+    found = launch(target, best, to, conditions)
+    advice.commands = found.commands
+    advice.sentences += found.notes
     return advice
 
 
@@ -243,58 +246,6 @@ def _watch(best: Pairing | None, conditions: Conditions) -> list[str]:
             else []
         ),
     ]
-
-
-def _commands(target: PlannedModel, best: Pairing | None, to: Deployment, conditions: Conditions) -> dict[str, str]:
-    model = str(target.path) if target.path is not None else target.hub
-    own = ["outpace", "serve", "--model", _shown(model)]
-    other = ["vllm", "serve", _shown(model).removesuffix(".gguf")]
-    shared = ["--max-model-len", str(min(to.context, target.shape.context))]
-    if to.machine.is_gpu:
-        own += ["--backend", "torch"]
-        shared += ["--gpu-memory-utilization", f"{to.utilization:g}"]
-    if to.gpus > 1:
-        shared += ["--tensor-parallel-size", str(to.gpus)]
-    sequences = max(to.sequences, conditions.rows)
-    own += [*shared, "--max-num-seqs", str(min(sequences, MAX_SEQUENCES))]
-    other += [*shared, "--max-num-seqs", str(sequences)]
-    quantised = _quantisation(target.precision)
-    if to.cache_element_bytes == 1 and to.machine.is_gpu:
-        own += ["--kv-cache-dtype", to.cache_precision]
-        other += ["--kv-cache-dtype", "fp8"]  # its only cache of 8 bits
-    own += ["--quantization", quantised] if quantised else []
-    other += ["--quantization", "fp8"] if quantised == "fp8" else []
-    is_gpu = to.machine.is_gpu  # vLLM is for GPUs
-    if best is None:
-        off = {"outpace": shlex.join([*own, "--speculation", "off"])}
-        return {**off, "vllm": shlex.join(other)} if is_gpu else off
-    draft, depth = best.draft, best.speed.depth or _DEFAULT_DEPTH
-    name = _shown(str(draft.path)) if draft.path is not None else draft.model.hub if draft.model is not None else "HEAD"
-    config: dict[str, object] = {"num_speculative_tokens": depth}
-    if draft.kind == "lookup":
-        config |= {"method": draft.name} | ({"prompt_lookup_max": 4} if draft.name == "ngram" else {})
-    elif draft.kind == "self":
-        own += ["--draft", draft.name]
-        config = {}
-    else:
-        own += ["--draft", name]
-        config |= {"model": name.removesuffix(".gguf")} | ({"method": "eagle3"} if draft.kind == "head" else {})
-        if to.gpus > 1:
-            own += ["--speculative-draft-tensor-parallel-size", "1"]  # Outpace does not shard drafts
-            config["draft_tensor_parallel_size"] = to.draft_gpus
-    found = {"outpace": shlex.join([*own, "--speculation", "auto"])}
-    if config and is_gpu and best.bridge is None:
-        found["vllm"] = shlex.join([*other, "--speculative-config", json.dumps(config)])
-    return found
-
-
-def _quantisation(precision: Precision) -> str | None:
-    return precision.name if precision.name in _QUANTISED else None
-
-
-def _shown(path: str) -> str:
-    """A report may be passed on, so it does not name the folders of one machine."""
-    return Path(path).name if Path(path).is_absolute() else path
 
 
 def _requests(rows: int) -> str:

@@ -37,7 +37,7 @@ class Bridge:
         return (
             f"Outpace bridges the tokenizers: {ways_of(self.shared)}. No answer changes. Each draft token costs about "
             f"{1e6 * self.token_seconds:,.0f} us more than with the target's own tokenizer, which the predicted "
-            "speed includes. vLLM needs a draft with the target's tokenizer"
+            "speed includes"
         )
 
 

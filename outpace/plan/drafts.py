@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from outpace.core import MeasuredAcceptance
-from outpace.errors import ModelError
-from outpace.plan.models import PlannedModel, open_model
+from outpace.errors import ModelError, UsageError
+from outpace.plan.models import PlannedModel, open_model, place
 from outpace.plan.precision import precision
 from outpace.plan.shapes import HeadShape, trained_head
 
 SELF, HEAD, LOOKUPS = "self", "head", ("ngram", "suffix")
 DraftKind = Literal["draft", "head", "self", "lookup"]
+_ROUNDED = {"int4": "int4_g32", "int4-128": "int4", "int8": "int8", "fp8": "fp8"}  # by the engine's name
 TRAINED_VOCABULARY = 16384  # tokens that a head of `outpace distill` can draft
 
 
@@ -33,7 +33,10 @@ class PlannedDraft:
 
     @property
     def weight_bytes(self) -> float:
-        return self.model.weight_bytes if self.model is not None else self.head_bytes
+        """Of its own: a quantised self has its target's embeddings and output head."""
+        if self.model is None:
+            return self.head_bytes
+        return self.model.layer_bytes if self.kind == "self" else self.model.weight_bytes
 
     @property
     def parameters(self) -> int:
@@ -48,17 +51,26 @@ def open_draft(reference: str, target: PlannedModel, wanted: str | None = None) 
         head = trained_head(target.shape, TRAINED_VOCABULARY)
         return PlannedDraft("head", "a head", head=head, head_bytes=head.parameters * _head_bytes(target), exists=False)
     if reference == SELF or reference.startswith(f"{SELF}:"):
-        asked = precision(reference.partition(":")[2] or wanted or "int4")
-        fmt = precision("int4_g32") if asked.name == "int4" else asked
-        copy = replace(target.at(fmt), name=f"{target.name} in {asked}")
-        return PlannedDraft("self", f"self:{asked}", copy, path=target.path)
-    path = Path(os.path.expanduser(reference))
+        return _quantised_self(target, reference.partition(":")[2] if ":" in reference else wanted or "int4")
+    if not reference.strip():
+        raise UsageError("a draft's name is empty; name a model, a head, self:int4, ngram or suffix, or leave it out")
+    path = place(reference)
     if path.exists():
         found = _head_in(path, target)
         if found is not None:
             return found
     model = open_model(reference, wanted)
     return PlannedDraft("draft", model.name, model, path=model.path)
+
+
+def _quantised_self(target: PlannedModel, rounded: str) -> PlannedDraft:
+    if rounded not in _ROUNDED:
+        names = ", ".join(f"self:{name}" for name in _ROUNDED)
+        raise UsageError(f"there is no draft 'self:{rounded}'; use one of {names}")
+    copy = target.at(precision(_ROUNDED[rounded]))
+    if copy.layer_bytes >= target.layer_bytes:
+        raise UsageError(f"self:{rounded} is no smaller than {target.name} in {target.precision}; name another draft")
+    return PlannedDraft("self", f"self:{rounded}", replace(copy, name=f"{target.name} in {rounded}"), path=target.path)
 
 
 def _head_bytes(target: PlannedModel) -> float:

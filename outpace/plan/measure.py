@@ -91,6 +91,7 @@ class Measurement:
     drafts: dict[str, dict[float, Acceptance]]  # by the draft's name and temperature
     draft_costs: dict[str, Costs]
     taken_by_others: float = 0.0  # share of the processor time meanwhile
+    is_of_machine: bool = True  # False: the plan is for another machine, so costs say nothing
 
     def of(self, draft: PlannedDraft, temperature: float) -> Measured | None:
         """None if this draft was not measured."""
@@ -103,7 +104,7 @@ class Measurement:
         return Measured(
             acceptance.chances or (0.0,),
             acceptance.match_share if draft.kind == "lookup" else 1.0,
-            next(iter(self.draft_costs[draft.name].drafts.values())),
+            next(iter(self.draft_costs[draft.name].drafts.values())) if self.is_of_machine else None,
             f"{rate.value:.0%} of drafts of {DEPTH} tokens accepted{interval}, {len(acceptance.walks)} prompts",
         )
 
@@ -122,6 +123,9 @@ def measure_drafts(
     """`options`: further fields of EngineConfig, such as backend and threads."""
     if target.path is None:
         raise UsageError(f"--measure runs the models, and {target.name} is only a name; give its GGUF file or folder")
+    room = min(MAX_CONTEXT, target.shape.context)
+    if max_tokens >= room:
+        raise UsageError(f"an answer of {max_tokens} tokens leaves no room for a prompt in {room}; lower --max-tokens")
     able = [draft for draft in drafts if draft.kind in ("draft", "head", "lookup") and draft.exists
             and (draft.path is not None or draft.kind == "lookup")]  # fmt: skip
     if not able:
@@ -235,7 +239,9 @@ def _answers(
     encoded = [encode(tokenizer, _prompt(tokenizer, prompt)) for prompt in prompts]
     fitting = [tokens for tokens in encoded if len(tokens) + max_tokens <= room]
     if not fitting:
-        raise UsageError(f"every prompt is longer than {room - max_tokens} tokens; use shorter ones")
+        raise UsageError(
+            f"every prompt is longer than {room - max_tokens} tokens; use shorter ones, or lower --max-tokens"
+        )
     total = len(fitting) * len(temperatures)
     with tqdm(
         desc="The target answers", total=total, unit="prompt", leave=False, disable=not sys.stderr.isatty()

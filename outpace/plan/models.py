@@ -30,6 +30,8 @@ class PlannedModel:
     output_bytes: float  # 0: the embeddings serve as output head
     parameters: int
     nominal: float  # parameters as people round them
+    stored: str  # the precision of its published weights, or of its file
+    torch_runs: bool  # whether the torch backend runs the architecture
     tokenizer: str | None = None  # of the table
     path: Path | None = None  # of a file or folder on this machine
     hub: str = ""  # what to call it in a command line
@@ -75,7 +77,7 @@ def open_model(reference: str, wanted: str | None = None) -> PlannedModel:
     """`wanted`: the precision of the weights; without one, the file's own, the published one, or bf16."""
     if not reference.strip():
         raise UsageError("the model's name is empty; name a model such as llama-3.1-70b, a GGUF file or a folder")
-    path = Path(os.path.expanduser(reference))
+    path = place(reference)
     if path.is_file():
         return _of_gguf(path, wanted)
     if path.is_dir():
@@ -88,6 +90,16 @@ def open_model(reference: str, wanted: str | None = None) -> PlannedModel:
     if hub.is_name(reference) and ":" not in reference and not path.parent.is_dir():
         return _of_folder(_fetched_config(reference), reference, wanted)
     raise ModelError(_unknown(reference))
+
+
+def place(reference: str) -> Path:
+    """The path that a name may stand for. Raises ModelError where the system cannot say whether it exists."""
+    path = Path(os.path.expanduser(reference))
+    try:
+        path.exists()
+    except OSError as error:
+        raise ModelError(f"cannot look for {reference:.80}: {error.strerror}; check the name") from error
+    return path
 
 
 def _unknown(reference: str) -> str:
@@ -104,7 +116,7 @@ def _unknown(reference: str) -> str:
 
 
 def _of_table(known: KnownModel, reference: str, wanted: str | None) -> PlannedModel:
-    fmt = precision(wanted or known.precision)
+    fmt = precision(known.precision if wanted is None else wanted)
     return PlannedModel(
         name=known.name,
         shape=known.shape,
@@ -112,6 +124,8 @@ def _of_table(known: KnownModel, reference: str, wanted: str | None) -> PlannedM
         precision=fmt,
         parameters=known.shape.parameters,
         nominal=known.nominal * 1e9,
+        stored=known.precision,
+        torch_runs=known.shape.latent is None and not known.shape.has_sinks,
         tokenizer=known.tokenizer,
         hub=reference if "/" in reference else known.hub,
         **_sizes(known.shape, fmt),
@@ -119,10 +133,11 @@ def _of_table(known: KnownModel, reference: str, wanted: str | None) -> PlannedM
 
 
 def _of_folder(path: Path, name: str, wanted: str | None) -> PlannedModel:
+    from outpace.models.families import FAMILY_NAMES
     from outpace.plan.configs import read_folder  # pydantic
 
     shape, family, published = read_folder(path)
-    fmt = precision(wanted or published)
+    fmt = precision(published if wanted is None else wanted)
     known = find_known(name)
     return PlannedModel(
         name=name,
@@ -131,6 +146,8 @@ def _of_folder(path: Path, name: str, wanted: str | None) -> PlannedModel:
         precision=fmt,
         parameters=shape.parameters,
         nominal=_rounded(shape.parameters),
+        stored=published,
+        torch_runs=family.removesuffix("_text") in FAMILY_NAMES,
         tokenizer=known.tokenizer if known is not None and known.shape == shape else None,
         path=path,
         hub=name if "/" in name else str(path),
@@ -139,6 +156,7 @@ def _of_folder(path: Path, name: str, wanted: str | None) -> PlannedModel:
 
 
 def _of_gguf(path: Path, wanted: str | None) -> PlannedModel:
+    from outpace.models.families import BY_GGUF_NAME
     from outpace.models.gguf_header import read_header
     from outpace.plan.gguf_shapes import gguf_bytes, num_gguf_parameters, shape_of_gguf
 
@@ -161,6 +179,8 @@ def _of_gguf(path: Path, wanted: str | None) -> PlannedModel:
         output_bytes=output,
         parameters=parameters,
         nominal=_rounded(parameters),
+        stored=own.name,
+        torch_runs=header.architecture in BY_GGUF_NAME,
         path=path,
         hub=str(path),
     )

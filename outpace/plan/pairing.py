@@ -21,6 +21,7 @@ from outpace.plan.speed import Answer, Drafting, Speed
 from outpace.plan.vocabularies import Compatibility, compare
 from outpace.speculation.costs.curves import Costs, DraftCosts
 
+Verdict = Literal["use", "maybe", "no", "cannot"]
 LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MOST_ROWS = 512  # requests at once that are compared, however many fit
 
@@ -45,7 +46,7 @@ class Pairing:
     break_even: float | None  # chance of a draft token, at that depth and load
     loss_from: int | None  # requests at once, from the wanted load on, at which that depth is slower than plain
     full_load: tuple[float, float]  # tokens a second when the cache is full: plain without the draft, and with it
-    verdict: Literal["use", "maybe", "no", "cannot"]
+    verdict: Verdict
     reason: str
     kept_when_full: float  # share of the plain throughput, at most 1: what its memory displaces is lost at any load
 
@@ -102,6 +103,9 @@ def judge(
     is_short = lost > 0 and memory.sequences < LOADS[-1]  # beyond that, room is not what is short
     kept = min(1.0, full[1] / full[0]) if is_short and full[0] else 1.0
     verdict, reason = _verdict(memory, plain_memory, speed, lost if kept < 1.0 else 0.0, low, guess)
+    cannot = obstacle(draft, target, to)
+    if cannot is not None:
+        verdict, reason = "cannot", cannot
     return Pairing(
         draft=draft,
         compatibility=compatibility,
@@ -125,6 +129,18 @@ def judge(
     )
 
 
+def obstacle(draft: PlannedDraft, target: PlannedModel, to: Deployment) -> str | None:
+    """Why the draft cannot run there, whatever room there is; None if it can."""
+    if draft.kind == "self" and (to.gpus > 1 or not to.machine.is_gpu):
+        return "Outpace rounds a copy of a model on a single GPU only"
+    if draft.kind == "self" and target.shape.experts is not None and draft.name.startswith("self:int4"):
+        return "Outpace rounds experts to fp8 or int8 only"
+    shape = draft.model.shape if draft.model is not None else draft.head
+    if shape is not None and shape.heads % to.draft_gpus:
+        return f"its {shape.heads} attention heads do not divide over {to.draft_gpus} GPUs"
+    return None
+
+
 def _full_load(drafting: Drafting, without: MemoryPlan, with_draft: MemoryPlan, context: float) -> tuple[float, float]:
     """Tokens a second with as many sequences as fit: plain without the draft; with the draft, as fast as it gets."""
     rows, rows_beside = min(without.sequences, MOST_ROWS), min(with_draft.sequences, MOST_ROWS)
@@ -134,7 +150,7 @@ def _full_load(drafting: Drafting, without: MemoryPlan, with_draft: MemoryPlan, 
 
 def _verdict(
     memory: MemoryPlan, plain_memory: MemoryPlan, speed: Speed, lost: float, low: Speed, guess: Guess
-) -> tuple[Literal["use", "maybe", "no", "cannot"], str]:
+) -> tuple[Verdict, str]:
     if not memory.fits and not plain_memory.fits:
         return "cannot", "the target does not fit"
     if not memory.fits:

@@ -15,7 +15,7 @@ from outpace.plan.guesses import Conditions
 from outpace.plan.known_models import find_known, smaller_siblings
 from outpace.plan.memory import Deployment, divide
 from outpace.plan.models import PlannedModel
-from outpace.plan.pairing import Pairing, judge, ranked
+from outpace.plan.pairing import Pairing, judge, obstacle, ranked
 from outpace.plan.report import as_report
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def make_plan(
     report."""
     target = wanted.target
     plain = divide(target, None, to)
-    steps = measurement.costs if measurement is not None else costs
+    steps = costs if measurement is None else measurement.costs if measurement.is_of_machine else None
     without = replace(conditions, acceptance=()) if wanted.named else conditions
     pairings: list[Pairing] = [
         judge(
@@ -114,6 +114,7 @@ def make_plan(
             draft_step=costs_of_drafts.get(draft.name),
         )
         for draft in wanted.drafts
+        if draft in wanted.named or obstacle(draft, target, to) is None
     ]  # fmt: skip
     ordered = ranked(pairings)
     first_model = next((draft for draft in wanted.drafts if draft.kind == "draft"), None)

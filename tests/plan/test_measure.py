@@ -115,6 +115,8 @@ def test_what_cannot_be_measured_is_refused(tmp_path):
     with pytest.raises(UsageError, match="only a name; give its GGUF file or folder"):
         measure_drafts(open_model("llama-3.1-8b"), [], built_in("chat", 1), [0.0])
     target = open_model(str(write_model(tmp_path / "t.gguf")))
+    with pytest.raises(UsageError, match="leaves no room for a prompt"):
+        measure_drafts(target, [open_draft("ngram", target)], built_in("chat", 1), [0.0], max_tokens=100_000)
     with pytest.raises(UsageError, match="nothing to compare"):
         measure_drafts(target, [open_draft("self:int4", target)], built_in("chat", 1), [0.0])
 
@@ -137,6 +139,12 @@ def test_the_command_measures_a_draft_and_a_lookup_together(tmp_path, capsys):
     shares = {each["kind"]: found["measured"][each["name"]]["0"]["match_share"] for each in by_kind.values()
               if each["name"] in found["measured"]}  # fmt: skip
     assert shares["lookup"] < shares["draft"]
+    assert main(["plan", *arguments, "--threads", "1", "--context", "256", "--gpu", "h200", "--json"]) == 0
+    elsewhere = json.loads(capsys.readouterr().out)
+    assert "bandwidth and arithmetic of h200; only the acceptance was measured here" in elsewhere["assumptions"][0]
+    [there] = [each for each in elsewhere["drafts"] if each["kind"] == "draft"]
+    assert there["acceptance"]["chances"] == by_kind["draft"]["acceptance"]["chances"]
+    assert there["speed"]["step_seconds"] < by_kind["draft"]["speed"]["step_seconds"] or not there["speed"]["depth"]
 
 
 def test_an_interrupted_measurement_keeps_what_it_has(tmp_path, monkeypatch, capsys):

@@ -203,5 +203,12 @@ def test_drafts_of_every_kind_are_opened():
     kinds = {name: open_draft(name, target).kind for name in ("head", "self:int4", "ngram", "suffix", "llama-3.2-1b")}
     assert list(kinds.values()) == ["head", "self", "lookup", "lookup", "draft"]
     assert open_draft("self:int4", target).weight_bytes < target.weight_bytes / 2.5
-    with pytest.raises(UsageError, match="no precision 'int9'"):
-        open_draft("self:int9", target)
+    for name, words in (
+        ("self:int9", "use one of self:int4, "),
+        ("self:", "use one of"),
+        ("", "draft's name is empty"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            open_draft(name, target)
+    with pytest.raises(UsageError, match=r"self:int8 is no smaller than llama-3\.1-8b in fp8"):
+        open_draft("self:int8", open_model("llama-3.1-8b", "fp8"))
