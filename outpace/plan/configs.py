@@ -22,6 +22,7 @@ _QKV_BIAS_TYPES = ("qwen2", "qwen2_moe")
 _FOUR_NORM_TYPES = ("gemma2", "gemma3", "gemma3_text")
 _TIED_TYPES = ("gemma", *_FOUR_NORM_TYPES)
 _DEFAULT_CONTEXT = 2048
+_NEEDED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 
 
 def _named(*names: str) -> Any:
@@ -76,17 +77,29 @@ def parse_config(values: Mapping[str, Any], source: str) -> tuple[Shape, str, st
     inner = values.get("text_config")
     if isinstance(inner, Mapping) and "num_hidden_layers" in inner:  # a model of texts and images
         values = {**values, **inner}
+    for key in _NEEDED:
+        if values.get(key) is None:
+            raise ModelError(
+                f"{source} has no usable {key} (None); name a language model whose config.json has the keys of "
+                "Llama's, or its GGUF file"
+            )
     config = validate(_Config, values, source)
     kind = config.model_type or "unknown"
-    heads = config.num_attention_heads
     hidden = config.intermediate_size or config.expert_hidden
     if hidden is None:
         raise ModelError(f"{source} has no usable intermediate_size (None); it is damaged, so download it again")
     latent = _latent(config, source)
-    tied = config.tie_word_embeddings
-    has_own_bias = kind == "gpt_oss"
+    try:
+        shape = _shape(config, kind, hidden, latent)
+    except ModelError as error:
+        raise ModelError(f"{source} does not describe a model: {error}; download it again") from error
+    return shape, kind, _precision(config.quantization_config)
+
+
+def _shape(config: _Config, kind: str, hidden: int, latent: Latent | None) -> Shape:
+    heads, tied, has_own_bias = config.num_attention_heads, config.tie_word_embeddings, kind == "gpt_oss"
     window = 0 if config.use_sliding_window is False else config.sliding_window or 0
-    shape = Shape(
+    return Shape(
         layers=config.num_hidden_layers,
         width=config.hidden_size,
         hidden=hidden,
@@ -107,7 +120,6 @@ def parse_config(values: Mapping[str, Any], source: str) -> tuple[Shape, str, st
         experts=_experts(config, hidden, has_own_bias),
         latent=latent,
     )
-    return shape, kind, _precision(config.quantization_config)
 
 
 def _experts(config: _Config, hidden: int, has_bias: bool) -> Experts | None:

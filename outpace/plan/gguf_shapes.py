@@ -24,36 +24,31 @@ def shape_of_gguf(header: GGUFHeader, path: Path) -> Shape:
     keys = tensors.get("blk.0.attn_k.weight")
     kv_heads = metadata.whole("attention.head_count_kv", keys[1] // head_dim if keys else heads)
     hidden = metadata.whole("feed_forward_length", metadata.whole("expert_feed_forward_length", 4 * width))
-    experts = metadata.whole("expert_count", 0, least=0)
     window = metadata.whole("attention.sliding_window", 0, least=0)
-    layers = metadata.whole("block_count")
-    return Shape(
-        layers=layers,
-        width=width,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        vocab_size=embedding[1],
-        context=metadata.whole("context_length", _DEFAULT_CONTEXT),
-        tied="output.weight" not in tensors,
-        qkv_bias="blk.0.attn_q.bias" in tensors,
-        out_bias="blk.0.attn_output.bias" in tensors,
-        qk_norm="blk.0.attn_q_norm.weight" in tensors,
-        norms_per_layer=4 if "blk.0.post_ffw_norm.weight" in tensors else 2,
-        window=window,
-        windowed_layers=layers // 2 if window else 0,
-        experts=Experts(
-            experts,
-            min(metadata.whole("expert_used_count", 2), experts),
-            metadata.whole("expert_feed_forward_length", hidden),
-            metadata.whole("expert_shared_count", 0, least=0),
-            metadata.whole("leading_dense_block_count", 0, least=0),
+    layers, context = metadata.whole("block_count"), metadata.whole("context_length", _DEFAULT_CONTEXT)
+    mixture, latent = metadata.experts(hidden), metadata.latent()
+    try:
+        return Shape(
+            layers=layers,
+            width=width,
+            hidden=hidden,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            vocab_size=embedding[1],
+            context=context,
+            tied="output.weight" not in tensors,
+            qkv_bias="blk.0.attn_q.bias" in tensors,
+            out_bias="blk.0.attn_output.bias" in tensors,
+            qk_norm="blk.0.attn_q_norm.weight" in tensors,
+            norms_per_layer=4 if "blk.0.post_ffw_norm.weight" in tensors else 2,
+            window=window,
+            windowed_layers=layers // 2 if window else 0,
+            experts=mixture,
+            latent=latent,
         )
-        if experts > 1
-        else None,
-        latent=metadata.latent(),
-    )
+    except ModelError as error:
+        raise ModelError(f"{path} does not describe a model: {error}; convert the model again") from error
 
 
 def gguf_bytes(header: GGUFHeader, path: Path) -> tuple[float, float, float]:
@@ -88,6 +83,18 @@ class _Metadata:
         if type(value) is not int or not least <= value < 1 << 24:
             raise ModelError(f"{self._path} has no usable {self._prefix}.{key} ({value!r}); convert the model again")
         return value
+
+    def experts(self, hidden: int) -> Experts | None:
+        count = self.whole("expert_count", 0, least=0)
+        if count < 2:
+            return None
+        return Experts(
+            count,
+            min(self.whole("expert_used_count", 2), count),
+            self.whole("expert_feed_forward_length", hidden),
+            self.whole("expert_shared_count", 0, least=0),
+            self.whole("leading_dense_block_count", 0, least=0),
+        )
 
     def latent(self) -> Latent | None:
         rank = self.whole("attention.kv_lora_rank", 0, least=0)

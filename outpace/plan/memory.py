@@ -23,6 +23,7 @@ PAGES_PER_SEQUENCE = 3  # a partly used last page, a copied page, an early page:
 _SCORING_BYTES = 64 << 20  # prompt log-probabilities in one step: `max_scored_tokens` of the backends
 _SCALE_BYTES = 4  # for each head of a token, in a cache of 8 bits
 _MAX_KEPT = 256
+_MOST_GPUS = 64  # of one model, in the torch backend
 _MOST_KEPT_PREFIXES = 128  # finished requests whose cache a backend keeps for reuse
 # Rows of logits that captured graphs share, by sequences: `num_captured_tokens` of the torch backend.
 CAPTURED_ROWS = {1: 24, 2: 48, 4: 96, 8: 160, 16: 384, 24: 512, 32: 768, 48: 1024}
@@ -50,6 +51,8 @@ class Deployment:
         if not 0 < self.utilization <= 1:
             raise UsageError(f"the utilization must be above 0 and at most 1; got {self.utilization:g}")
         cache_bytes(self.cache_precision)
+        if self.gpus > 1 and not self.machine.is_gpu:
+            raise UsageError(f"{self.machine.name} is not a GPU, and only GPUs share a model; leave out --gpus")
         if self.draft_gpus not in (1, self.gpus):
             raise UsageError(f"a draft runs on 1 GPU or on all {self.gpus}; got {self.draft_gpus}")
 
@@ -143,7 +146,7 @@ def divide(target: PlannedModel, draft: PlannedDraft | None, to: Deployment) -> 
 def _check_split(target: PlannedModel, to: Deployment) -> None:
     heads = target.shape.heads
     if heads % to.gpus:
-        fitting = [n for n in (1, 2, 4, 8, 16) if heads % n == 0]
+        fitting = [n for n in range(1, min(heads, _MOST_GPUS) + 1) if heads % n == 0]
         raise UsageError(
             f"{target.name} has {heads} attention heads, which do not divide over {to.gpus} GPUs; "
             f"use {', '.join(map(str, fitting))}"

@@ -60,7 +60,7 @@ def as_report(
             "watch": advice.watch,
             "commands": advice.commands,
         },
-        "assumptions": _assumptions(to, pairings, conditions, costs_from),
+        "assumptions": _assumptions(target, to, pairings, conditions, costs_from),
         "measured": measured,
     }
 
@@ -176,8 +176,15 @@ def _pairing(pairing: Pairing) -> dict[str, Any]:
     }
 
 
-def _assumptions(to: Deployment, pairings: Sequence[Pairing], conditions: Conditions, costs_from: str) -> list[str]:
+def _assumptions(
+    target: PlannedModel, to: Deployment, pairings: Sequence[Pairing], conditions: Conditions, costs_from: str
+) -> list[str]:
     found = [f"Costs: {costs_from}."]
+    if to.context > target.shape.context:
+        found.append(
+            f"Sequences have at most {target.shape.context:,} tokens, all that {target.name} was trained for: not the "
+            f"{to.context:,} of --context."
+        )
     if to.machine.taken_by_others > BUSY:
         found.append(
             f"While this machine was measured, {to.machine.taken_by_others:.0%} of its processor time went to other "

@@ -65,7 +65,14 @@ class Shape:
             if type(value) is not int or not 0 < value < _MAX_SIZE:
                 raise ModelError(f"a model's {name} must be a whole number above 0; got {value!r}")
         if self.heads % self.kv_heads:
-            raise ModelError(f"{self.heads} attention heads do not divide evenly over {self.kv_heads} for the cache")
+            raise ModelError(
+                f"a model's {self.heads} heads do not divide evenly over {self.kv_heads} heads of the cache"
+            )
+        dense = self.experts.dense_layers if self.experts is not None else 0
+        if max(dense, self.windowed_layers) > self.layers:
+            raise ModelError(
+                f"a model of {self.layers} layers cannot have {max(dense, self.windowed_layers)} of one kind"
+            )
 
     # ---- parameters
 

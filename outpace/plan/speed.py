@@ -50,8 +50,8 @@ class Answer:
 
     @classmethod
     def within(cls, context: float, tokens: int) -> Answer:
-        """Of requests that have `context` tokens on average while they emit; as many as that at most are emitted."""
-        emitted = min(float(tokens), max(context, 1.0))
+        """Of requests that have `context` tokens on average while they emit, and at most twice as many."""
+        emitted = min(float(tokens), max(2.0 * context, 1.0))
         return cls(max(0, round(context - emitted / 2)), emitted)
 
 

@@ -102,7 +102,7 @@ def test_a_gguf_file_on_a_cpu(capsys, tmp_path):
         (["llama-3.1-8b", "--gpu", "h1000"], 2, "the table has no machine 'h1000'"),
         (["llama-3.1-8b", "--gpus", "-2"], 2, "--gpus must be at least 1; got -2"),
         (["llama-3.1-8b", "--gpus", "3"], 2, "do not divide over 3 GPUs"),
-        (["llama-3.1-8b", "--memory", "-5"], 2, "--memory must be above 0"),
+        (["llama-3.1-8b", "--memory", "-5"], 2, "--memory must be a number above 0"),
         (["llama-3.1-8b", "--concurrency", "1000000"], 2, "--concurrency must be at most 4096"),
         (["llama-3.1-8b", "--context", "0"], 2, "--context must be at least 1"),
         (["llama-3.1-8b", "--utilization", "1.2"], 2, "utilization must be above 0"),
@@ -110,7 +110,33 @@ def test_a_gguf_file_on_a_cpu(capsys, tmp_path):
         (["llama-3.1-8b", "--cache-precision", "int4"], 2, "the cache cannot be kept in 'int4'"),
         (["llama-3.1-8b", "llama-3.1-70b"], 2, "a draft must be smaller than its target"),
         (["llama-3.1-8b", "--acceptance", "80"], 2, "a share between 0 and 1"),
-        (["llama-3.1-8b", "--temperature", "-1"], 2, "a temperature must be at least 0"),
+        (["llama-3.1-8b", "--temperature", "-1"], 2, "a temperature must be between 0 and 100; got -1"),
+        (["llama-3.1-8b", "--temperature", "0", "nan"], 2, "a temperature must be between 0 and 100; got nan"),
+        (["llama-3.1-8b", "--temperature", "inf"], 2, "a temperature must be between 0 and 100; got inf"),
+        (["llama-3.1-8b", "--utilization", "nan"], 2, "utilization must be above 0"),
+        (["llama-3.1-8b", "--bandwidth", "inf"], 2, "--bandwidth must be a number above 0, below a billion; got inf"),
+        (["llama-3.1-8b", "--acceptance", "nan"], 2, "a share between 0 and 1"),
+        (["llama-3.1-8b", "--gpus", "0"], 2, "--gpus must be at least 1; got 0"),
+        (["llama-3.1-8b", "--cpu", "epyc-9654", "--gpus", "2"], 2, "epyc-9654 is not a GPU"),
+        (["llama-3.1-8b", "--gpus", "4", "--draft-gpus", "3"], 2, "a draft runs on 1 GPU or on all 4; got 3"),
+        (["llama-3.1-8b", "--gpu", ""], 2, "the table has no machine ''"),
+        (["llama-3.1-8b", "--precision", ""], 2, "there is no precision ''"),
+        (["llama-3.1-8b", "--draft-precision", "zz"], 2, "there is no precision 'zz'"),
+        (["llama-3.1-8b", ""], 2, "a draft's name is empty"),
+        (["  "], 2, "the model's name is empty"),
+        (["x" * 5000], 1, "File name too long; check the name"),
+        (["llama-3.1-8b", "x" * 5000], 1, "File name too long; check the name"),
+        (["llama-3.1-8b", "self:bf16"], 2, "there is no draft 'self:bf16'; use one of self:int4"),
+        (["llama-3.1-8b", "--context", "100", "--output-tokens", "5000"], 2, "is longer than its sequence of 100"),
+        (["llama-3.1-8b", "--max-tokens", "-3"], 2, "--max-tokens must be at least 1; got -3"),
+        (["llama-3.1-8b", "--here", "--threads", "0"], 2, "--threads must be between 1 and"),
+        (["llama-3.1-8b", "--here", "--threads", "100000"], 2, "--threads must be between 1 and"),
+        (["llama-3.1-8b", "--threads", "1"], 2, "add --here or --measure"),
+        (["llama-3.1-8b", "--prompts", "p.jsonl"], 2, "--prompts is for --measure"),
+        (["llama-3.1-8b", "--num-prompts", "3"], 2, "--num-prompts is for --measure"),
+        (["llama-3.1-8b", "--backend", "torch"], 2, "--backend is for --measure"),
+        (["llama-3.1-8b", "--measure", "--acceptance", "0.8"], 2, "leave out one of them"),
+        (["llama-3.1-8b", "--measure", "--prompts", "/no/file"], 2, "cannot read the prompts /no/file"),
         (["llama-3.1-8b", "--depth", "0"], 2, "--depth must be between 1 and 64"),
         (["llama-3.1-8b", "--measure"], 2, "give its GGUF file or folder"),
         (["llama-3.1-8b", "--here", "--gpu", "h100"], 2, "leave out one of them"),
@@ -124,11 +150,70 @@ def test_nonsense_gets_one_sentence(capsys, arguments, status, words):
     assert words in printed.err and printed.err.count("\n") == 1 and printed.out == ""
 
 
-@pytest.mark.parametrize("content", ['{"hidden_size": 64}', "{", "[]"])
+LLAMA = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "vocab_size": 512}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"hidden_size": 64}', "{", "[]", "", "\0", "[" * 100_000, '{"hidden_size": NaN}', '{"peft_type": "LORA"}',
+        '{"n_layer": 12, "n_head": 12, "n_embd": 768, "vocab_size": 50257}',
+        *(json.dumps(LLAMA | changes) for changes in (
+            {"num_hidden_layers": 0}, {"num_hidden_layers": 16.5}, {"num_hidden_layers": "4"},
+            {"num_hidden_layers": 1_000_000_000}, {"hidden_size": -64}, {"vocab_size": True},
+            {"num_key_value_heads": 3}, {"kv_lora_rank": 512}, {"quantization_config": "int4"},
+            {"num_experts": 8, "first_k_dense_replace": 99}, {"num_experts": 8, "num_experts_per_tok": 0},
+            {"sliding_window": 128, "layer_types": ["sliding_attention"] * 99},
+        )),
+    ],
+)  # fmt: skip
 def test_a_config_without_layers(capsys, tmp_path, content):
     (tmp_path / "config.json").write_text(content)
     assert main(["plan", str(tmp_path)]) == 1
-    assert "config.json" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert f"{tmp_path / 'config.json'} " in printed.err and printed.err.count("\n") == 1 and printed.out == ""
+
+
+@pytest.mark.parametrize("size", [0, 20, 200, 2000, 20_000])
+def test_a_truncated_file(capsys, tmp_path, size):
+    path, whole = tmp_path / "model.gguf", write_model(tmp_path / "whole.gguf").read_bytes()
+    path.write_bytes(whole[:size])
+    for arguments in ([str(path)], [str(tmp_path / "whole.gguf"), str(path)]):
+        assert main(["plan", *arguments, "--cpu", "epyc-9654"]) == 1
+        printed = capsys.readouterr()
+        assert str(path) in printed.err and printed.err.count("\n") == 1 and printed.out == ""
+
+
+@pytest.mark.parametrize("content", [b"hello world" * 100, b"\x08" + bytes(7) + b"{}      ", b"GGUF" + bytes(20)])
+def test_a_file_of_another_kind(capsys, tmp_path, content):
+    (tmp_path / "model.bin").write_bytes(content)
+    assert main(["plan", str(tmp_path / "model.bin")]) == 1
+    assert "model.bin" in capsys.readouterr().err
+
+
+def test_folders_without_a_model(capsys, tmp_path):
+    (tmp_path / "config.json").mkdir()
+    for arguments, words in (
+        ([str(tmp_path)], "config.json"),
+        (["llama-3.1-8b", str(tmp_path)], "is a folder without a config.json"),
+        (["llama-3.1-8b", "--candidates", str(tmp_path)], "has no GGUF file and no folder"),
+    ):
+        assert main(["plan", *arguments]) in (1, 2)
+        printed = capsys.readouterr()
+        assert words in printed.err and printed.err.count("\n") == 1 and printed.out == ""
+
+
+def test_what_is_cut_short_is_told(capsys):
+    assert "at most 4,096 tokens, all that llama-2-7b was trained for" in plan(
+        capsys, "llama-2-7b", "--context", "9999"
+    )
+
+
+def test_only_the_target_is_required(capsys):
+    with pytest.raises(SystemExit):
+        main(["plan"])
+    assert capsys.readouterr().err.rstrip().endswith("required: TARGET")
 
 
 def test_different_tokenizers_are_bridged_and_the_price_is_told(capsys):
@@ -141,7 +226,7 @@ def test_different_tokenizers_are_bridged_and_the_price_is_told(capsys):
     [named] = [draft for draft in found["drafts"] if draft["name"] == "qwen2.5-0.5b"]
     assert named["bridge"]["way"] == "tokens" and named["bridge"]["token_seconds"] > 0
     assert "--draft Qwen/Qwen2.5-0.5B-Instruct" in found["advice"]["commands"]["outpace"]
-    assert "vllm" not in found["advice"]["commands"], "it refuses such a draft"
+    assert "vllm" not in found["advice"]["commands"]
     siblings = report(capsys, "llama-3.1-70b", "llama-3.2-1b", "--gpu", "h200", "--gpus", "2")
     assert siblings["drafts"][0]["bridge"] is None and "vllm" in siblings["advice"]["commands"]
 

@@ -80,7 +80,8 @@ def test_lookups_read_no_prompt():
 
 def test_the_usual_answer_follows_from_the_mean_context():
     assert Answer.within(4096, 256) == Answer(3968, 256)
-    assert Answer.within(64, 256) == Answer(32, 64), "no more is emitted than a sequence has"
+    assert Answer.within(4096, 6000) == Answer(1096, 6000), "7,096 tokens in all, of at most 8,192"
+    assert Answer.within(64, 256) == Answer(0, 128), "no more is emitted than a sequence has"
 
 
 def test_a_draft_that_never_pays_is_left_out():
