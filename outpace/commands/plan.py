@@ -41,6 +41,7 @@ _OF_MEASURE = {"prompts": None, "num_prompts": 12, "max_tokens": 64, "backend": 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = _DESCRIPTION
+    parser.usage = "%(prog)s TARGET [DRAFT ...] [options]"  # not two dozen lines before a wrong one is named
     parser.add_argument("target", metavar="TARGET", help="the model to serve")
     parser.add_argument("drafts", metavar="DRAFT", nargs="*", default=[],
                         help="ways to draft for it (default: what is known)")  # fmt: skip
@@ -62,8 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     formats.add_argument("--precision", metavar="P", help="of the target's weights: bf16, fp8, int8, int4, q4_k_m, ... "
                          "(default: as published)")  # fmt: skip
     formats.add_argument("--draft-precision", metavar="P", help="of the draft's weights (default: as published)")
-    formats.add_argument("--cache-precision", "--kv-cache-dtype", default="bf16", metavar="P",
-                         help="bf16, fp8 or int8 (default: bf16)")  # fmt: skip
+    formats.add_argument("--cache-precision", "--kv-cache-dtype", type=_cache_precision, default="bf16",
+                         metavar="P", help="bf16, fp8 or int8 (default: bf16)")  # fmt: skip
     formats.add_argument("--nominal", action="store_true", help="articles' arithmetic: 2, 1 or 0.5 bytes a weight, "
                          "round parameter counts, the whole memory, weights only")  # fmt: skip
     load = parser.add_argument_group("load")
@@ -94,6 +95,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     output.add_argument("--html", type=Path, metavar="FILE", help="also write a page with charts")
+
+
+def _cache_precision(given: str) -> str:
+    """In any case, and as vLLM writes it."""
+    word = given.lower()
+    return {"auto": "bf16", "bfloat16": "bf16", "float16": "fp16", "fp8_e4m3": "fp8"}.get(word, word)
 
 
 def execute(options: argparse.Namespace) -> int:

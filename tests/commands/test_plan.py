@@ -62,6 +62,7 @@ def test_flags_change_the_plan(capsys):
     wider = report(capsys, *PAIR, "--precision", "int8", "--kv-cache-dtype", "fp8")
     doubled = 2 * base["memory"]["cache_tokens"] / (1 + 4 / 128)  # a scale of 4 bytes for 128 numbers
     assert wider["memory"]["cache_tokens"] == pytest.approx(doubled, rel=0.01)
+    assert report(capsys, *PAIR, "--precision", "int8", "--kv-cache-dtype", "FP8_E4M3")["memory"] == wider["memory"]
     assert "--kv-cache-dtype fp8" in wider["advice"]["commands"]["outpace"]
     more = report(capsys, *PAIR, "--precision", "int8", "--memory", "141", "--concurrency", "32", "--depth", "2")
     assert more["memory"]["left"] > base["memory"]["left"]
@@ -210,10 +211,22 @@ def test_what_is_cut_short_is_told(capsys):
     )
 
 
-def test_only_the_target_is_required(capsys):
-    with pytest.raises(SystemExit):
-        main(["plan"])
-    assert capsys.readouterr().err.rstrip().endswith("required: TARGET")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "the following arguments are required: TARGET"),
+        (["llama-3.1-8b", "--memory", "80GB"], "argument --memory: invalid float value: '80GB'"),
+        (["llama-3.1-8b", "--context", "8k"], "argument --context: invalid int value: '8k'"),
+        (["llama-3.1-8b", "--depth", "2.5"], "argument --depth: invalid int value: '2.5'"),
+        (["llama-3.1-8b", "--workload", "poems"], "invalid choice: 'poems'"),
+        (["llama-3.1-8b", "--gpuz", "1"], "did you mean --gpu?"),
+    ],
+)
+def test_what_cannot_be_parsed_is_named_below_a_short_usage(capsys, arguments, words):
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", *arguments])
+    lines = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and len(lines) == 2 and words in lines[1]
 
 
 def test_different_tokenizers_are_bridged_and_the_price_is_told(capsys):
