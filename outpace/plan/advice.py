@@ -113,8 +113,13 @@ def _about(best: Pairing, plain: MemoryPlan, to: Deployment, conditions: Conditi
     found = []
     if best.guess.source == "guessed":
         found.append(
-            f"With the range of the guess the speedup is {best.low.speedup:.2f} to {best.high.speedup:.2f}; --measure, "
-            "or --acceptance with a figure of your own, replaces it."
+            f"The guess is {best.chance:.0%} for the first token ({best.guess.note}). With its range the speedup is "
+            f"{best.low.speedup:.2f} to {best.high.speedup:.2f}; --measure, or --acceptance with a figure of your own, "
+            "replaces it."
+        )
+    if best.draft.parameters:
+        found.append(
+            f"A pass of it takes {best.cost_ratio:.0%} of a plain step of the target, {_requests(conditions.rows)}."
         )
     if best.break_even is not None:
         found.append(

@@ -126,7 +126,7 @@ def _refusal(target: PlannedModel, best: Pairing | None) -> str | None:
     if sizes[0] != sizes[1]:
         return (
             f"it refuses a draft whose embedding has another number of tokens ({sizes[1]:,} for {sizes[0]:,}), even "
-            "where the tokenizers are the same, as here; Outpace takes it"
+            "where the tokenizers agree; Outpace takes it"
         )
     return None
 

@@ -37,6 +37,7 @@ class Pairing:
     guess: Guess
     chance: float  # of a draft's first token
     memory: MemoryPlan
+    cost_ratio: float  # a pass of the draft over a plain step of the target, at the wanted load; a lookup's is 0
     drafting: Drafting
     speed: Speed  # at the wanted load
     low: Speed  # at the low end of the range of a guess
@@ -114,6 +115,7 @@ def judge(
         guess=guess,
         chance=drafting.acceptance.forecast(drafting.temperature, 1, drafting.shift)[0],
         memory=memory,
+        cost_ratio=drafting.cost_ratio(rows, context),
         drafting=drafting,
         speed=speed,
         low=low,

@@ -135,7 +135,9 @@ def _pairing(pairing: Pairing) -> dict[str, Any]:
         "precision": draft.model.precision.name if draft.model is not None else None,
         "parameters": draft.parameters,
         "weight_bytes": draft.weight_bytes,
+        "family": draft.model.family if draft.model is not None else None,
         "ratio": pairing.ratio,
+        "cost_ratio": pairing.cost_ratio,
         "tokenizer": None
         if found is None
         else {

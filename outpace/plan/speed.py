@@ -84,6 +84,11 @@ class Drafting:
         """Of the prompt, by the model that drafts; once for each answer."""
         return self.costs.drafts[self.name].catch_up_seconds(self.answer.prompt_tokens)
 
+    def cost_ratio(self, rows: int, context: float) -> float:
+        """A pass of the model that drafts over a step of the target, each with a token of every request."""
+        passes = self.costs.drafts[self.name].passes
+        return passes.seconds(rows, rows, context) / self.costs.target.seconds(rows, rows, context) if passes else 0.0
+
     def plain(self, rows: int, context: float) -> float:
         """Tokens a second of plain decoding."""
         return rows / self.costs.plain_seconds(rows, context)

@@ -187,6 +187,17 @@ def test_where_the_gain_ends(llama):
     assert at.speed.speedup == pytest.approx(1.0, abs=0.01)
 
 
+def test_the_ratio_of_costs_is_of_bytes_alone_and_of_operations_under_load():
+    target = open_model("llama-3.1-8b")
+    short = replace(H100, gpus=1, context=64)
+    one, many = (pairing(target, "llama-3.2-1b", short, Conditions(rows=rows)) for rows in (1, 512))
+    weights = open_model("llama-3.2-1b").bytes_read(1) / target.bytes_read(1)
+    assert weights < one.cost_ratio < 1.4 * weights, "and launches of layers"
+    active = open_model("llama-3.2-1b").shape.active_parameters / target.shape.active_parameters
+    assert many.cost_ratio == pytest.approx(active, rel=0.3)
+    assert pairing(target, "ngram", replace(H100, gpus=1)).cost_ratio == 0.0
+
+
 def test_the_rule_of_sizes_comes_with_its_evidence():
     assert "within the rule" in ratio_evidence(9)
     assert "larger draft than the rule" in ratio_evidence(3)
@@ -251,6 +262,10 @@ def test_advice_names_a_draft_a_depth_and_flags(llama):
     report = advice_for(llama, ["llama-3.2-1b"])
     advice = report["advice"]
     assert advice["decision"] == "this_draft" and advice["headline"].startswith("Use llama-3.2-1b: ")
+    text = " ".join(advice["sentences"])
+    assert "the policy's prior for a draft model, 1:57 is below the rule" in text
+    assert f"A pass of it takes {report['drafts'][0]['cost_ratio']:.0%} of a plain step" in text
+    assert report["drafts"][0]["family"] == "llama-3"
     assert any("accepted over tried" in each for each in advice["watch"]) and report["assumptions"]
 
 
