@@ -14,7 +14,7 @@ from outpace.plan.shapes import HeadShape, trained_head
 
 SELF, HEAD, LOOKUPS = "self", "head", ("ngram", "suffix")
 DraftKind = Literal["draft", "head", "self", "lookup"]
-_ROUNDED = {"int4": "int4_g32", "int4-128": "int4", "int8": "int8", "fp8": "fp8"}  # by the engine's name
+_ROUNDED = {"int4": "int4_g32", "int4-128": "int4_g128", "int8": "int8", "fp8": "fp8"}  # by the engine's name
 TRAINED_VOCABULARY = 16384  # tokens that a head of `outpace distill` can draft
 
 
@@ -70,7 +70,11 @@ def _quantised_self(target: PlannedModel, rounded: str) -> PlannedDraft:
     copy = target.at(precision(_ROUNDED[rounded]))
     if copy.layer_bytes >= target.layer_bytes:
         raise UsageError(f"self:{rounded} is no smaller than {target.name} in {target.precision}; name another draft")
-    return PlannedDraft("self", f"self:{rounded}", replace(copy, name=f"{target.name} in {rounded}"), path=target.path)
+    copy = replace(  # it has the target's embeddings and output head
+        copy, name=f"{target.name} in {rounded}", embedding_bytes=target.embedding_bytes,
+        output_bytes=target.output_bytes,
+    )  # fmt: skip
+    return PlannedDraft("self", f"self:{rounded}", copy, path=target.path)
 
 
 def _head_bytes(target: PlannedModel) -> float:

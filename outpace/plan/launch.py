@@ -20,7 +20,12 @@ from outpace.plan.models import PlannedModel
 from outpace.plan.pairing import Pairing
 
 _DEFAULT_DEPTH = 4
-_ROUNDING = {"fp8": "fp8", "int8": "int8", "int4": "int4-128", "int4_g32": "int4"}  # as the torch backend names them
+_ROUNDING = {
+    "fp8": "fp8",
+    "int8": "int8",
+    "int4_g32": "int4",
+    "int4_g128": "int4-128",
+}  # as the torch backend names them
 
 
 @dataclass(slots=True)
@@ -79,9 +84,10 @@ def _rounded(found: Launch, flag: str, model: PlannedModel, *, is_gpu: bool) -> 
     rounding = _ROUNDING.get(model.precision.name) if is_gpu else None
     if rounding is not None:
         return [flag, rounding]
+    other = ", or let Outpace round it: --precision int4_g32" if model.precision.name == "int4" and is_gpu else ""
     found.notes.append(
-        f"The commands load {model.name} in {model.stored}, as it is published; name a file of it in {model.precision} "
-        "instead."
+        f"The command loads {model.name} in {model.stored}, as it is published; name a file of it in "
+        f"{model.precision} instead{other}."
     )
     return []
 

@@ -51,17 +51,18 @@ class PlannedModel:
 
     def at(self, wanted: Precision) -> PlannedModel:
         """The same model with weights in another format."""
-        return replace(self, precision=wanted, **_sizes(self.shape, wanted))
+        return replace(self, precision=wanted, **_sizes(self.shape, wanted, self.stored))
 
 
-def _sizes(shape: Shape, fmt: Precision) -> dict[str, Any]:
-    """Norms and biases are counted with the layers, at their small size."""
+def _sizes(shape: Shape, fmt: Precision, stored: str) -> dict[str, Any]:
+    """Norms and biases are counted with the layers, at their small size. `stored`: the published format."""
     outer = shape.embedding_parameters * fmt.outer_bytes
+    rounded = shape.embedding_parameters * fmt.rounded_head_bytes if fmt.name != stored else 0.0
     small = shape.parameters - shape.layer_parameters - shape.outer_parameters
     return {
         "layer_bytes": _layer_bytes(shape, fmt) + small * 2.0,
         "embedding_bytes": outer,
-        "output_bytes": 0.0 if shape.tied else outer,
+        "output_bytes": rounded or (0.0 if shape.tied else outer),
     }
 
 
@@ -128,7 +129,7 @@ def _of_table(known: KnownModel, reference: str, wanted: str | None) -> PlannedM
         torch_runs=known.shape.latent is None and not known.shape.has_sinks,
         tokenizer=known.tokenizer,
         hub=reference if "/" in reference else known.hub,
-        **_sizes(known.shape, fmt),
+        **_sizes(known.shape, fmt, known.precision),
     )
 
 
@@ -151,7 +152,7 @@ def _of_folder(path: Path, name: str, wanted: str | None) -> PlannedModel:
         tokenizer=known.tokenizer if known is not None and known.shape == shape else None,
         path=path,
         hub=name if "/" in name else str(path),
-        **_sizes(shape, fmt),
+        **_sizes(shape, fmt, published),
     )
 
 

@@ -1,7 +1,8 @@
 """Number formats of weights and cache: bytes per weight, and the arithmetic that a product in them uses.
 
-A format of a serving engine keeps embeddings and output head in bfloat16, as the published checkpoints do. A GGUF type
-covers all matrices; the mixes, such as Q4_K_M, are given by the bits per weight of llama.cpp's own table.
+A quantised checkpoint keeps embeddings and output head in bfloat16. Outpace, where it rounds published weights as it
+loads them, takes the output head to 8 bits too, and of tied embeddings makes a copy for it. A GGUF type covers all
+matrices; the mixes, such as Q4_K_M, are given by the bits per weight of llama.cpp's own table.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class Precision:
     nominal_bytes: float  # as articles count: without scales
     outer_bytes: float = FLOAT_BYTES  # of embeddings and output head
     arithmetic: Arithmetic = "bf16"  # weights of other formats are converted before the product
+    rounded_head_bytes: float = 0.0  # of an output head that Outpace rounds as it loads; 0: it cannot make this format
 
     def __str__(self) -> str:
         return self.name
@@ -44,6 +46,7 @@ _MIXES = {
     "q4_k_m": 4.8944, "q5_k_s": 5.5704, "q5_k_m": 5.7036, "q6_k": 6.5633,
 }  # fmt: skip
 _CHANNEL = 4096  # weights that share a scale, in formats with one per output row of a large model
+_BYTE = _grouped(8, _CHANNEL, 32)
 
 PRECISIONS: dict[str, Precision] = {
     each.name: each
@@ -51,10 +54,11 @@ PRECISIONS: dict[str, Precision] = {
         Precision("fp32", 4.0, 4.0, 4.0),
         Precision("bf16", FLOAT_BYTES, FLOAT_BYTES),
         Precision("fp16", FLOAT_BYTES, FLOAT_BYTES),
-        Precision("fp8", _grouped(8, _CHANNEL, 32), 1.0, arithmetic="fp8"),
-        Precision("int8", _grouped(8, _CHANNEL, 32), 1.0, arithmetic="int8"),
-        Precision("int4", _grouped(4, 128, 16, 4), 0.5),  # AWQ, GPTQ: groups of 128
-        Precision("int4_g32", _grouped(4, 32, 16), 0.5),  # groups of 32: a model that Outpace rounds itself
+        Precision("fp8", _BYTE, 1.0, arithmetic="fp8", rounded_head_bytes=_BYTE),
+        Precision("int8", _BYTE, 1.0, arithmetic="int8", rounded_head_bytes=_BYTE),
+        Precision("int4", _grouped(4, 128, 16, 4), 0.5),  # checkpoints of AWQ and GPTQ: groups of 128
+        Precision("int4_g32", _grouped(4, 32, 16), 0.5, rounded_head_bytes=_BYTE),  # as Outpace rounds
+        Precision("int4_g128", _grouped(4, 128, 16), 0.5, rounded_head_bytes=_BYTE),
         Precision("mxfp4", _grouped(4, 32, 8), 0.5),  # groups of 32 with one byte
         *(_gguf(name, 8 * BLOCK_SIZES[kind][1] / BLOCK_SIZES[kind][0]) for name, kind in _TYPES.items()),
         *(_gguf(name, bits) for name, bits in _MIXES.items()),
@@ -63,6 +67,7 @@ PRECISIONS: dict[str, Precision] = {
 _ALIASES = {
     "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32", "f16": "fp16",
     "fp8_e4m3": "fp8", "w8a8": "int8", "w8a16": "int8", "awq": "int4", "gptq": "int4", "w4a16": "int4", "nf4": "int4",
+    "int4_128": "int4_g128",
     "q4_k": "q4_k_m", "q5_k": "q5_k_m", "q3_k": "q3_k_m",
 }  # fmt: skip
 

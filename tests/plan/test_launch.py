@@ -66,7 +66,7 @@ def test_a_pair_on_two_gpus():
 
 
 @pytest.mark.parametrize(
-    ("precision", "flag"), [("fp8", "fp8"), ("int8", "int8"), ("int4", "int4-128"), ("int4_g32", "int4")]
+    ("precision", "flag"), [("fp8", "fp8"), ("int8", "int8"), ("int4_g32", "int4"), ("int4-128", "int4-128")]
 )
 def test_the_planned_format_is_the_one_that_is_served(precision, flag):
     found = launched(open_model("llama-3.1-8b", precision), "llama-3.2-1b", ONE, draft_precision=precision)
@@ -79,7 +79,9 @@ def test_the_planned_format_is_the_one_that_is_served(precision, flag):
 def test_published_weights_need_no_flag_and_files_have_to_be_named():
     assert served(launched("llama-3.1-8b", None).commands["outpace"]).quantization == "auto"
     file = launched(open_model("llama-3.1-8b", "q4_k_m"), None)
-    assert any("in bf16, as it is published; name a file of it in q4_k_m" in note for note in file.notes)
+    assert any("in bf16, as it is published; name a file of it in q4_k_m instead." in note for note in file.notes)
+    awq = launched(open_model("llama-3.1-8b", "awq"), None)
+    assert any("let Outpace round it: --precision int4_g32" in note for note in awq.notes)
 
 
 @pytest.mark.parametrize("draft", ["llama-3.2-1b", "ngram", "suffix", "self:int4", "self:int4-128", "self:fp8", None])

@@ -196,6 +196,29 @@ def test_captured_rows_are_those_of_the_torch_backend():
     assert [kept_rows(rows) for rows in (1, 8, 16, 64, 256)] == [independent.max_kept(n) for n in (1, 8, 16, 64, 256)]
 
 
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "llama-3.2-1b", "qwen2.5-0.5b"])
+@pytest.mark.parametrize(
+    ("precision", "kind"),
+    [("bf16", None), ("fp8", "fp8"), ("int8", "int8"), ("int4_g32", "int4"), ("int4_g128", "int4-128")],
+)
+def test_weights_that_are_rounded_take_what_the_torch_backend_makes_of_them(name, precision, kind):
+    torch = pytest.importorskip("torch")
+    from outpace.backends.torch.model.loader import rounded
+    from outpace.backends.torch.model.weights import all_dense, num_weight_bytes
+    from outpace.models.hf_config import parse_config
+
+    shape = open_model(name).shape
+    config = parse_config({
+        "architectures": ["Qwen2ForCausalLM" if shape.qkv_bias else "LlamaForCausalLM"], "hidden_size": shape.width,
+        "intermediate_size": shape.hidden, "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim, "vocab_size": shape.vocab_size,
+        "max_position_embeddings": shape.context, "rms_norm_eps": 1e-6,
+    })  # fmt: skip
+    formats = rounded(kind) if kind is not None else all_dense
+    theirs = num_weight_bytes(config, tied=shape.tied, dtype=torch.bfloat16, formats=formats)
+    assert open_model(name, precision).weight_bytes == pytest.approx(theirs, rel=0.005)
+
+
 def test_weights_cache_and_workspace_are_those_of_the_torch_backend(tmp_path):
     runner = pytest.importorskip("outpace.backends.torch.runner")
     from outpace.backends.base import Capacity
