@@ -180,7 +180,7 @@ def _full_load(best: Pairing, plain: MemoryPlan, to: Deployment) -> str:
 def _why_not(pairing: Pairing) -> str:
     speed = f"{pairing.speed.speedup:.2f}x at depth {pairing.speed.depth}; "
     sentence = f"{pairing.draft.name}: {speed if pairing.verdict in ('use', 'maybe') else ''}{pairing.reason}."
-    if pairing.bridge is None or pairing.compatibility is None:
+    if pairing.compatibility is None or pairing.compatibility.verdict == "identical":
         return sentence
     return f"{sentence} Tokenizers: {pairing.compatibility.sentence}.{_about_bridge(pairing)}"
 

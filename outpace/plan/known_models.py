@@ -189,7 +189,7 @@ _ADDED_WORDS = (
     "instruct", "chat", "it", "base", "hf", "pt", "text", "awq", "gptq", "fp8", "fp16", "bf16", "int4", "int8", "gguf",
     "bnb", "4bit", "8bit", "2407", "2411", "2501", "v0.2", "v0.3",
 )  # fmt: skip
-_QUANTISED = re.compile(r"-i?q[2-8]-.*$")  # as files of llama.cpp are named
+_QUANTISED = re.compile(r"[-.]i?q[2-8]-.*$")  # as files of llama.cpp are named
 _VERSION_FIRST = re.compile(r"^(llama|gemma)(\d)")
 _VERSION_APART = re.compile(r"^(qwen|smollm)-(\d)")
 _OTHER_NAMES = {

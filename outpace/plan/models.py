@@ -13,7 +13,7 @@ from typing import Any
 
 from outpace.errors import ModelError, UsageError
 from outpace.plan.known_models import KNOWN, KnownModel, find_known, similar_names
-from outpace.plan.precision import Precision, precision
+from outpace.plan.precision import Precision, named_precision, precision
 from outpace.plan.shapes import Shape
 
 
@@ -117,7 +117,10 @@ def _unknown(reference: str) -> str:
 
 
 def _of_table(known: KnownModel, reference: str, wanted: str | None) -> PlannedModel:
-    fmt = precision(known.precision if wanted is None else wanted)
+    """A name such as owner/Model-AWQ is that of another checkpoint; without the owner, it only says what is wanted."""
+    named = named_precision(reference)
+    stored = named if named is not None and "/" in reference else known.precision
+    fmt = precision(wanted if wanted is not None else named or known.precision)
     return PlannedModel(
         name=known.name,
         shape=known.shape,
@@ -125,11 +128,11 @@ def _of_table(known: KnownModel, reference: str, wanted: str | None) -> PlannedM
         precision=fmt,
         parameters=known.shape.parameters,
         nominal=known.nominal * 1e9,
-        stored=known.precision,
+        stored=stored,
         torch_runs=known.shape.latent is None and not known.shape.has_sinks,
         tokenizer=known.tokenizer,
         hub=reference if "/" in reference else known.hub,
-        **_sizes(known.shape, fmt, known.precision),
+        **_sizes(known.shape, fmt, stored),
     )
 
 
@@ -182,6 +185,7 @@ def _of_gguf(path: Path, wanted: str | None) -> PlannedModel:
         nominal=_rounded(parameters),
         stored=own.name,
         torch_runs=header.architecture in BY_GGUF_NAME,
+        tokenizer=known.tokenizer if known is not None and known.shape.vocab_size == shape.vocab_size else None,
         path=path,
         hub=str(path),
     )

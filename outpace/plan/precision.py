@@ -70,6 +70,11 @@ _ALIASES = {
     "int4_128": "int4_g128",
     "q4_k": "q4_k_m", "q5_k": "q5_k_m", "q3_k": "q3_k_m",
 }  # fmt: skip
+# GPTQ-Int8 is int8: of several words the last counts.
+_IN_NAMES = {
+    "awq": "int4", "gptq": "int4", "int4": "int4", "4bit": "int4", "fp8": "fp8", "int8": "int8", "8bit": "int8",
+    "bf16": "bf16", "fp16": "fp16",
+}  # fmt: skip
 
 
 def precision(name: str) -> Precision:
@@ -82,6 +87,13 @@ def precision(name: str) -> Precision:
             f"there is no precision {name!r}; choose from {', '.join(PRECISIONS)}{f'; {hint}' * bool(hint)}"
         )
     return found
+
+
+def named_precision(model: str) -> str | None:
+    """The format that the name of a model ends in, as of Qwen2.5-7B-Instruct-AWQ; None if it names none."""
+    words = model.lower().removesuffix(".gguf").replace(".", "-").split("-")
+    found = [_IN_NAMES.get(word, word) for word in words if word in _IN_NAMES or word in _MIXES or word in _TYPES]
+    return found[-1] if found else None
 
 
 def cache_bytes(name: str) -> float:

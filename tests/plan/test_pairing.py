@@ -12,6 +12,7 @@ from outpace.plan.advice import advise, precision_table
 from outpace.plan.bridge import HOST_SECONDS, bridge_of
 from outpace.plan.drafts import open_draft
 from outpace.plan.guesses import Conditions, Measured, ratio_evidence
+from outpace.plan.known_models import KNOWN, KnownModel
 from outpace.plan.machines import custom, machine
 from outpace.plan.memory import Deployment, divide
 from outpace.plan.models import open_model
@@ -102,6 +103,17 @@ def test_known_tokenizers_are_compared_by_name():
 
 
 # ---- judging
+
+
+def test_a_file_with_the_name_of_a_known_model_has_its_tokenizer(tmp_path, monkeypatch):
+    file = write_model(tmp_path / "Tiny-1B-Instruct.Q8_0.gguf")
+    shape = open_model(str(file)).shape
+    for vocab_size, tokenizer in ((shape.vocab_size, "tiny"), (99, None)):
+        known = KnownModel("tiny-1b", "tiny", "tiny", 1, replace(shape, vocab_size=vocab_size), "a/tiny")
+        monkeypatch.setitem(KNOWN, "tiny-1b", known)
+        assert open_model(str(file)).tokenizer == tokenizer
+        verdict = compare(open_model("llama-3.1-8b"), open_model(str(file))).verdict
+        assert verdict == ("different" if tokenizer else "unknown")
 
 
 def test_a_guess_starts_from_the_policys_prior(llama):

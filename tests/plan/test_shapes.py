@@ -91,6 +91,24 @@ def test_names_are_found_in_usual_spellings(written, name):
     assert found is not None and found.name == name
 
 
+@pytest.mark.parametrize(
+    ("written", "fmt", "stored"),
+    [
+        ("Qwen/Qwen2.5-72B-Instruct-AWQ", "int4", "int4"),
+        ("Qwen/Qwen2.5-72B-Instruct-GPTQ-Int8", "int8", "int8"),
+        ("neuralmagic/Meta-Llama-3.1-70B-Instruct-FP8", "fp8", "fp8"),
+        ("llama-3.1-70b-awq", "int4", "bf16"),
+        ("qwen2.5-7b-instruct-q4_k_m", "q4_k_m", "bf16"),
+        ("meta-llama/Llama-3.1-70B-Instruct", "bf16", "bf16"),
+        ("deepseek-ai/DeepSeek-V3", "fp8", "fp8"),
+    ],
+)
+def test_a_name_tells_the_format_of_its_weights(written, fmt, stored):
+    model = open_model(written)
+    assert (model.precision.name, model.stored) == (fmt, stored)
+    assert open_model(written, "int8").precision.name == "int8"
+
+
 def test_unknown_names_are_not_guessed():
     assert find_known("llama-9-700b") is None
     assert "llama-3.1-70b" in similar_names("llama-3.1-71b")
