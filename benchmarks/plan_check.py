@@ -9,8 +9,8 @@ resident memory with the plan's. Then `--measure`'s acceptance and the engine's 
 fixed depths; the engine runs the same prompts with plain decoding and these depths in turns, several rounds. A step
 does the same work in each round, so the fastest time of each step counts: other programs only make a step slower. The
 ratio by whole runs, the fastest of each, stands beside it, and so do the parts of a step, predicted and as the median
-of all steps (`plan_parts.py`), and the share of processor time that the host of this machine gave to others. Without
---model it is the embedded SmolLM2 with its head. The second form predicts the speedups in recorded runs from their
+of all steps (`plan_parts.py`), and the shares of processor time that the host of this machine and other programs took.
+Without --model it is the embedded SmolLM2 with its head. The second form predicts the speedups in recorded runs from their
 costs and acceptance. The third builds the 8B and 1B shapes on a GPU and compares what torch allocated.
 """
 
@@ -51,6 +51,7 @@ from outpace.plan.drafts import PlannedDraft, open_draft
 from outpace.plan.machines import CPU, Machine, machine
 from outpace.plan.measure import Acceptance, calibrated, measure_drafts, median_costs
 from outpace.plan.models import open_model
+from outpace.plan.probe import Others
 from outpace.plan.roofline import completed, draft_costs, sampled, target_costs
 from outpace.plan.speed import ENDLESS, Answer, Drafting, known_acceptance
 from outpace.speculation.costs.curves import Costs
@@ -101,11 +102,15 @@ def main() -> None:
         if not options.no_speed:
             prompts = evenly(load_prompts(options.prompts, options.max_tokens), options.count)
             found |= {"prompts": options.prompts.name, "count": options.count, "max_tokens": options.max_tokens}
-            before = stolen_and_all()
+            before, others = stolen_and_all(), Others()
             found["speed"] = speed(model, draft, prompts, options)
             stolen, every = (after - before for after, before in zip(stolen_and_all(), before, strict=True))
             found["stolen"] = stolen / max(every, 1)
-            print(f"the machine's host took {found['stolen']:.1%} of the processor time")
+            found["others"] = others.share()
+            print(
+                f"the machine's host took {found['stolen']:.1%} of the processor time, and with other programs "
+                f"{found['others']:.1%}"
+            )
     if options.json:
         write_json(options.json, {"provenance": provenance(models), **found})
 
@@ -242,7 +247,7 @@ def speed(model: Path, draft: Path, prompts: Sequence[Prompt], options: argparse
         error = p["speedup"] / ratio["value"] - 1
         print(
             f"temperature {temperature:g}, {drafting.kind}:{depth}: predicted {p['speedup']:.3f}, measured "
-            f"{ratio['value']:.3f} ({ratio['low']:.2f} to {ratio['high']:.2f}): {error:+.1%}; by whole runs "
+            f"{ratio['value']:.3f} ({_interval(ratio)}): {error:+.1%}; by whole runs "
             f"{whole['value']:.3f}: {p['speedup'] / whole['value'] - 1:+.1%}; tokens a step "
             f"{p['tokens_per_step']:.3f} and {m['tokens_per_step']:.3f}; accepted {p['acceptance']['value']:.3f} at "
             f"depth {max(options.depths)} by --measure, {real:.3f} by the engine"
@@ -251,6 +256,10 @@ def speed(model: Path, draft: Path, prompts: Sequence[Prompt], options: argparse
         rows.append({"temperature": temperature, "setting": f"{drafting.kind}:{depth}", "predicted": p, "measured": m,
                      "error": error, "error_of_runs": p["speedup"] / whole["value"] - 1})  # fmt: skip
     return rows
+
+
+def _interval(ratio: dict[str, Any]) -> str:
+    return "one prompt" if ratio["low"] is None else f"{ratio['low']:.2f} to {ratio['high']:.2f}"
 
 
 def print_parts(predicted: dict[str, float], measured: dict[str, float]) -> None:
