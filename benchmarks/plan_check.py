@@ -10,8 +10,8 @@ fixed depths; the engine runs the same prompts with plain decoding and these dep
 does the same work in each round, so the fastest time of each step counts: other programs only make a step slower. The
 ratio by whole runs, the fastest of each, stands beside it, and so do the parts of a step, predicted and as the median
 of all steps (`plan_parts.py`), and the shares of processor time that the host of this machine and other programs took.
-Without --model it is the embedded SmolLM2 with its head. The second form predicts the speedups in recorded runs from their
-costs and acceptance. The third builds the 8B and 1B shapes on a GPU and compares what torch allocated.
+Without --model it is the embedded SmolLM2 with its head. The second form predicts the speedups in recorded runs from
+their costs and acceptance. The third builds the 8B and 1B shapes on a GPU and compares what torch allocated.
 """
 
 from __future__ import annotations
