@@ -82,12 +82,12 @@ class NativeHead:
         self._rooms: list[FloatRows] = []  # by row of a draft; valid until the next draft
         # The library reads and writes these arrays in place; every draft reuses them.
         num_rows, num_tokens = runner.capacity.max_sequences, runner.capacity.max_step_tokens
-        self._rows = np.zeros((num_rows, 4), np.int32)
-        self._tokens = np.zeros(num_tokens, np.int32)
-        self._cases, self._counts = (Case * num_rows)(), (c.c_int32 * num_rows)()
+        self._rows = (c.c_int32 * (4 * num_rows))()
+        self._tokens = (c.c_int32 * num_tokens)()
+        self._cases, self._counts = (Case * num_rows)(*[Case(top_p=1.0)] * num_rows), (c.c_int32 * num_rows)()
         self._places = (c.c_void_p * num_rows)()  # of the rows' distributions
         self._drafted, self._confidence = (c.c_int32 * num_tokens)(), (c.c_float * num_tokens)()
-        self._addresses = self._rows.ctypes.data, runner.tables.ctypes.data  # asking numpy takes microseconds
+        self._tables = runner.tables.ctypes.data  # asking numpy takes microseconds
         self._lib.check(self._lib.start(self._handle, num_pages, runner.capacity.max_step_tokens))
         self.entries = HeadEntries(runner.capacity.max_sequences)
 
@@ -105,9 +105,12 @@ class NativeHead:
             assert seq is not None and request.num_computed == length - 1, "only a decoding request has drafts"
             start = self.entries.take(seq, length)
             self._runner.reserve(seq, length - 1, task.depth)
-            self._rows[i] = (seq, start, length - start, task.depth)
+            self._rows[4 * i : 4 * i + 4] = [seq, start, length - start, task.depth]
             tokens += request.tokens[start:]
-            pick = _LIKELIEST if request.params.is_greedy else _NOISE if matches_own_tokens(request.params) else _DRAW
+            if request.params.is_greedy:
+                self._cases[i].rule = _LIKELIEST  # which uses nothing else of the case
+                continue
+            pick = _NOISE if matches_own_tokens(request.params) else _DRAW
             if pick == _DRAW:
                 room = probs[i] = self._room(i, task.depth)
                 self._places[i] = room.ctypes.data
@@ -135,16 +138,15 @@ class NativeHead:
 
     def _draft(self, num_rows: int, tokens: list[int], num_drafted: int) -> None:
         if len(self._tokens) < len(tokens):
-            self._tokens = np.zeros(len(tokens), np.int32)
+            self._tokens = (c.c_int32 * len(tokens))()
         if len(self._drafted) < num_drafted:
             self._drafted, self._confidence = (c.c_int32 * num_drafted)(), (c.c_float * num_drafted)()
         self._tokens[: len(tokens)] = tokens
         c.memset(self._confidence, 0, num_drafted * c.sizeof(c.c_float))  # unknown where the library writes none
         decide = self._never if all(rule is None for rule in self._stops.rules) else self._stops.decide
-        rows, tables = self._addresses
         self._lib.check(
             self._lib.draft(
-                self._handle, rows, num_rows, self._tokens.ctypes.data, tables, self._runner.tables.shape[1],
+                self._handle, self._rows, num_rows, self._tokens, self._tables, self._runner.tables.shape[1],
                 self._cases, self._places, self._drafted, self._confidence, self._counts, decide,
             )
         )  # fmt: skip
