@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 from tqdm import tqdm
@@ -34,6 +34,7 @@ from outpace.llm import LLM
 from outpace.models.resolve import resolve_model
 
 CONTEXT = 2048
+PAUSE = 0.2  # seconds before each request, because some engines' threads spin for a while after the one before
 REFERENCE = ("outpace", "auto")
 Variant = tuple[str, str]  # engine, its variant
 
@@ -61,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
             peers[name] = open_peer(name, models)
         except Exception as error:  # an engine may raise anything; the others are still measured
             skipped[name] = f"cannot run {model.name}: {_briefly(error)}"
-    attempts, was_cut_short = _measure(peers, prompts, options.max_tokens, options.time_budget)
+    attempts, was_cut_short = measure(peers, prompts, options.max_tokens, options.time_budget)
     for peer in peers.values():
         peer.close()
     results = {
@@ -93,7 +94,7 @@ def _prompts(model: Path, options: argparse.Namespace) -> tuple[list[tuple[str, 
         return [(name, encode(llm, prompt)) for name, prompt in chosen], llm.tokenizer.end_ids
 
 
-def _measure(
+def measure(
     peers: Mapping[str, Peer], prompts: Sequence[tuple[str, list[int]]], max_tokens: int, time_budget: float
 ) -> tuple[dict[Variant, list[Attempt]], bool]:
     """Run each prompt through every variant, in changing order. Prompts are shuffled, so that a run that is cut short
@@ -126,6 +127,7 @@ def _measure(
 
 
 def _attempt(peer: Peer, variant: str, workload: str, tokens: Sequence[int], max_tokens: int) -> Attempt:
+    sleep(PAUSE)
     begin = perf_counter()
     try:
         answer = peer.answer(variant, tokens, max_tokens)

@@ -141,7 +141,7 @@ class NativeHead:
             self._tokens = (c.c_int32 * len(tokens))()
         if len(self._drafted) < num_drafted:
             self._drafted, self._confidence = (c.c_int32 * num_drafted)(), (c.c_float * num_drafted)()
-        self._tokens[: len(tokens)] = tokens
+        self._tokens[: len(tokens)] = [*tokens]
         c.memset(self._confidence, 0, num_drafted * c.sizeof(c.c_float))  # unknown where the library writes none
         decide = self._never if all(rule is None for rule in self._stops.rules) else self._stops.decide
         self._lib.check(
