@@ -109,7 +109,7 @@ class DraftedTokens:
     tokens: list[int]
     confidence: list[float]
     """Before each token was picked, and of the one before which a draft was stopped: the largest probability at
-    temperature 1. May be empty."""
+    temperature 1. Empty where nobody asks for it, or the drafter has none."""
     probs: Sequence[NDArray[np.float32]] | None = None
     """What each token was drawn from, until the next draft; None if `match` verifies it."""
 

@@ -122,7 +122,7 @@ class NativeHead:
         for i, task in enumerate(tasks):
             count, distributions = counts[i], probs[i]
             # A stopped draft also has the confidence of the token before which it stopped; none is 0.
-            num_known = count + (count < task.depth and confidence[at + count] > 0.0)
+            num_known = count + (count < task.depth and confidence[at + count] > 0.0) if task.stop is not None else 0
             kept = None if distributions is None else list(distributions[:count])
             found.append(DraftedTokens(self._drafted[at : at + count], confidence[at : at + num_known], kept))
             at += task.depth

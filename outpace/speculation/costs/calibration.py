@@ -87,6 +87,15 @@ def measure_head(runner: Runner, head: Head, scratch: Request) -> DraftCosts:
     return DraftCosts(StepCosts(points), StepCosts(catch_up) if len(catch_up) > 1 else None, first=first)
 
 
+class _GoesOn:
+    """A rule that ends no draft. With one, a head computes its confidence, as it does for `auto`."""
+
+    is_over = False
+
+    def __call__(self, confidence: float) -> bool:
+        return True
+
+
 def _timed_drafts(
     runner: Runner, head: Head, scratch: Request, rows: int, length: int, depth: int, *, is_cached: bool = True
 ) -> tuple[float, float]:
@@ -95,7 +104,7 @@ def _timed_drafts(
     such as a capture."""
     tokens, params = _some_tokens(runner, length + 1), SamplingParams(temperature=0.0)
     requests = [replace(scratch, params=params, tokens=tokens, seq=seq, num_computed=length) for seq in range(rows)]
-    tasks = [HeadTask(request, depth) for request in requests]
+    tasks = [HeadTask(request, depth, _GoesOn()) for request in requests]
     last = max(1, length - _HEAD_EMITTED + 1)  # where the last step began
     plan = StepPlan([Row(seq, last, tokens[last:length], 1) for seq in range(rows)])
     best = best_round = float("inf")

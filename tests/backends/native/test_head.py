@@ -45,8 +45,17 @@ class Drafting:
             request.num_computed += len(tokens)
 
     def draft(self, request: Request, depth: int) -> DraftedTokens:
-        (drafted,) = self.head.draft([HeadTask(request, depth)])
+        (drafted,) = self.head.draft([HeadTask(request, depth, GoOn())])
         return drafted
+
+
+class GoOn:
+    """A rule that asks for the confidence and ends no draft."""
+
+    is_over = False
+
+    def __call__(self, confidence: float) -> bool:
+        return True
 
 
 @pytest.fixture
@@ -106,7 +115,7 @@ def test_requests_that_share_a_step_do_not_change_each_other(drafting: Drafting)
     requests = [request_of(5 + 11 * i, seq=i, text=i, temperature=0.7 * (i % 2), seed=i) for i in range(5)]
     for request in requests:
         drafting.feed(request)
-    together = drafting.head.draft([HeadTask(request, 1 + i) for i, request in enumerate(requests)])
+    together = drafting.head.draft([HeadTask(request, 1 + i, GoOn()) for i, request in enumerate(requests)])
     for i, request in enumerate(requests):
         drafting.runner.free(i)
         request.num_computed = 0
@@ -132,17 +141,25 @@ def test_a_stopped_draft_is_the_beginning_of_the_whole_one(drafting: Drafting) -
     requests = [request_of(5 + 11 * i, seq=i, text=i, temperature=0.7 * (i % 2), seed=i) for i in range(6)]
     for request in requests:
         drafting.feed(request)
-    whole = drafting.head.draft([HeadTask(request, 5) for request in requests])
+    whole = drafting.head.draft([HeadTask(request, 5, GoOn()) for request in requests])
     stops = [None, StopAfter(0, knows=False), *(StopAfter(i, knows=i % 2 == 0) for i in (2, 3, 4, 9))]
     drafts = drafting.head.draft([HeadTask(*each) for each in zip(requests, [5] * 6, stops, strict=True)])
     assert [len(each.tokens) for each in drafts] == [5, 0, 2, 3, 4, 5]
-    assert [len(each.confidence) for each in drafts] == [5, 1, 2, 4, 4, 5]  # with that of the token it stopped before
+    assert [len(each.confidence) for each in drafts] == [0, 1, 2, 4, 4, 5]  # with that of the token it stopped before
     for stop, draft, expected in zip(stops, drafts, whole, strict=True):
         assert draft.tokens == expected.tokens[: len(draft.tokens)]
         assert draft.confidence == expected.confidence[: len(draft.confidence)]
         assert stop is None or stop.seen == draft.confidence
-    again = drafting.head.draft([HeadTask(request, 5) for request in requests])
+    again = drafting.head.draft([HeadTask(request, 5, GoOn()) for request in requests])
     assert all(same(a, b) for a, b in zip(again, whole, strict=True))
+
+
+def test_without_a_rule_the_same_tokens_are_drafted_and_no_confidence(drafting: Drafting) -> None:
+    request = request_of(40, temperature=0.7, seed=2)
+    drafting.feed(request)
+    (bare,) = drafting.head.draft([HeadTask(request, 5)])
+    assert bare.tokens == drafting.draft(request, 5).tokens
+    assert bare.confidence == []
 
 
 def test_an_error_of_the_rule_that_stops_a_draft_is_raised(drafting: Drafting) -> None:

@@ -90,8 +90,9 @@ typedef struct {
 typedef void (*OutpaceDecide)(int32_t num_rows, const int32_t* rows, const float* confidence, int32_t* fates);
 
 // Drafts up to row.num_logits tokens after the last of each row (DraftRow in drafting.h); row.start is the number of entries that
-// the head's cache holds, at least 1. Of a case, `rule` says how tokens are picked. Writes the tokens and confidences of
-// all rows, one after another, and how many each row has; `decide` may be null. probs[i] is used only if row i draws: zeros, of which only those of known tokens change.
+// the head's cache holds, at least 1. Of a case, `rule` says how tokens are picked. Writes the tokens of all rows, one after
+// another, and how many each row has; `decide` may be null, and no confidence is written then. probs[i] is used only if row
+// i draws: zeros, of which only those of known tokens change.
 OUTPACE_API int32_t outpace_draft(OutpaceModel* head, const OutpaceRow* rows, int32_t num_rows, const int32_t* tokens, const int32_t* tables,
                                   int64_t table_stride, const OutpaceCase* cases, float* const* probs, int32_t* drafted, float* confidence,
                                   int32_t* counts, OutpaceDecide decide);

@@ -24,6 +24,7 @@ Drafting::Drafting(Model& head, int64_t target_vocab_size, std::vector<int32_t> 
 }
 
 void Drafting::draft(const std::vector<DraftRow>& rows, int32_t* tokens, float* confidence, int32_t* counts, Decide decide) {
+    knows_confidence_ = decide != nullptr;
     open_.clear();
     for (const DraftRow& row : rows) {
         open_.push_back({&row, int32_t(open_.size()), tokens, confidence, counts++, 0, false});
@@ -115,7 +116,7 @@ void Drafting::pick_all(const float* logits, int64_t nth) {
 
 void Drafting::pick(Drafted& drafted, const float* logits, int32_t likeliest, int64_t nth, Scratch& scratch) const {
     const DraftRow& row = *drafted.row;
-    drafted.confidence[nth] = largest_share(logits, logits[likeliest], scratch);
+    if (knows_confidence_) drafted.confidence[nth] = largest_share(logits, logits[likeliest], scratch);
     int64_t picked = likeliest;
     if (row.pick == Pick::kNoise) {
         picked = scratch.sampler.choose(scratch.sampler.shape({logits}, row.shaping), row.seed, row.position + nth, ids_.data());

@@ -37,9 +37,9 @@ class Drafting {
     // `ids` are the target's tokens of the head's vocabulary. Both models must have been started.
     Drafting(Model& head, int64_t target_vocab_size, std::vector<int32_t> ids, int num_threads);
 
-    // Writes up to `depth` tokens of each row and the head's confidence before each was picked: the probability of the
-    // likeliest token at temperature 1. Every row has `depth` places, one row after another, and its number of tokens in
-    // `counts`. `decide`, if given, may end a draft; the confidence of the token before which it stops is written too.
+    // Writes up to `depth` tokens of each row. Every row has `depth` places, one row after another, and its number of tokens
+    // in `counts`. `decide`, if given, may end a draft. Then the head's confidence before each token was picked is written
+    // too, also that of the token before which a draft stops: the probability of the likeliest token at temperature 1.
     void draft(const std::vector<DraftRow>& rows, int32_t* tokens, float* confidence, int32_t* counts, Decide decide = nullptr);
 
   private:
@@ -72,6 +72,7 @@ class Drafting {
     std::shared_ptr<ThreadPool> pool_;
     std::vector<std::unique_ptr<Scratch>> scratch_;  // per thread
     std::vector<float> states_;
+    bool knows_confidence_ = false;  // of this draft: it takes time, and nobody else asks for it
     std::vector<int32_t> likeliest_;
     std::vector<Row> rows_;
     std::vector<Drafted> open_;  // rows whose drafts go on

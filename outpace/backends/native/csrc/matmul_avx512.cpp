@@ -82,6 +82,14 @@ inline __m512i join_halves(__m512i first, __m512i second, __m512i pair, const Ac
     return _mm512_sub_epi32(_mm512_add_epi32(_mm512_mullo_epi32(first, scale0), _mm512_mullo_epi32(second, scale1)), offset);
 }
 
+template <GgmlType Q>
+inline __m512i subtract_offset(__m512i dots, const ActBlock& act) {
+    constexpr int kOffset = form_of(Q).bits == 8 ? 128 : form_of(Q).offset;
+    constexpr int kShift = kOffset == 8 ? 3 : kOffset == 16 ? 4 : 7;
+    if constexpr (kOffset == 0) return dots;
+    return _mm512_sub_epi32(dots, _mm512_slli_epi32(_mm512_set1_epi32(act.sum), kShift));
+}
+
 // The block's exact sums for G tokens, one row per lane.
 template <GgmlType Q, int G>
 inline void block_dots(const __m512i* codes, __m512i pair, const ActBlock* act, __m512i (&dots)[G]) {
@@ -97,14 +105,25 @@ inline void block_dots(const __m512i* codes, __m512i pair, const ActBlock* act, 
 #pragma GCC unroll 8
         for (int i = 0; i < G; ++i) dots[i] = join_halves(dots[i], second[i], pair, act[i]);
     } else {
-        constexpr int kOffset = f.bits == 8 ? 128 : f.offset;
-        constexpr int kShift = kOffset == 8 ? 3 : kOffset == 16 ? 4 : 7;
         add_four_vectors<G>(codes + 4, act, 16, dots);
-        if constexpr (kOffset != 0) {
 #pragma GCC unroll 8
-            for (int i = 0; i < G; ++i) dots[i] = _mm512_sub_epi32(dots[i], _mm512_slli_epi32(_mm512_set1_epi32(act[i].sum), kShift));
-        }
+        for (int i = 0; i < G; ++i) dots[i] = subtract_offset<Q>(dots[i], act[i]);
     }
+}
+
+// The same for one token and codes of 4 bits. With one token, unpacking takes as long as multiplying: upper nibbles are
+// multiplied where they are, and their sum is shifted, which is exact.
+template <GgmlType Q>
+inline __m512i nibble_dots(const uint8_t* planes, const ActBlock& act) {
+    __m512i low = _mm512_setzero_si512(), high = low;
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+        __m512i both = load64(planes + kVector * j);
+        asm("" : "+v"(both));  // GCC would load it twice
+        low = _mm512_dpbusd_epi32(low, _mm512_and_si512(both, _mm512_set1_epi8(15)), four_of(act.q + 4 * j));
+        high = _mm512_dpbusd_epi32(high, _mm512_and_si512(both, _mm512_set1_epi8(-16)), four_of(act.q + 16 + 4 * j));
+    }
+    return subtract_offset<Q>(_mm512_add_epi32(low, _mm512_srai_epi32(high, 4)), act);
 }
 
 struct Avx512 {
@@ -116,6 +135,7 @@ struct Avx512 {
                                                    float* out, int64_t out_stride) {
         constexpr Form f = form_of(Q);
         constexpr int kBlocks = blocks_per_super(f), kTogether = T <= 8 ? T : 4;
+        constexpr bool kNibbles = T == 1 && f.bits == 4;
         __m512 acc[T];
         for (int t = 0; t < T; ++t) acc[t] = _mm512_setzero_ps();
         for (int64_t block = 0; block < blocks; block += kBlocks, super += super_bytes(f)) {
@@ -124,13 +144,17 @@ struct Avx512 {
             for (int b = 0; b < kBlocks; ++b, act += block_stride) {
                 if (fetch) fetch_ahead<code_bytes(f)>(super + b * code_bytes(f));
                 const BlockScales scales = load_scales<Q>(super, b, d, dmin);
+                const uint8_t* planes = super + header_bytes(f) + b * code_bytes(f);
                 __m512i codes[8];
+                if constexpr (!kNibbles) {
 #pragma GCC unroll 8
-                for (int j = 0; j < 8; ++j) codes[j] = load_codes<f.bits>(super + header_bytes(f) + b * code_bytes(f), j);
+                    for (int j = 0; j < 8; ++j) codes[j] = load_codes<f.bits>(planes, j);
+                }
 #pragma GCC unroll 4
                 for (int first = 0; first < T; first += kTogether) {
                     __m512i dots[kTogether];
-                    block_dots<Q, kTogether>(codes, scales.pair, act + first, dots);
+                    if constexpr (kNibbles) dots[0] = nibble_dots<Q>(planes, *act);
+                    else block_dots<Q, kTogether>(codes, scales.pair, act + first, dots);
 #pragma GCC unroll 8
                     for (int i = 0; i < kTogether; ++i) {
                         const int t = first + i;
