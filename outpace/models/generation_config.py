@@ -1,7 +1,8 @@
 """Sampling settings that a model's authors recommend, for requests that do not set their own.
 
 They come from generation_config.json of a Hugging Face folder, from the metadata of a GGUF file, or, for the embedded
-model, from its model card. A user may name another folder, or override single values.
+model, from its model card. A user may name another folder, or override single values. Only values from outside need
+checking: with the embedded model alone, pydantic is not loaded, which would take a quarter of a start.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING
 
 from outpace.errors import UsageError, json_object
-from outpace.models import embedded, hf_schema
+from outpace.models import embedded
 from outpace.models.gguf_header import read_header
-from outpace.models.hf_schema import GenerationSettings
+
+if TYPE_CHECKING:
+    from outpace.models.hf_schema import GenerationSettings
 
 Value = int | float
 _FILE = "generation_config.json"
@@ -86,22 +88,26 @@ def recommended(model: Path) -> GenerationDefaults:
         return GenerationDefaults(own, "recommended by the model's authors")
     if not model.is_file():
         return GenerationDefaults(source="the model recommends nothing")
+    from outpace.models.hf_schema import GenerationSettings, validate
+
     metadata = read_header(model).metadata
     found = {name: metadata[key] for name, key in _GGUF_KEYS.items() if key in metadata}
     # GGUF stores float32: 0.95 reads as 0.949999988.
     rounded = {name: float(f"{x:.6g}") if isinstance(x, float) and math.isfinite(x) else x for name, x in found.items()}
-    return _defaults(hf_schema.validate(GenerationSettings, rounded, f"the metadata of {model}"), f"from {model.name}")
+    return _defaults(validate(GenerationSettings, rounded, f"the metadata of {model}"), f"from {model.name}")
 
 
 def _from_folder(folder: Path, *, is_needed: bool = False) -> GenerationDefaults:
+    from outpace.models.hf_schema import GenerationSettings, read_json, validate
+
     path = folder if folder.name.endswith(".json") else folder / _FILE
     try:
-        values = hf_schema.read_json(path)
+        values = read_json(path)
     except FileNotFoundError:
         if is_needed:
             raise UsageError(f"there is no {path}; --generation-config takes auto, vllm or a folder with it") from None
         values = {}
-    return _defaults(hf_schema.validate(GenerationSettings, values, str(path)), f"from {path.name}")
+    return _defaults(validate(GenerationSettings, values, str(path)), f"from {path.name}")
 
 
 def _defaults(settings: GenerationSettings, source: str) -> GenerationDefaults:
@@ -112,6 +118,10 @@ def _defaults(settings: GenerationSettings, source: str) -> GenerationDefaults:
 
 
 def _overriding(text: str) -> Mapping[str, Value]:
+    from pydantic import ValidationError
+
+    from outpace.models.hf_schema import GenerationSettings
+
     name, example = "--override-generation-config", '{"temperature": 0.5}'
     values = json_object(name, text, example)
     unknown = sorted(set(values) - set(GenerationSettings.model_fields))

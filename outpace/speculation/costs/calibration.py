@@ -40,7 +40,11 @@ _MANY_CONTEXT = (128, 256)  # least and most tokens of each row: shorter ones co
 _PARALLEL_ROWS = (8, 0.4)  # rows count as parallel from 8 on, if they cost less than 0.4 of separate rows
 _SEVERAL = 8  # tokens of one row, for measuring the cost per token
 
-_HEAD_ROWS, _HEAD_CONTEXT, _HEAD_DEPTH = 16, 32, 4  # most rows, tokens per row and depth, for timing a draft head
+_HEAD_ROWS, _HEAD_CONTEXT, _HEAD_DEPTH = (
+    16,
+    32,
+    4,
+)  # most rows, tokens per row (a page) and depth, for timing a draft head
 _HEAD_EMITTED = 3  # tokens that a step with a draft of that depth usually emits; the next draft begins with them
 _HEAD_CATCH_UP = 0.1  # seconds; if a size took longer with its prefill, no larger one is measured
 
@@ -111,8 +115,9 @@ def _timed_drafts(
     for _ in range(1 if is_cached else 2):
         begin_round = perf_counter()
         try:
-            for seq in range(rows):
-                _prefill(runner, seq, 0, length, runner.capacity.max_step_tokens)
+            _prefill(runner, 0, 0, length, runner.capacity.max_step_tokens)
+            for seq in range(1, rows):
+                runner.fork(0, seq, last)  # the first step gives each row a page of its own
             for _ in range(1 + _ROUNDS if is_cached else 1):  # the first also catches up
                 for seq in range(rows):
                     runner.truncate(seq, last)
