@@ -157,7 +157,8 @@ def test_peers_are_compared_with_their_own_plain_and_with_ours(monkeypatch):
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(peers, "perf_counter", lambda: clock.now)
     opened = {"outpace": FakePeer(clock), "liar": FakePeer(clock, lies=True), "broken": FakePeer(clock, breaks=True)}
-    attempts, was_cut_short = peers._measure(opened, [("chat", [i]) for i in range(5)], 10, 1e6)
+    monkeypatch.setattr(peers, "PAUSE", 0.0)
+    attempts, was_cut_short = peers.measure(opened, [("chat", [i]) for i in range(5)], 10, 1e6)
     assert not was_cut_short
     rows = {(row["engine"], row["variant"]): row for row in peers.rows(attempts)}
     assert rows["outpace", "auto"]["to_own_plain"]["value"] == pytest.approx(2.0)
@@ -176,7 +177,8 @@ def test_peers_that_are_ahead_are_said_to_be(monkeypatch):
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(peers, "perf_counter", lambda: clock.now)
     opened = {"outpace": FakePeer(clock, seconds=3.0), "quick": FakePeer(clock)}
-    attempts, _ = peers._measure(opened, [("chat", [i]) for i in range(5)], 10, 1e6)
+    monkeypatch.setattr(peers, "PAUSE", 0.0)
+    attempts, _ = peers.measure(opened, [("chat", [i]) for i in range(5)], 10, 1e6)
     text = peers.as_text({"rows": peers.rows(attempts), "skipped": {}, "was_cut_short": False})
     assert "quick, auto is ahead of Outpace here" in text
 
