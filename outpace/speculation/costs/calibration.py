@@ -40,13 +40,10 @@ _MANY_CONTEXT = (128, 256)  # least and most tokens of each row: shorter ones co
 _PARALLEL_ROWS = (8, 0.4)  # rows count as parallel from 8 on, if they cost less than 0.4 of separate rows
 _SEVERAL = 8  # tokens of one row, for measuring the cost per token
 
-_HEAD_ROWS, _HEAD_CONTEXT, _HEAD_DEPTH = (
-    16,
-    32,
-    4,
-)  # most rows, tokens per row (a page) and depth, for timing a draft head
+_HEAD_ROWS = (1, 4, 16)  # a draft head is timed with: its cost lies between, because its weights are few
+_HEAD_CONTEXT, _HEAD_DEPTH = 32, 4  # tokens per row (a page) and depth
 _HEAD_EMITTED = 3  # tokens that a step with a draft of that depth usually emits; the next draft begins with them
-_HEAD_CATCH_UP = 0.1  # seconds; if a size took longer with its prefill, no larger one is measured
+_HEAD_CATCH_UP = 0.1  # seconds: when the prompts that are caught up with took longer, no larger one is measured
 
 _Observation = tuple[int, int, int, float]  # rows, tokens, context, and the seconds that the context added
 
@@ -66,29 +63,38 @@ def measure_draft_model(runner: Runner, patience: float = 1.0) -> DraftCosts:
 
 
 def measure_head(runner: Runner, head: Head, scratch: Request) -> DraftCosts:
-    """The costs of a draft head. All passes of a draft are one call, so the first is timed by drafts of one token, with
-    the fewest and the most rows, and the others by drafts of usual depth."""
+    """The costs of a draft head. All passes of a draft are one call, so the first is timed by drafts of one token, and
+    the others by drafts of usual depth."""
     room = runner.capacity
-    rows = [size for size in SIZES if size <= min(_most_rows(runner), _HEAD_ROWS)]
+    rows = [size for size in _HEAD_ROWS if size <= _most_rows(runner)]
     length = min(_HEAD_CONTEXT, room.max_context - _HEAD_DEPTH - 1, room.cache_tokens // rows[-1] - _HEAD_DEPTH)
-
-    def timed(size: int, depth: int) -> float:
-        return _timed_drafts(runner, head, scratch, size, length, depth)[0]
-
-    first = StepCosts({size: timed(size, 1) for size in {rows[0], rows[-1]}})
-    points = dict[int, float]()
-    for size in rows:
-        whole = timed(size, _HEAD_DEPTH)
-        later = max(whole - first.seconds(size, size), whole / _HEAD_DEPTH / 2)
-        points[size] = later / (_HEAD_DEPTH - 1)
-    catch_up = {1: first.seconds(1, 1)}
-    for size in CATCH_UP_SIZES:
-        if size > min(room.max_context - 2, room.cache_tokens - 1):
-            break
-        catch_up[size], seconds = _timed_drafts(runner, head, scratch, 1, size, 1, is_cached=False)
-        if seconds > _HEAD_CATCH_UP:
-            break
-    return DraftCosts(StepCosts(points), StepCosts(catch_up) if len(catch_up) > 1 else None, first=first)
+    timed = _TimedDrafts(runner, head, scratch)
+    first, points = dict[int, float](), dict[int, float]()
+    with _holding(runner, rows[-1], 0):
+        _prefill(runner, 0, 0, length, room.max_step_tokens)
+        for seq in range(1, rows[-1]):
+            runner.fork(0, seq, timed.last(length))  # the first step gives each row a page of its own
+        for size in rows:
+            first[size], whole = (
+                min([timed(range(size), length, depth) for _ in range(1 + _ROUNDS)]) for depth in (1, _HEAD_DEPTH)
+            )  # the first of them also catches up
+            points[size] = max(whole - first[size], whole / _HEAD_DEPTH / 2) / (_HEAD_DEPTH - 1)
+    catch_up, done, spent = {1: first[1]}, 0, 0.0
+    with _holding(runner, 2, 0):
+        for size in CATCH_UP_SIZES:
+            if size > min(room.max_context - 2, room.cache_tokens // 2) or spent > _HEAD_CATCH_UP:
+                break
+            begin = perf_counter()
+            _prefill(runner, 0, done, size, room.max_step_tokens)
+            done, spent = size, spent + perf_counter() - begin
+            seconds = list[float]()
+            for _ in range(2):  # the first may include one-time work, such as a capture
+                runner.fork(0, 1, timed.last(size))
+                seconds.append(timed([1], size, 1))
+                runner.free(1)
+            catch_up[size] = min(seconds)
+            spent += 2 * catch_up[size]
+    return DraftCosts(StepCosts(points), StepCosts(catch_up) if len(catch_up) > 1 else None, first=StepCosts(first))
 
 
 class _GoesOn:
@@ -100,36 +106,28 @@ class _GoesOn:
         return True
 
 
-def _timed_drafts(
-    runner: Runner, head: Head, scratch: Request, rows: int, length: int, depth: int, *, is_cached: bool = True
-) -> tuple[float, float]:
-    """The best time of a few drafts for `rows` sequences of `length` tokens, of which the head has cached all but those
-    of the last step, or none; and the best time of all that a draft needed. The first round may include one-time work,
-    such as a capture."""
-    tokens, params = _some_tokens(runner, length + 1), SamplingParams(temperature=0.0)
-    requests = [replace(scratch, params=params, tokens=tokens, seq=seq, num_computed=length) for seq in range(rows)]
-    tasks = [HeadTask(request, depth, _GoesOn()) for request in requests]
-    last = max(1, length - _HEAD_EMITTED + 1)  # where the last step began
-    plan = StepPlan([Row(seq, last, tokens[last:length], 1) for seq in range(rows)])
-    best = best_round = float("inf")
-    for _ in range(1 if is_cached else 2):
-        begin_round = perf_counter()
-        try:
-            _prefill(runner, 0, 0, length, runner.capacity.max_step_tokens)
-            for seq in range(1, rows):
-                runner.fork(0, seq, last)  # the first step gives each row a page of its own
-            for _ in range(1 + _ROUNDS if is_cached else 1):  # the first also catches up
-                for seq in range(rows):
-                    runner.truncate(seq, last)
-                _run(runner, plan)  # the head leaves the CPU cache
-                begin = perf_counter()
-                head.draft(tasks)
-                best = min(best, perf_counter() - begin)
-        finally:
-            for seq in range(rows):
-                runner.free(seq)
-        best_round = min(best_round, perf_counter() - begin_round)
-    return best, best_round
+class _TimedDrafts:
+    """Times drafts of a head after a step like those before them."""
+
+    def __init__(self, runner: Runner, head: Head, scratch: Request) -> None:
+        self._runner, self._head = runner, head
+        self._scratch = replace(scratch, params=SamplingParams(temperature=0.0))
+
+    def last(self, length: int) -> int:
+        """Where the last step of a sequence of `length` tokens began."""
+        return max(1, length - _HEAD_EMITTED + 1)
+
+    def __call__(self, seqs: Sequence[int], length: int, depth: int) -> float:
+        """Seconds of one draft for these sequences, which hold `length` tokens or all but the last step's."""
+        tokens, last = _some_tokens(self._runner, length + 1), self.last(length)
+        requests = [replace(self._scratch, tokens=tokens, seq=seq, num_computed=length) for seq in seqs]
+        for seq in seqs:
+            self._runner.truncate(seq, last)
+        # The head leaves the CPU cache.
+        _run(self._runner, StepPlan([Row(seq, last, tokens[last:length], 1) for seq in seqs]))
+        begin = perf_counter()
+        self._head.draft([HeadTask(request, depth, _GoesOn()) for request in requests])
+        return perf_counter() - begin
 
 
 def warm_up(runner: Runner) -> None:
