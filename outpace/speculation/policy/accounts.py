@@ -35,8 +35,8 @@ class Accounts:
 
         The engine assumes `lower_gain`: the accepted draft tokens at the lower bound of acceptance, per token emitted
         without drafts. A request assumes what is expected of its own draft. Who is in debt also asks that a part of it
-        is repaid: where expectations are wrong again and again, that ends it. Later steps pay for catching up if the
-        model `is_proven` by trials. Otherwise the budget does; the first trial of a single request may cost as much as
+        is repaid: where expectations are wrong again and again, that ends it. Catching up is such a debt if the model
+        `is_proven` by trials. Otherwise the budget does; the first trial of a single request may cost as much as
         a budget can hold.
         """
         plain, balance = situation.plain_seconds, max(0.0, self.budget.balance)

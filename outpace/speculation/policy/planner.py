@@ -77,7 +77,7 @@ class Plan:
     depth: int = 0  # of the model's drafts
     seconds: float = 0.0  # of the step, without catching up
     catch_up_seconds: float = 0.0  # the model needs these first
-    steps_left: float = 1.0  # steps that share the cost of catching up
+    steps_left: float = TUNABLES.payback_steps  # in which it has to repay what it costs beyond a budget
     speed: float = 0.0  # expected tokens per second
     is_mixed: bool = False  # not all requests have drafts of the model
     stops: tuple[Acceptance, float, float] | None = None  # what ends a request's draft early: arguments of `Stop`
@@ -93,10 +93,9 @@ class Plan:
 
     def needed_gain(self, plain_seconds: float, balance: float) -> float:
         """Accepted draft tokens, per token emitted without drafts, that are needed to lose at most `balance` plain
-        steps or, in debt, to repay a part of it. What it does not cover of catching up, later steps pay."""
-        longer, repaid = self.seconds / plain_seconds - 1.0, max(0.0, -balance) / TUNABLES.payback_steps
-        behind = self.catch_up_seconds / plain_seconds - max(0.0, balance)
-        return longer + repaid + (behind / self.steps_left if behind > 0.0 else behind)
+        steps. A debt, catching up included, has to be repaid in the steps that are left."""
+        debt = self.catch_up_seconds / plain_seconds - balance
+        return self.seconds / plain_seconds - 1.0 + (debt / self.steps_left if debt > 0.0 else debt)
 
 
 class _Candidate(NamedTuple):
@@ -232,9 +231,9 @@ class Planner:
             too_rare = of_model - of_shallower < _LEAST_SURVIVAL * size * (depth - before)
             if depth > deepest or num_drafted > situation.max_drafted or too_rare:
                 break
-            before, gain, steps_left = depth, of_model + gain_of_kept, 1.0
+            before, gain, steps_left = depth, of_model + gain_of_kept, TUNABLES.payback_steps
             if catch_up_seconds:
-                steps_left = max(1.0, TUNABLES.counted_on * tokens_left / (1.0 + of_model / size))
+                steps_left = min(max(1.0, TUNABLES.counted_on * tokens_left / (1.0 + of_model / size)), steps_left)
             summed = costs.seconds(size, depth, situation.context)
             summed += situation.seconds(num_drafted) + situation.token_seconds * gain
             seconds = self._times.factor(Kind(name, depth, size < situation.rows), situation.rows) * summed + own

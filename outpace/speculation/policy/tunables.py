@@ -21,7 +21,7 @@ class Tunables:
     most_balance: float = 8.0
     """Plain steps a budget can hold, so that old gains do not pay for current losses."""
     payback_steps: float = 32.0
-    """Plain steps in which a draft is to repay a debt: a request that is always expected to gain 0.2 of a step, and
+    """Steps in which a draft is to repay a debt: a request that is always expected to gain 0.2 of a step, and
     never does, may owe 6 steps. Fewer let one unlucky request keep a whole batch from drafts that pay."""
 
     # ---- acceptance: the chance of a draft token
