@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from outpace.config import SamplingParams
     from outpace.decoding.matcher import Matcher
     from outpace.decoding.sampling import Shaper
+    from outpace.decoding.tree import Tree
     from outpace.engine.output import OutputWriter
     from outpace.speculation.proposers.prediction import Follower
 
@@ -160,7 +161,7 @@ class SpeculationCounts:
         self.num_drafted += verdict.num_drafted
         self.proposers.add(proposer)
         drafted, accepted = self.drafted_per_position, self.accepted_per_position
-        for i in range(verdict.num_drafted):
+        for i in range(verdict.depth):
             if i == len(drafted):
                 drafted.append(0)
                 accepted.append(0)
@@ -215,11 +216,25 @@ class Draft:
     confidence: list[float] = field(default_factory=list, compare=False)
     """The proposer's confidence in each token, given those before it; it needs calibration. It may depend on earlier
     tokens and on whole distributions, never on which token was drawn from them. 1 means that no other is possible."""
+    tree: Tree | None = None  # its shape; None: each token follows the one before. Trees have no `probs`
+
+    @property
+    def depth(self) -> int:
+        """The most tokens that can be accepted."""
+        return len(self.tokens) if self.tree is None else self.tree.depth
+
+    @property
+    def parents(self) -> Sequence[int]:
+        """The token before each token, by its number; -1: the one before the draft."""
+        return range(-1, len(self.tokens) - 1) if self.tree is None else self.tree.parents
 
 
 @dataclass(slots=True)
 class Case:
-    """A request whose next tokens are to be verified or sampled, and its draft."""
+    """A request whose next tokens are to be verified or sampled, and its draft.
+
+    The target's output is needed before the draft, and after each of its tokens: those are the rows 0, 1, 2, ...
+    """
 
     request: Request
     draft: Draft | None
@@ -228,6 +243,21 @@ class Case:
     def tokens(self) -> Sequence[int]:
         return self.draft.tokens if self.draft is not None else ()
 
+    @property
+    def tree(self) -> Tree | None:
+        return self.draft.tree if self.draft is not None else None
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        """Of each row: how many draft tokens precede it."""
+        tree = self.tree
+        return range(len(self.tokens) + 1) if tree is None else (0, *tree.depths)
+
+    def prefix(self, row: int) -> Sequence[int]:
+        """The draft tokens that precede a row."""
+        tree, tokens = self.tree, self.tokens
+        return tokens[:row] if tree is None else [tokens[node] for node in tree.path(row - 1)]
+
 
 @dataclass(slots=True)
 class Row:
@@ -235,6 +265,9 @@ class Row:
 
     Logits are needed for the last `num_logits` tokens: 0 inside a prompt, depth + 1 for a draft. The first `num_scored`
     of them score prompt tokens; the others, if any, are for the row's case.
+
+    With a tree, the row's last tokens are its nodes. They lie in the cache one after another, as other tokens do, until
+    `Capabilities.keep_path` keeps some of them; their positions are those of the texts that they are part of.
     """
 
     seq: int
@@ -242,6 +275,7 @@ class Row:
     tokens: Sequence[int]
     num_logits: int
     num_scored: int = 0
+    tree: Tree | None = None
 
 
 @dataclass(slots=True)
@@ -277,12 +311,24 @@ class Verdict:
     num_drafted: int
     num_accepted: int
     num_lenient: int = 0
+    tree: Tree | None = None  # of the draft
+    path: Sequence[int] = ()  # its accepted nodes
+
+    @property
+    def depth(self) -> int:
+        """The most tokens that could be accepted."""
+        return self.num_drafted if self.tree is None else self.tree.depth
+
+    @property
+    def rows(self) -> Sequence[int]:
+        """For each token, the row of the case that decided it."""
+        return range(len(self.tokens)) if self.tree is None else (0, *(node + 1 for node in self.path))
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedDraft:
     """A draft and its verdict: output tokens `start`, `start` + 1, ... are the accepted ones, the next is the target's
-    own."""
+    own. Of a tree, the accepted tokens and the first guesses after them."""
 
     start: int
     proposer: str

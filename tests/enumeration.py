@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
+from itertools import permutations
 from numbers import Rational
 from typing import Any, TypeVar
 
@@ -69,18 +70,77 @@ class Noise:
             if left < right:
                 open_pieces.append((piece, left, right))
             start = end
-        branch = 0
-        if len(open_pieces) > 1:
-            depth = len(self._taken)
-            if depth < len(self._prescribed):
-                branch = self._prescribed[depth]
-            else:
-                self.untaken += [(*self._taken, other) for other in range(1, len(open_pieces))]
-            self._taken.append(branch)
-        piece, left, right = open_pieces[branch]
+        piece, left, right = open_pieces[self._branch(len(open_pieces))]
         self.probability *= (right - left) / (high - low)
         self._intervals[address] = (left, right)
         return piece
+
+    def _branch(self, num_open: int) -> int:
+        """Which of the possible outcomes this path takes; the others are left for other paths."""
+        if num_open == 1:
+            return 0
+        branch, depth = 0, len(self._taken)
+        if depth < len(self._prescribed):
+            branch = self._prescribed[depth]
+        else:
+            self.untaken += [(*self._taken, other) for other in range(1, num_open)]
+        self._taken.append(branch)
+        return branch
+
+
+Point = tuple[Fraction, Fraction, Fraction]
+Polygon = list[Point]
+_NONE, _ALL = Fraction(0), Fraction(1)
+_TRIANGLE: Polygon = [(_ALL, _NONE, _NONE), (_NONE, _ALL, _NONE), (_NONE, _NONE, _ALL)]
+
+
+class RaceNoise(Noise):
+    """With the engine's own way of picking tokens, for three tokens: each has exponential noise at an address, and
+    tokens are ranked by noise / weight, the least first. (The engine divides weights by noise.)
+
+    Only the ratios of the three exponentials matter, and these are a uniform point of a triangle. Decisions cut the
+    triangle by straight lines, so that every probability is a ratio of areas: an exact fraction.
+    """
+
+    def __init__(self, path: Sequence[int] = ()) -> None:
+        super().__init__(path)
+        self._left: dict[Address, Polygon] = {}  # of the triangle
+
+    def ranked(self, address: Address, weights: Distribution, count: int) -> tuple[int, ...]:
+        """The first `count` tokens of the race; fewer if fewer have a weight."""
+        whole = self._left.get(address, _TRIANGLE)
+        count = min(count, int(np.count_nonzero(weights)))
+        found = list[tuple[tuple[int, ...], Polygon]]()
+        for order in permutations(range(3), count):
+            polygon = whole
+            for place, token in enumerate(order):
+                for other in set(range(3)).difference(order[: place + 1]):
+                    polygon = _clipped(polygon, token, _exact(weights[other]), other, _exact(weights[token]))
+            if _area(polygon) > 0:
+                found.append((order, polygon))
+        order, self._left[address] = found[self._branch(len(found))]
+        self.probability *= _area(self._left[address]) / _area(whole)
+        return order
+
+
+def _clipped(polygon: Polygon, i: int, a: Fraction, j: int, b: Fraction) -> Polygon:
+    """The part of a convex polygon in which a * x[i] <= b * x[j]."""
+    found: Polygon = []
+    for here, there in zip(polygon, [*polygon[1:], *polygon[:1]], strict=True):
+        mine, next_ = (b * point[j] - a * point[i] for point in (here, there))
+        if mine >= 0:
+            found.append(here)
+        if (mine > 0 > next_) or (mine < 0 < next_):
+            share = mine / (mine - next_)
+            x, y, z = (u + share * (v - u) for u, v in zip(here, there, strict=True))
+            found.append((x, y, z))
+    return found
+
+
+def _area(polygon: Polygon) -> Fraction:
+    """Times a constant."""
+    pairs_ = zip(polygon, [*polygon[1:], *polygon[:1]], strict=True)
+    return abs(sum((p[0] * q[1] - p[1] * q[0] for p, q in pairs_), start=Fraction(0)))
 
 
 def _exact(value: Any) -> Fraction:
@@ -108,12 +168,32 @@ def exact_law(procedure: Callable[[Noise], Outcome], *, may_reuse_noise: bool = 
     """The law of what a procedure returns. By default no number may be used twice: a rule that did so would lose the
     independence that `Chance` promises, since noise is looked up by address.
     """
+
+    def once(path: Sequence[int]) -> tuple[Outcome, Noise]:
+        noise = Noise(path)
+        outcome = procedure(noise)
+        assert may_reuse_noise or not noise.asked_again, f"asked twice: {noise.asked_again}"
+        return outcome, noise
+
+    return _law(once)
+
+
+def race_law(procedure: Callable[[RaceNoise], Outcome]) -> Law[Outcome]:
+    """The same with `RaceNoise`, which target and draft share."""
+
+    def once(path: Sequence[int]) -> tuple[Outcome, Noise]:
+        noise = RaceNoise(path)
+        return procedure(noise), noise
+
+    return _law(once)
+
+
+def _law(once: Callable[[Sequence[int]], tuple[Outcome, Noise]]) -> Law[Outcome]:
+    """`once` runs the procedure on one path."""
     law: Law[Outcome] = {}
     paths: list[tuple[int, ...]] = [()]
     while paths:
-        noise = Noise(paths.pop())
-        outcome = procedure(noise)
-        assert may_reuse_noise or not noise.asked_again, f"asked twice: {noise.asked_again}"
+        outcome, noise = once(paths.pop())
         law[outcome] = law.get(outcome, Fraction(0)) + noise.probability
         paths += noise.untaken
     assert sum(law.values()) == 1

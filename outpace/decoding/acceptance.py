@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from outpace.core import Verdict
 from outpace.decoding.numerics import total
+from outpace.decoding.tree import ROOT, Tree
 
 Distribution = NDArray[Any]  # float32 in service, exact fractions in tests
 TargetProbs = Callable[[int], Distribution]
@@ -57,6 +58,23 @@ def match_known(tokens: Sequence[int], own_tokens: list[int]) -> Verdict:
     """`match` with all of the target's tokens computed: `own_tokens[i]` is its token after i draft tokens."""
     num_accepted = common_length(tokens, own_tokens)
     return Verdict(own_tokens[: num_accepted + 1], len(tokens), num_accepted)
+
+
+def match_tree(tokens: Sequence[int], tree: Tree, own_token: Callable[[int], int]) -> Verdict:
+    """`match` for a tree: from node to node, as long as a child equals the target's own token.
+
+    `own_token(node)` is the target's token after the path to a node. It does not depend on the draft, so any tree is
+    lossless. To be accepted often, children are the likeliest tokens of the draft's distribution after the target's
+    noise is added: the first of them is then what a chain has.
+    """
+    path: list[int] = []
+    while True:
+        node = path[-1] if path else ROOT
+        own = own_token(node)
+        child = next((each for each in tree.children(node) if tokens[each] == own), None)
+        if child is None:
+            return Verdict([*(tokens[each] for each in path), own], len(tokens), len(path), 0, tree, tuple(path))
+        path.append(child)
 
 
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:

@@ -1,6 +1,7 @@
 """Verifies a draft against the target's logits. Selects the acceptance rule for each request:
 
     greedy, seeded, or a one-hot draft   match: the target's own token at each position decides
+    a tree                               the same, node by node
     sampled, unseeded, a neural draft    block verification (token-by-token rejection if the request asks for it)
     a lossy rule, set by the request     match, with leniency
 
@@ -31,9 +32,11 @@ def matches_own_tokens(params: SamplingParams) -> bool:
 
 
 def verify(request: Request, draft: Draft | None, logits: NDArray[np.float32]) -> Verdict:
-    """Verify a draft. Row i of `logits` is the target's output after i draft tokens: one row more than tokens."""
+    """Verify a draft. `logits` has the rows of its `Case`."""
+    rows = _Rows(Case(request, draft), logits)
+    if draft is not None and draft.tree is not None:
+        return acceptance.match_tree(draft.tokens, draft.tree, lambda node: rows.own_token(node + 1))
     tokens = draft.tokens if draft is not None else []
-    rows = _Rows(request, tokens, logits)
     if draft is None or draft.probs is None or matches_own_tokens(request.params):
         return acceptance.match(tokens, rows.own_token, _leniency(request.params, rows))
     rule = acceptance.reject if request.params.speculation.acceptance == "rejection" else acceptance.verify_block
@@ -93,23 +96,23 @@ class HostExecutor:
 class _Rows:
     """The target's distributions and tokens along a draft, computed on first use."""
 
-    def __init__(self, request: Request, tokens: Sequence[int], logits: NDArray[np.float32]) -> None:
-        self._request = request
-        self._tokens = tokens
+    def __init__(self, case: Case, logits: NDArray[np.float32]) -> None:
+        self._case = case
+        self._request = case.request
         self._logits = logits
         self._probs: dict[int, FloatRow] = {}
 
     def position(self, i: int) -> int:
-        return len(self._request.tokens) + i
+        return len(self._request.tokens) + self._case.offsets[i]
 
     def probs(self, i: int) -> FloatRow:
         if i not in self._probs:
-            self._probs[i] = self._request.shaper.probs(self._logits[i], self._tokens[:i])
+            self._probs[i] = self._request.shaper.probs(self._logits[i], self._case.prefix(i))
         return self._probs[i]
 
     def own_token(self, i: int) -> int:
         if self._request.params.is_greedy:
-            return self._request.shaper.greedy(self._logits[i], self._tokens[:i])
+            return self._request.shaper.greedy(self._logits[i], self._case.prefix(i))
         return sampling.choose(self.probs(i), self._request.seed, self.position(i))
 
 

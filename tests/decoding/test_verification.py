@@ -18,9 +18,10 @@ import pytest
 from numpy.typing import NDArray
 
 from outpace.config import SamplingParams, SpeculationParams
-from outpace.core import Draft, Request, Verdict
+from outpace.core import Case, Draft, Request, Verdict
 from outpace.decoding.randomness import Purpose, key, uniform
 from outpace.decoding.sampling import Shaper, choose
+from outpace.decoding.tree import ROOT, likely_tree
 from outpace.decoding.verification import Dice, draw_weighted, matches_own_tokens, verify
 from tests.goodness import SMALLEST_P, fits
 
@@ -96,6 +97,18 @@ def one_hot(request: Request, depth: int) -> Draft:
     return Draft(tokens, "suffix")
 
 
+def branched(request: Request, depth: int) -> Draft:
+    """A tree of one more guess at each level than it is deep."""
+    tree = likely_tree([0.5] * depth, 2 * depth)
+    tokens = [0] * len(tree)
+    for node in (ROOT, *range(len(tree))):
+        text = [tokens[each] for each in tree.path(node)]
+        ranked = (-draft_logits((*request.tokens, *text))).argsort().tolist()
+        for child, token in zip(tree.children(node), ranked, strict=False):
+            tokens[child] = token
+    return Draft(tokens, "head", tree=tree)
+
+
 def junk(request: Request, depth: int) -> Draft:
     return Draft([(len(request.tokens) * 7 + i) % VOCAB for i in range(depth)], "ngram")
 
@@ -123,8 +136,8 @@ def alternating(request: Request, depth: int) -> Draft | None:
 
 
 def take_step(request: Request, draft: Draft | None) -> Verdict:
-    drafted = draft.tokens if draft is not None else []
-    rows = [target_logits((*request.tokens, *drafted[:i])) for i in range(len(drafted) + 1)]
+    case = Case(request, draft)
+    rows = [target_logits((*request.tokens, *case.prefix(i))) for i in range(len(case.tokens) + 1)]
     verdict = verify(request, draft, np.stack(rows))
     request.tokens += verdict.tokens
     request.shaper.advance(verdict.tokens)
@@ -193,7 +206,7 @@ def test_neural_drafts_leave_the_targets_joint_law(acceptance: str, shaping: dic
     assert tokens_per_step > 1.5  # else nothing was accepted and the test is empty
 
 
-@pytest.mark.parametrize("drafter", [no_draft, one_hot, alternating], ids=lambda drafter: drafter.__name__)
+@pytest.mark.parametrize("drafter", [no_draft, one_hot, alternating, branched], ids=lambda drafter: drafter.__name__)
 def test_other_drafts_leave_the_targets_joint_law(drafter: Drafter) -> None:
     p, _ = p_of_fit(sampling(), drafter)
     assert p > SMALLEST_P
@@ -253,7 +266,7 @@ REPLAYED: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "greedy_with_penalties": {"temperature": 0.0, "frequency_penalty": 0.6, "repetition_penalty": 1.3},
 }
-DRAFTERS: list[Drafter] = [neural, one_hot, junk, perfect, alternating]
+DRAFTERS: list[Drafter] = [neural, one_hot, junk, perfect, alternating, branched]
 
 
 @pytest.mark.parametrize("shaping", REPLAYED.values(), ids=REPLAYED.keys())
