@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from outpace.core import Case, MeasuredAcceptance, Request, Row, StepPlan, TokenLogprob, Verdict
 
 if TYPE_CHECKING:
+    from outpace.decoding.tree import Tree
     from outpace.errors import BackendLost
     from outpace.models.special_tokens import SpecialTokens
 
@@ -97,11 +98,12 @@ class StepExecutor(Protocol):
 
 @dataclass(slots=True)
 class DraftTask:
-    """Run the row, then draft `depth` tokens."""
+    """Run the row, then draft `depth` tokens: one after another, or as many nodes of a tree."""
 
     row: Row
     request: Request
     depth: int
+    tree: Tree | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,7 @@ class HeadTask:
     request: Request
     depth: int
     stop: DraftStop | None = None  # for heads that can stop early
+    tree: Tree | None = None  # to be drafted instead, by a head that can; of one call, the same for all tasks
 
 
 class Head(Protocol):
@@ -149,6 +152,7 @@ class Head(Protocol):
     size_bytes: int
     measured: MeasuredAcceptance | None  # when it was trained
     stops_early: bool  # it asks `HeadTask.stop` after each pass; else drafts have their full depth
+    has_trees: bool  # it can draft trees
 
     def num_uncached(self, seq: int, num_tokens: int) -> int:
         """Tokens of a sequence, of this length with its latest token, that the head has yet to process."""
@@ -184,6 +188,9 @@ class Capabilities:
     head: Head | None = None  # drafts from this model's hidden states
     drafter: Drafter | None = None  # drafts all tokens of a draft in one call
     follow: Callable[[Runner], None] | None = None  # starts to verify that runner's drafts early
+    keep_path: Callable[[int, int, Sequence[int]], None] | None = None
+    """Of a sequence, keep so many tokens and, of those after them, the ones at these places, which follow one another.
+    None: drafts cannot be trees."""
     num_prepared: Callable[[], int] | None = None  # count of one-time work, such as captures; it makes a step slow
     on_loss: Callable[[Callable[[BackendLost], None]], None] | None = None
     """Registers a function to call, in another thread, when the backend is lost; without a step nobody would notice."""

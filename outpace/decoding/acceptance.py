@@ -77,6 +77,11 @@ def match_tree(tokens: Sequence[int], tree: Tree, own_token: Callable[[int], int
         path.append(child)
 
 
+def match_known_tree(tokens: Sequence[int], tree: Tree, own_tokens: Sequence[int]) -> Verdict:
+    """`match_tree` with all of the target's tokens computed: before the draft, then after each node."""
+    return match_tree(tokens, tree, lambda node: own_tokens[node + 1])
+
+
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:
     """Length of the common prefix of two token sequences."""
     length = 0

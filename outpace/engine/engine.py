@@ -362,7 +362,7 @@ class Engine:
     def _host_work(self, turns: Sequence[_Turn], cases: Sequence[Case]) -> Callable[[], None] | None:
         """Work for the host while the device runs: compute the masks that verification needs, learn from the last step,
         and let the lookup proposers prepare the requests whose prompts end in this step. None if there is none."""
-        masked = [(case.request.matcher, case.tokens) for case in cases if case.request.matcher is not None]
+        masked = [(case.request.matcher, case) for case in cases if case.request.matcher is not None]
         waiting: list[Request] = []
         if self.stats.num_prefill_tokens and self.costs is not None:
             begun = [turn.work.request for turn in turns if turn.work.emits and not turn.work.is_decoding]
@@ -371,9 +371,9 @@ class Engine:
             return None
 
         def learn_and_prepare() -> None:
-            for matcher, tokens in masked:
-                for i in range(len(tokens) + 1):
-                    matcher.mask(tokens[:i])  # the matcher keeps it
+            for matcher, case in masked:
+                for i in range(len(case.tokens) + 1):
+                    matcher.mask(case.prefix(i))  # the matcher keeps it
             self._learn_postponed(is_hidden=True)
             for request in waiting:
                 for name in self.policy.lookups(request):
@@ -444,6 +444,8 @@ class Engine:
         room_left = request.max_length - len(request.tokens)
         if request.drafts is not None and turn.draft is not None:
             tokens, num_lenient = turn.draft.tokens, verdict.num_lenient
+            if verdict.tree is not None:
+                tokens = [tokens[node] for node in verdict.tree.continued(verdict.path)]
             request.drafts.append(VerifiedDraft(request.num_output, choice.method, tokens, num_accepted, num_lenient))
         ending = None if request.matcher is None else request.matcher.ending(verdict.tokens)
         if ending is not None and ending.num_tokens == 0:  # the grammar failed here, and nothing can follow
@@ -452,7 +454,8 @@ class Engine:
         for token in verdict.tokens if request.finish_reason is None else ():
             request.tokens.append(token)
             if logits is not None and request.params.logprobs is not None:
-                request.writer.logprobs.append(token_logprob(logits[num_emitted], token, request.params.logprobs))
+                line = logits[verdict.rows[num_emitted]]
+                request.writer.logprobs.append(token_logprob(line, token, request.params.logprobs))
             drafted_by = choice.method if num_emitted < num_accepted else None
             num_emitted += 1
             ends = ending.reason if ending is not None and ending.num_tokens == num_emitted else None
@@ -466,7 +469,8 @@ class Engine:
         # The cache holds all of the row's tokens. Of the draft, only accepted and emitted tokens stay.
         num_fed = len(row.tokens)
         num_kept = num_fed - verdict.num_drafted + min(num_accepted, num_emitted)
-        self._cache.commit(row.seq, num_fed, num_kept)
+        path = None if verdict.tree is None else verdict.path[:num_emitted]
+        self._cache.commit(row.seq, num_fed, num_kept, path)
         request.num_computed += num_kept
         request.spec.num_generated += num_emitted
         if request.first_token_at is None:
@@ -570,4 +574,4 @@ def _row(work: Work, draft: Draft | None) -> Row:
         return Row(request.seq, start, tokens, num_lines, num_lines)
     if draft is None:
         return Row(request.seq, start, tokens, 1 + work.num_scored, work.num_scored)
-    return Row(request.seq, start, tokens + draft.tokens, 1 + len(draft.tokens))
+    return Row(request.seq, start, tokens + draft.tokens, 1 + len(draft.tokens), tree=draft.tree)

@@ -6,6 +6,8 @@ agree. This module also assigns the sequence numbers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from outpace.backends.base import Runner
 from outpace.kv.blocks import BlockPool
 
@@ -47,9 +49,15 @@ class SequenceCache:
         """Reserve room for tokens to be computed. If there is too little: False, and no change."""
         return self._pool.reserve(seq, num_tokens) is not None
 
-    def commit(self, seq: int, num_computed: int, num_kept: int) -> None:
-        """The runner appended num_computed tokens; keep the first num_kept."""
+    def commit(self, seq: int, num_computed: int, num_kept: int, path: Sequence[int] | None = None) -> None:
+        """The runner appended num_computed tokens; keep the first num_kept. Of a row that ends with a tree, the last of
+        them are the nodes of `path`."""
         self._pool.commit(seq, num_kept)
+        if path is not None:
+            keep_path = self._runner.capabilities.keep_path
+            assert keep_path is not None, "a backend that cannot keep a path gets no trees"
+            keep_path(seq, self._pool.length(seq) - len(path), path)
+            return
         if num_kept < num_computed:
             self._runner.truncate(seq, self._pool.length(seq))
 

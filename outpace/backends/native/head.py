@@ -57,6 +57,7 @@ class _Stops:
 
 
 class NativeHead:
+    has_trees = False
     stops_early = True
 
     def __init__(self, library: Library, file: HeadFile, target: c.c_void_p, threads: int) -> None:

@@ -62,6 +62,7 @@ class _NextDraft:
 
 
 class TorchHead:
+    has_trees = False
     stops_early = False
 
     def __init__(

@@ -38,7 +38,7 @@ from outpace.backends.torch.execution import staging
 from outpace.backends.torch.execution.ahead import Ahead
 from outpace.backends.torch.execution.drafting import WIDTHS, LoopRun
 from outpace.backends.torch.execution.executor import DeviceExecutor, score
-from outpace.backends.torch.execution.graphs import LARGEST_BUCKET, Graphs, num_captured_tokens
+from outpace.backends.torch.execution.graphs import LARGEST_BUCKET, Graphs, has_trees, num_captured_tokens
 from outpace.backends.torch.execution.launched import Launched
 from outpace.backends.torch.execution.pages import PAGE_TOKENS, Pages, bytes_per_token, choose_cache_dtype, is_rounded
 from outpace.backends.torch.execution.step import HostStep, StepShape, views
@@ -228,6 +228,7 @@ class TorchRunner:
             executor=self.executor,
             drafter=self.draft,
             follow=self.follow,
+            keep_path=self.keep_path if model.has_trees else None,
             num_prepared=self.num_prepared,
             scorer=score if embedding.is_cuda else None,  # in the host's memory, numpy is as fast
             states=self.states,
@@ -338,8 +339,9 @@ class TorchRunner:
             return Launched(bucket.logits, lines, device_lines, bucket.draws, bucket, gives_peaks)
         longest = max(len(row.tokens) for row in plan.rows)
         shape = StepShape(
-            plan.num_tokens, len(plan.rows), num_logits, longest, self._table_width, gives_peaks=gives_peaks
-        )
+            plan.num_tokens, len(plan.rows), num_logits, longest, self._table_width, gives_peaks=gives_peaks,
+            has_trees=has_trees(plan),
+        )  # fmt: skip
         host = HostStep(shape, pinned=self.device.type == "cuda")
         self.fill(host, plan)
         step = views(host.buffer.to(self.device), shape)
@@ -409,6 +411,22 @@ class TorchRunner:
         self.pool.rewind(seq, num_tokens)
         if self._head is not None:
             self._head.truncate(seq, num_tokens)
+
+    def keep_path(self, seq: int, num_tokens: int, places: Sequence[int]) -> None:
+        """Keep `num_tokens` and, of the tokens after them, those at `places`, which are ascending. They move together:
+        their keys, values and hidden states, which are those of their depth in the tree, not of their place."""
+        moved = [(num_tokens + place, num_tokens + i) for i, place in enumerate(places) if place != i]
+        if moved:
+            old, new = np.array(moved).T
+            table = self.tables[seq]
+            words = np.stack(
+                [table[old // PAGE_TOKENS], old % PAGE_TOKENS, table[new // PAGE_TOKENS], new % PAGE_TOKENS]
+            )
+            where = torch.from_numpy(words).long().to(self.device)  # one transfer
+            self._pages.move(*where)
+            if self._taps is not None:
+                self._taps.move(*where)
+        self.truncate(seq, num_tokens + len(places))
 
     def fork(self, source: int, target: int, num_tokens: int) -> None:
         self.free(target)

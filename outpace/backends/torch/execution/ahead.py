@@ -26,6 +26,7 @@ from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.sampling.draws import Draws, Fetch, Mode, mode_for
 from outpace.backends.torch.sampling.rejection import KeptDraft, Rejection
 from outpace.core import Case, Request, Row, StepPlan
+from outpace.decoding.tree import Tree
 
 if TYPE_CHECKING:
     from outpace.backends.torch.runner import TorchRunner
@@ -39,22 +40,30 @@ class Verifying:
     seq: int
     start: int  # position of that token
     token: int
-    depth: int
+    depth: int  # drafted tokens
+    tree: Tree | None = None
 
     @classmethod
     def of(cls, task: DraftTask) -> Verifying:
         request = task.request
         assert request.seq is not None
-        return cls(request, request.seq, request.num_computed, request.tokens[-1], task.depth)
+        return cls(request, request.seq, request.num_computed, request.tokens[-1], task.depth, task.tree)
 
     @property
     def num_tokens(self) -> int:
         return 1 + self.depth
 
     @property
-    def positions(self) -> range:
+    def positions(self) -> Sequence[int]:
         """Of the tokens that are drawn."""
-        return range(self.start + 1, self.start + 1 + self.num_tokens)
+        if self.tree is None:
+            return range(self.start + 1, self.start + 1 + self.num_tokens)
+        return [self.start + 1 + offset for offset in (0, *self.tree.depths)]
+
+    @property
+    def row(self) -> Row:
+        tokens = [self.token] + [DRAFTED] * self.depth
+        return Row(self.seq, self.start, tokens, self.num_tokens, tree=self.tree)
 
 
 @dataclass(slots=True)
@@ -94,6 +103,7 @@ class Ahead:
                 or asked is None
                 or asked.start != row.start
                 or list(asked.tokens) != [row.tokens[0], *drafted]
+                or asked.tree != row.tree
             ):
                 return None
             found[i] = case
@@ -105,9 +115,7 @@ def begin(runner: TorchRunner, verifying: Sequence[Verifying], run: LoopRun) -> 
     ends = [each.start + each.num_tokens for each in verifying]
     if max(ends) > runner.capacity.max_context or not all(needs_only_tokens(each.request) for each in verifying):
         return None
-    rows = [
-        Row(each.seq, each.start, [each.token] + [DRAFTED] * each.depth, each.num_tokens) for each in verifying
-    ]  # fmt: skip
+    rows = [each.row for each in verifying]
     requests = [each.request for each in verifying]
     plan, mode = StepPlan(rows), drawing_mode(requests, runner.model)
     if not runner.is_prepared(plan, mode):

@@ -33,7 +33,7 @@ from outpace.backends.torch.sampling.draws import Draws, Fetch, Mode, mode_for
 from outpace.backends.torch.sampling.independent import DeviceProbs
 from outpace.backends.torch.sampling.rejection import KeptDraft, Rejection
 from outpace.core import Case, Request, StepPlan, TokenLogprob, Verdict
-from outpace.decoding.acceptance import match_known
+from outpace.decoding.acceptance import match_known, match_known_tree
 from outpace.decoding.verification import matches_own_tokens
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ class DeviceExecutor:
                 torch.cuda.current_stream().synchronize()
             return StepResult(launched, [], perf_counter() - begin)
         requests = [case.request for case in cases for _ in range(len(case.tokens) + 1)]
-        positions = [len(case.request.tokens) + i for case in cases for i in range(len(case.tokens) + 1)]
+        positions = [len(case.request.tokens) + offset for case in cases for offset in case.offsets]
         draws = launched.drawn(mode, requests, positions)
         fetch = draws.fetch()
         if is_plain and launched.bucket is not None:
@@ -435,7 +435,9 @@ def _verdicts(
         begin, at = at, at + len(drafted) + 1
         is_matched = draft is None or draft.probs is None or matches_own_tokens(case.request.params)
         if is_matched and (all_exact or all(exact[begin:at])) and _is_drawn(case.request):
-            verdicts.append(match_known(drafted, tokens[begin:at]))
+            own = tokens[begin:at]
+            tree = case.tree
+            verdicts.append(match_known(drafted, own) if tree is None else match_known_tree(drafted, tree, own))
         elif i in rejected:
             verdicts.append(rejected[i])
         else:

@@ -291,12 +291,16 @@ class Graphs:
         if packed is not None and (padded is None or packed[1] <= _DENSE * padded[0] * padded[1]):
             rows, num_tokens, row_tokens = packed
             return StepShape(
-                num_tokens, rows, num_tokens, row_tokens, self.table_width, is_packed=True, gives_peaks=gives_peaks
-            )
+                num_tokens, rows, num_tokens, row_tokens, self.table_width, is_packed=True, gives_peaks=gives_peaks,
+                has_trees=has_trees(plan),
+            )  # fmt: skip
         if padded is None:
             return None
         num_tokens = padded[0] * padded[1]
-        return StepShape(num_tokens, padded[0], num_tokens, padded[1], self.table_width, gives_peaks=gives_peaks)
+        return StepShape(
+            num_tokens, padded[0], num_tokens, padded[1], self.table_width, gives_peaks=gives_peaks,
+            has_trees=has_trees(plan),
+        )  # fmt: skip
 
     def _new_bucket(self, shape: StepShape) -> Bucket:
         device = self._model.weights.embedding.device
@@ -322,6 +326,10 @@ class Graphs:
         if shape not in self._prefill_buckets:
             self._prefill_buckets[shape] = self._new_bucket(shape)
         return self._prefill_buckets[shape]
+
+
+def has_trees(plan: StepPlan) -> bool:
+    return any(row.tree is not None for row in plan.rows)
 
 
 def find_bucket(num_rows: int, row_tokens: int) -> tuple[int, int] | None:

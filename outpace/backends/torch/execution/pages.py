@@ -7,6 +7,7 @@ is rewound, forked or verified in other portions has the same cache. It takes 4 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from outpace.backends.torch.kernels.base import Cache
 from outpace.backends.torch.storage.scaled import FP8, FP8_CAPABILITY
@@ -47,6 +48,12 @@ class Pages:
             )
             for i in range(num_layers)
         ]
+
+    def move(self, pages: Tensor, slots: Tensor, to_pages: Tensor, to_slots: Tensor) -> None:
+        """Move tokens to other places, which may be those of others that move; all int64 [tokens]."""
+        for part in (self.numbers, self.scales):
+            if part is not None:
+                part[:, :, to_pages, :, to_slots] = part[:, :, pages, :, slots]
 
     def copy(self, source: int, target: int) -> None:
         """Copy a page."""

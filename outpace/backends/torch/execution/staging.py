@@ -46,6 +46,21 @@ def layout_of(counts: tuple[int, ...], num_logits: tuple[int, ...], width: int |
     return Layout(begins, lengths, rows, offsets, places if has_gaps else slice(0, len(places)), outputs)
 
 
+def _fill_with_trees(host: HostStep, rows: Sequence[Row], layout: Layout, tables: NDArray[np.int32]) -> None:
+    for i, row in enumerate(rows):
+        begin, count = int(layout.begins[i]), len(row.tokens)
+        places = slice(begin, begin + count)
+        host.positions[places] = np.arange(row.start, row.start + count)
+        host.contexts[i] = host.roots[i] = row.start + count
+        host.masks[places] = 0
+        if row.tree is not None:
+            nodes = slice(begin + count - len(row.tree), begin + count)
+            host.roots[i] -= len(row.tree)
+            host.positions[nodes] = host.roots[i] - 1 + np.array(row.tree.depths)
+            host.masks[nodes] = row.tree.masks
+        host.tables[i] = tables[row.seq]
+
+
 def fill(host: HostStep, rows: Sequence[Row], tables: NDArray[np.int32]) -> None:
     """Write rows into a step, which may be larger than they need; `tables` holds the pages of every sequence."""
     tokens = list(chain.from_iterable([row.tokens for row in rows]))
@@ -61,6 +76,9 @@ def fill(host: HostStep, rows: Sequence[Row], tables: NDArray[np.int32]) -> None
         host.begins[used], host.lengths[used] = layout.begins, layout.lengths
         host.outputs[: len(layout.outputs)] = layout.outputs
     host.tokens[layout.places] = tokens
+    if host.shape.has_trees:
+        _fill_with_trees(host, rows, layout, tables)
+        return
     if len(rows) == 1:
         [row] = rows
         host.positions[layout.places] = layout.offsets + row.start

@@ -30,10 +30,24 @@ class StepShape:
     table_width: int  # pages a row's table can name
     is_packed: bool = False  # no gaps between rows; unused places come last
     gives_peaks: bool = False  # not logits but the largest one of each rank: see `parallel/peaks.py`
+    has_trees: bool = False  # some rows may have branches
 
     @property
     def num_words(self) -> int:
         return split(self)[-1][1]
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """Which tokens of its own row a token attends to, where rows have trees of draft tokens.
+
+    A row's places in the cache from its root on are nodes: a node attends to the one at place root + i if bit i of its
+    mask is set, and to all tokens before the root. A token's place in the row sets its place in the cache, and its
+    depth sets its position. Rows without nodes have their root after their last token; the mask of other tokens is 0.
+    """
+
+    masks: Tensor  # int32 [num_tokens]
+    roots: Tensor  # int32 [num_rows]
 
 
 @dataclass(slots=True)
@@ -48,10 +62,16 @@ class StepInputs:
     outputs: Tensor  # [num_outputs], tokens whose logits are requested
     tables: Tensor  # [num_rows, table_width], pages in order
     words: Tensor  # all of the above
-    visible: Tensor | None = None
-    """Which new tokens of its row each token attends to, itself included: bool [num_tokens, max_row_tokens]; None: all
-    up to itself. With it, a row's new tokens may be a tree: a token's place in the row sets its place in the cache,
-    and its depth sets its position. Only the reference supports that; the Triton kernels raise an error."""
+    branches: Branches | None = None  # None: every token attends to all tokens up to itself
+
+    def slots(self) -> Tensor:
+        """Where the tokens lie in their rows, PADDING in gaps: their positions, unless they are nodes of a tree."""
+        if self.branches is None:
+            return self.positions
+        rows = self.token_rows.long()
+        before = (self.contexts - self.lengths - self.begins)[rows]
+        places = before + torch.arange(len(rows), dtype=torch.int32, device=rows.device)
+        return torch.where(self.positions >= 0, places, PADDING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +87,14 @@ class Advance:
 
 def views(words: Tensor, shape: StepShape) -> StepInputs:
     """The tensors of a step inside a buffer of num_words integers."""
-    tokens, positions, token_rows, begins, lengths, contexts, outputs, tables = (
+    tokens, positions, token_rows, begins, lengths, contexts, outputs, tables, masks, roots = (
         words[begin:end] for begin, end in split(shape)
     )
     tables = tables.view(shape.num_rows, shape.table_width)
-    return StepInputs(shape, tokens, positions, token_rows, begins, lengths, contexts, outputs, tables, words)
+    branches = Branches(masks, roots) if shape.has_trees else None
+    return StepInputs(
+        shape, tokens, positions, token_rows, begins, lengths, contexts, outputs, tables, words, branches
+    )  # fmt: skip
 
 
 class HostStep:
@@ -88,13 +111,15 @@ class HostStep:
         parts = [words[begin:end] for begin, end in split(shape)]
         self.tokens, self.positions, self.token_rows, self.begins, self.lengths, self.contexts, self.outputs = parts[:7]
         self.tables = parts[7].reshape(shape.num_rows, shape.table_width)
+        self.masks, self.roots = parts[8:]
 
 
 def split(shape: StepShape) -> list[tuple[int, int]]:
     """Begin and end of each part of a step's words, in the order of `StepInputs`."""
     t, r = shape.num_tokens, shape.num_rows
+    of_trees = (t, r) if shape.has_trees else (0, 0)
     at, parts = 0, []
-    for size in (t, t, t, r, r, r, shape.num_outputs, r * shape.table_width):
+    for size in (t, t, t, r, r, r, shape.num_outputs, r * shape.table_width, *of_trees):
         parts.append((at, at + size))
         at += -(-size // ALIGNMENT) * ALIGNMENT
     return parts

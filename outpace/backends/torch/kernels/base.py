@@ -104,6 +104,8 @@ class Hidden:
 class Ops(Protocol):
     """Weights are [outputs, inputs]. `norm` is the weight of an RMSNorm."""
 
+    has_trees: bool  # `attend` supports `StepInputs.branches`
+
     def embed(self, tokens: Tensor, embedding: Tensor) -> Hidden: ...
 
     def norm(self, x: Tensor, norm: Tensor, epsilon: float) -> Tensor: ...

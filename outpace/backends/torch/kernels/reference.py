@@ -45,6 +45,8 @@ def route(logits: Tensor, experts: Experts) -> tuple[Tensor, Tensor]:
 
 
 class ReferenceOps:
+    has_trees = True
+
     def product(self, x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
         return functional.linear(x, matrix, bias)
 
@@ -126,7 +128,7 @@ class ReferenceOps:
         positions = step.positions.clamp(min=0).long()
         q, k = rotate(q, rope[positions]), rotate(k, rope[positions])
         rows = step.token_rows[real].long()
-        places = (step.contexts - step.lengths - step.begins)[rows].long() + real
+        places = step.slots()[real].long()
         pages = step.tables[rows, places // page_tokens].long()
         for numbers, part, scales in ((k, cache.keys, cache.key_scales), (v, cache.values, cache.value_scales)):
             new = numbers[real]
@@ -160,8 +162,15 @@ class ReferenceOps:
                 scores = (scores / options.softcap).tanh() * options.softcap
             hidden = torch.ones((length, context), dtype=torch.bool, device=q.device).triu(context - length + 1)
             hidden[:, : cache.first] = True
-            if step.visible is not None:
-                hidden[:, context - length :] = ~step.visible[begin : begin + length, :length]
+            if step.branches is not None:
+                masks, nodes = (
+                    step.branches.masks[begin : begin + length, None],
+                    context - int(step.branches.roots[row]),
+                )
+                # A mask has no bit for what is not a node.
+                of_nodes = masks >> torch.arange(nodes, device=q.device) & 1
+                is_node = masks != 0
+                hidden[:, context - nodes :] = torch.where(is_node, of_nodes == 0, hidden[:, context - nodes :])
             if options.window is not None:
                 new = step.positions[begin : begin + length]
                 known = torch.arange(context - length, device=q.device)
@@ -175,13 +184,15 @@ class ReferenceOps:
 class InvariantReferenceOps(ReferenceOps):
     """Token by token, so that no sum depends on what else is in the step."""
 
+    has_trees = False
+
     def product(self, x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
         parts = [functional.linear(token, matrix, bias) for token in x.split(1)]
         return torch.cat(parts) if parts else functional.linear(x, matrix, bias)
 
     def attention(self, q: Tensor, cache: Cache, step: StepInputs, options: Scores = LLAMA) -> Tensor:
-        if step.visible is not None:
-            raise NotImplementedError("trees of tokens (step.visible) have no fixed order of sums")
+        if step.branches is not None:
+            raise NotImplementedError("trees of tokens have no fixed order of sums")
         shape, each = step.shape, torch.arange(len(q), device=q.device)
         alone = replace(
             step,

@@ -37,6 +37,8 @@ MAX_PLANAR_TOKENS = 256  # above this, unpacking the weights for the library's p
 
 
 class TritonOps:
+    has_trees = False
+
     def __init__(
         self,
         device: torch.device,
@@ -163,10 +165,6 @@ class TritonOps:
         scores: Scores = LLAMA,
     ) -> Tensor:
         rotation = Rotation(rope, q_norm, k_norm, epsilon)
-        if step.visible is not None:
-            raise NotImplementedError(
-                "the Triton kernels do not support trees of tokens (step.visible) yet; run them on the CPU"
-            )
         return self._attend(qkv, cache, step, rotation, scores)
 
     def _attend(self, qkv: Tensor, cache: Cache, step: StepInputs, rotation: Rotation, scores: Scores) -> Tensor:

@@ -35,6 +35,11 @@ class Model:
         table = rope.table(max_context, self.config.head_dim // 2)
         return torch.from_numpy(table).to(self.weights.embedding.device)
 
+    @property
+    def has_trees(self) -> bool:
+        """Whether the rows of a step may have branches."""
+        return self.ops.has_trees
+
     can_give_peaks = False  # whether a step can leave out what greedy requests do not need; of a sharded model
     on_loss: Callable[[Callable[[BackendLost], None]], None] | None = None  # see `Capabilities`; of a sharded model
 

@@ -24,8 +24,8 @@ class TapStore:
         self._states = like.new_zeros((num_pages * page_tokens + 1, len(self.layers), width))
 
     def places(self, step: StepInputs, before: int = 0) -> Tensor:
-        """Where the states of the step's tokens are stored, or of the tokens `before` positions earlier."""
-        positions = step.positions - before
+        """Where the states of the step's tokens are stored, or of the tokens `before` places earlier."""
+        positions = step.slots() - before
         at = positions.clamp(min=0)
         pages = step.tables[step.token_rows.long(), (at // self._page_tokens).long()]
         places = pages * self._page_tokens + at % self._page_tokens
@@ -37,6 +37,10 @@ class TapStore:
     def read_before(self, step: StepInputs) -> Tensor:
         """The states of the token before each of the step's, [tokens, taps, width]."""
         return self._states.index_select(0, self.places(step, before=1))
+
+    def move(self, pages: Tensor, slots: Tensor, to_pages: Tensor, to_slots: Tensor) -> None:
+        """`Pages.move`"""
+        self._states[to_pages * self._page_tokens + to_slots] = self._states[pages * self._page_tokens + slots]
 
     def copy_page(self, source: int, target: int) -> None:
         size = self._page_tokens

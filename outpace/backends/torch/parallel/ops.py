@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 
 class ShardedOps:
+    has_trees = False  # ranks do not move tokens of their caches
+
     def __init__(self, local: Ops, group: Group, vocab_size: int) -> None:
         self.local = local
         self._group = group

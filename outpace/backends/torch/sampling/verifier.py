@@ -20,6 +20,7 @@ from outpace.backends.torch.sampling.filters import RowParams, choose, greedy_to
 from outpace.backends.torch.sampling.independent import DeviceProbs
 from outpace.backends.torch.sampling.noise import signed
 from outpace.core import Case, Verdict
+from outpace.decoding.acceptance import match_known_tree
 from outpace.decoding.verification import matches_own_tokens
 
 _MOST_NUMBERS = 1 << 25  # probabilities per group of cases, to bound memory
@@ -47,7 +48,7 @@ def _verify(cases: Sequence[Case], logits: Tensor) -> list[Verdict]:
         logits = adjust(logits, _adjustments(rows, device))
     params = RowParams.of([case.request.params for case, _ in rows], device)
     target_probs = probs(logits, params)
-    addresses = [(signed(case.request.seed), len(case.request.tokens) + i) for case, i in rows]
+    addresses = [(signed(case.request.seed), len(case.request.tokens) + case.offsets[i]) for case, i in rows]
     seeds, positions = torch.tensor(addresses, device=device).unbind(1)
     own = torch.where(params.is_greedy, greedy_tokens(logits), choose(target_probs, seeds, positions))
     drafts = _drafts(cases, device)
@@ -59,10 +60,21 @@ def _verify(cases: Sequence[Case], logits: Tensor) -> list[Verdict]:
     if any(is_sampled):
         verdicts = _sampled(cases, is_sampled, drafts, target_probs, verdicts)
     found = torch.stack([verdicts.num_accepted, verdicts.final_token, verdicts.num_lenient], dim=1).tolist()
+    trees = _trees(cases, own) if any(case.tree is not None for case in cases) else {}
     return [
-        Verdict([*case.tokens[:accepted], final], len(case.tokens), accepted, lenient)
-        for case, (accepted, final, lenient) in zip(cases, found, strict=True)
+        trees.get(i) or Verdict([*case.tokens[:accepted], final], len(case.tokens), accepted, lenient)
+        for i, (case, (accepted, final, lenient)) in enumerate(zip(cases, found, strict=True))
     ]
+
+
+def _trees(cases: Sequence[Case], own: Tensor) -> dict[int, Verdict]:
+    """The verdicts on trees, by case; `own` [rows], the target's own tokens. There is no lossy rule for them."""
+    tokens, found, at = own.tolist(), dict[int, Verdict](), 0
+    for i, case in enumerate(cases):
+        begin, at = at, at + len(case.tokens) + 1
+        if case.tree is not None:
+            found[i] = match_known_tree(case.tokens, case.tree, tokens[begin:at])
+    return found
 
 
 def _drafts(cases: Sequence[Case], device: torch.device) -> Drafts:
@@ -133,20 +145,20 @@ def _adjustments(rows: Sequence[tuple[Case, int]], device: torch.device) -> Adju
         bias=padded([list(p.logit_bias.values()) for p in params], 0.0, torch.float32),
         seen_ids=padded([list(counts) for counts in token_counts], -1, torch.int64),
         output_counts=padded([list(counts.values()) for counts in token_counts], 0, torch.int64),
-        prefix=padded([case.tokens[:i] for case, i in rows], -1, torch.int64),
+        prefix=padded([case.prefix(i) for case, i in rows], -1, torch.int64),
         repetition_penalty=column([p.repetition_penalty for p in params]),
         presence_penalty=column([p.presence_penalty for p in params]),
         frequency_penalty=column([p.frequency_penalty for p in params]),
         stop_ids=padded([shaper.stop_ids.tolist() for shaper in shapers], -1, torch.int64),
         num_forbidden=torch.tensor([s.params.min_tokens - s.num_output for s in shapers], device=device),
-        forbidden_ids=padded([case.request.shaper.forbidden(case.tokens[:i]) for case, i in rows], -1, torch.int64),
+        forbidden_ids=padded([case.request.shaper.forbidden(case.prefix(i)) for case, i in rows], -1, torch.int64),
         masks=_masks(rows, device),
     )
 
 
 def _masks(rows: Sequence[tuple[Case, int]], device: torch.device) -> Tensor | None:
     """The masks of the rows' grammars; a row without one allows every token."""
-    found = [(shaper.matcher, case.tokens[:i]) for case, i in rows for shaper in (case.request.shaper,)]
+    found = [(shaper.matcher, case.prefix(i)) for case, i in rows for shaper in (case.request.shaper,)]
     masks = [None if matcher is None else matcher.mask(prefix) for matcher, prefix in found]
     known = next((mask for mask in masks if mask is not None), None)
     if known is None:
