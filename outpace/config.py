@@ -17,7 +17,7 @@ from outpace.errors import UsageError
 from outpace.structured import StructuredOutput
 
 SpeculationMode = Literal["auto", "off", "on"]
-Method = Literal["none", "grammar", "ngram", "suffix", "prediction", "draft", "head"]
+Method = Literal["none", "grammar", "ngram", "suffix", "prediction", "draft", "head", "tree"]
 Acceptance = Literal["exact", "rejection", "block", "typical", "threshold"]
 Pooling = Literal["last", "mean"]
 Workload = Literal["code", "json", "narrative", "chat"]
@@ -372,10 +372,11 @@ class EngineConfig:
         else:
             max_context = min(model_context, self.cache_tokens or DEFAULT_CONTEXT)
         drafting: Method | None = None if draft_path is None else "head" if is_head else "draft"
-        if self.method in ("draft", "head") and self.method != drafting:
+        if self.method in ("draft", "head", "tree") and {"tree": "head"}.get(self.method, self.method) != drafting:
             has = f"a {'head' if is_head else 'model'} is loaded as the draft" if drafting else "no draft is loaded"
             _check(False, f"method {self.method!r} cannot be used, because {has}; name another draft or method")
         method: Method = self.method or drafting or "suffix"
+        of_draft: tuple[Method, ...] = ("head", "tree") if is_head else () if drafting is None else (drafting,)
         names = set(ResolvedConfig.__dataclass_fields__) & set(EngineConfig.__dataclass_fields__)
         settled: dict[str, Any] = {name: getattr(self, name) for name in names}
         settled |= {
@@ -384,7 +385,7 @@ class EngineConfig:
             "backend": backend,
             # Set even if speculation is off: a request may turn it on for itself.
             "method": method,
-            "methods": (method,) if self.method is not None else (*LOOKUPS, drafting) if drafting else LOOKUPS,
+            "methods": (method,) if self.method is not None else (*LOOKUPS, *of_draft),
             "depth": DEFAULT_DEPTH if self.depth is None else self.depth,
             "auto_depth": DEFAULT_AUTO_DEPTH if self.depth is None else self.depth,
             "max_context": max_context,

@@ -39,6 +39,7 @@ from outpace.speculation.proposers.prediction import PredictionProposer
 from outpace.speculation.proposers.prediction_text import Prediction
 from outpace.speculation.proposers.suffix import SuffixProposer
 from outpace.speculation.proposers.text_bridge import ways_of
+from outpace.speculation.proposers.tree import TreeProposer
 
 log = logging.getLogger("outpace.llm")
 Prompt = str | Sequence[int]
@@ -101,6 +102,13 @@ class LLM:
         target = self._target.runner
         if target.capabilities.head is not None:
             proposers.append(HeadProposer(target, target.capabilities.head))
+            if target.capabilities.head.has_trees:
+                proposers.append(TreeProposer(target, target.capabilities.head))
+            elif self.config.method == "tree":
+                raise UsageError(
+                    "this head cannot draft trees here: they need the torch backend on one device, without "
+                    "batch_invariant; use method 'head'"
+                )
         if self._draft is not None and self._has_other_vocabulary:
             verifier = target.capabilities.verifier
             bridged = OtherVocabularyProposer(self._draft, self.tokenizer, target.vocab_size, verifier)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -115,8 +116,9 @@ class ReferenceHead:
             if t.name != "target_ids"
         }
 
-    def draft(self, tokens: list[int], depth: int) -> tuple[list[int], list[Floats]]:
-        """The likeliest tokens after a text, one after another, and the logits of each over the head's vocabulary."""
+    def draft(self, tokens: list[int], depth: int, path: Sequence[int] = ()) -> tuple[list[int], list[Floats]]:
+        """The likeliest tokens after a text, one after another, and the logits of each over the head's vocabulary; or,
+        instead of the first of them, those of a path."""
         taps = self.target.residuals(tokens[:-1], self.taps)
         taps = [_rounded(tap) for tap in taps] if self._rounds_taps else taps
         norm, t, width = self.target._norm, self.tensors, taps[0].shape[-1]
@@ -127,7 +129,8 @@ class ReferenceHead:
         for _ in range(depth):
             last = self._last_state(states, text)
             logits.append(np.asarray(norm(last, t["output_norm.weight"]) @ t["output.weight"].T, np.float32))
-            drafted.append(IDS[int(logits[-1].argmax())])
+            place = len(drafted)
+            drafted.append(path[place] if place < len(path) else IDS[int(logits[-1].argmax())])
             states, text = np.concatenate([states, last[None]]), [*text, drafted[-1]]
         return drafted, logits
 

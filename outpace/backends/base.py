@@ -114,6 +114,7 @@ class DraftedTokens:
     temperature 1. Empty where nobody asks for it, or the drafter has none."""
     probs: Sequence[NDArray[np.float32]] | None = None
     """What each token was drawn from, until the next draft; None if `match` verifies it."""
+    tree: Tree | None = None  # whose nodes the tokens are
 
 
 class Drafter(Protocol):

@@ -64,8 +64,7 @@ def match_tree(tokens: Sequence[int], tree: Tree, own_token: Callable[[int], int
     """`match` for a tree: from node to node, as long as a child equals the target's own token.
 
     `own_token(node)` is the target's token after the path to a node. It does not depend on the draft, so any tree is
-    lossless. To be accepted often, children are the likeliest tokens of the draft's distribution after the target's
-    noise is added: the first of them is then what a chain has.
+    lossless. To be accepted often, children are the first tokens of the draft's distribution under the target's noise.
     """
     path: list[int] = []
     while True:

@@ -10,7 +10,7 @@ commits them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,8 +24,10 @@ from outpace.backends.torch.execution.executor import FollowingDraft
 from outpace.backends.torch.execution.graphs import Graphs
 from outpace.backends.torch.execution.head_passes import HeadPasses
 from outpace.backends.torch.execution.pages import PAGE_TOKENS
+from outpace.backends.torch.execution.tree_drafting import TreeLoops
 from outpace.backends.torch.model.head import HeadLoop, HeadModel
 from outpace.core import Case, MeasuredAcceptance, Request, Row
+from outpace.decoding.tree import Tree
 from outpace.kv.entries import HeadEntries
 
 if TYPE_CHECKING:
@@ -62,13 +64,13 @@ class _NextDraft:
 
 
 class TorchHead:
-    has_trees = False
     stops_early = False
 
     def __init__(
         self, model: HeadModel, measured: MeasuredAcceptance | None, runner: TorchRunner, graphs: Graphs
     ) -> None:
         self.measured = measured
+        self.has_trees = model.has_trees and runner.model.has_trees
         self._model = model
         self._runner = runner
         self.entries = HeadEntries(runner.capacity.max_sequences)
@@ -76,6 +78,7 @@ class TorchHead:
         self._logits = torch.empty(0, device=runner.device)
         self._loops = graphs.loops_of(self._loop_model)
         self._passes = HeadPasses(model, graphs)
+        self._trees = TreeLoops(model, graphs)
         self.drafts_ahead = runner.device.type == "cuda"  # else nothing runs beside the host
         self._next: _NextDraft | None = None
         self._share_wanted = 1.0  # of drafts that began or could have begun behind a verification
@@ -92,14 +95,9 @@ class TorchHead:
 
     def draft(self, tasks: Sequence[HeadTask]) -> list[DraftedTokens]:
         self._runner.check_open()
-        drafts: list[DraftTask] = []
-        for task in tasks:
-            request = task.request
-            seq, length = request.seq, len(request.tokens)
-            assert seq is not None and request.num_computed == length - 1, "only a decoding request has drafts"
-            start = self.entries.take(seq, length)
-            self._runner.reserve(seq, length - 1, task.depth)
-            drafts.append(DraftTask(Row(seq, start, request.tokens[start:], 1), request, task.depth))
+        drafts = [self._begun(task) for task in tasks]
+        if drafts[0].tree is not None:
+            return self._draft_trees(drafts, drafts[0].tree)
         executor, taken = self._runner.executor, self._take_next(drafts)
         ahead = executor.verifies(drafts) if taken is not None else None
         run = taken or self._launch(drafts)
@@ -111,6 +109,40 @@ class TorchHead:
         drafted = run.fetch(drafts)
         if taken is not None:
             executor.foresight.learn_drafted(taken.seconds_behind())
+        if ahead is not None:
+            ahead.expect([each.tokens for each in drafted])
+        return drafted
+
+    def _begun(self, task: HeadTask) -> DraftTask:
+        """The row that a draft begins with; its entries count as cached, and the draft has its pages."""
+        request = task.request
+        seq, length = request.seq, len(request.tokens)
+        assert seq is not None and request.num_computed == length - 1, "only a decoding request has drafts"
+        start = self.entries.take(seq, length)
+        # A tree's entries lie after all of the text's, a chain's last token has none.
+        self._runner.reserve(seq, length - 1, task.depth if task.tree is None else 1 + len(task.tree))
+        row = Row(seq, start, request.tokens[start:], 1)
+        return DraftTask(row, request, task.depth if task.tree is None else len(task.tree), task.tree)
+
+    def _draft_trees(self, drafts: list[DraftTask], tree: Tree) -> list[DraftedTokens]:
+        self._next = None
+        longest, usual = max(len(draft.row.tokens) for draft in drafts), tree.depth + 1
+        width = next((size for size in (usual, USUAL_UNCACHED) if size >= longest), 0)
+        if not width:  # all but the last tokens are computed first
+            behind = [(row, len(row.tokens) - 1) for row in (draft.row for draft in drafts) if len(row.tokens) > 1]
+            rows = [Row(row.seq, row.start, row.tokens[:count], 1) for row, count in behind]
+            for part in passes(rows, self._runner.capacity.max_step_tokens):
+                self._pass([row for _, row in part])
+            last = [
+                Row(row.seq, row.start + len(row.tokens) - 1, row.tokens[-1:], 1) for row in (d.row for d in drafts)
+            ]
+            drafts = [replace(draft, row=row) for draft, row in zip(drafts, last, strict=True)]
+            width = usual
+        loop = self._trees.find(tree, drafts, width)
+        loop.fill(drafts, self._runner.tables)
+        run = loop.launch()
+        ahead = self._runner.executor.begin_verifying(drafts, run)
+        drafted = run.fetch(drafts)
         if ahead is not None:
             ahead.expect([each.tokens for each in drafted])
         return drafted

@@ -38,7 +38,7 @@ class HeadProposer:
         begin = perf_counter()
         drafted = self._head.draft([HeadTask(ask.request, ask.depth, ask.goes_on) for ask in asks])
         num_passes = max([max(len(each.tokens), len(each.confidence)) for each in drafted])
-        self.timing = _timing(asks, num_uncached, num_passes, perf_counter() - begin)
+        self.timing = timing_of(asks, num_uncached, num_passes, perf_counter() - begin)
         return [self._cut(ask, each) for ask, each in zip(asks, drafted, strict=True)]
 
     def _cut(self, ask: DraftAsk, drafted: DraftedTokens) -> Draft:
@@ -76,7 +76,7 @@ class HeadProposer:
         pass
 
 
-def _timing(asks: Sequence[DraftAsk], num_uncached: Sequence[int], depth: int, seconds: float) -> DraftTiming:
+def timing_of(asks: Sequence[DraftAsk], num_uncached: Sequence[int], depth: int, seconds: float) -> DraftTiming:
     timing = DraftTiming()
     rows = len(asks)
     context = sum([len(ask.request.tokens) for ask in asks]) / rows

@@ -288,6 +288,7 @@ class TimedHead:
     size_bytes = 0
     measured: MeasuredAcceptance | None = None
     stops_early = False
+    has_trees = False
 
     def __init__(self, runner: TimedRunner, pass_seconds: float, token_seconds: float, capture: float) -> None:
         self._runner, self._seconds, self._token, self._capture = runner, pass_seconds, token_seconds, capture

@@ -22,6 +22,7 @@ from outpace.backends.torch.execution.drafting import LoopRun
 from outpace.backends.torch.execution.following import Verified
 from outpace.backends.torch.execution.launched import Launched
 from outpace.backends.torch.execution.step import DRAFTED
+from outpace.backends.torch.execution.tree_drafting import TreeRun
 from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.sampling.draws import Draws, Fetch, Mode, mode_for
 from outpace.backends.torch.sampling.rejection import KeptDraft, Rejection
@@ -110,7 +111,7 @@ class Ahead:
         return found
 
 
-def begin(runner: TorchRunner, verifying: Sequence[Verifying], run: LoopRun) -> Ahead | None:
+def begin(runner: TorchRunner, verifying: Sequence[Verifying], run: LoopRun | TreeRun) -> Ahead | None:
     """Start to verify the drafts of a loop that still runs; None if that is not possible."""
     ends = [each.start + each.num_tokens for each in verifying]
     if max(ends) > runner.capacity.max_context or not all(needs_only_tokens(each.request) for each in verifying):

@@ -26,6 +26,7 @@ from outpace.backends.torch.execution.early_start import EarlyStart
 from outpace.backends.torch.execution.foresight import Foresight, rows_of
 from outpace.backends.torch.execution.graphs import Bucket
 from outpace.backends.torch.execution.launched import DiscardedLogits, Launched
+from outpace.backends.torch.execution.tree_drafting import TreeRun
 from outpace.backends.torch.model.model import Model
 from outpace.backends.torch.sampling import scoring
 from outpace.backends.torch.sampling import verifier as device_verifier
@@ -117,7 +118,7 @@ class DeviceExecutor:
         if self._ahead is not None and self._ahead.starts.get(seq, num_kept) != num_kept:
             self._drop_ahead()
 
-    def begin_verifying(self, tasks: Sequence[DraftTask], run: LoopRun) -> Ahead | None:
+    def begin_verifying(self, tasks: Sequence[DraftTask], run: LoopRun | TreeRun) -> Ahead | None:
         """Start to verify a draft that still runs; not if the plan will have more rows, which need a second step."""
         self._drop_ahead()
         # Each row must be one token and a draft.
@@ -130,7 +131,7 @@ class DeviceExecutor:
             self._launch_ahead([Verifying.of(task) for task in tasks], run)
         return self._ahead
 
-    def _launch_ahead(self, verifying: list[Verifying], run: LoopRun) -> None:
+    def _launch_ahead(self, verifying: list[Verifying], run: LoopRun | TreeRun) -> None:
         begin = perf_counter()
         self._ahead = begin_ahead(self._runner, verifying, run)
         if self._ahead is not None:

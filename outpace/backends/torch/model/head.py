@@ -39,6 +39,11 @@ class HeadModel:
             rope = torch.from_numpy(config.rope.table(len(rope))).to(rope.device)
         self._rope = torch.cat([rope[:1], rope[:-1]])  # the angle of the position before
 
+    @property
+    def has_trees(self) -> bool:
+        """Whether the rows of a pass may have branches."""
+        return self._ops.has_trees
+
     @torch.inference_mode()
     def fuse(self, step: StepInputs) -> Tensor:
         """The states that a first pass begins with, [tokens, width]."""
