@@ -5,6 +5,8 @@ group, and one share of the row's context. With few rows, dividing contexts is t
 it keeps a long context from delaying the others. A second kernel joins the shares. Decode, verification and prefill use
 the same kernel with different lengths. If the cache has 8 bits, its codes are multiplied as they are: the scale of a
 key multiplies the key's scores, and that of a value its weights.
+
+Nodes of a tree (`step.Branches`) attend by a bit mask to the row's last places. Their positions are not their places.
 """
 
 from __future__ import annotations
@@ -51,9 +53,10 @@ def _rotated(
 @triton.jit
 def _store_new(
     qkv_ptr, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, table_ptr, rope_ptr, k_norm_ptr, epsilon,
-    begin, length, context, low, high, kv_head,
+    positions_ptr, begin, length, context, low, high, kv_head,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
     PAGE: tl.constexpr, NEW_BLOCK: tl.constexpr, HAS_NORM: tl.constexpr, HAS_SCALES: tl.constexpr,
+    HAS_TREES: tl.constexpr,
 ):  # fmt: skip
     """Write the rotated keys and the values of a row's new tokens between low and high into the cache."""
     new, d = tl.arange(0, NEW_BLOCK), tl.arange(0, DIM_BLOCK)
@@ -64,7 +67,10 @@ def _store_new(
     slot = (page * NUM_KV_HEADS + kv_head) * PAGE + t % PAGE
     there = (slot * DIM)[:, None] + d[None, :]
     mask = is_mine[:, None] & (d < DIM)[None, :]
-    keys = _rotated(source, is_mine, t, d, rope_ptr, k_norm_ptr, epsilon, DIM, HAS_NORM)
+    position = t
+    if HAS_TREES:
+        position = tl.load(positions_ptr + begin + new, is_mine, 0)
+    keys = _rotated(source, is_mine, position, d, rope_ptr, k_norm_ptr, epsilon, DIM, HAS_NORM)
     values = tl.load(source[:, None] + NUM_KV_HEADS * DIM + d[None, :], mask, 0.0)
     if HAS_SCALES:
         dtype: tl.constexpr = keys_ptr.dtype.element_ty
@@ -81,11 +87,13 @@ def _store_new(
 
 
 @triton.jit
-def _oldest(context, length, tile, TILE_TOKENS: tl.constexpr, WINDOW: tl.constexpr):
-    """The first position that a token of the tile attends to; WINDOW 0: all."""
+def _oldest(context, length, tile, TILE_TOKENS: tl.constexpr, WINDOW: tl.constexpr, HAS_TREES: tl.constexpr):
+    """The first place that a token of the tile attends to; WINDOW 0: all."""
     oldest = context * 0
     if WINDOW > 0:
         oldest = tl.maximum(context - length + tile * TILE_TOKENS - WINDOW + 1, 0)
+        if HAS_TREES:  # a node's position may be as early as that of the row's first token
+            oldest = tl.maximum(context - length - WINDOW + 1, 0)
     return oldest
 
 
@@ -99,12 +107,12 @@ def _share(num_seen, SHARE: tl.constexpr, NUM_SPLITS: tl.constexpr, BLOCK_KV: tl
 def _attention_kernel(
     q_ptr, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, out_ptr, parts_ptr, stats_ptr,
     begins_ptr, lengths_ptr, contexts_ptr, tables_ptr, table_width, num_tiles, scale, softcap,
-    rope_ptr, q_norm_ptr, k_norm_ptr, epsilon,
+    rope_ptr, q_norm_ptr, k_norm_ptr, epsilon, positions_ptr, masks_ptr, roots_ptr,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
     PAGE: tl.constexpr, TILE_TOKENS: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_KV: tl.constexpr, NUM_SPLITS: tl.constexpr, SHARE: tl.constexpr, NEW_BLOCK: tl.constexpr,
     HAS_NORM: tl.constexpr, HAS_SCALES: tl.constexpr, THREADS: tl.constexpr, DEPENDENT: tl.constexpr,
-    FIRST: tl.constexpr, WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    FIRST: tl.constexpr, WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_TREES: tl.constexpr,
 ):  # fmt: skip
     """NEW_BLOCK > 0: q_ptr is the fused product; this kernel rotates and writes the cache. 0: q is already rotated."""
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
@@ -114,7 +122,7 @@ def _attention_kernel(
     begin, length = tl.load(begins_ptr + row), tl.load(lengths_ptr + row)
     context = tl.load(contexts_ptr + row)
     visible = context - length + tl.minimum((tile + 1) * TILE_TOKENS, length)
-    oldest = _oldest(context, length, tile, TILE_TOKENS, WINDOW)
+    oldest = _oldest(context, length, tile, TILE_TOKENS, WINDOW, HAS_TREES)
     share = _share(visible - oldest, SHARE, NUM_SPLITS, BLOCK_KV)
     low = oldest + split * share
     high = tl.minimum(low + share, visible)
@@ -139,12 +147,16 @@ def _attention_kernel(
         token = (begin + in_row).to(tl.int64)
         head = kv_head * GROUP + m % GROUP
         place = token * NUM_HEADS + head
-        position = context - length + in_row
+        own_place = context - length + in_row
+        position = own_place
+        if HAS_TREES:
+            position = tl.load(positions_ptr + token, is_real, 0)
+            branch, root = tl.load(masks_ptr + token, is_real, 0), tl.load(roots_ptr + row)
         if NEW_BLOCK > 0:
             _store_new(
                 q_ptr, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, tables_ptr + row * table_width, rope_ptr,
-                k_norm_ptr, epsilon, begin, length, context, low, high, kv_head,
-                NUM_HEADS, NUM_KV_HEADS, DIM, DIM_BLOCK, PAGE, NEW_BLOCK, HAS_NORM, HAS_SCALES,
+                k_norm_ptr, epsilon, positions_ptr, begin, length, context, low, high, kv_head,
+                NUM_HEADS, NUM_KV_HEADS, DIM, DIM_BLOCK, PAGE, NEW_BLOCK, HAS_NORM, HAS_SCALES, HAS_TREES,
             )  # fmt: skip
             q = _rotated(
                 q_ptr + (token * ALL_HEADS + head) * DIM, is_real, position, d, rope_ptr, q_norm_ptr, epsilon,
@@ -168,9 +180,18 @@ def _attention_kernel(
                 scores *= tl.load(key_scales_ptr + slot, t < high, 0.0)[None, :]
             if HAS_SOFTCAP:
                 scores = softcap * (2 * tl.sigmoid(2 * scores) - 1)  # tanh
-            is_seen = ((t >= FIRST) & (t < high))[None, :] & (t[None, :] <= position[:, None])
+            is_seen = t[None, :] <= own_place[:, None]
+            position_of_t = t
+            if HAS_TREES:
+                bit = tl.minimum(tl.maximum(t - root, 0), 31)
+                on_path = (t < root)[None, :] | (((branch[:, None] >> bit[None, :]) & 1) != 0)
+                is_seen = tl.where((branch != 0)[:, None], on_path, is_seen)
+                is_new = (t >= context - length) & (t < high)
+                mine = begin + t - (context - length)
+                position_of_t = tl.where(is_new, tl.load(positions_ptr + mine, is_new, 0), t)
+            is_seen = is_seen & ((t >= FIRST) & (t < high))[None, :]
             if WINDOW > 0:
-                is_seen = is_seen & (t[None, :] > position[:, None] - WINDOW)
+                is_seen = is_seen & (position_of_t[None, :] > position[:, None] - WINDOW)
             scores = tl.where(is_seen, scores, float("-inf"))
             new_best = tl.maximum(best, tl.max(scores, 1))
             safe = tl.where(new_best == float("-inf"), 0.0, new_best)  # the token sees nothing of this share
@@ -201,7 +222,7 @@ def _join_kernel(
     parts_ptr, stats_ptr, out_ptr, positions_ptr, token_rows_ptr, begins_ptr, lengths_ptr, contexts_ptr,
     NUM_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, TILE_TOKENS: tl.constexpr,
     BLOCK_KV: tl.constexpr, NUM_SPLITS: tl.constexpr, SHARE: tl.constexpr, SPLIT_BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr, WINDOW: tl.constexpr,
+    DEPENDENT: tl.constexpr, WINDOW: tl.constexpr, HAS_TREES: tl.constexpr,
 ):  # fmt: skip
     token, head = tl.program_id(0), tl.program_id(1)
     position = tl.load(positions_ptr + token)
@@ -210,7 +231,7 @@ def _join_kernel(
     tile = (token - tl.load(begins_ptr + row)) // TILE_TOKENS
     context = tl.load(contexts_ptr + row)
     num_seen = context - length + tl.minimum((tile + 1) * TILE_TOKENS, length)
-    num_seen -= _oldest(context, length, tile, TILE_TOKENS, WINDOW)
+    num_seen -= _oldest(context, length, tile, TILE_TOKENS, WINDOW, HAS_TREES)
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
@@ -351,6 +372,7 @@ def attention(
     scale, softcap = scores.scale or dim**-0.5, (cap or 0.0) * _LOG2_E
     scale = scale * _LOG2_E if cap is None else scale / cap
     key_scales, value_scales = cache.key_scales, cache.value_scales
+    branches, has_trees = step.branches, step.branches is not None
     _attention_kernel[(step.shape.num_rows * num_tiles, num_kv_heads, splits)](
         q, cache.keys, cache.values, cache.keys if key_scales is None else key_scales,
         cache.values if value_scales is None else value_scales, out, parts, stats,
@@ -358,15 +380,17 @@ def attention(
         scale, softcap, rotation.rope if rotation is not None else q,
         rotation.q_norm if rotation is not None and has_norm else q,
         rotation.k_norm if rotation is not None and has_norm else q, rotation.epsilon if rotation is not None else 0.0,
+        step.positions, branches.masks if branches is not None else step.positions,
+        branches.roots if branches is not None else step.begins,
         num_heads, num_kv_heads, dim, dim_block, page_tokens, tile_tokens, block_m,
         tiling.block_kv, splits, tiling.share, triton.next_power_of_2(longest) if rotation is not None else 0, has_norm,
-        key_scales is not None, 32 * tiling.num_warps, dependent, cache.first, window, cap is not None,
+        key_scales is not None, 32 * tiling.num_warps, dependent, cache.first, window, cap is not None, has_trees,
         num_warps=tiling.num_warps, num_stages=tiling.num_stages, **options,
     )  # fmt: skip
     if splits > 1:
         _join_kernel[(num_tokens, num_heads)](
             parts, stats, out, step.positions, step.token_rows, step.begins, step.lengths, step.contexts,
             num_heads, dim, dim_block, tile_tokens, tiling.block_kv, splits, tiling.share,
-            triton.next_power_of_2(splits), dependent, window, num_warps=4, **options,
+            triton.next_power_of_2(splits), dependent, window, has_trees, num_warps=4, **options,
         )  # fmt: skip
     return out.view(num_tokens, num_heads * dim)

@@ -23,6 +23,8 @@ from outpace.backends.torch.storage.scaled import Scaled
 
 
 class InvariantOps(TritonOps):
+    has_trees = False  # their places in the cache are not their positions, by which contexts are divided
+
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         return self._product(x, weight)
 

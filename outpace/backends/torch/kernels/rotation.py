@@ -37,10 +37,10 @@ def _store_codes(places, slots, first, second, mask, is_key, HALF: tl.constexpr,
 @triton.jit(do_not_specialize=["table_width"])
 def _rotate_kernel(
     qkv_ptr, q_ptr, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, rope_ptr, q_norm_ptr, k_norm_ptr,
-    positions_ptr, token_rows_ptr, tables_ptr, table_width, epsilon,
+    positions_ptr, token_rows_ptr, tables_ptr, begins_ptr, lengths_ptr, contexts_ptr, table_width, epsilon,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, HEADS_BLOCK: tl.constexpr,
     HALF_BLOCK: tl.constexpr, PAGE: tl.constexpr, HAS_NORM: tl.constexpr, HAS_SCALES: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    DEPENDENT: tl.constexpr, HAS_TREES: tl.constexpr,
 ):  # fmt: skip
     """One program per token, for all heads: one program per head would take longer to start than to run."""
     HALF: tl.constexpr = DIM // 2
@@ -71,8 +71,12 @@ def _rotate_kernel(
         tl.store(target, rotated.to(q_ptr.dtype.element_ty), mask & is_query)
         tl.store(target + HALF, rotated_second.to(q_ptr.dtype.element_ty), mask & is_query)
         row = tl.load(token_rows_ptr + token)
-        page = tl.load(tables_ptr + row * table_width + position // PAGE).to(tl.int64)
-        slot = (page * NUM_KV_HEADS + head - NUM_HEADS) * PAGE + position % PAGE
+        place_in_row = position
+        if HAS_TREES:
+            before = tl.load(contexts_ptr + row) - tl.load(lengths_ptr + row) - tl.load(begins_ptr + row)
+            place_in_row = before + token
+        page = tl.load(tables_ptr + row * table_width + place_in_row // PAGE).to(tl.int64)
+        slot = (page * NUM_KV_HEADS + head - NUM_HEADS) * PAGE + place_in_row % PAGE
         place = slot * DIM + d
         value = source + NUM_KV_HEADS * DIM
         value_first, value_second = tl.load(value, mask & is_key, 0.0), tl.load(value + HALF, mask & is_key, 0.0)
@@ -104,8 +108,10 @@ def rotate_and_store(
         qkv, q, cache.keys, cache.values, cache.keys if key_scales is None else key_scales,
         cache.values if value_scales is None else value_scales, rotation.rope,
         rotation.q_norm if has_norm else qkv, rotation.k_norm if has_norm else qkv,
-        step.positions, step.token_rows, step.tables, step.shape.table_width, rotation.epsilon,
+        step.positions, step.token_rows, step.tables, step.begins, step.lengths, step.contexts,
+        step.shape.table_width, rotation.epsilon,
         num_heads, num_kv_heads, dim, heads_block, triton.next_power_of_2(dim // 2), page_tokens, has_norm,
-        key_scales is not None, dependent, num_warps=4, **({"launch_pdl": True} if dependent else {}),
+        key_scales is not None, dependent, step.branches is not None, num_warps=4,
+        **({"launch_pdl": True} if dependent else {}),
     )  # fmt: skip
     return q

@@ -37,7 +37,7 @@ MAX_PLANAR_TOKENS = 256  # above this, unpacking the weights for the library's p
 
 
 class TritonOps:
-    has_trees = False
+    has_trees = True
 
     def __init__(
         self,
