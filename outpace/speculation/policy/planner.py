@@ -22,7 +22,7 @@ from outpace.speculation.policy.acceptance import Acceptance
 from outpace.speculation.policy.state import RequestState
 from outpace.speculation.policy.times import Kind, StepTimes
 from outpace.speculation.policy.tunables import TUNABLES
-from outpace.speculation.proposers.base import Proposer
+from outpace.speculation.proposers.base import Proposer, num_tokens
 
 _DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # tried for a model
 _LEAST_SURVIVAL = 0.05  # a token with a lower chance of being reached and accepted is never worth its cost
@@ -188,12 +188,13 @@ class Planner:
         """Requests that the model may draft for and that have no better lookup; those with the least to catch up on
         first."""
         acceptance, num_uncached = self._acceptances[name], self._proposers[name].num_uncached
+        least = self._depths(name)[0]
         found: list[_Candidate] = []
         for row in situation.auto:
             state, request = situation.states[row], situation.requests[row]
             settings = state.settings
             room = min(settings.max_depth, request.max_useful_depth, _DEPTHS[-1]) if name in settings.models else 0
-            if room:
+            if room >= least:
                 shift = acceptance.shift_of(state.shifts, name, settings.log_odds, situation.step)
                 totals = acceptance.forecast(settings.temperature, room, shift.mean)
                 totals += totals[-1:] * (_DEPTHS[-1] - room)
@@ -202,6 +203,11 @@ class Planner:
                     found.append(_Candidate(uncached if uncached > _ALWAYS_UNCACHED else 0, row, room, totals))
         found.sort()
         return found
+
+    def _depths(self, name: str) -> Sequence[int]:
+        """That are tried: of a proposer of trees, only theirs."""
+        tree = self._proposers[name].tree
+        return _DEPTHS if tree is None else (tree.depth,)
 
     def _num_paid(self, situation: Situation, name: str, candidates: Sequence[_Candidate], balance: float) -> int:
         """How many of them can catch up within `balance` plain steps."""
@@ -225,8 +231,8 @@ class Planner:
         own = situation.own_seconds if kept else situation.repeated_own_seconds
         deepest, plans = max([each.room for each in group]), list[Plan]()
         before, of_model = 0, 0.0
-        for depth in _DEPTHS:
-            num_drafted, of_shallower = size * depth + num_kept, of_model
+        for depth in self._depths(name):
+            num_drafted, of_shallower = size * num_tokens(self._proposers[name], depth) + num_kept, of_model
             of_model = sum([each.totals[depth - 1] for each in group])
             too_rare = of_model - of_shallower < _LEAST_SURVIVAL * size * (depth - before)
             if depth > deepest or num_drafted > situation.max_drafted or too_rare:

@@ -29,7 +29,7 @@ from outpace.speculation.policy.state import Choice, Mean, Outcome, RequestState
 from outpace.speculation.policy.times import PLAIN, SURPRISE, StepTimes
 from outpace.speculation.policy.trace import StepTrace
 from outpace.speculation.policy.tunables import TUNABLES
-from outpace.speculation.proposers.base import DraftAsk, Proposer
+from outpace.speculation.proposers.base import DraftAsk, Proposer, depth_of, num_tokens
 
 _TO_BE_SURE = 4  # plain steps that measure the machine after a surprise
 
@@ -179,6 +179,7 @@ class Policy:
                 if settings.mode == "on" and settings.method != "none":
                     depth = min(settings.max_depth, requests[row].max_useful_depth)
                     if depth:
+                        depth = num_tokens(self._proposers[settings.method], depth)
                         choices[row] = Choice(settings.method, depth, ask=DraftAsk(requests[row], depth))
         return choices
 
@@ -227,7 +228,8 @@ class Policy:
         for state, choice in zip(states, choices, strict=True):
             if choice.depth:
                 acceptance, settings = self.acceptances[choice.method], state.settings
-                gain = acceptance.forecast(settings.temperature, choice.depth, settings.log_odds)[-1]
+                depth = depth_of(self._proposers[choice.method], choice.depth)
+                gain = acceptance.forecast(settings.temperature, depth, settings.log_odds)[-1]
                 choice.expected = 1.0 + gain
                 total += gain
         return total
@@ -324,6 +326,7 @@ class Policy:
             else:
                 assert plan.model is not None
                 stop = Stop(*stops, situation.states[row].settings.temperature) if stops is not None else None
+                depth = num_tokens(self._proposers[plan.model], depth)
                 choices[row] = Choice(plan.model, depth, None, DraftAsk(request, depth, stop), expected)
 
     # ---- learning
@@ -361,7 +364,7 @@ class Policy:
                     seconds = min(seconds, situation.plain_seconds)  # alone, a plain step waits for the host
                 decision.seen.add(stats, seconds, num_drafted)
                 if has_drafts and decision.plan is not None and decision.plan.model is not None:
-                    asked = [outcome.verdict.num_drafted for outcome in outcomes if outcome.choice.ask is not None]
+                    asked = [outcome.verdict.depth for outcome in outcomes if outcome.choice.ask is not None]
                     decision.seen.num_passes += max(asked, default=0)
             if not has_drafts:
                 self._accounts.book_plain(situation, seconds, stats, is_repeated=decision.is_repeated)
@@ -389,13 +392,13 @@ class Policy:
         shift = acceptance.shift_of(state.shifts, draft.proposer, state.settings.log_odds, step)
         is_lookup = self._proposers[draft.proposer].is_lookup
         hits = common_length(draft.tokens, verdict.tokens) if is_lookup else verdict.num_accepted
-        fates = [1.0] * hits + [0.0] * (hits < min(len(draft.tokens), len(verdict.tokens)))
+        fates = [1.0] * hits + [0.0] * (hits < min(draft.depth, len(verdict.tokens)))
         if is_lookup:
             acceptance.learn(temperature, shift, draft.confidence, fates)
             return
         if draft.confidence:
             acceptance.learn(temperature, None, draft.confidence, fates)
-        if hits == len(draft.tokens) < len(draft.confidence):  # drafting stopped before an unlikely token
+        if hits == draft.depth < len(draft.confidence):  # drafting stopped before an unlikely token
             fates.append(acceptance.chance(temperature, draft.confidence[-1]))
         acceptance.learn(temperature, shift, (), fates)
 

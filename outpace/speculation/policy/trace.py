@@ -21,7 +21,7 @@ class RowTrace:
     method: str
     depth: int
     expected_tokens: float
-    num_drafted: int = 0
+    num_drafted: int = 0  # one after another: of a tree, its depth
     num_accepted: int = 0
     num_emitted: int = 0
 
@@ -52,7 +52,7 @@ class StepTrace:
 
     def add_outcomes(self, verdicts: Sequence[Verdict]) -> None:
         for row, verdict in zip(self.rows, verdicts, strict=False):
-            row.num_drafted, row.num_accepted = verdict.num_drafted, verdict.num_accepted
+            row.num_drafted, row.num_accepted = verdict.depth, verdict.num_accepted
             row.num_emitted = len(verdict.tokens)
 
     def as_line(self) -> str:

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from outpace.backends.base import DraftStop
 from outpace.core import Draft, MeasuredAcceptance, Request, Verdict
+from outpace.decoding.tree import Tree
 from outpace.speculation.costs.curves import DraftCosts
 from outpace.speculation.costs.timing import DraftTiming
 
@@ -26,7 +27,7 @@ _TIMED_LOOKUPS = 8
 
 @dataclass(slots=True)
 class DraftAsk:
-    """Asks for a draft of at most `depth` tokens for a request; `depth` is at least one."""
+    """Asks for a draft of at most `depth` tokens for a request, or of a tree of as many; `depth` is at least one."""
 
     request: Request
     depth: int
@@ -44,6 +45,7 @@ class Proposer(Protocol):
     """Drafts take microseconds and no model, so the policy can get them before it decides whether to use them."""
     drafts_whole: bool
     """A draft always has its full depth: it cannot stop where its confidence is low."""
+    tree: Tree | None  # the shape of its drafts that are as deep as this tree; None: every draft is a chain
 
     def serves(self, request: Request) -> bool:
         """Whether it can ever have a draft for this request. The answer never changes."""
@@ -82,12 +84,23 @@ class Proposer(Protocol):
         ...
 
 
+def num_tokens(proposer: Proposer, depth: int) -> int:
+    """Tokens of a draft of this depth: what the target verifies, and what is asked for."""
+    return depth if proposer.tree is None or depth < proposer.tree.depth else len(proposer.tree)
+
+
+def depth_of(proposer: Proposer, num_tokens: int) -> int:
+    """How deep a draft of so many tokens is."""
+    return num_tokens if proposer.tree is None else min(num_tokens, proposer.tree.depth)
+
+
 class NoDraft:
     """Plain decoding as a proposer, and the base class of lookups and of proposers without state."""
 
     name = "none"
     is_lookup = True
     drafts_whole = False
+    tree: Tree | None = None
     measured: MeasuredAcceptance | None = None
     timing: DraftTiming | None = None
 

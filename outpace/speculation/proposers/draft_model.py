@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from outpace.backends.base import MOST_CONFIDENT, Drafter, DraftStop, DraftTask, LoadedModel, Verifier
 from outpace.core import Draft, MeasuredAcceptance, Request, Row, StepPlan, Verdict
 from outpace.decoding.randomness import Purpose, key, uniform
+from outpace.decoding.tree import Tree
 from outpace.decoding.verification import HostVerifier, draw_weighted, matches_own_tokens
 from outpace.errors import ModelError
 from outpace.kv.cache import SequenceCache
@@ -47,6 +48,7 @@ class Drafting:
 class DraftModelProposer:
     name = "draft"
     is_lookup = False
+    tree: Tree | None = None
     measured: MeasuredAcceptance | None = None
 
     def __init__(self, model: LoadedModel, target_vocab_size: int, verifier: Verifier | None = None) -> None:

@@ -12,6 +12,7 @@ from time import perf_counter
 
 from outpace.backends.base import MOST_CONFIDENT, USUAL_UNCACHED, DraftedTokens, Head, HeadTask, Runner
 from outpace.core import Draft, Request, Verdict
+from outpace.decoding.tree import Tree
 from outpace.speculation.costs.calibration import measure_head, warm_up_head
 from outpace.speculation.costs.curves import DraftCosts
 from outpace.speculation.costs.timing import DraftTiming
@@ -21,6 +22,7 @@ from outpace.speculation.proposers.base import DraftAsk
 class HeadProposer:
     name = "head"
     is_lookup = False
+    tree: Tree | None = None
 
     def __init__(self, runner: Runner, head: Head) -> None:
         """`runner` is the target's."""

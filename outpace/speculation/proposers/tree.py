@@ -30,8 +30,8 @@ class TreeProposer(HeadProposer):
         """`runner` is the target's."""
         super().__init__(runner, head)
         self.drafts_whole = True
-        self.tree = likely_tree(usual_chances(head.measured, DEPTH), NUM_NODES)
-        self.measured = _of_levels(head.measured, self.tree)
+        self._tree = self.tree = likely_tree(usual_chances(head.measured, DEPTH), NUM_NODES)
+        self.measured = _of_levels(head.measured, self._tree)
 
     def serves(self, request: Request) -> bool:
         """Grammars cut drafts, and lossy rules accept what no child equals: both are for chains."""
@@ -41,7 +41,7 @@ class TreeProposer(HeadProposer):
         num_uncached = [self._num_uncached(ask.request) for ask in asks]
         begin = perf_counter()
         found = dict[int, Draft]()
-        for tree in (self.tree, None):
+        for tree in (self._tree, None):
             group = [ask for ask in asks if self._may_branch(ask) == (tree is not None)]
             if group:
                 drafted = self._head.draft([HeadTask(ask.request, min(ask.depth, DEPTH), tree=tree) for ask in group])
@@ -52,10 +52,10 @@ class TreeProposer(HeadProposer):
         return [found[ask.request.id] for ask in asks]
 
     def _may_branch(self, ask: DraftAsk) -> bool:
-        return ask.depth >= len(self.tree) and self.serves(ask.request)
+        return ask.depth >= len(self._tree) and self.serves(ask.request)
 
     def measure_costs(self, scratch: Request) -> DraftCosts:
-        return measure_head(self._runner, self._head, scratch, self.tree)
+        return measure_head(self._runner, self._head, scratch, self._tree)
 
 
 def _of_levels(measured: MeasuredAcceptance | None, tree: Tree) -> MeasuredAcceptance | None:
