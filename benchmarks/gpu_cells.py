@@ -26,6 +26,7 @@ from outpace.speculation.proposers.draft_model import DraftModelProposer
 from outpace.speculation.proposers.head import HeadProposer
 from outpace.speculation.proposers.ngram import NgramProposer
 from outpace.speculation.proposers.suffix import SuffixProposer
+from outpace.speculation.proposers.tree import TreeProposer
 
 # max_tokens as a multiple of the mean: a run ends when its first request reaches max_tokens.
 MAX_TOKENS_FACTOR = 3
@@ -61,7 +62,7 @@ class Pair:
             NoDraft(),
             NgramProposer(config.ngram_min, config.ngram_max),
             SuffixProposer(config.suffix_store_tokens),
-            self._drafting(),
+            *self._drafting(),
         ]
         engine = Engine(self.target, {each.name: each for each in proposers}, config, draft=self.draft)
         if costs is None:
@@ -70,16 +71,17 @@ class Pair:
             engine.policy.use_costs(Costs.from_dict(costs.as_dict()))
         return engine
 
-    def _drafting(self) -> Proposer:
+    def _drafting(self) -> list[Proposer]:
         runner = self.target.runner
         if self.draft is not None:
-            return DraftModelProposer(self.draft, runner.vocab_size)
-        assert runner.capabilities.head is not None, "the target has neither a draft model nor a head"
-        return HeadProposer(runner, runner.capabilities.head)
+            return [DraftModelProposer(self.draft, runner.vocab_size)]
+        head = runner.capabilities.head
+        assert head is not None, "the target has neither a draft model nor a head"
+        return [HeadProposer(runner, head), *([TreeProposer(runner, head)] if head.has_trees else [])]
 
 
 def speculation_params(setting: str) -> SpeculationParams:
-    """`setting`: 'plain', 'auto', or a proposer and its fixed depth, as in 'head:4'."""
+    """`setting`: 'plain', 'auto', or a proposer and its fixed depth, as in 'head:4' or 'tree:4'."""
     if setting in ("plain", "auto"):
         return SpeculationParams(mode="off" if setting == "plain" else "auto")
     method, _, depth = setting.partition(":")

@@ -18,7 +18,7 @@ WARM_UP_TOKENS = 16
 COMPARED_PROMPTS, COMPARED_DEPTH = 12, 4  # of the logits and drafts that are compared with the small ones
 SETTINGS = ("plain", "head:2", "head:3", "head:5", "head:7", "auto")
 # Other depths that `auto` may choose. Their graphs are captured before the measurement, as for fixed settings.
-PREPARED = ("head:1", "head:4", "head:6", "head:8")
+PREPARED = ("head:1", "head:4", "head:6", "head:8", "tree:4")
 MAX_PREPARED = 32  # concurrency up to which PREPARED is captured
 # Required speedups of `auto` over plain decoding, by concurrency and temperature.
 REQUIRED = {

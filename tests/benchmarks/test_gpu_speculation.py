@@ -15,7 +15,7 @@ pytest.importorskip("safetensors", reason="safetensors is not installed; pip ins
 
 import torch
 
-from benchmarks import gpu_experiment, gpu_models, gpu_padded_model, gpu_speculation
+from benchmarks import gpu_experiment, gpu_models, gpu_padded_model, gpu_speculation, gpu_trees
 from benchmarks.gpu_cells import first_difference, run
 from benchmarks.gpu_experiment import Experiment, Report
 from benchmarks.gpu_padded_model import PaddedModel, Small
@@ -119,6 +119,40 @@ def test_the_whole_command_runs_on_a_cpu(files, tmp_path, monkeypatch, capsys):
     text = (out / "gpu_speculation.txt").read_text()
     assert "a pass of the head, 2 at once, temperature 1" in text
     assert "auto over plain, 1 at once, temperature 0" in capsys.readouterr().out
+
+
+def test_trees_beside_chains_on_a_cpu(files, tmp_path, monkeypatch):
+    monkeypatch.setitem(gpu_models.SHAPES, gpu_padded_model.SHAPE, LARGE_CONFIG)
+    monkeypatch.setattr(gpu_padded_model, "DRAFT_VOCABULARY", DRAFT_VOCABULARY)
+    monkeypatch.setattr(gpu_speculation, "CONTEXT", 96)
+    monkeypatch.setattr(gpu_speculation, "STEP_TOKENS", 64)
+    model, head = files
+    tokens, out = tmp_path / "tokens.json", tmp_path / "out"
+    tokens.write_text(json.dumps({"prompts": random_prompts(7, 12), "source": "random"}))
+    arguments = [str(model), str(tokens), str(out), "--head", str(head), "--device", "cpu", "--concurrency", "2",
+                 "--blocks", "2", "--new-tokens", "12"]  # fmt: skip
+    assert gpu_trees.main(arguments) == 0
+    figures = json.loads((out / "gpu_speculation.json").read_text())
+    assert not figures["missing"]
+    rows = [row for row in figures["rows"] if row["setting"] == gpu_trees.TREE]
+    assert all(row["num_equal"] == row["num_texts"] for row in rows if row["temperature"] == 0)
+    assert all(set(row["drafts_by_method"]) == {"tree"} and len(row["drafted_per_position"]) == 4 for row in rows)
+    cells = json.loads((out / "gpu_trees.json").read_text())["cells"]
+    assert [(cell["concurrency"], cell["temperature"], cell["blocks"]) for cell in cells] == [(2, 0, 2), (2, 1, 2)]
+    assert "2 at once, temperature 1" in (out / "gpu_trees.txt").read_text()
+
+
+def test_trees_are_compared_with_the_better_chain():
+    speeds = {"head:3": (10.0, 12.0, 10.0), "head:4": (11.0, 11.0, 11.0), "tree:4": (12.1, 13.2, 9.9)}
+    rows = [
+        {"concurrency": 1, "temperature": 0.0, "setting": setting, "block": block, "tokens_per_s": speed,
+         "tokens_per_step_and_request": 2.0, "ms_per_step": 1.0, "speedup": 1.0}
+        for setting, of_blocks in speeds.items() for block, speed in enumerate(of_blocks)
+    ]  # fmt: skip
+    [cell] = gpu_trees.compare(rows)
+    assert cell["chain"] == "head:4"
+    assert (cell["ratio"], cell["lowest"], cell["highest"]) == pytest.approx((1.1, 0.9, 1.2))
+    assert "1.100 (0.900-1.200) of head:4" in gpu_trees.as_text([cell])[1]
 
 
 def test_what_was_not_measured_is_said(experiment, tmp_path, monkeypatch):
