@@ -24,8 +24,9 @@ from outpace.backends.torch.execution.executor import FollowingDraft
 from outpace.backends.torch.execution.graphs import Graphs
 from outpace.backends.torch.execution.head_passes import HeadPasses
 from outpace.backends.torch.execution.pages import PAGE_TOKENS
-from outpace.backends.torch.execution.tree_drafting import TreeLoops
+from outpace.backends.torch.execution.tree_drafting import TreeLoops, TreeRun
 from outpace.backends.torch.model.head import HeadLoop, HeadModel
+from outpace.backends.torch.sampling.draws import mode_for
 from outpace.core import Case, MeasuredAcceptance, Request, Row
 from outpace.decoding.tree import Tree
 from outpace.kv.entries import HeadEntries
@@ -42,13 +43,14 @@ _LEAST_WANTED = 0.5  # a draft that is not wanted delays the next step by what i
 class _NextDraft:
     """A draft that began behind a verification, or could have begun there."""
 
-    run: LoopRun | None  # None: it was not begun
+    run: LoopRun | TreeRun | None  # None: it was not begun
     rows: dict[int, int]  # by sequence: the row of the loop
     requests: list[Request]
     starts: list[int]  # the first position that each row feeds
     tables: NDArray[np.int32]  # the pages of each row
     depth: int
     num_steps: int  # of the runner, before the verification
+    tree: Tree | None = None
 
     def find(self, drafts: Sequence[DraftTask], num_steps: int) -> list[int] | None:
         """The rows of these drafts; None if it is not the draft that they ask for."""
@@ -58,6 +60,7 @@ class _NextDraft:
             and draft.request is self.requests[row]
             and draft.row.start == self.starts[row]
             and draft.depth <= self.depth
+            and draft.tree == self.tree
             for row, draft in zip(rows, drafts, strict=True)
         )
         return rows if is_asked else None
@@ -99,6 +102,7 @@ class TorchHead:
         if drafts[0].tree is not None:
             return self._draft_trees(drafts, drafts[0].tree)
         executor, taken = self._runner.executor, self._take_next(drafts)
+        assert not isinstance(taken, TreeRun)
         ahead = executor.verifies(drafts) if taken is not None else None
         run = taken or self._launch(drafts)
         if ahead is None:
@@ -125,7 +129,17 @@ class TorchHead:
         return DraftTask(row, request, task.depth if task.tree is None else len(task.tree), task.tree)
 
     def _draft_trees(self, drafts: list[DraftTask], tree: Tree) -> list[DraftedTokens]:
-        self._next = None
+        taken = self._take_next(drafts)
+        run = taken if isinstance(taken, TreeRun) else self._launch_trees(drafts, tree)
+        ahead = self._runner.executor.begin_verifying(drafts, run)
+        if ahead is not None and self.drafts_ahead:
+            self._begin_next_trees(drafts, tree, ahead)
+        drafted = run.fetch(drafts)
+        if ahead is not None:
+            ahead.expect([each.tokens for each in drafted])
+        return drafted
+
+    def _launch_trees(self, drafts: list[DraftTask], tree: Tree) -> TreeRun:
         longest, usual = max(len(draft.row.tokens) for draft in drafts), tree.depth + 1
         width = next((size for size in (usual, USUAL_UNCACHED) if size >= longest), 0)
         if not width:  # all but the last tokens are computed first
@@ -140,12 +154,26 @@ class TorchHead:
             width = usual
         loop = self._trees.find(tree, drafts, width)
         loop.fill(drafts, self._runner.tables)
-        run = loop.launch()
-        ahead = self._runner.executor.begin_verifying(drafts, run)
-        drafted = run.fetch(drafts)
-        if ahead is not None:
-            ahead.expect([each.tokens for each in drafted])
-        return drafted
+        return loop.launch()
+
+    def _begin_next_trees(self, drafts: Sequence[DraftTask], tree: Tree, ahead: Ahead) -> None:
+        """Begin the next trees behind the verification of these, for the same requests."""
+        runner, requests = self._runner, [draft.request for draft in drafts]
+        starts, seqs = [len(request.tokens) for request in requests], [draft.row.seq for draft in drafts]
+        width, run = tree.depth + 1, None
+        # The host may verify tokens again that a filter makes uncertain; then it moves what it accepts itself.
+        is_sure = mode_for(requests) != "filtered"
+        is_wanted = self._share_wanted >= _LEAST_WANTED and self._trees.is_prepared(tree, drafts, width)
+        # What this verification appends, and the next draft's nodes.
+        num_tokens = width + 1 + len(tree)
+        has_room = max(starts) - 1 + num_tokens <= runner.capacity.max_context
+        if is_sure and is_wanted and has_room and all(runner.try_reserve(seq, num_tokens) for seq in seqs):
+            loop = self._trees.find(tree, drafts, width)
+            loop.fill_following(drafts, runner.tables, ahead.verified)
+            run = loop.launch(ahead.verified, runner.move)
+            ahead.moved.update(zip(seqs, starts, strict=True))
+        rows, tables = {seq: row for row, seq in enumerate(seqs)}, runner.tables[seqs]
+        self._next = _NextDraft(run, rows, requests, starts, tables, len(tree), runner.executor.num_steps, tree)
 
     def _launch(self, drafts: Sequence[DraftTask]) -> LoopRun:
         depth = max(draft.depth for draft in drafts)
@@ -159,7 +187,7 @@ class TorchHead:
         loop.fill(drafts, self._runner.tables)
         return loop.launch()
 
-    def _take_next(self, drafts: Sequence[DraftTask]) -> LoopRun | None:
+    def _take_next(self, drafts: Sequence[DraftTask]) -> LoopRun | TreeRun | None:
         """The draft that began behind the last verification, if it is the one that is wanted now."""
         before, self._next = self._next, None
         if before is None:
@@ -199,7 +227,11 @@ class TorchHead:
     def _foresee(self, cases: Sequence[Case]) -> FollowingDraft | None:
         """The draft that began behind the verification of these cases, for all requests that do not end there."""
         before = self._next
-        if before is None or before.run is None or self._runner.executor.num_steps != before.num_steps + 1:
+        if (
+            before is None
+            or not isinstance(before.run, LoopRun)
+            or self._runner.executor.num_steps != before.num_steps + 1
+        ):
             return None
         rows = [before.rows.get(case.request.seq, -1) for case in cases if case.request.seq is not None]
         if sorted(rows) != list(range(len(before.rows))):

@@ -416,7 +416,7 @@ class TorchRunner:
         """Keep `num_tokens` and, of the tokens after them, those at `places`, which are ascending. They move together:
         their keys, values and hidden states, which are those of their depth in the tree, not of their place."""
         moved = [(num_tokens + place, num_tokens + i) for i, place in enumerate(places) if place != i]
-        if moved:
+        if moved and self.executor.moved.get(seq) != num_tokens:
             old, new = np.array(moved).T
             table = self.tables[seq]
             words = np.stack(
@@ -427,6 +427,15 @@ class TorchRunner:
             if self._taps is not None:
                 self._taps.move(*where)
         self.truncate(seq, num_tokens + len(places))
+
+    def move(self, tables: Tensor, before: Tensor, after: Tensor) -> None:
+        """The same for several sequences, on the device: their pages [rows, pages], and the places of their tokens
+        before and after, int64 [rows, tokens]."""
+        pages, to_pages = (tables.gather(1, each // PAGE_TOKENS).long().flatten() for each in (before, after))
+        slots, to_slots = (each.flatten() % PAGE_TOKENS for each in (before, after))
+        self._pages.move(pages, slots, to_pages, to_slots)
+        if self._taps is not None:
+            self._taps.move(pages, slots, to_pages, to_slots)
 
     def fork(self, source: int, target: int, num_tokens: int) -> None:
         self.free(target)

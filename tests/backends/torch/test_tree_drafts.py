@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,14 @@ from outpace.backends.base import USUAL_UNCACHED, DraftedTokens, HeadTask
 from outpace.backends.torch.execution import tree_drafting
 from outpace.backends.torch.execution.pages import Pages
 from outpace.backends.torch.execution.tree_drafting import levels_of
+from outpace.backends.torch.execution.tree_following import TreeTensors
 from outpace.backends.torch.head import TorchHead
+from outpace.backends.torch.runner import TorchRunner
 from outpace.backends.torch.sampling.children import first_tokens
 from outpace.backends.torch.sampling.draws import DrawWords
 from outpace.config import SpeculationParams
 from outpace.core import CompletionOutput, Request
+from outpace.decoding.acceptance import match_known_tree
 from outpace.decoding.randomness import Purpose, exponentials, key
 from outpace.decoding.sampling import sharpness
 from outpace.decoding.tree import ROOT, Tree, likely_tree
@@ -275,3 +279,81 @@ def test_requests_whose_drafts_are_cut_or_lenient_have_no_trees(engines: Engines
 def test_a_backend_without_trees_says_so(engines: Engines) -> None:
     with pytest.raises(UsageError, match="cannot draft trees here"):
         engines.open(method="tree", batch_invariant=True)
+
+
+# --- behind a verification ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_device_accepts_what_the_host_accepts(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    trees = TreeTensors.of(TREE, torch.device("cpu"))
+    drafted, own = np.zeros((4, len(TREE)), np.int64), random.integers(0, 6, 4 * (1 + len(TREE)))
+    for row in drafted:
+        for node in (ROOT, *range(len(TREE))):
+            row[list(TREE.children(node))] = random.permutation(8)[: len(TREE.children(node))]
+    first_lines = torch.arange(4) * (1 + len(TREE))
+    path, count, last = trees.accepted(torch.from_numpy(drafted), torch.from_numpy(own), first_lines)
+    for i in range(4):
+        lines = own[i * (1 + len(TREE)) : (i + 1) * (1 + len(TREE))].tolist()
+        verdict = match_known_tree(drafted[i].tolist(), TREE, lines)
+        assert path[i, : count[i]].tolist() == list(verdict.path)
+        assert (int(count[i]), int(last[i])) == (verdict.num_accepted, verdict.tokens[-1])
+
+
+@pytest.mark.parametrize("name", ["greedy", "seeded", "filters", "penalties"])
+@pytest.mark.parametrize("small", [False, True], ids=["roomy", "small"])
+def test_trees_begun_behind_a_verification_change_nothing(
+    engines: Engines, name: str, small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, but the device is as fast as the host. Their cache is moved on the device, and only once."""
+    plain = tokens_of(engines.say(KINDS[name], **PLAIN))
+    seen, take_next, move, keep = Counter[str](), TorchHead._take_next, Pages.move, TorchRunner.keep_path
+
+    def counted(head: TorchHead, drafts: Any) -> Any:
+        run = take_next(head, drafts)
+        seen["taken" if run is not None else "new"] += 1
+        return run
+
+    def noted(pages: Pages, *where: torch.Tensor) -> None:
+        seen["moved by the host" if seen["keeping"] else "moved on the device"] += 1
+        move(pages, *where)
+
+    def keeping(runner: TorchRunner, *arguments: Any) -> None:
+        seen["keeping"] = 1
+        keep(runner, *arguments)
+        seen["keeping"] = 0
+
+    monkeypatch.setattr(TorchHead, "_take_next", counted)
+    monkeypatch.setattr(Pages, "move", noted)
+    monkeypatch.setattr(TorchRunner, "keep_path", keeping)
+    options = {"cache_tokens": 200, "max_context": 140, "max_step_tokens": 40, "max_sequences": 3} if small else {}
+    with engines.open(**TREES, **options) as llm:
+        head = llm.engine._runner.capabilities.head
+        assert isinstance(head, TorchHead)
+        head.drafts_ahead = True
+        many = SamplingParams(max_tokens=30, ignore_eos=True, **KINDS[name])
+        requests = [llm.engine.submit(text, many) for text in TEXTS]
+        while llm.engine.has_requests:
+            llm.engine.step()
+        llm.engine._runner.pool.check_integrity()  # type: ignore[attr-defined]
+    assert [request.tokens[len(request.prompt) :] for request in requests] == plain
+    if name in ("greedy", "seeded"):
+        assert small or (seen["taken"] > 10 and seen["moved on the device"] > 10)
+        assert seen["moved by the host"] <= seen["new"]
+    else:  # penalties need the host, and filters may
+        assert seen["moved on the device"] == 0
+
+
+def test_a_path_that_is_not_moved_behind_a_verification_is_noticed(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = tokens_of(engines.say(SAMPLED, **PLAIN))
+    monkeypatch.setattr(TorchRunner, "move", lambda *_: None)
+    with engines.open(**TREES) as llm:
+        head = llm.engine._runner.capabilities.head
+        assert isinstance(head, TorchHead)
+        head.drafts_ahead = True
+        many = SamplingParams(max_tokens=30, ignore_eos=True, **SAMPLED)
+        found = llm.generate(TEXTS, many, progress=False)
+    assert [done.outputs[0].token_ids for done in found] != plain

@@ -79,6 +79,8 @@ class Ahead:
     rejection: Rejection
     verified: Verified  # what it verifies, for a draft that follows it
     draws_tokens: bool  # the target's own; else rejection decides all rows
+    moved: dict[int, int] = field(default_factory=dict)
+    """By sequence: the tokens before a tree whose accepted path is moved on the device, behind this step."""
     since: float = 0.0  # when the draft was done and the device started this step
     _drafted: list[list[int]] = field(default_factory=list)
 

@@ -103,6 +103,7 @@ class DeviceExecutor:
         self._ahead: Ahead | None = None
         self.next_draft: NextDraft | None = None
         self.foresight = Foresight()
+        self.moved: dict[int, int] = {}  # of the latest step: `Ahead.moved`
         self._num_rows = 0  # of the latest plan
         self.num_steps = 0
 
@@ -177,6 +178,7 @@ class DeviceExecutor:
         is_plain = len(cases) == plan.num_tokens == len(plan.rows) and all(map(_is_plain, cases))
         self._num_rows = len(plan.rows)
         self.num_steps += 1
+        self.moved = {}
         self.foresight.learn_plan(plan.rows)
         self._update_early_start(plan, cases, is_plain, begin)
         can_use = bool(cases) and not plan.num_scored  # steps that were started early have no logits of prompts
@@ -315,6 +317,7 @@ class DeviceExecutor:
         """Finish a verification that was started early; rows that are not in it run in a second step."""
         ahead, self._ahead = self._ahead, None
         assert ahead is not None
+        self.moved = ahead.moved
         expected = list(verified.values())
         if meanwhile is not None:
             meanwhile()

@@ -3,12 +3,14 @@
 The first pass takes what the last step emitted, as a chain's does. Each further pass takes the nodes of one level that
 have children, as tokens of one row with a mask. Their entries lie after the text's in the head's cache, in the order of
 these nodes; the next draft overwrites them, because accepted tokens are taken again with their true hidden states.
+
+A loop may also begin before the host knows the tokens it feeds: see `tree_following.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,11 +21,14 @@ from torch import Tensor
 from outpace.backends.base import DraftedTokens, DraftTask
 from outpace.backends.torch.execution import staging
 from outpace.backends.torch.execution.capturing import captured
+from outpace.backends.torch.execution.following import UNUSED, Verified, follow
 from outpace.backends.torch.execution.graphs import ROW_BUCKETS, Graphs
 from outpace.backends.torch.execution.step import PADDING, Branches, HostStep, StepInputs, StepShape, views
+from outpace.backends.torch.execution.tree_following import Move, TreeTensors, as_chain
 from outpace.backends.torch.model.head import HeadModel
 from outpace.backends.torch.sampling.children import first_tokens
 from outpace.backends.torch.sampling.draws import NUM_FIELDS, DrawWords
+from outpace.core import Row
 from outpace.decoding.tree import ROOT, Tree
 
 
@@ -62,18 +67,25 @@ class _HostWords:
 
     def __init__(self, first: StepShape, num_nodes: int, *, pinned: bool) -> None:
         rows = first.num_rows
-        self.buffer = torch.zeros(first.num_words + 2 * NUM_FIELDS * rows, dtype=torch.int32, pin_memory=pinned)
-        step, draws = split_words(self.buffer, first)
+        num_words = first.num_words + 2 * NUM_FIELDS * rows + 2 * rows
+        self.buffer = torch.zeros(num_words, dtype=torch.int32, pin_memory=pinned)
+        step, draws, lines = split_words(self.buffer, first)
+        self.lines: NDArray[np.int32] = lines.numpy()  # first lines and counts of what it follows
+        self.lines[1].fill(UNUSED)
         self.first = HostStep(first, pinned=pinned, buffer=step)
         self.first.positions.fill(PADDING)
         self.draws = DrawWords(rows, pinned=pinned, buffer=draws)
         self.drawn = torch.zeros((num_nodes, rows), dtype=torch.int32, pin_memory=pinned)
         self.arrived: Any = torch.cuda.Event() if pinned else None
+        self.fed = torch.zeros((2, rows), dtype=torch.int32, pin_memory=pinned)
+        self.fed_arrived: Any = torch.cuda.Event() if pinned else None
 
 
-def split_words(words: Tensor, first: StepShape) -> tuple[Tensor, Tensor]:
-    step, draws = words[: first.num_words], words[first.num_words :]
-    return step, draws.view(torch.int64).view(NUM_FIELDS, -1)
+def split_words(words: Tensor, first: StepShape) -> tuple[Tensor, Tensor, Tensor]:
+    """The words of the first pass, of the draws, and of the lines that a loop follows."""
+    draws_at, lines_at = first.num_words, first.num_words + 2 * NUM_FIELDS * first.num_rows
+    draws = words[draws_at:lines_at].view(torch.int64).view(NUM_FIELDS, -1)
+    return words[:draws_at], draws, words[lines_at:].view(2, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +94,31 @@ class TreeRun:
 
     loop: TreeLoop
     _host: _HostWords
-    rows: list[int]
+    rows: list[int]  # of the loop: those that are used, in any order
+
+    def only(self, rows: list[int]) -> TreeRun:
+        """Some rows of it."""
+        return TreeRun(self.loop, self._host, [self.rows[row] for row in rows])
 
     def tokens(self) -> Tensor:
         """[nodes, rows], on the device."""
-        return self.loop.drawn[:, : len(self.rows)]
+        tokens = self.loop.drawn
+        if self.rows == list(range(len(self.rows))):
+            return tokens[:, : len(self.rows)]
+        return tokens[:, torch.tensor(self.rows).to(tokens.device, non_blocking=True)]
+
+    def fed(self) -> NDArray[np.int32]:
+        """What a loop that followed a verification fed, [2, rows]: draft tokens before the last one, and that one."""
+        if self._host.fed_arrived is not None:
+            self._host.fed_arrived.synchronize()
+        found: NDArray[np.int32] = self._host.fed.numpy()
+        return found[:, self.rows]
 
     def fetch(self, tasks: Sequence[DraftTask]) -> list[DraftedTokens]:
         """The drafts of the tasks; waits for them."""
         if self._host.arrived is not None:
             self._host.arrived.synchronize()
-        columns = self._host.drawn.numpy()[:, : len(tasks)].T.tolist()
+        columns = self._host.drawn.numpy()[:, self.rows].T.tolist()
         return [DraftedTokens(tokens, [], tree=self.loop.tree) for tokens in columns]
 
 
@@ -108,12 +134,16 @@ class TreeLoop:
         self.tree, self._model, self._samples = tree, model, samples
         device = model.device
         first = StepShape(num_rows * width, num_rows, num_rows, width, graphs.table_width)
+        one_each = StepShape(num_rows, num_rows, num_rows, 1, 1)
         # Two, because the loop may run again before the host has read what it drew.
         self._hosts = [_HostWords(first, len(tree), pinned=device.type == "cuda") for _ in range(2)]
         self._words = self._hosts[0].buffer.to(device)
-        step, self._draws = split_words(self._words, first)
+        step, self._draws, self._lines = split_words(self._words, first)
         self._first = views(step, first)
         self.drawn = torch.zeros((len(tree), num_rows), dtype=torch.int32, device=device)
+        self._fed = torch.zeros((2, num_rows), dtype=torch.int32, device=device)
+        self._after = views(torch.zeros(one_each.num_words, dtype=torch.int32, device=device), one_each)
+        self._tensors = TreeTensors.of(tree, device)
         self._num_used = 0  # rows, of the latest fill
         self._levels = levels_of(tree)
         numbers = {node: i for i, node in enumerate(node for level in self._levels[1:] for node in level.expanded)}
@@ -153,14 +183,32 @@ class TreeLoop:
         self._hosts.reverse()  # the device may still read the other one
         host, self._num_used = self._hosts[0], len(tasks)
         rows, requests = [task.row for task in tasks], [task.request for task in tasks]
+        host.lines[1].fill(UNUSED)
         staging.fill(host.first, rows, tables)
         host.draws.fill(slice(0, len(rows)), requests, [row.start + len(row.tokens) for row in rows])
 
+    def fill_following(self, tasks: Sequence[DraftTask], tables: NDArray[np.int32], verified: Verified) -> None:
+        """The same, where the device will know which tokens are fed: those of the path that `verified` accepts."""
+        width = self._first.shape.max_row_tokens
+        assert width == self.tree.depth + 1
+        rows = [Row(task.row.seq, len(task.request.tokens), [0] * width, 1) for task in tasks]
+        self.fill([replace(task, row=row) for task, row in zip(tasks, rows, strict=True)], tables)
+        self._hosts[0].lines[:, : len(tasks)] = verified.first_lines, [self.tree.depth] * len(tasks)
+
     @torch.inference_mode()
-    def launch(self) -> TreeRun:
-        """Start the filled loop."""
+    def launch(self, verified: Verified | None = None, move: Move | None = None) -> TreeRun:
+        """Start the filled loop; after `fill_following`, behind the verification whose result it follows. `move` moves
+        tokens in the target's cache."""
         host = self._hosts[0]
         self._words.copy_(host.buffer, non_blocking=True)
+        if verified is not None and move is not None:
+            first, used = self._first, self._num_used
+            roots = first.positions.view(len(first.begins), -1)[:used, 0].clone()
+            verified = as_chain(self._tensors, verified, self._lines[0, :used], roots, first.tables[:used], move)
+            follow(verified, self._lines, first, self._after, self._draws, self._fed, is_independent=False)
+            host.fed.copy_(self._fed, non_blocking=True)
+            if host.fed_arrived is not None:
+                host.fed_arrived.record()
         if self._graph is not None:
             self._graph.replay()
         else:
@@ -201,6 +249,12 @@ class TreeLoops:
         """Captured loops use the memory of `graphs` and count there."""
         self._model, self._graphs = model, graphs
         self._loops: dict[tuple[Tree, int, int, bool], TreeLoop] = {}
+
+    def is_prepared(self, tree: Tree, tasks: Sequence[DraftTask], width: int) -> bool:
+        """Whether `find` needs no new capture; always true without graphs."""
+        rows = next((size for size in ROW_BUCKETS if size >= len(tasks)), None)
+        samples = any(not task.request.params.is_greedy for task in tasks)
+        return self._graphs.pool is None or (tree, rows, width, samples) in self._loops
 
     def find(self, tree: Tree, tasks: Sequence[DraftTask], width: int) -> TreeLoop:
         samples, num_rows = any(not task.request.params.is_greedy for task in tasks), len(tasks)
