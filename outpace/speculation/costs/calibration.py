@@ -68,8 +68,12 @@ def measure_head(runner: Runner, head: Head, scratch: Request, tree: Tree | None
     the fewest and the most rows, and the others by drafts of usual depth. With `tree`, that draft is this tree, and a
     pass is one of its levels."""
     room = runner.capacity
-    rows = [size for size in SIZES if size <= min(_most_rows(runner), _HEAD_ROWS)]
+    if tree is not None and min(room.max_context, room.cache_tokens) < len(tree) + _HEAD_EMITTED + 1:
+        tree = None  # it will hardly ever have room
     usual, most = (_HEAD_DEPTH, _HEAD_DEPTH) if tree is None else (tree.depth, len(tree))
+    rows = [size for size in _HEAD_ROWS if size <= _most_rows(runner)]
+    if tree is not None:
+        rows = [size for size in rows if room.cache_tokens // size > most + _HEAD_EMITTED]
     length = min(_HEAD_CONTEXT, room.max_context - most - 1, room.cache_tokens // rows[-1] - most)
 
     def timed(size: int, depth: int, tree: Tree | None = None) -> float:
