@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
 from typing import Any, cast
 
@@ -38,6 +38,7 @@ class Pair:
 
     target: LoadedModel
     draft: LoadedModel | None = None
+    has_trees: bool = False  # the head drafts trees too, also for `auto`
 
     @property
     def runners(self) -> list[TorchRunner]:
@@ -58,6 +59,8 @@ class Pair:
             draft_path="head" if self.draft is None else self.draft.description, is_head=self.draft is None,
             backend="torch",
         )  # fmt: skip
+        if self.has_trees:
+            config = replace(config, methods=(*config.methods, "tree"))
         proposers: list[Proposer] = [
             NoDraft(),
             NgramProposer(config.ngram_min, config.ngram_max),
@@ -77,7 +80,7 @@ class Pair:
             return [DraftModelProposer(self.draft, runner.vocab_size)]
         head = runner.capabilities.head
         assert head is not None, "the target has neither a draft model nor a head"
-        return [HeadProposer(runner, head), *([TreeProposer(runner, head)] if head.has_trees else [])]
+        return [HeadProposer(runner, head), *([TreeProposer(runner, head)] if self.has_trees else [])]
 
 
 def speculation_params(setting: str) -> SpeculationParams:

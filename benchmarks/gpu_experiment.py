@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ WARM_UP_TOKENS = 16
 COMPARED_PROMPTS, COMPARED_DEPTH = 12, 4  # of the logits and drafts that are compared with the small ones
 SETTINGS = ("plain", "head:2", "head:3", "head:5", "head:7", "auto")
 # Other depths that `auto` may choose. Their graphs are captured before the measurement, as for fixed settings.
-PREPARED = ("head:1", "head:4", "head:6", "head:8", "tree:4")
+PREPARED = ("head:1", "head:4", "head:6", "head:8")
 MAX_PREPARED = 32  # concurrency up to which PREPARED is captured
 # Required speedups of `auto` over plain decoding, by concurrency and temperature.
 REQUIRED = {
@@ -57,7 +58,8 @@ class Experiment:
         traces: Path | None = None,
     ) -> None:
         """`traces`: file for traces of every step of `auto`."""
-        self.models, self.pair, self.settings = models, models.pair, settings
+        self.models, self.settings = models, settings
+        self.pair = replace(models.pair, has_trees=any(setting.startswith("tree") for setting in settings))
         self.prompts, self.report, self.num_tokens = prompts, report, num_tokens
         self._engines: dict[tuple[str, int, float], Any] = {}
         self._begin = time.perf_counter()

@@ -376,7 +376,8 @@ class EngineConfig:
             has = f"a {'head' if is_head else 'model'} is loaded as the draft" if drafting else "no draft is loaded"
             _check(False, f"method {self.method!r} cannot be used, because {has}; name another draft or method")
         method: Method = self.method or drafting or "suffix"
-        of_draft: tuple[Method, ...] = ("head", "tree") if is_head else () if drafting is None else (drafting,)
+        # Trees were not run on a GPU yet: `auto` chooses between them and chains only where they are asked for.
+        asked: tuple[Method, ...] = ("head", "tree") if method == "tree" else (method,)
         names = set(ResolvedConfig.__dataclass_fields__) & set(EngineConfig.__dataclass_fields__)
         settled: dict[str, Any] = {name: getattr(self, name) for name in names}
         settled |= {
@@ -385,7 +386,7 @@ class EngineConfig:
             "backend": backend,
             # Set even if speculation is off: a request may turn it on for itself.
             "method": method,
-            "methods": (method,) if self.method is not None else (*LOOKUPS, *of_draft),
+            "methods": asked if self.method is not None else (*LOOKUPS, drafting) if drafting else LOOKUPS,
             "depth": DEFAULT_DEPTH if self.depth is None else self.depth,
             "auto_depth": DEFAULT_AUTO_DEPTH if self.depth is None else self.depth,
             "max_context": max_context,

@@ -102,9 +102,9 @@ class LLM:
         target = self._target.runner
         if target.capabilities.head is not None:
             proposers.append(HeadProposer(target, target.capabilities.head))
-            if target.capabilities.head.has_trees:
+            if "tree" in self.config.methods and target.capabilities.head.has_trees:
                 proposers.append(TreeProposer(target, target.capabilities.head))
-            elif self.config.method == "tree":
+            elif "tree" in self.config.methods:
                 raise UsageError(
                     "this head cannot draft trees here: they need the torch backend on one device, without "
                     "batch_invariant; use method 'head'"

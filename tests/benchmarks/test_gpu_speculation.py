@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -249,7 +250,7 @@ def test_auto_uses_a_head_where_steps_cost_what_they_do_on_a_gpu(small, monkeypa
 
     The head's trees take as long as its chains here, and are nearly as cheap to verify."""
     room = Capacity(max_sequences=2, cache_tokens=1024, max_context=256, max_step_tokens=256)
-    pair = PaddedModel.start(small, torch.float32, LARGE, DRAFT_VOCABULARY, room).pair
+    pair = replace(PaddedModel.start(small, torch.float32, LARGE, DRAFT_VOCABULARY, room).pair, has_trees=True)
     drafts = {name: DraftCosts(lookup_seconds=1e-5) for name in ("ngram", "suffix")}
     for name in ("head", "tree"):
         drafts[name] = DraftCosts(Unchanging({1: 0.3e-3, 16: 0.4e-3, 256: 0.7e-3}))

@@ -250,7 +250,7 @@ def test_a_text_that_shares_what_trees_have_left_goes_on_as_alone(engines: Engin
 def test_trees_chains_and_plain_rows_share_a_batch(engines: Engines) -> None:
     """Also with a prompt that arrives while others decode, and unseeded requests beside seeded ones."""
     plain = tokens_of(engines.say(SAMPLED, **PLAIN))
-    with engines.open(speculation="on", depth=16, max_step_tokens=40) as llm:
+    with engines.open(speculation="on", method="tree", depth=16, max_step_tokens=40) as llm:
         modes = [
             SpeculationParams(mode="on", method="tree"), SpeculationParams(mode="on", method="head", max_depth=3),
             SpeculationParams(mode="off"), SpeculationParams(mode="on", method="tree"),
@@ -269,11 +269,23 @@ def test_trees_chains_and_plain_rows_share_a_batch(engines: Engines) -> None:
 
 def test_requests_whose_drafts_are_cut_or_lenient_have_no_trees(engines: Engines) -> None:
     lossy = SpeculationParams(mode="auto", acceptance="typical")
-    with engines.open() as llm:
+    with engines.open(method="tree") as llm:
         proposer = llm.engine._proposers["tree"]
         assert not proposer.serves(request_of(3, speculation=lossy))
         assert not proposer.serves(request_of(3, structured=StructuredOutput(regex="a+")))
         assert proposer.serves(request_of(3))
+
+
+def test_auto_chooses_between_chains_and_trees_where_trees_are_asked_for(engines: Engines) -> None:
+    plain = engines.say(SAMPLED, **PLAIN)
+    with engines.open(speculation="auto", method="tree") as llm:
+        assert llm.config.methods == ("head", "tree")
+        many = SamplingParams(max_tokens=30, ignore_eos=True, **SAMPLED)
+        found = [done.outputs[0] for done in llm.generate(TEXTS, many, progress=False)]
+        assert llm.engine.costs is not None and {"head", "tree"} <= llm.engine.costs.drafts.keys()
+    assert tokens_of(found) == tokens_of(plain)
+    with engines.open() as llm:
+        assert "tree" not in llm.config.methods and "tree" not in llm.engine.methods
 
 
 def test_a_backend_without_trees_says_so(engines: Engines) -> None:
