@@ -162,19 +162,18 @@ class TreeLoop:
         shape = StepShape(rows * each, rows, rows * each, each, self._first.shape.table_width, has_trees=True)
         masks = [sum(1 << numbers[node] for node in self.tree.path(node)) for node in level.expanded]
         everything = torch.arange(rows * each, dtype=torch.int32, device=device)
-        none = torch.zeros(rows, dtype=torch.int32, device=device)
         step = StepInputs(
             shape,
             tokens=torch.zeros_like(everything),
             positions=torch.zeros_like(everything),
             token_rows=everything // each,
             begins=everything[::each].contiguous(),
-            lengths=none.clone(),
-            contexts=none.clone(),
+            lengths=torch.zeros_like(self._first.lengths),
+            contexts=torch.zeros_like(self._first.contexts),
             outputs=everything,
             tables=self._first.tables,
             words=everything,
-            branches=Branches(torch.tensor(masks, dtype=torch.int32, device=device).repeat(rows), none.clone()),
+            branches=Branches(torch.tensor(masks, dtype=torch.int32, device=device).repeat(rows), self._first.contexts),
         )
         return step, torch.tensor(level.parents, device=device), 1 + max(numbers[node] for node in level.expanded)
 
@@ -234,10 +233,8 @@ class TreeLoop:
             step.positions.view(rows, -1).copy_(
                 torch.where(is_used, ends + number, PADDING)[:, None].expand(rows, len(parents))
             )
-            step.lengths.copy_(is_used * len(parents))
-            step.contexts.copy_(ends + num_entries)
-            assert step.branches is not None
-            step.branches.roots.copy_(ends)
+            torch.mul(is_used, len(parents), out=step.lengths)
+            torch.add(ends, num_entries, out=step.contexts)
             states = states.view(rows, -1, states.shape[-1])[:, parents].flatten(0, 1)
             logits, states = model.forward(step, states)
 
