@@ -35,7 +35,8 @@ class TreeProposer(HeadProposer):
 
     def serves(self, request: Request) -> bool:
         """Grammars cut drafts, and lossy rules accept what no child equals: both are for chains."""
-        return request.params.structured is None and not request.params.speculation.is_lossy
+        has_grammar = request.matcher is not None or request.params.structured is not None
+        return not has_grammar and not request.params.speculation.is_lossy
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[Draft]:
         num_uncached = [self._num_uncached(ask.request) for ask in asks]
