@@ -163,7 +163,8 @@ def test_a_wrong_threshold_is_named_with_its_value(value):
         ({"mode": True}, "speculation mode must be one of auto, off, on; got True"),
         (
             {"method": "eagle"},
-            "speculation method must be one of none, grammar, ngram, suffix, prediction, draft, head, tree; got 'eagle'",
+            "speculation method must be one of none, grammar, ngram, suffix, prediction, draft, head, tree; "
+            "got 'eagle'",
         ),
         (
             {"acceptance": "threshold"},

@@ -64,9 +64,8 @@ def measure_draft_model(runner: Runner, patience: float = 1.0) -> DraftCosts:
 
 
 def measure_head(runner: Runner, head: Head, scratch: Request, tree: Tree | None = None) -> DraftCosts:
-    """The costs of a draft head. All passes of a draft are one call, so the first is timed by drafts of one token, with
-    the fewest and the most rows, and the others by drafts of usual depth. With `tree`, that draft is this tree, and a
-    pass is one of its levels."""
+    """The costs of a draft head. All passes of a draft are one call, so the first is timed by drafts of one token, and
+    the others by drafts of usual depth. With `tree`, those are this tree, and each of its levels is a pass."""
     room = runner.capacity
     if tree is not None and min(room.max_context, room.cache_tokens) < len(tree) + _HEAD_EMITTED + 1:
         tree = None  # it will hardly ever have room
@@ -75,63 +74,67 @@ def measure_head(runner: Runner, head: Head, scratch: Request, tree: Tree | None
     if tree is not None:
         rows = [size for size in rows if room.cache_tokens // size > most + _HEAD_EMITTED]
     length = min(_HEAD_CONTEXT, room.max_context - most - 1, room.cache_tokens // rows[-1] - most)
+    timed = _TimedDrafts(runner, head, scratch)
+    first, points = dict[int, float](), dict[int, float]()
+    with _holding(runner, rows[-1], 0):
+        _prefill(runner, 0, 0, length, room.max_step_tokens)
+        for seq in range(1, rows[-1]):
+            runner.fork(0, seq, timed.last(length))  # the first step gives each row a page of its own
+        for size in rows:
+            first[size], whole = (
+                min([timed(range(size), length, *draft) for _ in range(1 + _ROUNDS)])
+                for draft in ((1, None), (usual, tree))
+            )  # the first of them also catches up
+            points[size] = max(whole - first[size], whole / usual / 2) / (usual - 1)
+    catch_up, done, spent = {1: first[1]}, 0, 0.0
+    with _holding(runner, 2, 0):
+        for size in CATCH_UP_SIZES:
+            if size > min(room.max_context - 2, room.cache_tokens // 2) or spent > _HEAD_CATCH_UP:
+                break
+            begin = perf_counter()
+            _prefill(runner, 0, done, size, room.max_step_tokens)
+            done, spent = size, spent + perf_counter() - begin
+            seconds = list[float]()
+            for _ in range(2):  # the first may include one-time work, such as a capture
+                runner.fork(0, 1, timed.last(size))
+                seconds.append(timed([1], size, 1))
+                runner.free(1)
+            catch_up[size] = min(seconds)
+            spent += 2 * catch_up[size]
+    return DraftCosts(StepCosts(points), StepCosts(catch_up) if len(catch_up) > 1 else None, first=StepCosts(first))
 
-    def timed(size: int, depth: int, tree: Tree | None = None) -> float:
-        return _timed_drafts(runner, head, scratch, size, length, depth, tree)[0]
 
-    first = StepCosts({size: timed(size, 1) for size in {rows[0], rows[-1]}})
-    points = dict[int, float]()
-    for size in rows:
-        whole = timed(size, usual, tree)
-        later = max(whole - first.seconds(size, size), whole / usual / 2)
-        points[size] = later / (usual - 1)
-    catch_up = {1: first.seconds(1, 1)}
-    for size in CATCH_UP_SIZES:
-        if size > min(room.max_context - 2, room.cache_tokens - 1):
-            break
-        catch_up[size], seconds = _timed_drafts(runner, head, scratch, 1, size, 1, is_cached=False)
-        if seconds > _HEAD_CATCH_UP:
-            break
-    return DraftCosts(StepCosts(points), StepCosts(catch_up) if len(catch_up) > 1 else None, first=first)
+class _GoesOn:
+    """A rule that ends no draft. With one, a head computes its confidence, as it does for `auto`."""
+
+    is_over = False
+
+    def __call__(self, confidence: float) -> bool:
+        return True
 
 
-def _timed_drafts(
-    runner: Runner,
-    head: Head,
-    scratch: Request,
-    rows: int,
-    length: int,
-    depth: int,
-    tree: Tree | None = None,
-    *,
-    is_cached: bool = True,
-) -> tuple[float, float]:
-    """The best time of a few drafts for `rows` sequences of `length` tokens, of which the head has cached all but those
-    of the last step, or none; and the best time of all that a draft needed. The first round may include one-time work,
-    such as a capture."""
-    tokens, params = _some_tokens(runner, length + 1), SamplingParams(temperature=0.0)
-    requests = [replace(scratch, params=params, tokens=tokens, seq=seq, num_computed=length) for seq in range(rows)]
-    tasks = [HeadTask(request, depth, tree=tree) for request in requests]
-    last = max(1, length - _HEAD_EMITTED + 1)  # where the last step began
-    plan = StepPlan([Row(seq, last, tokens[last:length], 1) for seq in range(rows)])
-    best = best_round = float("inf")
-    for _ in range(1 if is_cached else 2):
-        begin_round = perf_counter()
-        try:
-            for seq in range(rows):
-                _prefill(runner, seq, 0, length, runner.capacity.max_step_tokens)
-            for _ in range(1 + _ROUNDS if is_cached else 1):  # the first also catches up
-                for seq in range(rows):
-                    runner.truncate(seq, last)
-                _run(runner, plan)  # the head leaves the CPU cache
-                begin = perf_counter()
-                head.draft(tasks)
-                best = min(best, perf_counter() - begin)
-        finally:
-            for seq in range(rows):
-                runner.free(seq)
-        best_round = min(best_round, perf_counter() - begin_round)
-    return best, best_round
+class _TimedDrafts:
+    """Times drafts of a head after a step like those before them."""
+
+    def __init__(self, runner: Runner, head: Head, scratch: Request) -> None:
+        self._runner, self._head = runner, head
+        self._scratch = replace(scratch, params=SamplingParams(temperature=0.0))
+
+    def last(self, length: int) -> int:
+        """Where the last step of a sequence of `length` tokens began."""
+        return max(1, length - _HEAD_EMITTED + 1)
+
+    def __call__(self, seqs: Sequence[int], length: int, depth: int, tree: Tree | None = None) -> float:
+        """Seconds of one draft for these sequences, which hold `length` tokens or all but the last step's."""
+        tokens, last = _some_tokens(self._runner, length + 1), self.last(length)
+        requests = [replace(self._scratch, tokens=tokens, seq=seq, num_computed=length) for seq in seqs]
+        for seq in seqs:
+            self._runner.truncate(seq, last)
+        # The head leaves the CPU cache.
+        _run(self._runner, StepPlan([Row(seq, last, tokens[last:length], 1) for seq in seqs]))
+        begin = perf_counter()
+        self._head.draft([HeadTask(request, depth, _GoesOn(), tree) for request in requests])
+        return perf_counter() - begin
 
 
 def warm_up(runner: Runner) -> None:
