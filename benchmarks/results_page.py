@@ -23,7 +23,7 @@ BEGIN, END = "<!-- figures: python -m benchmarks.results_page -->", "<!-- end of
 WORKLOADS = {"code_edit": "code edit", "summarise": "summarise", "json": "JSON", "chat": "chat", "story": "story"}
 VERSUS = {
     "head": "SmolLM2-135M with its head, twelve blocks a cell, beside commit 548960b",
-    "head_8": "The same with eight at once only, later, while nothing else ran",
+    "head_8": "The present policy, eight at once, while nothing else ran",
     "qwen": "Qwen2.5-Coder 1.5B with its 0.5B as draft, at most 32 tokens an answer, beside commit 548960b",
 }
 
