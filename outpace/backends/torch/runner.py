@@ -422,10 +422,7 @@ class TorchRunner:
             words = np.stack(
                 [table[old // PAGE_TOKENS], old % PAGE_TOKENS, table[new // PAGE_TOKENS], new % PAGE_TOKENS]
             )
-            where = torch.from_numpy(words).long().to(self.device)  # one transfer
-            self._pages.move(*where)
-            if self._taps is not None:
-                self._taps.move(*where)
+            self._move(*torch.from_numpy(words).long().to(self.device))  # one transfer
         self.truncate(seq, num_tokens + len(places))
 
     def move(self, tables: Tensor, before: Tensor, after: Tensor) -> None:
@@ -433,9 +430,12 @@ class TorchRunner:
         before and after, int64 [rows, tokens]."""
         pages, to_pages = (tables.gather(1, each // PAGE_TOKENS).long().flatten() for each in (before, after))
         slots, to_slots = (each.flatten() % PAGE_TOKENS for each in (before, after))
-        self._pages.move(pages, slots, to_pages, to_slots)
+        self._move(pages, slots, to_pages, to_slots)
+
+    def _move(self, *places: Tensor) -> None:
+        self._pages.move(*places)
         if self._taps is not None:
-            self._taps.move(pages, slots, to_pages, to_slots)
+            self._taps.move(*places)
 
     def fork(self, source: int, target: int, num_tokens: int) -> None:
         self.free(target)

@@ -15,8 +15,8 @@ A loop may also begin before the host knows the tokens it feeds: see `following.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -116,24 +116,29 @@ def _parts(words: Tensor, first: StepShape | None, later: StepShape) -> list[Ten
     return [part[:size] for part, size in zip(words.split([*map(_aligned, sizes)]), sizes, strict=True)]
 
 
+class _Fed(Protocol):
+    """Where arrives what a loop fed, and when."""
+
+    fed: Tensor
+    fed_arrived: Any
+
+
 @dataclass(frozen=True, slots=True)
-class LoopRun:
+class Run:
     """A launched loop. Its tokens are on the device until the loop's next run, and on the host until the one after."""
 
-    loop: DraftLoop
-    _host: _HostWords
+    _host: _Fed
     rows: list[int]  # of the loop: those that are used, in any order
 
-    def only(self, rows: list[int]) -> LoopRun:
+    def only(self, rows: list[int]) -> Self:
         """Some rows of it."""
-        return LoopRun(self.loop, self._host, [self.rows[row] for row in rows])
+        return replace(self, rows=[self.rows[row] for row in rows])
 
-    def tokens(self) -> Tensor:
-        """[depth, rows], on the device."""
-        tokens = self.loop.drawn[:, 0]
+    def columns(self, drawn: Tensor) -> Tensor:
+        """Of what was drawn on the device, its rows in their order."""
         if self.rows == list(range(len(self.rows))):
-            return tokens[:, : len(self.rows)]
-        return tokens[:, torch.tensor(self.rows).to(tokens.device, non_blocking=True)]
+            return drawn[:, : len(self.rows)]
+        return drawn[:, torch.tensor(self.rows).to(drawn.device, non_blocking=True)]
 
     def fed(self) -> NDArray[np.int32]:
         """What a loop that followed a verification fed, [2, rows]: draft tokens before the last one, and that one."""
@@ -141,6 +146,16 @@ class LoopRun:
             self._host.fed_arrived.synchronize()
         found: NDArray[np.int32] = self._host.fed.numpy()
         return found[:, self.rows]
+
+
+@dataclass(frozen=True, slots=True)
+class LoopRun(Run):
+    _host: _HostWords
+    loop: DraftLoop
+
+    def tokens(self) -> Tensor:
+        """[depth, rows], on the device."""
+        return self.columns(self.loop.drawn[:, 0])
 
     def seconds_behind(self) -> float:
         """How long the device drafted, once that is done, for a loop that followed a verification."""
@@ -258,7 +273,7 @@ class DraftLoop:
         host.drawn.copy_(self.drawn, non_blocking=True)
         if host.drawn_arrived is not None:
             host.drawn_arrived.record()
-        return LoopRun(self, host, list(range(self._num_used)))
+        return LoopRun(host, list(range(self._num_used)), self)
 
     def keep(self) -> None:
         """Keep the distributions of the latest run for its verification: the next run may begin before that ends."""

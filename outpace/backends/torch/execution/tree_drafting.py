@@ -21,6 +21,7 @@ from torch import Tensor
 from outpace.backends.base import DraftedTokens, DraftTask
 from outpace.backends.torch.execution import staging
 from outpace.backends.torch.execution.capturing import captured
+from outpace.backends.torch.execution.drafting import Run
 from outpace.backends.torch.execution.following import UNUSED, Verified, follow
 from outpace.backends.torch.execution.graphs import ROW_BUCKETS, Graphs
 from outpace.backends.torch.execution.step import PADDING, Branches, HostStep, StepInputs, StepShape, views
@@ -89,30 +90,13 @@ def split_words(words: Tensor, first: StepShape) -> tuple[Tensor, Tensor, Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class TreeRun:
-    """A launched loop. Its tokens are on the device until the loop's next run, and on the host until the one after."""
-
-    loop: TreeLoop
+class TreeRun(Run):
     _host: _HostWords
-    rows: list[int]  # of the loop: those that are used, in any order
-
-    def only(self, rows: list[int]) -> TreeRun:
-        """Some rows of it."""
-        return TreeRun(self.loop, self._host, [self.rows[row] for row in rows])
+    loop: TreeLoop
 
     def tokens(self) -> Tensor:
         """[nodes, rows], on the device."""
-        tokens = self.loop.drawn
-        if self.rows == list(range(len(self.rows))):
-            return tokens[:, : len(self.rows)]
-        return tokens[:, torch.tensor(self.rows).to(tokens.device, non_blocking=True)]
-
-    def fed(self) -> NDArray[np.int32]:
-        """What a loop that followed a verification fed, [2, rows]: draft tokens before the last one, and that one."""
-        if self._host.fed_arrived is not None:
-            self._host.fed_arrived.synchronize()
-        found: NDArray[np.int32] = self._host.fed.numpy()
-        return found[:, self.rows]
+        return self.columns(self.loop.drawn)
 
     def fetch(self, tasks: Sequence[DraftTask]) -> list[DraftedTokens]:
         """The drafts of the tasks; waits for them."""
@@ -215,7 +199,7 @@ class TreeLoop:
         host.drawn.copy_(self.drawn, non_blocking=True)
         if host.arrived is not None:
             host.arrived.record()
-        return TreeRun(self, host, list(range(self._num_used)))
+        return TreeRun(host, list(range(self._num_used)), self)
 
     @torch.inference_mode()
     def _run(self) -> None:
@@ -249,17 +233,20 @@ class TreeLoops:
 
     def is_prepared(self, tree: Tree, tasks: Sequence[DraftTask], width: int) -> bool:
         """Whether `find` needs no new capture; always true without graphs."""
-        rows = next((size for size in ROW_BUCKETS if size >= len(tasks)), None)
-        samples = any(not task.request.params.is_greedy for task in tasks)
-        return self._graphs.pool is None or (tree, rows, width, samples) in self._loops
+        return self._graphs.pool is None or (tree, *self._kind(tasks, width)) in self._loops
 
     def find(self, tree: Tree, tasks: Sequence[DraftTask], width: int) -> TreeLoop:
-        samples, num_rows = any(not task.request.params.is_greedy for task in tasks), len(tasks)
-        rows = next((size for size in ROW_BUCKETS if size >= num_rows), None)
-        if self._graphs.pool is None or rows is None:
-            return TreeLoop(self._model, tree, num_rows, width, self._graphs, samples=samples, captures=False)
-        key = (tree, rows, width, samples)
+        rows, _, samples = kind = self._kind(tasks, width)
+        if self._graphs.pool is None or rows < len(tasks):
+            return TreeLoop(self._model, tree, len(tasks), width, self._graphs, samples=samples, captures=False)
+        key = (tree, *kind)
         if key not in self._loops:
             self._loops[key] = TreeLoop(self._model, tree, rows, width, self._graphs, samples=samples, captures=True)
             self._graphs.captures.num += 1
         return self._loops[key]
+
+    @staticmethod
+    def _kind(tasks: Sequence[DraftTask], width: int) -> tuple[int, int, bool]:
+        """Rows, 0 if there are more than captured loops have; tokens fed first; whether they sample."""
+        rows = next((size for size in ROW_BUCKETS if size >= len(tasks)), 0)
+        return rows, width, any(not task.request.params.is_greedy for task in tasks)
