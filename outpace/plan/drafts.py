@@ -9,12 +9,11 @@ from typing import Literal
 from outpace.core import MeasuredAcceptance
 from outpace.errors import ModelError, UsageError
 from outpace.plan.models import PlannedModel, open_model, place
-from outpace.plan.precision import precision
+from outpace.plan.precision import ROUNDED, precision
 from outpace.plan.shapes import HeadShape, trained_head
 
 SELF, HEAD, LOOKUPS = "self", "head", ("ngram", "suffix")
 DraftKind = Literal["draft", "head", "self", "lookup"]
-_ROUNDED = {"int4": "int4_g32", "int4-128": "int4_g128", "int8": "int8", "fp8": "fp8"}  # by the engine's name
 TRAINED_VOCABULARY = 16384  # tokens that a head of `outpace distill` can draft
 
 
@@ -64,10 +63,10 @@ def open_draft(reference: str, target: PlannedModel, wanted: str | None = None) 
 
 
 def _quantised_self(target: PlannedModel, rounded: str) -> PlannedDraft:
-    if rounded not in _ROUNDED:
-        names = ", ".join(f"self:{name}" for name in _ROUNDED)
+    if rounded not in ROUNDED:
+        names = ", ".join(f"self:{name}" for name in ROUNDED)
         raise UsageError(f"there is no draft 'self:{rounded}'; use one of {names}")
-    copy = target.at(precision(_ROUNDED[rounded]))
+    copy = target.at(precision(ROUNDED[rounded]))
     if copy.layer_bytes >= target.layer_bytes:
         raise UsageError(f"self:{rounded} is no smaller than {target.name} in {target.precision}; name another draft")
     copy = replace(  # it has the target's embeddings and output head

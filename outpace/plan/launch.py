@@ -18,14 +18,10 @@ from outpace.plan.guesses import Conditions
 from outpace.plan.memory import Deployment
 from outpace.plan.models import PlannedModel
 from outpace.plan.pairing import Pairing
+from outpace.plan.precision import ROUNDED
 
 _DEFAULT_DEPTH = 4
-_ROUNDING = {
-    "fp8": "fp8",
-    "int8": "int8",
-    "int4_g32": "int4",
-    "int4_g128": "int4-128",
-}  # as the torch backend names them
+_ROUNDING = {fmt: name for name, fmt in ROUNDED.items()}
 
 
 @dataclass(slots=True)

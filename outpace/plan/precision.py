@@ -70,6 +70,8 @@ _ALIASES = {
     "int4_128": "int4_g128",
     "q4_k": "q4_k_m", "q5_k": "q5_k_m", "q3_k": "q3_k_m",
 }  # fmt: skip
+ROUNDED = {"int4": "int4_g32", "int4-128": "int4_g128", "int8": "int8", "fp8": "fp8"}
+"""What Outpace can round weights to as it loads them: the format, by its name in `--quantization`."""
 # GPTQ-Int8 is int8: of several words the last counts.
 _IN_NAMES = {
     "awq": "int4", "gptq": "int4", "int4": "int4", "4bit": "int4", "fp8": "fp8", "int8": "int8", "8bit": "int8",
