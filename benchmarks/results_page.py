@@ -176,7 +176,8 @@ def first_run() -> list[str]:
     rows = [[what, f"{statistics.median(r):.2f} ({r[0]:.2f}-{r[-1]:.2f})"] for what, r in ratios.items()]
     lines = title("Starting, beside the commit before the embedded head")
     lines += ["`outpace run` in fresh processes, in turns, over commit 02125ce: median, least and most. The first run "
-              "calibrates; the second uses what it saved.", ""]  # fmt: skip
+              "calibrates; the second uses what it saved. Before calibration was made quicker: "
+              "`benchmarks/results/first_run_before.json`.", ""]  # fmt: skip
     return [*lines, *table(["until", "times as long"], rows), source(name), ""]
 
 
