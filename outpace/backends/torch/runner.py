@@ -422,20 +422,14 @@ class TorchRunner:
             words = np.stack(
                 [table[old // PAGE_TOKENS], old % PAGE_TOKENS, table[new // PAGE_TOKENS], new % PAGE_TOKENS]
             )
-            self._move(*torch.from_numpy(words).long().to(self.device))  # one transfer
+            self.move(*torch.from_numpy(words).long().to(self.device))  # one transfer
         self.truncate(seq, num_tokens + len(places))
 
-    def move(self, tables: Tensor, before: Tensor, after: Tensor) -> None:
-        """The same for several sequences, on the device: their pages [rows, pages], and the places of their tokens
-        before and after, int64 [rows, tokens]."""
-        pages, to_pages = (tables.gather(1, each // PAGE_TOKENS).long().flatten() for each in (before, after))
-        slots, to_slots = (each.flatten() % PAGE_TOKENS for each in (before, after))
-        self._move(pages, slots, to_pages, to_slots)
-
-    def _move(self, *places: Tensor) -> None:
-        self._pages.move(*places)
+    def move(self, pages: Tensor, slots: Tensor, to_pages: Tensor, to_slots: Tensor) -> None:
+        """Move tokens to other places in the cache; all int64 [tokens]."""
+        self._pages.move(pages, slots, to_pages, to_slots)
         if self._taps is not None:
-            self._taps.move(*places)
+            self._taps.move(pages, slots, to_pages, to_slots)
 
     def fork(self, source: int, target: int, num_tokens: int) -> None:
         self.free(target)

@@ -19,20 +19,20 @@ from outpace.backends.base import USUAL_UNCACHED, DraftedTokens, HeadTask
 from outpace.backends.torch.execution import tree_drafting
 from outpace.backends.torch.execution.pages import Pages
 from outpace.backends.torch.execution.tree_drafting import levels_of
-from outpace.backends.torch.execution.tree_following import TreeTensors
+from outpace.backends.torch.execution.tree_following import accepted_paths
 from outpace.backends.torch.head import TorchHead
 from outpace.backends.torch.runner import TorchRunner
 from outpace.backends.torch.sampling.children import first_tokens
 from outpace.backends.torch.sampling.draws import DrawWords
 from outpace.config import SpeculationParams
 from outpace.core import CompletionOutput, Request
-from outpace.decoding.acceptance import match_known_tree
 from outpace.decoding.randomness import Purpose, exponentials, key
 from outpace.decoding.sampling import sharpness
 from outpace.decoding.tree import ROOT, Tree, likely_tree
 from outpace.errors import UsageError
 from outpace.structured import StructuredOutput
 from tests.backends.torch.test_head import Drafting
+from tests.backends.torch.tree_paths import check_accepted_paths
 from tests.tiny_gguf import write_model
 from tests.tiny_head import IDS, ReferenceHead, request_of, write_head
 
@@ -298,19 +298,7 @@ def test_a_backend_without_trees_says_so(engines: Engines) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_device_accepts_what_the_host_accepts(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    trees = TreeTensors.of(TREE, torch.device("cpu"))
-    drafted, own = np.zeros((4, len(TREE)), np.int64), random.integers(0, 6, 4 * (1 + len(TREE)))
-    for row in drafted:
-        for node in (ROOT, *range(len(TREE))):
-            row[list(TREE.children(node))] = random.permutation(8)[: len(TREE.children(node))]
-    first_lines = torch.arange(4) * (1 + len(TREE))
-    path, count, last = trees.accepted(torch.from_numpy(drafted), torch.from_numpy(own), first_lines)
-    for i in range(4):
-        lines = own[i * (1 + len(TREE)) : (i + 1) * (1 + len(TREE))].tolist()
-        verdict = match_known_tree(drafted[i].tolist(), TREE, lines)
-        assert path[i, : count[i]].tolist() == list(verdict.path)
-        assert (int(count[i]), int(last[i])) == (verdict.num_accepted, verdict.tokens[-1])
+    check_accepted_paths(accepted_paths, seed)
 
 
 @pytest.mark.parametrize("name", ["greedy", "seeded", "filters", "penalties"])

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,10 +20,12 @@ import torch
 from outpace.backends.torch.execution.step import PADDING, HostStep, StepInputs, StepShape, views
 from outpace.backends.torch.kernels.base import LLAMA, Cache, Scores
 from outpace.backends.torch.kernels.reference import ReferenceOps
+from outpace.backends.torch.model.taps import TapStore
 from outpace.backends.torch.sampling.children import first_tokens
 from outpace.backends.torch.sampling.draws import DrawWords
 from outpace.decoding.tree import ROOT, Tree, likely_tree
 from tests.backends.torch.test_kernels import check, interpreter_works, normal, rounded_pages
+from tests.backends.torch.tree_paths import check_accepted_paths
 from tests.tiny_head import request_of
 
 REFERENCE = ReferenceOps()
@@ -163,3 +166,25 @@ def test_first_tokens(num_columns: int, count: int, samples: bool) -> None:
     found = children.first_tokens(logits, columns, words.buffer, 2, count, samples=samples)
     assert torch.equal(found, expected)
     assert all(len(set(row)) == count for row in found.tolist())
+
+
+@needs_interpreter
+@pytest.mark.parametrize("seed", range(8))
+def test_the_kernel_accepts_what_the_host_accepts(seed: int) -> None:
+    from outpace.backends.torch.kernels.following_trees import accepted_paths
+
+    check_accepted_paths(accepted_paths, seed)
+
+
+@needs_interpreter
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("before", [0, 1])
+def test_places_of_taps(rows: list[TreeRow], before: int) -> None:
+    """Of steps with trees, and of others."""
+    from outpace.backends.torch.kernels.tap_places import places
+
+    branching = tree_step(rows, 16, 64, gap=2)
+    taps = TapStore([1], 64, 16, 4, torch.zeros(1))
+    for step in (branching, replace(branching, branches=None)):
+        expected = taps.places(step, before)
+        assert torch.equal(places(step, before, 16, 64 * 16), expected)

@@ -186,7 +186,7 @@ class TreeLoop:
         self._words.copy_(host.buffer, non_blocking=True)
         if verified is not None and move is not None:
             first, used = self._first, self._num_used
-            roots = first.positions.view(len(first.begins), -1)[:used, 0].clone()
+            roots = first.positions.view(len(first.begins), -1)[:used, 0]
             verified = as_chain(self._tensors, verified, self._lines[0, :used], roots, first.tables[:used], move)
             follow(verified, self._lines, first, self._after, self._draws, self._fed, is_independent=False)
             host.fed.copy_(self._fed, non_blocking=True)

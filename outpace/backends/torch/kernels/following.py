@@ -18,17 +18,18 @@ if TYPE_CHECKING:
 _DRAFT = tl.constexpr(int(Purpose.DRAFT))
 
 
-@triton.jit(do_not_specialize=["num_rows", "drafted_stride", "most"])
+@triton.jit(do_not_specialize=["num_rows", "drafted_stride", "row_stride", "most"])
 def _follow_kernel(
     own_ptr, found_ptr, drafted_ptr, lines_ptr, tokens_ptr, positions_ptr, lengths_ptr, contexts_ptr, outputs_ptr,
-    later_positions_ptr, later_contexts_ptr, seeds_ptr, draw_positions_ptr, fed_ptr, num_rows, drafted_stride, most,
+    later_positions_ptr, later_contexts_ptr, seeds_ptr, draw_positions_ptr, fed_ptr, num_rows, drafted_stride,
+    row_stride, most,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, BY_REJECTION: tl.constexpr, IS_INDEPENDENT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     count = tl.load(lines_ptr + num_rows + row)
     if count >= 0:
         j = tl.arange(0, BLOCK)
-        drafted = tl.load(drafted_ptr + j * drafted_stride + row, j < count, -1)
+        drafted = tl.load(drafted_ptr + j * drafted_stride + row * row_stride, j < count, -1)
         if BY_REJECTION:
             accepted = tl.load(found_ptr + row * 3).to(tl.int32)
             last = tl.load(found_ptr + row * 3 + 1).to(tl.int32)
@@ -68,10 +69,10 @@ def follow(
 ) -> None:
     width, num_rows = first.shape.max_row_tokens, fed.shape[1]
     found = verified.found if verified.found is not None else lines
-    assert verified.drafted.stride(1) == 1 and fed.is_contiguous() and lines.is_contiguous()
+    assert fed.is_contiguous() and lines.is_contiguous()
     _follow_kernel[(num_rows,)](
         verified.own, found, verified.drafted, lines, first.tokens, first.positions, first.lengths, first.contexts,
         first.outputs, later.positions, later.contexts, draw_words[0], draw_words[1], fed, num_rows,
-        verified.drafted.stride(0), verified.vocab_size - 1, width, triton.next_power_of_2(width),
+        *verified.drafted.stride(), verified.vocab_size - 1, width, triton.next_power_of_2(width),
         verified.found is not None, is_independent, num_warps=1, **UNFUSED,
     )  # fmt: skip

@@ -25,6 +25,10 @@ class TapStore:
 
     def places(self, step: StepInputs, before: int = 0) -> Tensor:
         """Where the states of the step's tokens are stored, or of the tokens `before` places earlier."""
+        if step.tokens.is_cuda:
+            from outpace.backends.torch.kernels import tap_places
+
+            return tap_places.places(step, before, self._page_tokens, len(self._states) - 1)
         positions = step.slots() - before
         at = positions.clamp(min=0)
         pages = step.tables[step.token_rows.long(), (at // self._page_tokens).long()]
