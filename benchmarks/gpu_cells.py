@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise, product
 from typing import Any, cast
 
@@ -34,11 +34,10 @@ MAX_TOKENS_FACTOR = 3
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A loaded target and what drafts for it: another loaded model, or without one its own head."""
+    """A loaded target and what drafts for it: another loaded model, or without one its own head, chains and trees."""
 
     target: LoadedModel
     draft: LoadedModel | None = None
-    has_trees: bool = False  # the head drafts trees too, also for `auto`
 
     @property
     def runners(self) -> list[TorchRunner]:
@@ -57,10 +56,8 @@ class Pair:
         ).resolve(
             model_context=room.max_context, model_path=self.target.description,
             draft_path="head" if self.draft is None else self.draft.description, is_head=self.draft is None,
-            backend="torch",
+            drafts_trees=self.draft is None, backend="torch",
         )  # fmt: skip
-        if self.has_trees:
-            config = replace(config, methods=(*config.methods, "tree"))
         proposers: list[Proposer] = [
             NoDraft(),
             NgramProposer(config.ngram_min, config.ngram_max),
@@ -80,7 +77,7 @@ class Pair:
             return [DraftModelProposer(self.draft, runner.vocab_size)]
         head = runner.capabilities.head
         assert head is not None, "the target has neither a draft model nor a head"
-        return [HeadProposer(runner, head), *([TreeProposer(runner, head)] if self.has_trees else [])]
+        return [HeadProposer(runner, head), TreeProposer(runner, head)]
 
 
 def speculation_params(setting: str) -> SpeculationParams:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 import traceback
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,11 @@ from benchmarks.gpu_summary import summary
 from benchmarks.prompts import block_of
 
 WARM_UP_TOKENS = 16
+FEWEST_PROMPTS = 8  # of a block: at concurrency 1, one text more or less moves the mean of four by several percent
 COMPARED_PROMPTS, COMPARED_DEPTH = 12, 4  # of the logits and drafts that are compared with the small ones
 SETTINGS = ("plain", "head:2", "head:3", "head:5", "head:7", "auto")
 # Other depths that `auto` may choose. Their graphs are captured before the measurement, as for fixed settings.
-PREPARED = ("head:1", "head:4", "head:6", "head:8")
+PREPARED: tuple[str, ...] = ("head:1", "head:4", "head:6", "head:8", "tree:4")
 MAX_PREPARED = 32  # concurrency up to which PREPARED is captured
 # Required speedups of `auto` over plain decoding, by concurrency and temperature.
 REQUIRED = {
@@ -59,7 +59,7 @@ class Experiment:
     ) -> None:
         """`traces`: file for traces of every step of `auto`."""
         self.models, self.settings = models, settings
-        self.pair = replace(models.pair, has_trees=any(setting.startswith("tree") for setting in settings))
+        self.pair = models.pair
         self.prompts, self.report, self.num_tokens = prompts, report, num_tokens
         self._engines: dict[tuple[str, int, float], Any] = {}
         self._begin = time.perf_counter()
@@ -145,11 +145,13 @@ class Experiment:
         return {**cell, **found.as_dict(), "texts": found.texts}
 
     def _prompts_of(self, concurrency: int, block: int) -> list[list[int]]:
-        return block_of(self.prompts, concurrency, block)
+        return block_of(self.prompts, concurrency, block, FEWEST_PROMPTS)
 
     def warm_up(self, concurrency: int, temperature: float, settings: tuple[str, ...]) -> None:
         """Capture graphs, because steps that capture one are not measured; `auto` learns nothing from it."""
-        own = PREPARED if self.pair.draft is None else tuple(each.replace("head", "draft") for each in PREPARED)
+        own = PREPARED
+        if self.pair.draft is not None:
+            own = tuple(each.replace("head", "draft") for each in PREPARED if each.startswith("head"))
         more = own if "auto" in settings and concurrency <= MAX_PREPARED else ()
         for setting in dict.fromkeys((*settings, *more)):
             if setting != "auto":

@@ -20,7 +20,6 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -84,13 +83,12 @@ def main() -> int:
     most = max(int(cell[0]) for cell in cells)
     models = PaddedModel.build(options.model, EMBEDDED_HEAD, "cuda", most, CONTEXT, STEP_TOKENS)
     prompts = json.loads(options.tokens.read_text())["prompts"]
-    pair = replace(models.pair, has_trees=any("tree" in cell for cell in options.cells))
-    costs = pair.engine(4, None).costs
+    costs = models.pair.engine(4, None).costs
     lines: list[str] = []
     (options.out / "order.txt").unlink(missing_ok=True)
     for concurrency, temperature, *rest in cells:
         setting = rest[0] if rest else "head:3"
-        engine = pair.engine(int(concurrency), costs)
+        engine = models.pair.engine(int(concurrency), costs)
         few = block_of(prompts, int(concurrency), 0)[: int(concurrency)]
         requests = start(engine, few, float(temperature), setting)
         cell = f"{concurrency} requests, temperature {temperature}, {setting}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from outpace.bench.workloads import evenly
 
-ALONE = 4  # prompts of a block at concurrency 1
+FEWEST = 4  # prompts of a block
 
 
 def load_prompts(path: Path, count: int | None = None) -> list[str]:
@@ -30,7 +30,7 @@ def _prompt(record: dict[str, Any]) -> str:
     return str(record["question"] if "question" in record else record["prompt"])
 
 
-def block_of(prompts: Sequence[list[int]], concurrency: int, block: int) -> list[list[int]]:
+def block_of(prompts: Sequence[list[int]], concurrency: int, block: int, fewest: int = FEWEST) -> list[list[int]]:
     """The prompts of one block of a GPU measurement; each block has others, as far as there are."""
-    count = max(concurrency, ALONE)
+    count = max(concurrency, fewest)
     return [prompts[(block * count + i) % len(prompts)] for i in range(count)]

@@ -360,9 +360,11 @@ class EngineConfig:
         model_path: str,
         draft_path: str | None,
         is_head: bool = False,
+        drafts_trees: bool = False,
         backend: BackendName = "llamacpp",
     ) -> ResolvedConfig:
-        """Fill in the unset fields, from the properties of the loaded model. `is_head`: the draft is a head."""
+        """Fill in the unset fields, from the properties of the loaded model. `is_head`: the draft is a head.
+        `drafts_trees`: it drafts trees, too, where they can pay."""
         if self.max_context is not None:
             max_context = self.max_context
             _check(
@@ -376,8 +378,8 @@ class EngineConfig:
             has = f"a {'head' if is_head else 'model'} is loaded as the draft" if drafting else "no draft is loaded"
             _check(False, f"method {self.method!r} cannot be used, because {has}; name another draft or method")
         method: Method = self.method or drafting or "suffix"
-        # Trees were not run on a GPU yet: `auto` chooses between them and chains only where they are asked for.
-        asked: tuple[Method, ...] = ("head", "tree") if method == "tree" else (method,)
+        trees: tuple[Method, ...] = ("head", "tree")  # `auto` chooses between trees and chains
+        drafts: tuple[Method, ...] = () if drafting is None else trees if is_head and drafts_trees else (drafting,)
         names = set(ResolvedConfig.__dataclass_fields__) & set(EngineConfig.__dataclass_fields__)
         settled: dict[str, Any] = {name: getattr(self, name) for name in names}
         settled |= {
@@ -386,7 +388,7 @@ class EngineConfig:
             "backend": backend,
             # Set even if speculation is off: a request may turn it on for itself.
             "method": method,
-            "methods": asked if self.method is not None else (*LOOKUPS, drafting) if drafting else LOOKUPS,
+            "methods": (*LOOKUPS, *drafts) if self.method is None else trees if method == "tree" else (method,),
             "depth": DEFAULT_DEPTH if self.depth is None else self.depth,
             "auto_depth": DEFAULT_AUTO_DEPTH if self.depth is None else self.depth,
             "max_context": max_context,

@@ -51,6 +51,7 @@ def load(config: EngineConfig, model_path: Path, draft_path: Path | None) -> Loa
             model_path=str(model_path),
             draft_path=str(drafting) if drafting else None,
             is_head=target.has_head,
+            drafts_trees=target.drafts_trees,
             backend=backend,
         )
         difference, runs_llama = None, backend == "llamacpp"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +78,9 @@ def test_every_setting_says_what_plain_decoding_says(experiment, tmp_path, tempe
     rows = {row["setting"]: row for row in figures["rows"]}
     assert set(rows) == set(SETTINGS)
     for row in rows.values():
-        assert row["num_texts"] == 4
+        assert row["num_texts"] == 8
         if temperature == 0.0 or row["setting"] == "plain":
-            assert row["num_equal"] == 4
+            assert row["num_equal"] == 8
             assert not row["gaps"]
         assert row["tokens"] >= 2 * 8
     assert rows["head:3"]["drafted_per_position"][0] > 0
@@ -206,7 +205,7 @@ def test_a_text_that_parts_from_plain_is_weighed_by_both_tokens_logits(experimen
     first, *others = plain["texts"]
     other = plain | {"texts": [[first[0], (first[1] + 1) % VOCAB_SIZE], *others]}
     num_equal, gaps = experiment._compare(plain, other)
-    assert num_equal == 3
+    assert num_equal == 7
     assert len(gaps) == 1
     assert gaps[0] > 0
     assert first_difference([1, 2, 3], [1, 2]) is None
@@ -250,7 +249,7 @@ def test_auto_uses_a_head_where_steps_cost_what_they_do_on_a_gpu(small, monkeypa
 
     The head's trees take as long as its chains here, and are nearly as cheap to verify."""
     room = Capacity(max_sequences=2, cache_tokens=1024, max_context=256, max_step_tokens=256)
-    pair = replace(PaddedModel.start(small, torch.float32, LARGE, DRAFT_VOCABULARY, room).pair, has_trees=True)
+    pair = PaddedModel.start(small, torch.float32, LARGE, DRAFT_VOCABULARY, room).pair
     drafts = {name: DraftCosts(lookup_seconds=1e-5) for name in ("ngram", "suffix")}
     for name in ("head", "tree"):
         drafts[name] = DraftCosts(Unchanging({1: 0.3e-3, 16: 0.4e-3, 256: 0.7e-3}))

@@ -28,7 +28,7 @@ MakeVerifier = Callable[[int, int], Verifier | None]  # (vocab_size, threads)
 class LlamaModel:
     """Weights and vocabulary, before any cache is made for them."""
 
-    has_head = False
+    has_head = drafts_trees = False
 
     def __init__(self, path: Path, library: llama.Library, make_verifier: MakeVerifier | None = None) -> None:
         """`make_verifier` makes a verifier for logits in host memory; without it the engine verifies in numpy."""

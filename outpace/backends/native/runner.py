@@ -40,6 +40,7 @@ class NativeModel:
         self.file = ModelFile(path, self.library)
         self._head_file = HeadFile(head, self.library, self.file) if head is not None else None
         self.has_head = head is not None
+        self.drafts_trees = False
         # The tokenizer is llama.cpp's; it loads only the vocabulary.
         self.tokenizer = LlamaTokenizer(path, llama)
         architecture = self.file.description.architecture

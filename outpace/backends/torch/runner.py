@@ -93,6 +93,8 @@ class TorchModel:
         self._head_formats = choose_head_formats(options.head_quantization, self.dtype, self.device)
         self.config = self._shard.of(self._checkpoint.config)  # of what this process holds
         self.has_head = head is not None
+        is_whole = self._shard.size == 1 and not options.batch_invariant
+        self.drafts_trees = self.has_head and self.device.type == "cuda" and is_whole
         self._head = open_head(head, path, self.config, self._checkpoint.name) if head is not None else None
         self.tokenizer = tokenizer or open_tokenizer(path, self.config.vocab_size)
         self.train_context = self.config.context

@@ -39,7 +39,7 @@ def num_matrix_bytes(layers: list[Layer]) -> int:
 class SelfDraft:
     """Started after its target."""
 
-    has_head = False
+    has_head = drafts_trees = False
 
     def __init__(self, target: TorchModel, kind: str) -> None:
         if target.options.tensor_parallel_size > 1:
