@@ -17,7 +17,7 @@ from benchmarks.prompts import block_of
 WARM_UP_TOKENS = 16
 FEWEST_PROMPTS = 8  # of a block: at concurrency 1, one text more or less moves the mean of four by several percent
 COMPARED_PROMPTS, COMPARED_DEPTH = 12, 4  # of the logits and drafts that are compared with the small ones
-SETTINGS = ("plain", "head:2", "head:3", "head:5", "head:7", "auto")
+SETTINGS = ("plain", "head:2", "head:3", "head:5", "head:7", "tree:4", "auto")
 # Other depths that `auto` may choose. Their graphs are captured before the measurement, as for fixed settings.
 PREPARED: tuple[str, ...] = ("head:1", "head:4", "head:6", "head:8", "tree:4")
 MAX_PREPARED = 32  # concurrency up to which PREPARED is captured

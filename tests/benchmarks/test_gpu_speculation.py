@@ -88,7 +88,7 @@ def test_every_setting_says_what_plain_decoding_says(experiment, tmp_path, tempe
     assert rows["head:3"]["tokens_per_step_and_request"] > 1
     assert rows["plain"]["speedup"] == 1.0
     assert not rows["plain"]["drafts_by_method"]
-    assert "4 of 4" in (tmp_path / "gpu_speculation.txt").read_text()
+    assert "8 of 8" in (tmp_path / "gpu_speculation.txt").read_text()
 
 
 def test_the_whole_command_runs_on_a_cpu(files, tmp_path, monkeypatch, capsys):
