@@ -140,18 +140,7 @@ class TorchHead:
         return drafted
 
     def _launch_trees(self, drafts: list[DraftTask], tree: Tree) -> TreeRun:
-        longest, usual = max(len(draft.row.tokens) for draft in drafts), tree.depth + 1
-        width = next((size for size in (usual, USUAL_UNCACHED) if size >= longest), 0)
-        if not width:  # all but the last tokens are computed first
-            behind = [(row, len(row.tokens) - 1) for row in (draft.row for draft in drafts) if len(row.tokens) > 1]
-            rows = [Row(row.seq, row.start, row.tokens[:count], 1) for row, count in behind]
-            for part in passes(rows, self._runner.capacity.max_step_tokens):
-                self._pass([row for _, row in part])
-            last = [
-                Row(row.seq, row.start + len(row.tokens) - 1, row.tokens[-1:], 1) for row in (d.row for d in drafts)
-            ]
-            drafts = [replace(draft, row=row) for draft, row in zip(drafts, last, strict=True)]
-            width = usual
+        drafts, width = self._caught_up(drafts, tree.depth + 1)
         loop = self._trees.find(tree, drafts, width)
         loop.fill(drafts, self._runner.tables)
         return loop.launch()
@@ -175,15 +164,10 @@ class TorchHead:
         rows, tables = {seq: row for row, seq in enumerate(seqs)}, runner.tables[seqs]
         self._next = _NextDraft(run, rows, requests, starts, tables, len(tree), runner.executor.num_steps, tree)
 
-    def _launch(self, drafts: Sequence[DraftTask]) -> LoopRun:
+    def _launch(self, drafts: list[DraftTask]) -> LoopRun:
         depth = max(draft.depth for draft in drafts)
-        longest = max(len(draft.row.tokens) for draft in drafts)
-        # After a draft as deep as this one, or after a deeper one or some plain steps; else rows catch up first.
-        width = next((size for size in (depth + 1, USUAL_UNCACHED) if size >= longest), 0)
+        drafts, width = self._caught_up(drafts, depth + 1)
         loop = self._loops.find([draft.request for draft in drafts], width, depth)
-        if not width:
-            assert isinstance(loop.model, HeadLoop)
-            self._catch_up([draft.row for draft in drafts], loop.model)
         loop.fill(drafts, self._runner.tables)
         return loop.launch()
 
@@ -260,20 +244,18 @@ class TorchHead:
             # again.
             self._runner.try_reserve(seq, 1 + self._next.depth)
 
-    def _catch_up(self, rows: Sequence[Row], loop: HeadLoop) -> None:
-        """Compute the rows' entries; the logits and states after their last tokens start the loop."""
-        logits = self._loops.first_logits(len(rows), self._runner.device)
-        logits.fill_(-torch.inf)
-        ids = self._model.weights.ids
-        for part in passes(rows, self._runner.capacity.max_step_tokens):
-            found, states = self._pass([row for _, row in part])
-            # A row that goes on in the next pass is overwritten there.
-            places = torch.tensor([i for i, _ in part], device=self._runner.device)
-            logits[places[:, None], ids] = found
-            loop.states[places] = states
-
-    def _pass(self, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._passes.find(rows).run(rows, self._runner.tables)
+    def _caught_up(self, drafts: list[DraftTask], usual: int) -> tuple[list[DraftTask], int]:
+        """With rows that a loop's first pass can take, and of how many tokens: `usual`, or some more after a few plain
+        steps. Of longer rows, all tokens but the last are entered before."""
+        longest = max(len(draft.row.tokens) for draft in drafts)
+        if width := next((size for size in (usual, USUAL_UNCACHED) if size >= longest), 0):
+            return drafts, width
+        rows = [draft.row for draft in drafts]
+        behind = [Row(row.seq, row.start, row.tokens[:-1], 1) for row in rows if len(row.tokens) > 1]
+        for part in passes(behind, self._runner.capacity.max_step_tokens):
+            self._passes.find(part).run(part, self._runner.tables)
+        last = [Row(row.seq, row.start + len(row.tokens) - 1, row.tokens[-1:], 1) for row in rows]
+        return [replace(draft, row=row) for draft, row in zip(drafts, last, strict=True)], usual
 
 
 def _ends(request: Request, length: int, new: Sequence[int]) -> bool:
@@ -282,18 +264,18 @@ def _ends(request: Request, length: int, new: Sequence[int]) -> bool:
     return length >= request.max_length or bool(stop_ids.size and np.isin(new, stop_ids).any())
 
 
-def passes(rows: Sequence[Row], limit: int) -> list[list[tuple[int, Row]]]:
-    """The rows, by index, in as few passes of at most `limit` tokens as possible; a long row goes on in the next."""
-    found: list[list[tuple[int, Row]]] = []
+def passes(rows: Sequence[Row], limit: int) -> list[list[Row]]:
+    """The rows in as few passes of at most `limit` tokens as possible; a long row goes on in the next."""
+    found: list[list[Row]] = []
     room = 0
-    for i, row in enumerate(rows):
+    for row in rows:
         at = 0
         while at < len(row.tokens):
             if not room:
                 found.append([])
                 room = limit
             tokens = row.tokens[at : at + room]
-            found[-1].append((i, Row(row.seq, row.start + at, tokens, 1)))
+            found[-1].append(Row(row.seq, row.start + at, tokens, 1))
             at += len(tokens)
             room -= len(tokens)
     return found

@@ -407,6 +407,25 @@ def rounded_pages(num_kv_heads: int, dim: int, kind: torch.dtype) -> Pages:
 
 
 @needs_interpreter
+@pytest.mark.parametrize("num_heads", [0, 4], ids=["without queries", "with queries"])
+@pytest.mark.parametrize("normed", [False, True])
+def test_keys_and_values_alone(num_heads, normed):
+    from outpace.backends.torch.kernels.rotation import Rotation, rotate_and_store
+
+    torch.manual_seed(1)
+    step = ragged_step([(3, 20), (17, 1), (0, 9)], 16, 24)
+    rope, q_norm, k_norm = normal(128, 64), normal(64), normal(64)
+    qkv = normal(step.shape.num_tokens, (num_heads + 4) * 64)
+    keys, values = normal(24, 2, 16, 64), normal(24, 2, 16, 64)
+    caches = [Cache(keys.clone(), values.clone()) for _ in range(2)]
+    norms = (q_norm, k_norm) if normed else (None, None)
+    rotate_and_store(qkv, caches[0], step, Rotation(rope, *norms, 1e-5))
+    REFERENCE.store(qkv, caches[1], step, rope, *norms, 1e-5)
+    check(caches[0].keys, caches[1].keys)
+    assert torch.equal(caches[0].values, caches[1].values) and not torch.equal(values, caches[0].values)
+
+
+@needs_interpreter
 @pytest.mark.parametrize("num_splits", [1, 4])
 @pytest.mark.parametrize("rows", [[(5, 5), (40, 1), (33, 3)], [(70, 40), (64, 1)]], ids=str)
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "dim"), [(4, 2, 64), (8, 1, 48)])

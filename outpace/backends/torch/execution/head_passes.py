@@ -1,4 +1,5 @@
-"""The passes with which a head catches up: of fixed shapes, one per bucket of rows and tokens, captured on first use.
+"""The passes with which a head catches up: they write entries, and nothing else. They have fixed shapes, one per bucket
+of rows and tokens, and are captured on first use.
 
 Launched one by one, the few kernels of such a pass take longer to launch than to run, and each new shape makes Triton
 load another variant of them. Unused places of a bucket write nothing to the cache.
@@ -11,7 +12,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from outpace.backends.torch.execution import staging
 from outpace.backends.torch.execution.capturing import Pool, captured
@@ -45,7 +45,7 @@ class HeadPasses:
 
 
 class HeadPass:
-    """One pass; its results are valid until it runs again."""
+    """One pass."""
 
     def __init__(self, model: HeadModel, shape: StepShape, pool: Pool | None) -> None:
         """Without `pool`, it runs without a graph."""
@@ -55,23 +55,15 @@ class HeadPass:
         self.host.positions.fill(PADDING)
         self._step = views(self.host.buffer.to(device), shape)
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._found: tuple[Tensor, Tensor] | None = None
         if pool is not None:
-            self._graph, self._found = captured(self._forward, pool, device)
+            self._graph, _ = captured(lambda: model.enter(self._step), pool, device)
 
-    def run(self, rows: Sequence[Row], tables: NDArray[np.int32]) -> tuple[Tensor, Tensor]:
-        """Logits over the draft vocabulary and states, both after the last token of each row."""
+    def run(self, rows: Sequence[Row], tables: NDArray[np.int32]) -> None:
         if self._graph is not None:
             torch.cuda.current_stream().synchronize()  # the device may still read the words of the last run
         staging.fill(self.host, rows, tables)
         self._step.words.copy_(self.host.buffer, non_blocking=True)
         if self._graph is None:
-            self._found = self._forward()
+            self._model.enter(self._step)
         else:
             self._graph.replay()
-        assert self._found is not None
-        logits, states = self._found
-        return logits[: len(rows)], states[: len(rows)]
-
-    def _forward(self) -> tuple[Tensor, Tensor]:
-        return self._model.forward(self._step, self._model.fuse(self._step))

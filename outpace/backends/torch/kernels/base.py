@@ -159,3 +159,16 @@ class Ops(Protocol):
         [tokens, heads * head_dim]
         """
         ...
+
+    def store(
+        self,
+        qkv: Tensor,
+        cache: Cache,
+        step: StepInputs,
+        rope: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        epsilon: float,
+    ) -> None:
+        """Write keys and values as `attend` does, and nothing else. `qkv` may be without queries."""
+        ...

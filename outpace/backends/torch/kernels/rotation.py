@@ -97,6 +97,7 @@ def _rotate_kernel(
 def rotate_and_store(
     qkv: Tensor, cache: Cache, step: StepInputs, rotation: Rotation, *, dependent: bool = False
 ) -> Tensor:
+    """Returns the queries, of which there may be none."""
     _, num_kv_heads, page_tokens, dim = cache.keys.shape
     num_tokens = len(qkv)
     num_heads = qkv.shape[1] // dim - 2 * num_kv_heads
@@ -105,7 +106,7 @@ def rotate_and_store(
     key_scales, value_scales = cache.key_scales, cache.value_scales
     heads_block = triton.next_power_of_2(num_heads + num_kv_heads)
     _rotate_kernel[(num_tokens,)](
-        qkv, q, cache.keys, cache.values, cache.keys if key_scales is None else key_scales,
+        qkv, q if num_heads else qkv, cache.keys, cache.values, cache.keys if key_scales is None else key_scales,
         cache.values if value_scales is None else value_scales, rotation.rope,
         rotation.q_norm if has_norm else qkv, rotation.k_norm if has_norm else qkv,
         step.positions, step.token_rows, step.tables, step.begins, step.lengths, step.contexts,

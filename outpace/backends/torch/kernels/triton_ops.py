@@ -21,7 +21,7 @@ from outpace.backends.torch.kernels.measured import GEMV_CONFIGS, SKINNY_GEMM_CO
 from outpace.backends.torch.kernels.measured_quantised import QUANTISED_CONFIGS
 from outpace.backends.torch.kernels.planar_gemm import PlanarConfig, planar_linear, unpack
 from outpace.backends.torch.kernels.reference import route
-from outpace.backends.torch.kernels.rotation import Rotation
+from outpace.backends.torch.kernels.rotation import Rotation, rotate_and_store
 from outpace.backends.torch.kernels.skinny_gemm import SkinnyConfig, skinny_linear
 from outpace.backends.torch.storage import Weight, dense
 from outpace.backends.torch.storage.planar import Planar
@@ -166,6 +166,18 @@ class TritonOps:
     ) -> Tensor:
         rotation = Rotation(rope, q_norm, k_norm, epsilon)
         return self._attend(qkv, cache, step, rotation, scores)
+
+    def store(
+        self,
+        qkv: Tensor,
+        cache: Cache,
+        step: StepInputs,
+        rope: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        epsilon: float,
+    ) -> None:
+        rotate_and_store(qkv, cache, step, Rotation(rope, q_norm, k_norm, epsilon), dependent=self._dependent)
 
     def _attend(self, qkv: Tensor, cache: Cache, step: StepInputs, rotation: Rotation, scores: Scores) -> Tensor:
         return attention.attend(qkv, cache, step, rotation, self._num_sms, scores=scores, dependent=self._dependent)

@@ -60,12 +60,29 @@ class HeadModel:
         return torch.cat(parts, 1)
 
     @torch.inference_mode()
+    def enter(self, step: StepInputs) -> None:
+        """Write the step's entries. Of a head's one layer, later tokens need nothing but keys and values."""
+        ops, layer, c = self._ops, self.weights.layer, self.config
+        joined, _ = self._joined(step, self.fuse(step))
+        begin = c.q_size if isinstance(layer.qkv, Tensor) else 0  # other storages cannot leave out the queries
+        kv = ops.linear(joined, layer.qkv[begin:] if isinstance(layer.qkv, Tensor) else layer.qkv)
+        if layer.qkv_bias is not None:
+            kv = kv + layer.qkv_bias[begin:]
+        ops.store(kv, self._cache, step, self._rope, layer.q_norm, layer.k_norm, c.epsilon)
+
+    def _joined(self, step: StepInputs, states: Tensor) -> tuple[Tensor, Tensor]:
+        """What the layer's first product takes, and the part of it that is the normed states."""
+        ops, w, c = self._ops, self.weights, self.config
+        token = ops.norm(ops.embed(step.tokens, self._embedding).residual, w.token_norm, c.epsilon)
+        state = ops.norm(states, w.layer.attention_norm, c.epsilon)
+        return torch.cat([token, state], -1), state
+
+    @torch.inference_mode()
     def forward(self, step: StepInputs, states: Tensor) -> tuple[Tensor, Tensor]:
         """Logits over the draft vocabulary and the states for the next pass, both of the requested tokens."""
         ops, w, layer, c = self._ops, self.weights, self.weights.layer, self.config
-        token = ops.norm(ops.embed(step.tokens, self._embedding).residual, w.token_norm, c.epsilon)
-        state = ops.norm(states, layer.attention_norm, c.epsilon)
-        qkv = ops.linear(torch.cat([token, state], -1), layer.qkv)
+        joined, state = self._joined(step, states)
+        qkv = ops.linear(joined, layer.qkv)
         if layer.qkv_bias is not None:
             qkv = qkv + layer.qkv_bias
         mixed = ops.attend(qkv, self._cache, step, self._rope, layer.q_norm, layer.k_norm, c.epsilon)
