@@ -111,7 +111,7 @@ def check_fits(path: Path, head: HeadDescription, target: Architecture, target_n
         )
     known = head.target_ids
     fits = head.width == target.width and head.taps[-1] <= target.num_layers and head.head_dim >= target.num_rotated
-    if not fits or known.min() < 0 or known.max() >= target.vocab_size or np.unique(known).size != known.size:
+    if not fits or known.min() < 0 or known.max() >= target.vocab_size or len(set(known.tolist())) != known.size:
         raise ModelError(f"the sizes of the draft head {path} do not fit the model {target_name}; {remedy}")
 
 
