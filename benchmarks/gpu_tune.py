@@ -1,6 +1,7 @@
 """Finds the entries of `outpace/backends/torch/kernels/measured.py`: the fastest kernel configuration by matrix shape.
 
     python -m benchmarks.gpu_tune OUT.json [--tokens 1 8] [--shapes 8B 1B]
+    python -m benchmarks.gpu_tune OUT.json --shapes 8B --format fp8      # for `kernels/measured_quantised.py`
 
 A product is timed inside eight layers of its model, because the time of a kernel depends on the kernels before and
 after it. Products are tuned one after the other: each gets its fastest candidate while the others stay fixed.
@@ -20,8 +21,10 @@ from pathlib import Path
 
 import torch
 
+from benchmarks import gpu_formats
 from benchmarks.gpu_kernels import Product, products, spread
 from benchmarks.gpu_models import median_ms, random_caches, random_weights, shape_config, uniform_step
+from benchmarks.gpu_quantised import random_model
 from outpace.backends.torch.execution.pages import PAGE_TOKENS
 from outpace.backends.torch.kernels.gemv import GemvConfig
 from outpace.backends.torch.kernels.linear import LinearConfig, block_rows
@@ -38,7 +41,13 @@ WORKERS = max(1, min(14, usable_cores() - 1))  # processes that compile kernels
 Key = tuple[int, int, int]
 
 
-def candidates(product: Product, num_tokens: int) -> list[Config]:
+def candidates(product: Product, num_tokens: int, kind: str) -> list[Config]:
+    if kind != "bf16":
+        quantised = gpu_formats.candidates(kind, product, num_tokens)
+        if kind not in ("fp8", "int8") or num_tokens == 1:
+            return quantised
+        # Kernels for dense weights take these as well, and half as many bytes are in flight.
+        return quantised + candidates(product, num_tokens, "bf16")[:: MAX_CANDIDATES // 14][:14]
     found: list[Config] = []
     few: list[Config] = []
     width = 2 if product.swiglu else 1
@@ -71,10 +80,12 @@ def _few_candidates(product: Product, width: int) -> list[Config]:
     ]
 
 
-def step_of(shape: str, num_tokens: int, num_layers: int) -> Callable[[dict[Key, Config]], Callable[[], object]]:
+def step_of(
+    shape: str, kind: str, num_tokens: int, num_layers: int
+) -> Callable[[dict[Key, Config]], Callable[[], object]]:
     """A function that builds a step of `num_layers` layers with the given configurations."""
     device, config = torch.device("cuda"), replace(shape_config(shape), num_layers=num_layers)
-    weights = random_weights(config, device)
+    weights = random_weights(config, device) if kind == "bf16" else random_model(config, kind, device)
     step = uniform_step(1, num_tokens, CONTEXT, config.vocab_size, device)
     caches = random_caches(config, -(-CONTEXT // PAGE_TOKENS), device)
 
@@ -85,20 +96,21 @@ def step_of(shape: str, num_tokens: int, num_layers: int) -> Callable[[dict[Key,
     return with_configs
 
 
-def compile_one(job: tuple[str, int, Key, Config]) -> None:
+def compile_one(job: tuple[str, str, int, Key, Config]) -> None:
     """Compile into Triton's cache on disk. Errors are ignored: they come again when the candidate is timed."""
-    shape, num_tokens, key, config = job
+    shape, kind, num_tokens, key, config = job
     with suppress(Exception):
-        step_of(shape, num_tokens, 2)({key: config})()
+        step_of(shape, kind, num_tokens, 2)({key: config})()
         torch.cuda.synchronize()
 
 
-def tune(shape: str, num_tokens: int) -> dict[str, object]:
-    tried = {product: candidates(product, num_tokens) for product in products(shape)}
+def tune(shape: str, kind: str, num_tokens: int) -> dict[str, object]:
+    tried = {product: candidates(product, num_tokens, kind) for product in products(shape)}
     rows = 1 if num_tokens == 1 else block_rows(num_tokens)
     keys: dict[Product, Key] = {product: (product.weight_rows, product.k, rows) for product in tried}
-    spread(compile_one, [(shape, num_tokens, keys[p], config) for p, each in tried.items() for config in each], WORKERS)
-    with_configs = step_of(shape, num_tokens, NUM_LAYERS)
+    jobs = [(shape, kind, num_tokens, keys[product], config) for product, each in tried.items() for config in each]
+    spread(compile_one, jobs, WORKERS)
+    with_configs = step_of(shape, kind, num_tokens, NUM_LAYERS)
     chosen: dict[Key, Config] = {}
     first = best = median_ms(with_configs(chosen))
     for product, options in tried.items():
@@ -107,11 +119,19 @@ def tune(shape: str, num_tokens: int) -> dict[str, object]:
                 ms = median_ms(with_configs(chosen | {keys[product]: config}), 8, 3)
                 if ms < best and (ms := median_ms(with_configs(chosen | {keys[product]: config}))) < best:
                     best, chosen[keys[product]] = ms, config
-        print(f"  {shape}, {num_tokens} tokens, {product.name}: {1e3 * best:.1f} us", flush=True)
+        print(f"  {shape}, {kind}, {num_tokens} tokens, {product.name}: {1e3 * best:.1f} us, {1e3 * first:.1f} before",
+              flush=True)  # fmt: skip
     found = [{"rows": key[0], "columns": key[1], "config": repr(config)} for key, config in chosen.items()]
     for entry in found:
         print(f"    {entry}", flush=True)
-    return {"shape": shape, "tokens": num_tokens, "before_us": 1e3 * first, "after_us": 1e3 * best, "better": found}
+    return {
+        "shape": shape,
+        "format": kind,
+        "tokens": num_tokens,
+        "before_us": 1e3 * first,
+        "after_us": 1e3 * best,
+        "better": found,
+    }
 
 
 def main() -> int:
@@ -119,11 +139,12 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--shapes", nargs="+", default=["8B", "1B"])
+    parser.add_argument("--format", default="bf16", metavar="FORMAT", help="of the weights (default: %(default)s)")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("benchmarks.gpu_tune needs a CUDA GPU, and torch sees none", file=sys.stderr)
         return 2
-    results = [tune(shape, num_tokens) for shape in options.shapes for num_tokens in options.tokens]
+    results = [tune(shape, options.format, num_tokens) for shape in options.shapes for num_tokens in options.tokens]
     options.out.write_text(json.dumps(results, indent=1) + "\n")
     return 0
 

@@ -41,7 +41,7 @@ _MANY_CONTEXT = (128, 256)  # least and most tokens of each row: shorter ones co
 _PARALLEL_ROWS = (8, 0.4)  # rows count as parallel from 8 on, if they cost less than 0.4 of separate rows
 _SEVERAL = 8  # tokens of one row, for measuring the cost per token
 
-_HEAD_ROWS = (1, 4, 16)  # a draft head is timed with: its cost lies between, because its weights are few
+_HEAD_ROWS = (1, 4, 16, 64)  # a draft head is timed with: its cost lies between, because its weights are few
 _HEAD_CONTEXT, _HEAD_DEPTH = 32, 4  # tokens per row (a page) and depth
 _HEAD_EMITTED = 3  # tokens that a step with a draft of that depth usually emits; the next draft begins with them
 _HEAD_CATCH_UP = 0.1  # seconds: when the prompts that are caught up with took longer, no larger one is measured
@@ -91,9 +91,11 @@ def measure_head(runner: Runner, head: Head, scratch: Request, tree: Tree | None
         for size in CATCH_UP_SIZES:
             if size > min(room.max_context - 2, room.cache_tokens // 2) or spent > _HEAD_CATCH_UP:
                 break
-            begin = perf_counter()
+            begin, num_prepared = perf_counter(), _num_prepared(runner)
             _prefill(runner, 0, done, size, room.max_step_tokens)
-            done, spent = size, spent + perf_counter() - begin
+            done = size
+            if _num_prepared(runner) == num_prepared:
+                spent += perf_counter() - begin
             seconds = list[float]()
             for _ in range(2):  # the first may include one-time work, such as a capture
                 runner.fork(0, 1, timed.last(size))
@@ -102,6 +104,12 @@ def measure_head(runner: Runner, head: Head, scratch: Request, tree: Tree | None
             catch_up[size] = min(seconds)
             spent += 2 * catch_up[size]
     return DraftCosts(StepCosts(points), StepCosts(catch_up) if len(catch_up) > 1 else None, first=StepCosts(first))
+
+
+def _num_prepared(runner: Runner) -> int:
+    """How often one-time work, such as a capture, made a step slow."""
+    count = runner.capabilities.num_prepared
+    return count() if count is not None else 0
 
 
 class _GoesOn:

@@ -189,15 +189,21 @@ class Planner:
         first."""
         acceptance, num_uncached = self._acceptances[name], self._proposers[name].num_uncached
         least = self._depths(name)[0]
-        found: list[_Candidate] = []
+        found, forecasts = (
+            list[_Candidate](),
+            dict[tuple[int, int, float], list[float]](),
+        )  # the latter of equal requests
         for row in situation.auto:
             state, request = situation.states[row], situation.requests[row]
             settings = state.settings
             room = min(settings.max_depth, request.max_useful_depth, _DEPTHS[-1]) if name in settings.models else 0
             if room >= least:
                 shift = acceptance.shift_of(state.shifts, name, settings.log_odds, situation.step)
-                totals = acceptance.forecast(settings.temperature, room, shift.mean)
-                totals += totals[-1:] * (_DEPTHS[-1] - room)
+                alike = settings.temperature, room, shift.mean
+                totals = forecasts.get(alike)
+                if totals is None:
+                    totals = forecasts[alike] = acceptance.forecast(*alike)
+                    totals += totals[-1:] * (_DEPTHS[-1] - room)
                 if base.gains.get(row, 0.0) <= totals[min(base.depths.get(row, 1), len(totals)) - 1]:
                     uncached = num_uncached(request)
                     found.append(_Candidate(uncached if uncached > _ALWAYS_UNCACHED else 0, row, room, totals))

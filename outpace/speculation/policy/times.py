@@ -115,8 +115,8 @@ class StepTimes:
         return surprise - moved
 
     def _log_factor(self, kind: Kind, size: int) -> float:
-        """Without steps of the kind, that of the most similar one; without one, a step with drafts is not expected to
-        overlap better than the sum of its costs, nor than a plain step does."""
+        """Without steps of the kind, that of the most similar one; without one, a plain step's, but a mixed step is not
+        expected to overlap better than the sum of its costs."""
         known = self._known.get((kind, size))
         if known is None:
             similar = [
@@ -128,7 +128,8 @@ class StepTimes:
         guess = self._known.get((PLAIN, size), (0.0,))[0]
         if kind is PLAIN:
             return guess
-        guess = max(0.0, guess)
+        if kind.is_mixed:
+            guess = max(0.0, guess)
         if known is None:
             return guess
         log_factor, _, num_plain = known
