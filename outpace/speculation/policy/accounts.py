@@ -21,13 +21,13 @@ _DISTURBED = 1.5  # times the expected time of a step; the excess is not charged
 class Accounts:
     def __init__(self, allowed_loss: float) -> None:
         self._allowed_loss = allowed_loss
-        self.budget = Budget(TUNABLES.grant, TUNABLES.engine_share * allowed_loss)
+        self.budget = Budget(TUNABLES.engine_grant, TUNABLES.engine_share * allowed_loss)
         self.spent_seconds = 0.0  # decoding so far
         self.plain_seconds = 0.0  # what it would have taken without speculation
         self._without_drafts = 0.0, 0.0  # of both, what steps without drafts took
 
     def open(self, request: Request, settings: SpeculationSettings) -> RequestState:
-        budget = Budget(TUNABLES.grant, self._allowed_loss)
+        budget = Budget(TUNABLES.request_grant, self._allowed_loss)
         return RequestState(settings, budget, request.num_output, booked=self._without_drafts)
 
     def covers(self, situation: Situation, plan: Plan, lower_gain: float, *, is_proven: bool) -> bool:

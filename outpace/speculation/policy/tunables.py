@@ -11,9 +11,10 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Tunables:
     # ---- budgets: what exploration may cost
-    grant: float = 1.5
-    """Plain steps the engine may lose at the start, and each request: enough for one or two drafts that fail. With
-    `allowed_loss`, a request of 256 tokens may lose 2.6%, one of 48 tokens 5%."""
+    engine_grant: float = 1.5
+    """Plain steps the engine may lose at the start: enough for one or two drafts that fail."""
+    request_grant: float = 2.5
+    """The same for a request: with `allowed_loss`, one of 256 tokens may lose 3%, one of 48 tokens 7%."""
     engine_share: float = 0.2
     """Times `allowed_loss` (2%): the share of plain time that the engine may lose. The rest covers expected gains that
     do not come. A request may lose all of `allowed_loss`."""

@@ -66,7 +66,7 @@ def test_however_many_requests_run_lookups_in_vain_cost_a_small_share_of_the_tim
     driver.run(batch, 3000)
     suffix = driver.proposers["suffix"]
     first_look = PRICE * num_requests
-    allowed = TUNABLES.grant + first_look + 1.0 + SHARE * 3000
+    allowed = TUNABLES.engine_grant + first_look + 1.0 + SHARE * 3000
     assert suffix.num_asked * PRICE <= allowed
     assert {request.id for asked in suffix.asked for request in asked} == {request.id for request in batch}
 
@@ -297,7 +297,7 @@ def test_deciding_that_saves_nothing_is_limited_to_a_small_share_of_the_time():
     driver = SessionDriver(USUAL, suffix=lambda request: ([rng.random() < 0.3] * 1, 0.5), lookup_seconds=0.0)
     who = request_of()
     driver.run([who], 600, deciding_seconds=0.04)
-    assert driver.lost <= TUNABLES.grant + 2.0 + SHARE * 600
+    assert driver.lost <= TUNABLES.engine_grant + 2.0 + SHARE * 600
     assert sum(step.reason == "idle" for step in driver.policy.trace) > 200
 
 
@@ -340,4 +340,4 @@ def test_a_prediction_that_does_not_hold_costs_no_more_than_is_allowed(wrong):
     driver.settle(who)
     assert num_drafted < 0.1 * num_steps
     lost = who.spec.decode_seconds - who.spec.plain_seconds
-    assert lost < TUNABLES.grant + SHARE * num_steps
+    assert lost < TUNABLES.request_grant + SHARE * num_steps

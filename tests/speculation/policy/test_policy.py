@@ -322,7 +322,7 @@ def test_a_request_that_gains_nothing_is_not_slowed_beyond_its_grant_and_the_all
     assert max(depth for [depth] in alone.run([request_of()], 20)) == 8
     driver.run([good, bad], 800)
     lost = bad.spec.decode_seconds - bad.spec.plain_seconds
-    assert lost < TUNABLES.grant + 1.0 + 0.02 * bad.spec.plain_seconds
+    assert lost < TUNABLES.request_grant + 1.0 + 0.02 * bad.spec.plain_seconds
 
 
 def test_what_costs_the_others_nothing_is_given():
@@ -349,7 +349,7 @@ def test_a_draft_that_would_slow_others_down_is_made_shallower():
     assert sum(any(each) for each in depths[20:]) >= 60
     for request in poor:
         lost = request.spec.decode_seconds - request.spec.plain_seconds
-        assert lost <= TUNABLES.grant + 1.0 + 0.05 * request.spec.plain_seconds
+        assert lost <= TUNABLES.request_grant + 1.0 + 0.05 * request.spec.plain_seconds
 
 
 def test_a_budget_in_debt_means_that_nothing_is_risked_until_that_is_made_good():
@@ -413,7 +413,7 @@ def check_loss(driver: SessionDriver, allowed_loss: float = 0.02) -> None:
     """The engine's grant, and as much again for a last step that overdraws it."""
     plain_step = driver.policy.plain_step_seconds
     assert plain_step is not None
-    allowed = 2 * TUNABLES.grant + allowed_loss * driver.policy.plain_seconds / plain_step
+    allowed = TUNABLES.engine_grant + TUNABLES.request_grant + allowed_loss * driver.policy.plain_seconds / plain_step
     assert driver.lost <= plain_step * allowed
 
 
@@ -460,7 +460,7 @@ def test_little_is_lost_where_no_loss_is_allowed():
     )
     driver.run([who], 1000)
     lost = driver.lost
-    assert lost <= 1.5 * (2 * TUNABLES.grant), "the first few trials, with no grant"
+    assert lost <= 1.5 * (TUNABLES.engine_grant + TUNABLES.request_grant), "the first few trials, with no grant"
     assert sum(depth > 0 for [depth] in driver.run([who], 100)) <= 1
     driver.run([who], 1000)
     assert driver.lost <= lost + 0.5, "and then it is not used again"

@@ -126,7 +126,7 @@ def test_it_is_left_where_its_drafts_are_wrong(clock):
     request = case.answer()
     assert request.spec.num_accepted == 0
     lost = (request.spec.decode_seconds - request.spec.plain_seconds) / STEP
-    assert lost <= TUNABLES.grant + 0.02 * NUM_TOKENS, "it is tried, and given up"
+    assert lost <= TUNABLES.engine_grant + 0.02 * NUM_TOKENS, "it is tried, and given up"
     assert case.answer().spec.num_drafts < NUM_TOKENS / 8, "and hardly tried again for the next"
 
 
