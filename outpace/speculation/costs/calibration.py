@@ -42,6 +42,7 @@ _PARALLEL_ROWS = (8, 0.4)  # rows count as parallel from 8 on, if they cost less
 _SEVERAL = 8  # tokens of one row, for measuring the cost per token
 
 _HEAD_ROWS = (1, 4, 16, 64)  # a draft head is timed with: its cost lies between, because its weights are few
+_TREE_ROWS = (1, 8)  # its trees: more requests verify too many tokens for them to pay
 _HEAD_CONTEXT, _HEAD_DEPTH = 32, 4  # tokens per row (a page) and depth
 _HEAD_EMITTED = 3  # tokens that a step with a draft of that depth usually emits; the next draft begins with them
 _HEAD_CATCH_UP = 0.1  # seconds: when the prompts that are caught up with took longer, no larger one is measured
@@ -70,7 +71,7 @@ def measure_head(runner: Runner, head: Head, scratch: Request, tree: Tree | None
     if tree is not None and min(room.max_context, room.cache_tokens) < len(tree) + _HEAD_EMITTED + 1:
         tree = None  # it will hardly ever have room
     usual, most = (_HEAD_DEPTH, _HEAD_DEPTH) if tree is None else (tree.depth, len(tree))
-    rows = [size for size in _HEAD_ROWS if size <= _most_rows(runner)]
+    rows = [size for size in (_HEAD_ROWS if tree is None else _TREE_ROWS) if size <= _most_rows(runner)]
     if tree is not None:
         rows = [size for size in rows if room.cache_tokens // size > most + _HEAD_EMITTED]
     length = min(_HEAD_CONTEXT, room.max_context - most - 1, room.cache_tokens // rows[-1] - most)

@@ -241,9 +241,6 @@ class Policy:
             self._stands_until = self._step + self._num_to_measure
             self._num_to_measure = 1
             return
-        if not situation.max_drafted:
-            decision.reason = "prompts fill the step"
-            return
         asks = self._lookups.due(situation, self.budget)
         if asks:
             by_id = look_up(asks)

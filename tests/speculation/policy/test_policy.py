@@ -298,13 +298,6 @@ def test_a_prompt_in_the_step_takes_room():
         assert driver.depths([request_of()], num_prefill=num_prefill) == [depth]
 
 
-def test_where_prompts_fill_a_step_nothing_is_weighed():
-    driver = SessionDriver({1: 1.0, 512: 1.0}, suffix=always(sure=0.9), max_step_tokens=64)
-    decision = driver.decision([request_of()], num_prefill=63)
-    assert (decision.reason, driver.proposers["suffix"].num_asked) == ("prompts fill the step", 0)
-    assert driver.decision([request_of()], num_prefill=62).found, "here a token has room"
-
-
 def test_no_step_is_larger_than_the_engine_allows():
     driver = SessionDriver(FLAT, suffix=always(), max_step_tokens=10)
     assert sum(driver.depths([request_of() for _ in range(4)])) == 6
