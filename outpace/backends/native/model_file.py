@@ -10,7 +10,9 @@ import ctypes as c
 import mmap
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -40,21 +42,24 @@ class _WeightsFile:
         packed = self._lib.packed_bytes
         return sum(packed(t.info.type, t.rows, t.cols) for t in tensors if t.is_matrix)
 
-    def _load(self, shape: Shape, threads: int, tensors: Sequence[Tensor]) -> c.c_void_p:
-        """Create the model in the library with all its weights. The caller must destroy it."""
+    def _progress(self, total: int) -> AbstractContextManager[Any]:
+        """A bar where loading takes a while; importing tqdm does so, too, for a small model."""
+        if total < _LARGE_BYTES or not sys.stderr.isatty():
+            return nullcontext()
         from tqdm import tqdm
 
+        return tqdm(desc=f"Loading {self.path.name}", total=total, unit="B", unit_scale=True, leave=False)
+
+    def _load(self, shape: Shape, threads: int, tensors: Sequence[Tensor]) -> c.c_void_p:
+        """Create the model in the library with all its weights. The caller must destroy it."""
         handle = c.c_void_p()
         self._lib.check(self._lib.create(c.byref(shape), threads, c.byref(handle)))
-        total = sum(tensor.info.num_bytes or 0 for tensor in tensors)
-        show = total >= _LARGE_BYTES and sys.stderr.isatty()
         try:
-            with tqdm(
-                desc=f"Loading {self.path.name}", total=total, unit="B", unit_scale=True, leave=False, disable=not show
-            ) as bar:
+            with self._progress(sum(tensor.info.num_bytes or 0 for tensor in tensors)) as bar:
                 for tensor in tensors:
                     self._load_tensor(handle, tensor)
-                    bar.update(tensor.info.num_bytes or 0)
+                    if bar is not None:
+                        bar.update(tensor.info.num_bytes or 0)
         except BaseException:
             self._lib.destroy(handle)
             raise

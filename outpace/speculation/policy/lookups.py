@@ -1,8 +1,8 @@
 """Decides for which requests drafts are looked up in a step: a lookup takes time, too.
 
 A request is looked up in every step while that has recently saved more time than it took. Otherwise it is tried at
-doubling intervals, as long as a budget for such attempts covers them: what a model's drafts have lost must not forbid
-what costs a thousandth of them. A request with little history uses the mean of all requests.
+doubling intervals, as long as the engine's budget covers the attempts. A request with little history uses the mean of
+all requests.
 """
 
 from __future__ import annotations
@@ -21,28 +21,24 @@ from outpace.speculation.proposers.base import DraftAsk
 
 
 class Lookups:
-    def __init__(self, costs: Costs, allowed_loss: float) -> None:
+    def __init__(self, costs: Costs) -> None:
         self._costs = costs
         self._usual = Mean()  # seconds saved per looked-up request
-        self._budget = Budget(TUNABLES.engine_grant, TUNABLES.engine_share * allowed_loss)  # for attempts
-        self._step = 0
 
-    def due(self, situation: Situation) -> dict[str, list[DraftAsk]]:
-        """The lookups of this step, by proposer. Attempts that the budget does not cover wait."""
+    def due(self, situation: Situation, budget: Budget) -> dict[str, list[DraftAsk]]:
+        """The lookups of this step, by proposer. Attempts that `budget` does not cover wait; in debt, those that cost
+        more than it earns in a step: what a model has lost must not forbid what costs a thousandth of that."""
         asks: dict[str, list[DraftAsk]] = {}
-        step, plain, budget = situation.step, situation.plain_seconds, self._budget
-        budget.earn(step - self._step)
-        self._step = step
+        step, plain, spent = situation.step, situation.plain_seconds, 0.0
         for row in situation.auto:
             state, request = situation.states[row], situation.requests[row]
             if state.lookup.due > step:
                 continue
             if state.lookup.due:
-                price = self._price(state) / plain
-                if price > budget.balance:
+                spent += self._price(state) / plain
+                if spent > max(budget.balance, budget.share):
                     state.lookup.due = (step // TUNABLES.longest_wait + 1) * TUNABLES.longest_wait  # all together
                     continue
-                budget.book(price)
             depth = min(state.settings.max_depth, request.max_useful_depth)
             for name in state.settings.lookups:
                 asks.setdefault(name, []).append(DraftAsk(request, depth))

@@ -77,7 +77,7 @@ class Policy:
                 if name != "none":  # a proposer without measured costs counts as free
                     costs.drafts.setdefault(name, DraftCosts())
             self._planner = Planner(costs, self._times, self.acceptances, self._proposers)
-            self._lookups = Lookups(costs, self._config.allowed_loss)
+            self._lookups = Lookups(costs)
 
     def keep_trace(self, num_steps: int, max_rows: int | None = None) -> None:
         """Keep the traces of the latest `num_steps` steps, each of at most `max_rows` requests."""
@@ -241,7 +241,7 @@ class Policy:
             self._stands_until = self._step + self._num_to_measure
             self._num_to_measure = 1
             return
-        asks = self._lookups.due(situation)
+        asks = self._lookups.due(situation, self.budget)
         if asks:
             by_id = look_up(asks)
             decision.found = {row: by_id[r.id] for row, r in enumerate(situation.requests) if r.id in by_id}
