@@ -175,14 +175,22 @@ def head_costs() -> list[str]:
 
 
 def first_run() -> list[str]:
-    name = "first_run"
-    ratios = {what: sorted(values) for what, values in load(name)["ratios"].items()}
-    rows = [[what, f"{statistics.median(r):.2f} ({r[0]:.2f}-{r[-1]:.2f})"] for what, r in ratios.items()]
     lines = title("Starting, beside the commit before the embedded head")
     lines += ["`outpace run` in fresh processes, in turns, over commit 02125ce: median, least and most. The first run "
               "calibrates; the second uses what it saved. Before calibration was made quicker: "
               "`benchmarks/results/first_run_before.json`.", ""]  # fmt: skip
-    return [*lines, *table(["until", "times as long"], rows), source(name), ""]
+    lines += times_as_long("first_run")
+    lines += [
+        "A new user's two commands, `pip install` and the first run, with all downloads, while other programs ran:",
+        "",
+    ]
+    return [*lines, *times_as_long("first_install")]
+
+
+def times_as_long(name: str) -> list[str]:
+    ratios = {what: sorted(values) for what, values in load(name)["ratios"].items()}
+    rows = [[what, f"{statistics.median(r):.2f} ({r[0]:.2f}-{r[-1]:.2f})"] for what, r in ratios.items()]
+    return [*table(["", "times as long"], rows), source(name), ""]
 
 
 def gpu_speculation() -> list[str]:
