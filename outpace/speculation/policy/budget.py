@@ -12,17 +12,17 @@ from outpace.speculation.policy.tunables import TUNABLES
 class Budget:
     """A starting grant, plus a share of the plain steps so far, plus gains, minus losses; limited to `most_balance`."""
 
-    __slots__ = ("balance", "share")
+    __slots__ = ("_share", "balance")
 
     def __init__(self, grant: float, share: float) -> None:
         """`share` of the plain steps may be lost; with 0 nothing may."""
-        self.share = share
+        self._share = share
         self.balance = grant if share else 0.0
         """Plain steps that may still be lost; below zero, more was lost than is allowed."""
 
     def earn(self, plain_steps: float) -> None:
         """So many plain steps have passed, or the time in which plain decoding would have made them."""
-        balance, most = self.balance + self.share * plain_steps, TUNABLES.most_balance
+        balance, most = self.balance + self._share * plain_steps, TUNABLES.most_balance
         self.balance = balance if balance < most else most
 
     def book(self, lost: float) -> None:

@@ -26,8 +26,7 @@ class Lookups:
         self._usual = Mean()  # seconds saved per looked-up request
 
     def due(self, situation: Situation, budget: Budget) -> dict[str, list[DraftAsk]]:
-        """The lookups of this step, by proposer. Attempts that `budget` does not cover wait; in debt, those that cost
-        more than it earns in a step: what a model has lost must not forbid what costs a thousandth of that."""
+        """The lookups of this step, by proposer. Attempts that `budget` does not cover wait."""
         asks: dict[str, list[DraftAsk]] = {}
         step, plain, spent = situation.step, situation.plain_seconds, 0.0
         for row in situation.auto:
@@ -36,7 +35,7 @@ class Lookups:
                 continue
             if state.lookup.due:
                 spent += self._price(state) / plain
-                if spent > max(budget.balance, budget.share):
+                if spent > budget.balance:
                     state.lookup.due = (step // TUNABLES.longest_wait + 1) * TUNABLES.longest_wait  # all together
                     continue
             depth = min(state.settings.max_depth, request.max_useful_depth)

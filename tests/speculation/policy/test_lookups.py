@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from itertools import count
 from math import ceil
 
 import pytest
@@ -342,16 +341,3 @@ def test_a_prediction_that_does_not_hold_costs_no_more_than_is_allowed(wrong):
     assert num_drafted < 0.1 * num_steps
     lost = who.spec.decode_seconds - who.spec.plain_seconds
     assert lost < TUNABLES.request_grant + SHARE * num_steps
-
-
-def test_what_a_model_has_lost_does_not_keep_a_text_from_being_copied():
-    """The engine is in debt, and a request begins with nothing to copy."""
-    tried = count()
-
-    def script(request):
-        return ((True,) * 8, 0.9) if next(tried) > 2 else ((), 0.9)
-
-    driver, who = SessionDriver(USUAL, suffix=script), request_of()
-    driver.lose(TUNABLES.engine_grant + 6.0)
-    driver.run([who], 32)
-    assert driver.policy.budget.balance > 0.0, "copying has repaid it"
