@@ -58,8 +58,7 @@ class Experiment:
         traces: Path | None = None,
     ) -> None:
         """`traces`: file for traces of every step of `auto`."""
-        self.models, self.settings = models, settings
-        self.pair = models.pair
+        self.models, self.pair, self.settings = models, models.pair, settings
         self.prompts, self.report, self.num_tokens = prompts, report, num_tokens
         self._engines: dict[tuple[str, int, float], Any] = {}
         self._begin = time.perf_counter()

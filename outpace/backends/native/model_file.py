@@ -43,7 +43,7 @@ class _WeightsFile:
         return sum(packed(t.info.type, t.rows, t.cols) for t in tensors if t.is_matrix)
 
     def _progress(self, total: int) -> AbstractContextManager[Any]:
-        """A bar where loading takes a while; importing tqdm does so, too, for a small model."""
+        """A bar for a large file. A small one is loaded in about the time that importing tqdm would take."""
         if total < _LARGE_BYTES or not sys.stderr.isatty():
             return nullcontext()
         from tqdm import tqdm

@@ -189,10 +189,8 @@ class Planner:
         first."""
         acceptance, num_uncached = self._acceptances[name], self._proposers[name].num_uncached
         least = self._depths(name)[0]
-        found, forecasts = (
-            list[_Candidate](),
-            dict[tuple[int, int, float], list[float]](),
-        )  # the latter of equal requests
+        found: list[_Candidate] = []
+        forecasts: dict[tuple[int, int, float], list[float]] = {}  # new requests all have the same
         for row in situation.auto:
             state, request = situation.states[row], situation.requests[row]
             settings = state.settings

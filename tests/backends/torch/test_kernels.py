@@ -420,7 +420,7 @@ def test_keys_and_values_alone(num_heads, normed):
     caches = [Cache(keys.clone(), values.clone()) for _ in range(2)]
     rotation = Rotation(rope, q_norm if normed else None, k_norm if normed else None, 1e-5)
     rotate_and_store(qkv, caches[0], step, rotation)
-    REFERENCE.store(qkv, caches[1], step, rope, rotation.q_norm, rotation.k_norm, 1e-5)
+    REFERENCE.rotate_and_store(qkv, caches[1], step, rope, rotation.q_norm, rotation.k_norm, 1e-5)
     check(caches[0].keys, caches[1].keys)
     assert torch.equal(caches[0].values, caches[1].values) and not torch.equal(values, caches[0].values)
 

@@ -160,7 +160,7 @@ class Ops(Protocol):
         """
         ...
 
-    def store(
+    def rotate_and_store(
         self,
         qkv: Tensor,
         cache: Cache,
@@ -169,6 +169,6 @@ class Ops(Protocol):
         q_norm: Tensor | None,
         k_norm: Tensor | None,
         epsilon: float,
-    ) -> None:
-        """Write keys and values as `attend` does, and nothing else. `qkv` may be without queries."""
+    ) -> Tensor:
+        """Write keys and values as `attend` does; returns the rotated queries, of which `qkv` may have none."""
         ...

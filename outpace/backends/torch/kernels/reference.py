@@ -107,18 +107,6 @@ class ReferenceOps:
         q = self.rotate_and_store(qkv, cache, step, rope, q_norm, k_norm, epsilon)
         return self.attention(q, cache, step, scores)
 
-    def store(
-        self,
-        qkv: Tensor,
-        cache: Cache,
-        step: StepInputs,
-        rope: Tensor,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        epsilon: float,
-    ) -> None:
-        self.rotate_and_store(qkv, cache, step, rope, q_norm, k_norm, epsilon)
-
     def rotate_and_store(
         self,
         qkv: Tensor,

@@ -167,7 +167,7 @@ class TritonOps:
         rotation = Rotation(rope, q_norm, k_norm, epsilon)
         return self._attend(qkv, cache, step, rotation, scores)
 
-    def store(
+    def rotate_and_store(
         self,
         qkv: Tensor,
         cache: Cache,
@@ -176,8 +176,8 @@ class TritonOps:
         q_norm: Tensor | None,
         k_norm: Tensor | None,
         epsilon: float,
-    ) -> None:
-        rotate_and_store(qkv, cache, step, Rotation(rope, q_norm, k_norm, epsilon), dependent=self._dependent)
+    ) -> Tensor:
+        return rotate_and_store(qkv, cache, step, Rotation(rope, q_norm, k_norm, epsilon), dependent=self._dependent)
 
     def _attend(self, qkv: Tensor, cache: Cache, step: StepInputs, rotation: Rotation, scores: Scores) -> Tensor:
         return attention.attend(qkv, cache, step, rotation, self._num_sms, scores=scores, dependent=self._dependent)

@@ -64,11 +64,13 @@ class HeadModel:
         """Write the step's entries. Of a head's one layer, later tokens need nothing but keys and values."""
         ops, layer, c = self._ops, self.weights.layer, self.config
         joined, _ = self._joined(step, self.fuse(step))
-        begin = c.q_size if isinstance(layer.qkv, Tensor) else 0  # other storages cannot leave out the queries
-        kv = ops.linear(joined, layer.qkv[begin:] if isinstance(layer.qkv, Tensor) else layer.qkv)
+        begin, weight = 0, layer.qkv
+        if isinstance(weight, Tensor):  # other storages cannot leave out the queries
+            begin, weight = c.q_size, weight[c.q_size :]
+        kv = ops.linear(joined, weight)
         if layer.qkv_bias is not None:
             kv = kv + layer.qkv_bias[begin:]
-        ops.store(kv, self._cache, step, self._rope, layer.q_norm, layer.k_norm, c.epsilon)
+        ops.rotate_and_store(kv, self._cache, step, self._rope, layer.q_norm, layer.k_norm, c.epsilon)
 
     def _joined(self, step: StepInputs, states: Tensor) -> tuple[Tensor, Tensor]:
         """What the layer's first product takes, and the part of it that is the normed states."""

@@ -28,7 +28,7 @@ class ShardedOps:
         # On whole activations, or on a rank's own part: the same as on one device.
         self.embed, self.norm, self.linear = local.embed, local.norm, local.linear
         self.norm_linear, self.norm_swiglu, self.attend = local.norm_linear, local.norm_swiglu, local.attend
-        self.geglu, self.store = local.geglu, local.store
+        self.geglu, self.rotate_and_store = local.geglu, local.rotate_and_store
 
     def linear_add(self, x: Tensor, weight: Weight, bias: Tensor | None, h: Hidden, next_norm: Tensor) -> Hidden:
         """The product is summed before it is added to the residual stream, which would otherwise be rounded by every
